@@ -1,0 +1,133 @@
+"""Which snapshots exist, and finding one by ID, prefix, ``latest`` or time.
+
+A snapshot exists if its manifest's file does. The catalog database only saves reading a
+thousand small files to print a list: a row counts as long as its file is as it was.
+"""
+
+import contextlib
+import os
+import re
+from typing import Final
+
+import msgspec
+
+from ciuic.clock import from_local_text, local_time_text
+from ciuic.errors import (
+    CorruptionError,
+    SnapshotNotFoundError,
+    StoreError,
+    UnknownFormatError,
+    UsageError,
+)
+from ciuic.model import SnapshotSummary
+from ciuic.store import Store
+
+__all__ = ["damaged_manifests", "find_snapshot", "latest_snapshot", "list_snapshots", "remember"]
+
+LATEST: Final = "latest"
+_PREFIX: Final = re.compile(r"(?:cs-)?[0-9a-f]+")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SnapshotSummary)
+
+
+def list_snapshots(store: Store) -> list[SnapshotSummary]:
+    """Every committed snapshot whose manifest can be read, newest first."""
+    return _survey(store)[0]
+
+
+def damaged_manifests(store: Store) -> dict[str, str]:
+    """Snapshots whose manifest is damaged, and what is wrong with it."""
+    return _survey(store)[1]
+
+
+def latest_snapshot(store: Store) -> SnapshotSummary | None:
+    """The newest committed snapshot; None in a store without any."""
+    return next(iter(list_snapshots(store)), None)
+
+
+def find_snapshot(store: Store, text: str) -> SnapshotSummary:
+    """The snapshot that ``text`` means: an ID, a prefix of one, ``latest``, or a time.
+
+    A time means the newest snapshot that is not after it.
+
+    Raises:
+        UsageError: ``text`` can't mean a snapshot.
+        SnapshotNotFoundError: None answers to it, or more than one.
+        CorruptionError: It is there and its manifest is damaged.
+    """
+    if _PREFIX.fullmatch(text):
+        return _by_prefix(store, text)
+    snapshots = list_snapshots(store)
+    if text == LATEST:
+        if not snapshots:
+            raise SnapshotNotFoundError(
+                "the store has no snapshot yet", hint="Take one with 'ciuic snapshot'."
+            )
+        return snapshots[0]
+    until_ns = from_local_text(text)
+    if until_ns is None:
+        raise UsageError(
+            f"'{text}' is not a snapshot's ID",
+            hint="Give cs- and hex digits, 'latest', or a time such as '2026-06-15 14:30'.",
+        )
+    for snapshot in snapshots:
+        if snapshot.taken_ns <= until_ns:
+            return snapshot
+    oldest = f"; the oldest is of {local_time_text(snapshots[-1].taken_ns)}" if snapshots else ""
+    raise SnapshotNotFoundError(f"no snapshot was taken by {text}{oldest}")
+
+
+def remember(store: Store, summary: SnapshotSummary) -> None:
+    """Copy a committed snapshot's summary into the catalog, so that a list is one query."""
+    status = store.snapshot_files().get(summary.id)
+    if status is None:
+        return
+    # The snapshot exists already; a full disk must not turn it into a failure now.
+    with contextlib.suppress(StoreError):
+        _put(store, summary, status)
+        store.index.commit()
+
+
+def _by_prefix(store: Store, text: str) -> SnapshotSummary:
+    wanted = text if text.startswith("cs-") else f"cs-{text}"
+    names = sorted(name for name in store.snapshot_files() if name.startswith(wanted))
+    if wanted in names:
+        names = [wanted]
+    if not names:
+        raise SnapshotNotFoundError(f"there is no snapshot {wanted}")
+    if len(names) > 1:
+        some = ", ".join(names[:5])
+        raise SnapshotNotFoundError(
+            f"{wanted} is ambiguous: {some}", hint="Give more digits of the ID."
+        )
+    return store.manifest(names[0]).summary
+
+
+def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
+    index = store.existing_index
+    recorded = index.snapshots() if index is not None else {}
+    found, damaged = [], {}
+    for name, status in store.snapshot_files().items():
+        row = recorded.get(name)
+        if row is not None and row[:2] == (status.st_size, status.st_mtime_ns):
+            with contextlib.suppress(msgspec.MsgspecError):
+                found.append(_decoder.decode(row[2]))
+                continue
+        try:
+            summary = store.manifest(name).summary
+        except (CorruptionError, UnknownFormatError) as error:
+            damaged[name] = error.message
+            continue
+        except SnapshotNotFoundError:
+            continue
+        found.append(summary)
+        if store.writable:
+            _put(store, summary, status)
+    found.sort(key=lambda one: (one.taken_ns, one.id), reverse=True)
+    return found, damaged
+
+
+def _put(store: Store, summary: SnapshotSummary, status: os.stat_result) -> None:
+    store.index.put_snapshot(
+        summary.id, status.st_size, status.st_mtime_ns, summary.taken_ns, _encoder.encode(summary)
+    )

@@ -1,0 +1,23 @@
+"""Chunks of one size, cut at multiples of that size counted from the file's start.
+
+Data that is rewritten in place keeps its chunks; a hole in front of it changes nothing, because
+positions count in the file and not in the data.
+"""
+
+from itertools import pairwise
+
+__all__ = ["FixedChunker"]
+
+
+class FixedChunker:
+    """Cuts at every multiple of ``size_bytes``."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def cuts(self, offset_bytes: int, block: memoryview) -> list[memoryview]:
+        """See ``Chunker``."""
+        size = self.size_bytes
+        first = size - offset_bytes % size
+        bounds = [0, *range(first, len(block), size), len(block)]
+        return [block[start:end] for start, end in pairwise(bounds)]

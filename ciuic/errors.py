@@ -1,0 +1,147 @@
+"""Every error that ciuic raises on purpose, as one tree sorted by what the caller must do.
+
+    CiuicError
+        UsageError              ask differently
+        ConfigError             fix the file
+        SourceError             one path is spoiled; the snapshot goes on and says so
+            TornReadError       the file kept changing while it was read
+            VanishedError       it is not there any longer
+        StoreError              the run ends before anything is committed
+            BusyError           try later
+            UnknownFormatError  use a newer ciuic
+            StoreFullError      make room; nothing was half written
+            CorruptionError     stored bytes are wrong: never retried, never hidden
+                ChunkMissingError
+                DigestError
+        SnapshotNotFoundError   check the ID
+        PathNotFoundError       check the path
+        TargetError             the place to restore to is not as it must be
+        CancelledError          asked to stop; nothing was committed
+
+A SourceError never becomes a StoreError nor the other way round: a full store that is taken
+for an unreadable file would be committed as a snapshot with a hole in it.
+"""
+
+import re
+
+__all__ = [
+    "BusyError",
+    "CancelledError",
+    "ChunkMissingError",
+    "CiuicError",
+    "ConfigError",
+    "CorruptionError",
+    "DigestError",
+    "PathNotFoundError",
+    "SnapshotNotFoundError",
+    "SourceError",
+    "StoreError",
+    "StoreFullError",
+    "TargetError",
+    "TornReadError",
+    "UnknownFormatError",
+    "UsageError",
+    "VanishedError",
+]
+
+
+class CiuicError(Exception):
+    """Something that can happen and has a known remedy.
+
+    Attributes:
+        message: One sentence: what is wrong, with the evidence in it.
+        hint: One sentence in the imperative: what to do next. May be empty.
+    """
+
+    default_hint = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.default_hint if hint is None else hint
+
+    @property
+    def kind(self) -> str:
+        """Name of the error for machines: the class in snake case, without ``Error``."""
+        name = type(self).__name__.removesuffix("Error")
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class UsageError(CiuicError):
+    """The command was asked for in a way that has no meaning."""
+
+
+class ConfigError(CiuicError):
+    """The configuration file can't be used."""
+
+    default_hint = "Correct the configuration file; etc/ciuic.conf shows every key."
+
+
+class SourceError(CiuicError):
+    """One path can't be read; the snapshot goes on without it and names it."""
+
+
+class TornReadError(SourceError):
+    """A file kept changing while it was read, however often it was tried."""
+
+
+class VanishedError(SourceError):
+    """A file that was listed is gone when it is to be read."""
+
+
+class StoreError(CiuicError):
+    """The store failed; the run ends and commits nothing."""
+
+    default_hint = "Look at the store's disk, then run the command again; nothing was committed."
+
+
+class BusyError(StoreError):
+    """Another process holds the store."""
+
+    default_hint = "Try again when the other process has finished."
+
+
+class UnknownFormatError(StoreError):
+    """The store needs something that this version of ciuic does not know."""
+
+    default_hint = "Use a newer version of ciuic with this store."
+
+
+class StoreFullError(StoreError):
+    """There is no room left for the store; what was committed before is whole."""
+
+    default_hint = "Make room on the store's file system, then run the command again."
+
+
+class CorruptionError(StoreError):
+    """Stored bytes are not what they claim to be."""
+
+    default_hint = "Run 'ciuic verify --all --checksum' to see which snapshots are affected."
+
+
+class ChunkMissingError(CorruptionError):
+    """A chunk that a snapshot refers to is in no pack."""
+
+
+class DigestError(CorruptionError):
+    """Bytes do not hash to their own name."""
+
+
+class SnapshotNotFoundError(CiuicError):
+    """No snapshot, or more than one, answers to this ID."""
+
+    default_hint = "Run 'ciuic list' to see which snapshots there are."
+
+
+class PathNotFoundError(CiuicError):
+    """The snapshot does not hold this path."""
+
+
+class TargetError(CiuicError):
+    """The place to restore to exists already, or can't be written."""
+
+
+class CancelledError(CiuicError):
+    """The run was asked to stop and has; nothing was committed."""
+
+    default_hint = "Run the command again; what was already stored is reused."

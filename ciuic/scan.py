@@ -1,0 +1,237 @@
+"""Directories -> names and metadata, in the order of the names; no content is read here.
+
+Every directory is opened relative to the one above it and never through a symlink, so that a
+user who swaps a directory for a link while root takes a snapshot gains nothing by it.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ciuic.errors import SourceError
+from ciuic.model import Entry
+
+__all__ = [
+    "DirectoryHandle",
+    "Exclusions",
+    "PseudoMounts",
+    "entry_of",
+    "open_root",
+    "read_symlink",
+    "read_xattrs",
+]
+
+_PSEUDO_TYPES: Final = frozenset(
+    b"autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl"
+    b" hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
+)
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_XATTRS: Final = {errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.EACCES}
+
+
+class DirectoryHandle:
+    """An open directory; closed when nobody refers to it any longer.
+
+    Attributes:
+        fd: The descriptor; valid as long as the handle is.
+        path: Absolute, for messages and for patterns.
+    """
+
+    __slots__ = ("__weakref__", "fd", "path")
+
+    def __init__(self, fd: int, path: bytes) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def child(self, name: bytes) -> "DirectoryHandle":
+        """Open a directory in this one.
+
+        Raises:
+            OSError: It can't be opened; ELOOP or ENOTDIR if it is not a directory any longer.
+        """
+        return DirectoryHandle(os.open(name, _OPEN_DIRECTORY, dir_fd=self.fd), self.join(name))
+
+    def join(self, name: bytes) -> bytes:
+        """Absolute path of a name in this directory."""
+        return self.path + name if self.path.endswith(b"/") else self.path + b"/" + name
+
+    def names(self) -> list[bytes]:
+        """All names in this directory, sorted."""
+        return sorted(map(os.fsencode, os.listdir(self.fd)))
+
+    def status(self, name: bytes) -> os.stat_result:
+        """Status of a name, not following a symlink."""
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+
+def open_root(path: bytes) -> DirectoryHandle:
+    """Open a configured root; a root that is itself a symlink is followed, as its owner means it.
+
+    Raises:
+        SourceError: It is missing, or can't be read.
+    """
+    try:
+        return DirectoryHandle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+    except OSError as error:
+        raise SourceError(os.strerror(error.errno)) from error
+
+
+def entry_of(name: bytes, status: os.stat_result) -> Entry:
+    """The entry for a name, without content and extended attributes."""
+    mode = status.st_mode
+    rdev = 0
+    if stat.S_ISBLK(mode) or stat.S_ISCHR(mode):
+        rdev = os.major(status.st_rdev) << 32 | os.minor(status.st_rdev)
+    several = status.st_nlink > 1 and not stat.S_ISDIR(mode)
+    return Entry(
+        name,
+        mode,
+        status.st_uid,
+        status.st_gid,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+        status.st_size if stat.S_ISREG(mode) else 0,
+        link_dev=status.st_dev if several else 0,
+        rdev=rdev,
+    )
+
+
+def read_xattrs(target: int | bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """Extended attributes of an open file, or of a path that is not followed.
+
+    POSIX ACLs come as ``system.posix_acl_access`` and ``system.posix_acl_default``. Attributes
+    that this user may not read, and file systems that have none, give nothing.
+    """
+    found = []
+    try:
+        for name in _xattr_names(target):
+            with_value = _xattr_value(target, name)
+            if with_value is not None:
+                found.append((os.fsencode(name), with_value))
+    except OSError as error:
+        if error.errno not in _NO_XATTRS:
+            raise
+    return tuple(sorted(found)) if found else ()
+
+
+def _xattr_names(target: int | bytes) -> list[str]:
+    if isinstance(target, int):
+        return os.listxattr(target)
+    return os.listxattr(target, follow_symlinks=False)
+
+
+def _xattr_value(target: int | bytes, name: str) -> bytes | None:
+    try:
+        if isinstance(target, int):
+            return os.getxattr(target, name)
+        return os.getxattr(target, name, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NO_XATTRS:
+            return None
+        raise
+
+
+def read_symlink(directory: DirectoryHandle, name: bytes) -> bytes:
+    """Where a symlink points."""
+    return os.readlink(name, dir_fd=directory.fd)
+
+
+class Exclusions:
+    """Which paths the configuration leaves out.
+
+    A pattern that starts with ``/`` is matched against absolute paths, one with a ``/`` in it
+    against the last components of a path, any other against a name at any depth. ``*`` and
+    ``?`` stop at a ``/``, ``**`` does not, ``[abc]`` and ``[!abc]`` are sets. A directory that
+    is left out is left out with all that is in it.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        names, paths = [], []
+        for pattern in patterns:
+            raw = os.fsencode(pattern)
+            bare = raw.rstrip(b"/") or b"/"
+            if bare.startswith(b"/"):
+                paths.append(_translated(bare))
+            elif b"/" in bare:
+                paths.append(b"(?:.*/)?" + _translated(bare))
+            else:
+                names.append(_translated(bare))
+        self._names = _compiled(names)
+        self._paths = _compiled(paths)
+        self.any = bool(patterns)
+
+    def match(self, directory: DirectoryHandle, name: bytes) -> bool:
+        """A name in a directory is left out."""
+        if self._names is not None and self._names.fullmatch(name):
+            return True
+        return self._paths is not None and bool(self._paths.fullmatch(directory.join(name)))
+
+
+def _compiled(patterns: list[bytes]) -> re.Pattern[bytes] | None:
+    return re.compile(b"|".join(patterns), re.DOTALL) if patterns else None
+
+
+def _translated(pattern: bytes) -> bytes:
+    """A glob as a regular expression over bytes."""
+    out, at = b"", 0
+    while at < len(pattern):
+        part, at = _next_part(pattern, at)
+        out += part
+    return b"(?:" + out + b")"
+
+
+def _next_part(pattern: bytes, at: int) -> tuple[bytes, int]:
+    one = pattern[at : at + 1]
+    if pattern.startswith(b"**/", at):
+        return b"(?:.*/)?", at + 3
+    if pattern.startswith(b"**", at):
+        return b".*", at + 2
+    if one == b"*":
+        return b"[^/]*", at + 1
+    if one == b"?":
+        return b"[^/]", at + 1
+    end = pattern.find(b"]", at + 2) if one == b"[" else -1
+    if end > 0:
+        inside = pattern[at + 1 : end].replace(b"\\", b"\\\\").replace(b"[", b"\\[")
+        if inside.startswith((b"!", b"^")):
+            inside = b"^/" + inside[1:]
+        return b"[" + inside + b"]", end + 1
+    return re.escape(one), at + 1
+
+
+class PseudoMounts:
+    """Mounted file systems that hold no files but the kernel's view of itself: /proc, /sys."""
+
+    def __init__(self, mount_info: bytes | None = None) -> None:
+        if mount_info is None:
+            mount_info = _mount_info()
+        self._devices = frozenset(_pseudo_devices(mount_info))
+
+    def holds(self, status: os.stat_result) -> bool:
+        """This directory lies on such a file system."""
+        return status.st_dev in self._devices
+
+
+def _mount_info() -> bytes:
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _pseudo_devices(mount_info: bytes) -> Iterator[int]:
+    """Device numbers of pseudo file systems: proc(5), "mountinfo"."""
+    for line in mount_info.splitlines():
+        before, _, after = line.partition(b" - ")
+        fields, types = before.split(), after.split()
+        if len(fields) > 2 and types and types[0] in _PSEUDO_TYPES:
+            major, _, minor = fields[2].partition(b":")
+            yield os.makedev(int(major), int(minor))

@@ -1,0 +1,107 @@
+"""The store's own record: format version, required features, how files are cut.
+
+docs/format.md, "Header". It is written last when a store is made: a directory without one is
+not a store yet.
+"""
+
+import os
+from typing import Final
+
+import msgspec
+
+from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.store import layout
+from ciuic.store.faults import store_faults
+from ciuic.store.sealed import seal, unseal
+
+__all__ = ["CHUNK_BYTES_DEFAULT", "FORMAT", "Header", "read_header"]
+
+FORMAT: Final = 1
+KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
+CHUNK_BYTES_DEFAULT: Final = 1024 * 1024
+_CHUNK_BYTES_MIN: Final = 4096
+_CHUNK_BYTES_MAX: Final = 16 * 1024 * 1024
+_HEADER_BYTES_MAX: Final = 1024 * 1024
+
+
+class Chunking(msgspec.Struct, frozen=True):
+    """How files are cut: ``fixed``, at every multiple of ``size_bytes``."""
+
+    kind: str
+    size_bytes: int
+
+
+class Header(msgspec.Struct, frozen=True):
+    """See docs/format.md, "Header"."""
+
+    format: int
+    required: list[str]
+    store_id: str
+    created: str
+    chunking: Chunking
+    checksum: str = ""
+
+    def encode(self) -> bytes:
+        """The header file."""
+        return seal(self)
+
+
+class _Version(msgspec.Struct):
+    format: int
+    required: list[str] = []
+
+
+def read_header(store_path: str) -> Header:
+    """Read and check the header of the store at ``store_path``.
+
+    Raises:
+        StoreError: There is no store, or it can't be read.
+        UnknownFormatError: It is of a version, or needs a feature, that is not known here.
+        CorruptionError: The header is damaged.
+    """
+    path = os.path.join(store_path, layout.HEADER)
+    try:
+        with store_faults("read", path), open(path, "rb") as file:
+            data = file.read(_HEADER_BYTES_MAX)
+    except StoreError as error:
+        _explain_missing(store_path, error)
+        raise
+    # Before the checksum: a later version may seal its header in another way.
+    try:
+        version = msgspec.json.decode(data, type=_Version)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CorruptionError(f"{path} is not a store's header: {error}") from error
+    if version.format != FORMAT:
+        raise UnknownFormatError(
+            f"the store {store_path} has format {version.format}; this ciuic knows {FORMAT}"
+        )
+    unknown = sorted(set(version.required) - KNOWN_FEATURES)
+    if unknown:
+        raise UnknownFormatError(f"the store {store_path} needs the feature '{unknown[0]}'")
+    try:
+        header = unseal(data, Header)
+    except CorruptionError as error:
+        raise CorruptionError(f"{path}: {error.message}") from error
+    cut = header.chunking
+    if cut.kind != "fixed" or not _CHUNK_BYTES_MIN <= cut.size_bytes <= _CHUNK_BYTES_MAX:
+        raise UnknownFormatError(f"{path}: chunking '{cut.kind}', {cut.size_bytes} is not known")
+    return header
+
+
+def _explain_missing(store_path: str, error: StoreError) -> None:
+    """Say what a path without a header is, when that is known."""
+    if not isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+        return
+    init = f"Run 'ciuic --store {store_path} init' to make a store there."
+    if not os.path.lexists(store_path):
+        raise StoreError(f"there is no store at {store_path}", hint=init) from error
+    if not os.path.isdir(store_path):
+        raise StoreError(
+            f"{store_path} is a file, not a store", hint="Give the store's directory."
+        ) from error
+    if os.path.isdir(os.path.join(store_path, layout.PACKS)):
+        raise StoreError(
+            f"the store at {store_path} was not finished being created",
+            hint=f"Run 'ciuic --store {store_path} init' to finish it.",
+        ) from error
+    raise StoreError(f"{store_path} is a directory, but not a store", hint=init) from error

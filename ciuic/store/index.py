@@ -1,0 +1,240 @@
+"""The catalog database: where each chunk lies, and a copy of what the manifests say.
+
+A cache in SQLite. It may be deleted at any time: packs and manifests are the truth, and it is
+made anew from their footers. It never says "there" of a chunk unless the pack that holds it was
+on stable storage when the row was written, and rows of a pack that is gone are dropped before
+anything is looked up for writing.
+
+No write-ahead log: SQLite before 3.51.3 can corrupt a database when a WAL is reset, and that is
+what most systems have. One large transaction a barrier costs less than the log would save.
+"""
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ciuic.errors import BusyError, StoreError, StoreFullError
+from ciuic.store.pack import PackedFrame
+
+__all__ = ["ChunkPlace", "Index", "IndexDamagedError"]
+
+_SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = f"""
+CREATE TABLE pack (
+    number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL
+);
+CREATE TABLE chunk (
+    id BLOB PRIMARY KEY, pack INTEGER NOT NULL, offset_bytes INTEGER NOT NULL,
+    frame_bytes INTEGER NOT NULL, start_bytes INTEGER NOT NULL, length_bytes INTEGER NOT NULL,
+    kind INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE snapshot (
+    id TEXT PRIMARY KEY, file_bytes INTEGER NOT NULL, file_mtime_ns INTEGER NOT NULL,
+    taken_ns INTEGER NOT NULL, summary BLOB NOT NULL
+);
+PRAGMA user_version = {_SCHEMA_VERSION};
+"""
+_INSERT_CHUNK: Final = "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
+_BATCH: Final = 500
+_BUSY_MS: Final = 10_000
+
+
+class ChunkPlace(NamedTuple):
+    """Where a chunk lies.
+
+    Attributes:
+        pack: The pack's ID.
+        offset_bytes: Of its frame in the pack.
+        frame_bytes: Length of that frame, header included.
+        start_bytes: Of the chunk in the frame's decoded payload.
+        length_bytes: Of the chunk itself.
+        kind: ``DATA``, ``RECIPE`` or ``TREE``.
+    """
+
+    pack: bytes
+    offset_bytes: int
+    frame_bytes: int
+    start_bytes: int
+    length_bytes: int
+    kind: int
+
+
+class Index:
+    """The open database. All methods may be called from any thread.
+
+    Args:
+        path: The database file; ``""`` for a private temporary one.
+        write: Create and change it; otherwise it is opened read-only.
+    """
+
+    def __init__(self, path: str, *, write: bool) -> None:
+        self._lock = threading.Lock()
+        self._path = path
+        with self._faults():
+            self._db = _connect(path, write=write)
+            if write:
+                self._prepare()
+
+    def close(self) -> None:
+        """Give up what was not committed and close."""
+        self._db.close()
+
+    def commit(self) -> None:
+        """What was added is durable, and seen by others."""
+        with self._lock, self._faults():
+            self._db.commit()
+
+    def rollback(self) -> None:
+        """Forget what was added since the last commit."""
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            self._db.rollback()
+
+    def add_pack(self, name: bytes, size_bytes: int, frames: Iterable[PackedFrame]) -> None:
+        """Record a pack and its chunks. The pack must be durable before ``commit``."""
+        self.remove_pack(name)  # the same name again: the old file was damaged and is replaced
+        with self._lock, self._faults():
+            cursor = self._db.execute(
+                "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (name, size_bytes)
+            )
+            number = cursor.lastrowid
+            rows = sorted(_rows(number or 0, frames))
+            self._db.executemany(_INSERT_CHUNK, rows)
+
+    def remove_pack(self, name: bytes) -> None:
+        """Forget a pack and all chunks that are said to lie in it."""
+        with self._lock, self._faults():
+            self._db.execute(
+                "DELETE FROM chunk WHERE pack = (SELECT number FROM pack WHERE name = ?)", (name,)
+            )
+            self._db.execute("DELETE FROM pack WHERE name = ?", (name,))
+
+    def packs(self) -> dict[bytes, int]:
+        """Size in bytes of every pack that is recorded, by its ID."""
+        with self._lock, self._faults():
+            return dict(self._db.execute("SELECT name, size_bytes FROM pack"))
+
+    def known(self, ids: Sequence[bytes]) -> set[bytes]:
+        """Those of ``ids`` that are in some pack."""
+        found: set[bytes] = set()
+        with self._lock, self._faults():
+            for start in range(0, len(ids), _BATCH):
+                part = ids[start : start + _BATCH]
+                query = f"SELECT id FROM chunk WHERE id IN ({_marks(len(part))})"  # noqa: S608 - question marks only
+                found.update([row[0] for row in self._db.execute(query, part)])
+        return found
+
+    def places(self, ids: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
+        """Where chunks lie; those that are in no pack are left out."""
+        found: dict[bytes, ChunkPlace] = {}
+        with self._lock, self._faults():
+            for start in range(0, len(ids), _BATCH):
+                part = ids[start : start + _BATCH]
+                query = (
+                    "SELECT chunk.id, name, offset_bytes, frame_bytes, start_bytes, length_bytes,"  # noqa: S608 - as above
+                    " kind FROM chunk JOIN pack ON pack.number = chunk.pack"
+                    f" WHERE chunk.id IN ({_marks(len(part))})"
+                )
+                for row in self._db.execute(query, part):
+                    found[row[0]] = ChunkPlace(*row[1:])
+        return found
+
+    def totals(self) -> tuple[int, int, int]:
+        """Plain bytes of all file content, bytes of all packs, number of chunks."""
+        with self._lock, self._faults():
+            (plain, count) = self._db.execute(
+                "SELECT coalesce(sum(CASE kind WHEN 1 THEN length_bytes END), 0), count(*)"
+                " FROM chunk"
+            ).fetchone()
+            (stored,) = self._db.execute("SELECT coalesce(sum(size_bytes), 0) FROM pack").fetchone()
+        return plain, stored, count
+
+    def snapshots(self) -> dict[str, tuple[int, int, bytes]]:
+        """File size, file mtime and encoded summary of every snapshot that is recorded."""
+        with self._lock, self._faults():
+            rows = self._db.execute(
+                "SELECT id, file_bytes, file_mtime_ns, summary FROM snapshot"
+            ).fetchall()
+        return {row[0]: (row[1], row[2], row[3]) for row in rows}
+
+    def put_snapshot(
+        self, name: str, file_bytes: int, file_mtime_ns: int, taken_ns: int, summary: bytes
+    ) -> None:
+        """Record what a manifest says."""
+        with self._lock, self._faults():
+            self._db.execute(
+                "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?)",
+                (name, file_bytes, file_mtime_ns, taken_ns, summary),
+            )
+
+    def drop_snapshot(self, name: str) -> None:
+        """Forget a snapshot whose manifest is gone."""
+        with self._lock, self._faults():
+            self._db.execute("DELETE FROM snapshot WHERE id = ?", (name,))
+
+    def _prepare(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in {0, _SCHEMA_VERSION}:
+            raise sqlite3.DatabaseError("schema of another version")
+        if version == 0:
+            self._db.executescript(_SCHEMA)
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise _translated(error, self._path) from error
+        except sqlite3.DatabaseError as error:
+            raise IndexDamagedError(f"the catalog {self._path} is damaged: {error}") from error
+
+
+class IndexDamagedError(StoreError):
+    """The database is not one, or is damaged: it is to be made anew from the packs."""
+
+
+def _connect(path: str, *, write: bool) -> sqlite3.Connection:
+    mode = "rwc" if write else "ro"
+    target = f"file:{_uri_quoted(path)}?mode={mode}" if path else ""
+    db = sqlite3.connect(target, uri=bool(path), check_same_thread=False, timeout=_BUSY_MS / 1000)
+    db.execute("PRAGMA cache_size = -32768")
+    if write:
+        db.execute("PRAGMA journal_mode = TRUNCATE")
+        db.execute("PRAGMA synchronous = FULL")
+    else:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return db
+
+
+def _uri_quoted(path: str) -> str:
+    from urllib.parse import quote
+
+    return quote(os.fsencode(path))
+
+
+def _translated(error: sqlite3.OperationalError, path: str) -> StoreError:
+    code = error.sqlite_errorcode & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFullError(f"cannot write {path}: no space left on the device")
+    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        return BusyError(f"the catalog {path} is in use by another process")
+    if code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}:
+        return StoreError(f"cannot use {path}: {error}")
+    return IndexDamagedError(f"the catalog {path} is damaged: {error}")
+
+
+def _rows(
+    number: int, frames: Iterable[PackedFrame]
+) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
+    for packed in frames:
+        frame = packed.frame
+        start = 0
+        for name, length in frame.chunks:
+            yield name, number, packed.offset_bytes, frame.total_bytes, start, length, frame.kind
+            start += length
+
+
+def _marks(count: int) -> str:
+    return ",".join("?" * count)

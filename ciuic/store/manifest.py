@@ -1,0 +1,180 @@
+"""Manifests: one small sealed JSON document a snapshot. docs/format.md, "Manifests".
+
+A snapshot exists if and only if its manifest does.
+"""
+
+from typing import Final
+
+import msgspec
+
+from ciuic.clock import rfc3339
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.hashing import ID_BYTES
+from ciuic.model import Root, SnapshotSummary, Trouble, path_text
+from ciuic.store.layout import is_snapshot_id
+from ciuic.store.sealed import seal, unseal
+
+__all__ = ["MANIFEST_BYTES_MAX", "TROUBLE_MAX", "Manifest", "decode_manifest", "encode_manifest"]
+
+FORMAT: Final = 1
+TROUBLE_MAX: Final = 1000
+"""A manifest names this many troubled paths; the trees mark all of them."""
+MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A snapshot: which trees, when, from what, and what went wrong."""
+
+    summary: SnapshotSummary
+    roots: tuple[Root, ...]
+    host: str
+    writer: str
+    read_bytes: int
+    capture_s: float
+    trouble: tuple[Trouble, ...]
+
+
+class _RootRecord(msgspec.Struct):
+    path: str
+    tree: str
+    missing: str = ""
+
+
+class _TroubleRecord(msgspec.Struct):
+    path: str
+    what: str
+    harmless: bool = False
+
+
+class _Record(msgspec.Struct):
+    """The manifest as it stands in the file."""
+
+    format: int
+    id: str
+    kind: str
+    parent: str | None
+    taken: str
+    taken_ns: int
+    host: str
+    writer: str
+    roots: list[_RootRecord]
+    files: int
+    logical_bytes: int
+    read_bytes: int
+    new_bytes: int
+    stored_bytes: int
+    capture_s: float
+    tags: list[str]
+    trouble_count: int
+    trouble: list[_TroubleRecord]
+    checksum: str = ""
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest's file."""
+    summary = manifest.summary
+    return seal(
+        _Record(
+            format=FORMAT,
+            id=summary.id,
+            kind=summary.kind,
+            parent=summary.parent,
+            taken=rfc3339(summary.taken_ns),
+            taken_ns=summary.taken_ns,
+            host=manifest.host,
+            writer=manifest.writer,
+            roots=[
+                _RootRecord(_escaped(root.path), root.tree.hex(), root.missing)
+                for root in manifest.roots
+            ],
+            files=summary.files,
+            logical_bytes=summary.logical_bytes,
+            read_bytes=manifest.read_bytes,
+            new_bytes=summary.new_bytes,
+            stored_bytes=summary.stored_bytes,
+            capture_s=manifest.capture_s,
+            tags=list(summary.tags),
+            trouble_count=summary.trouble_count,
+            trouble=[
+                _TroubleRecord(_escaped(one.path), one.what, one.harmless)
+                for one in manifest.trouble
+            ],
+        )
+    )
+
+
+def decode_manifest(data: bytes, snapshot_id: str) -> Manifest:
+    """The manifest in a file that is named for ``snapshot_id``.
+
+    Raises:
+        CorruptionError: It is damaged, or another snapshot's.
+        UnknownFormatError: A later version wrote it.
+    """
+    record = unseal(data, _Record)
+    if record.format != FORMAT:
+        raise UnknownFormatError(f"snapshot {snapshot_id} has format {record.format}")
+    if record.id != snapshot_id or not is_snapshot_id(record.id):
+        raise CorruptionError(f"the manifest of {snapshot_id} says that it is {record.id!r}")
+    roots = tuple([_root(one) for one in record.roots])
+    summary = SnapshotSummary(
+        id=record.id,
+        kind=record.kind,
+        parent=record.parent,
+        taken_ns=record.taken_ns,
+        files=record.files,
+        logical_bytes=record.logical_bytes,
+        new_bytes=record.new_bytes,
+        stored_bytes=record.stored_bytes,
+        tags=tuple(record.tags),
+        trouble_count=record.trouble_count,
+        roots=tuple([root.path for root in roots]),
+    )
+    return Manifest(
+        summary=summary,
+        roots=roots,
+        host=record.host,
+        writer=record.writer,
+        read_bytes=record.read_bytes,
+        capture_s=record.capture_s,
+        trouble=tuple(
+            [Trouble(_unescaped(one.path), one.what, one.harmless) for one in record.trouble]
+        ),
+    )
+
+
+def _root(record: _RootRecord) -> Root:
+    path = _unescaped(record.path)
+    try:
+        tree = bytes.fromhex(record.tree)
+    except ValueError as error:
+        raise CorruptionError("a root's tree is not an ID") from error
+    if not path.startswith(b"/") or len(tree) not in {0, ID_BYTES}:
+        raise CorruptionError("a root is not an absolute path with a tree")
+    return Root(path, tree, record.missing)
+
+
+def _escaped(path: bytes) -> str:
+    """A path as JSON text: the backslash, and bytes that are not UTF-8, as x and two hex digits.
+
+    JSON proper has no lone surrogates: strict readers in other languages refuse them.
+    """
+    text = path_text(path)
+    if text.isascii() and "\\" not in text:
+        return text
+    return "".join([_escaped_character(one) for one in text])
+
+
+def _escaped_character(one: str) -> str:
+    if one == "\\":
+        return "\\x5c"
+    if "\udc80" <= one <= "\udcff":
+        return f"\\x{ord(one) - 0xDC00:02x}"
+    return one
+
+
+def _unescaped(text: str) -> bytes:
+    head, *rest = text.split("\\x")
+    try:
+        return head.encode() + b"".join([bytes.fromhex(one[:2]) + one[2:].encode() for one in rest])
+    except (ValueError, UnicodeEncodeError) as error:
+        raise CorruptionError(f"{text!r} is not an escaped path") from error

@@ -1,0 +1,270 @@
+"""Tree and recipe nodes: how directories and large files are spelled in chunks.
+
+Both are the same shape: a sequence of items, cut into leaves of bounded size, with index nodes
+above them when one leaf is not enough. Cuts depend on an item and not on its position, so that
+one more file in a directory of a million, or one changed block in a terabyte, rewrites one leaf
+and the nodes above it. Encoding: msgpack arrays, docs/format.md, "Nodes".
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from ciuic.errors import CorruptionError
+from ciuic.hashing import ID_BYTES, checksum
+from ciuic.model import Entry
+from ciuic.store.frame import RECIPE, TREE
+
+__all__ = [
+    "HOLE",
+    "LEVEL_MAX",
+    "GetNode",
+    "Piece",
+    "PutNode",
+    "RecipeBuilder",
+    "TreeBuilder",
+    "find_entry",
+    "iter_pieces",
+    "iter_tree",
+]
+
+PutNode = Callable[[int, bytes], bytes]
+"""Stores a node of a kind and returns its ID."""
+GetNode = Callable[[int, bytes], bytes]
+"""Reads a node of a kind by its ID, checked."""
+
+HOLE: Final = b""
+LEVEL_MAX: Final = 8
+"""With at least 32 children a node, more than any file system holds; bounds hostile depth."""
+_ITEMS_MIN: Final = 32
+_TREE_ITEMS_MAX: Final = 2048
+_RECIPE_ITEMS_MAX: Final = 512
+_TREE_CUT_MASK: Final = 511
+_RECIPE_CUT_MASK: Final = 127
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """A stretch of a file: a chunk, or a hole when ``id`` is empty."""
+
+    length_bytes: int
+    id: bytes
+
+
+class _Child(msgspec.Struct, array_like=True):
+    """One child of an index node; ``first`` is a tree leaf's first name, empty in recipes."""
+
+    count: int
+    first: bytes
+    id: bytes
+
+
+class _TreeLeaf(msgspec.Struct, array_like=True):
+    level: int
+    items: list[Entry]
+
+
+class _RecipeLeaf(msgspec.Struct, array_like=True):
+    level: int
+    items: list[Piece]
+
+
+class _Index(msgspec.Struct, array_like=True):
+    level: int
+    items: list[_Child]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_tree_decoder = msgspec.msgpack.Decoder(_TreeLeaf)
+_recipe_decoder = msgspec.msgpack.Decoder(_RecipeLeaf)
+_index_decoder = msgspec.msgpack.Decoder(_Index)
+
+Item = TypeVar("Item", Entry, Piece)
+
+
+class _Builder(Generic[Item]):
+    """Cuts a sequence of items into nodes and stores them bottom up: children first."""
+
+    def __init__(self, kind: int, put: PutNode, *, items_max: int, mask: int) -> None:
+        self._kind = kind
+        self._put = put
+        self._items_max = items_max
+        self._mask = mask
+        self._leaf: list[Item] = []
+        self._children: list[list[_Child]] = []
+
+    def add(self, item: Item) -> None:
+        """Append the next item; trees want them sorted by name."""
+        self._leaf.append(item)
+        count = len(self._leaf)
+        if count >= self._items_max or (count >= _ITEMS_MIN and self._cuts_after(item)):
+            self._flush_leaf()
+
+    def finish(self) -> tuple[bytes, int]:
+        """Store what is left; returns the top node's ID and level."""
+        if self._leaf or not self._children:
+            self._flush_leaf()
+        level = 0
+        while level < len(self._children):
+            children = self._children[level]
+            if len(children) == 1 and level == len(self._children) - 1:
+                return children[0].id, level
+            self._flush_index(level)
+            level += 1
+        raise AssertionError("the loop ends at the level with one child")
+
+    def _cuts_after(self, item: Item) -> bool:
+        raise NotImplementedError
+
+    def _first(self, item: Item) -> bytes:
+        raise NotImplementedError
+
+    def _flush_leaf(self) -> None:
+        items = self._leaf
+        name = self._put(self._kind, _encoder.encode([0, items]))
+        child = _Child(self._weight(items), self._first(items[0]) if items else b"", name)
+        self._leaf = []
+        self._add_child(0, child)
+
+    def _weight(self, items: list[Item]) -> int:
+        raise NotImplementedError
+
+    def _add_child(self, level: int, child: _Child) -> None:
+        if level == len(self._children):
+            self._children.append([])
+        children = self._children[level]
+        children.append(child)
+        count = len(children)
+        cut = int.from_bytes(child.id[:2], "little") & self._mask == 0
+        if count >= self._items_max or (count >= _ITEMS_MIN and cut):
+            self._flush_index(level)
+
+    def _flush_index(self, level: int) -> None:
+        children = self._children[level]
+        if not children:
+            return
+        self._children[level] = []
+        name = self._put(self._kind, _encoder.encode([level + 1, children]))
+        total = sum([child.count for child in children])
+        self._add_child(level + 1, _Child(total, children[0].first, name))
+
+
+class TreeBuilder(_Builder[Entry]):
+    """Builds the tree nodes of one directory."""
+
+    def __init__(self, put: PutNode) -> None:
+        super().__init__(TREE, put, items_max=_TREE_ITEMS_MAX, mask=_TREE_CUT_MASK)
+
+    def _cuts_after(self, item: Entry) -> bool:
+        return checksum(item.name) & self._mask == 0
+
+    def _first(self, item: Entry) -> bytes:
+        return item.name
+
+    def _weight(self, items: list[Entry]) -> int:
+        return len(items)
+
+
+class RecipeBuilder(_Builder[Piece]):
+    """Builds the recipe nodes of one file."""
+
+    def __init__(self, put: PutNode) -> None:
+        super().__init__(RECIPE, put, items_max=_RECIPE_ITEMS_MAX, mask=_RECIPE_CUT_MASK)
+
+    def _cuts_after(self, item: Piece) -> bool:
+        return bool(item.id) and int.from_bytes(item.id[:2], "little") & self._mask == 0
+
+    def _first(self, item: Piece) -> bytes:  # noqa: ARG002 - recipes are searched by position
+        return b""
+
+    def _weight(self, items: list[Piece]) -> int:
+        return sum([piece.length_bytes for piece in items])
+
+
+def iter_tree(get: GetNode, name: bytes, level: int) -> Iterator[Entry]:
+    """The entries of a directory in the order of their names.
+
+    Raises:
+        CorruptionError: A node is missing or is not what its parent says.
+    """
+    if level == 0:
+        leaf = _decoded(_tree_decoder, get(TREE, name), 0)
+        yield from leaf.items
+        return
+    for child in _children(get(TREE, name), level):
+        yield from iter_tree(get, child.id, level - 1)
+
+
+def find_entry(get: GetNode, name: bytes, level: int, wanted: bytes) -> Entry | None:
+    """The entry of this name in a directory, reading one node a level.
+
+    Raises:
+        CorruptionError: As ``iter_tree``.
+    """
+    while level > 0:
+        chosen = None
+        for child in _children(get(TREE, name), level):
+            if chosen is not None and child.first > wanted:
+                break
+            chosen = child
+        if chosen is None:
+            return None
+        name, level = chosen.id, level - 1
+    for entry in _decoded(_tree_decoder, get(TREE, name), 0).items:
+        if entry.name == wanted:
+            return entry
+    return None
+
+
+def iter_pieces(get: GetNode, entry: Entry) -> Iterator[Piece]:
+    """The pieces of a regular file in order; together they are ``size_bytes`` long.
+
+    Raises:
+        CorruptionError: As ``iter_tree``, or the pieces do not add up to the file's size.
+    """
+    if not entry.content:
+        if entry.size_bytes:
+            raise CorruptionError("a file without content has a length")
+        return
+    if entry.level == 0:
+        yield Piece(entry.size_bytes, entry.content)
+        return
+    total = 0
+    for piece in _iter_recipe(get, entry.content, entry.level - 1):
+        total += piece.length_bytes
+        if piece.length_bytes <= 0 or total > entry.size_bytes:
+            raise CorruptionError("a file's pieces are longer than the file")
+        yield piece
+    if total != entry.size_bytes:
+        raise CorruptionError("a file's pieces are shorter than the file")
+
+
+def _iter_recipe(get: GetNode, name: bytes, level: int) -> Iterator[Piece]:
+    if level == 0:
+        leaf = _decoded(_recipe_decoder, get(RECIPE, name), 0)
+        for piece in leaf.items:
+            if len(piece.id) not in {0, ID_BYTES}:
+                raise CorruptionError("a recipe names a chunk by an ID of a wrong length")
+        yield from leaf.items
+        return
+    for child in _children(get(RECIPE, name), level):
+        yield from _iter_recipe(get, child.id, level - 1)
+
+
+def _children(data: bytes, level: int) -> list[_Child]:
+    if level > LEVEL_MAX:
+        raise CorruptionError(f"a node can't be at level {level}")
+    return _decoded(_index_decoder, data, level).items
+
+
+_Node = TypeVar("_Node", _TreeLeaf, _RecipeLeaf, _Index)
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[_Node]", data: bytes, level: int) -> _Node:
+    try:
+        node = decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"a node can't be decoded: {error}") from error
+    if node.level != level:
+        raise CorruptionError(f"a node of level {node.level} stands where level {level} must be")
+    return node

@@ -1,0 +1,101 @@
+"""Packs: frames in one write-once file, with a footer that lists them.
+
+The footer repeats every frame's header, so that the index can be made anew by reading the end
+of each pack; a pack without a footer gives its frames back by walking them. Byte layout:
+docs/format.md, "Packs".
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ciuic.errors import CorruptionError
+from ciuic.hashing import checksum, pack_id
+from ciuic.store.frame import HEADER_BYTES, Frame, header_bytes_needed, parse_header
+
+__all__ = [
+    "MAGIC",
+    "PackedFrame",
+    "encode_footer",
+    "read_footer",
+    "walk_frames",
+]
+
+MAGIC: Final = b"CIUICPK1"
+_END_MAGIC: Final = b"CIUICEND"
+_TRAILER: Final = struct.Struct("<QIIQ8s")
+_OFFSET: Final = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFrame:
+    """A frame and where it starts in its pack."""
+
+    offset_bytes: int
+    frame: Frame
+
+
+def encode_footer(frames: Sequence[PackedFrame], footer_offset: int) -> tuple[bytes, bytes]:
+    """Footer and trailer for a pack with these frames; returns the pack's ID and the bytes."""
+    footer = b"".join(
+        [_OFFSET.pack(one.offset_bytes) + one.frame.encode_header() for one in frames]
+    )
+    trailer = _TRAILER.pack(footer_offset, len(footer), len(frames), checksum(footer), _END_MAGIC)
+    return pack_id(footer), footer + trailer
+
+
+def read_footer(fd: int, name: bytes) -> list[PackedFrame]:
+    """The frames of a pack, from its end.
+
+    Raises:
+        CorruptionError: There is no whole footer, or it is another pack's.
+        OSError: The file can't be read.
+    """
+    size = os.fstat(fd).st_size
+    if size < len(MAGIC) + _TRAILER.size:
+        raise CorruptionError("the pack is cut short")
+    trailer = os.pread(fd, _TRAILER.size, size - _TRAILER.size)
+    offset, length, count, own_sum, magic = _TRAILER.unpack(trailer)
+    if magic != _END_MAGIC or offset + length + _TRAILER.size != size:
+        raise CorruptionError("the pack has no footer")
+    footer = os.pread(fd, length, offset)
+    if len(footer) != length or checksum(footer) != own_sum:
+        raise CorruptionError("the pack's footer does not match its checksum")
+    if pack_id(footer) != name:
+        raise CorruptionError("the pack's footer is that of another pack")
+    frames = list(_parse_footer(memoryview(footer)))
+    if len(frames) != count:
+        raise CorruptionError("the pack's footer does not list as many frames as it says")
+    return frames
+
+
+def walk_frames(fd: int) -> Iterator[PackedFrame]:
+    """The frames of a pack one after another, for a pack whose footer is lost.
+
+    Ends at the first byte that no whole frame header starts at: the footer, or damage.
+    """
+    offset = len(MAGIC)
+    size = os.fstat(fd).st_size
+    while offset + HEADER_BYTES <= size:
+        try:
+            needed = header_bytes_needed(os.pread(fd, HEADER_BYTES, offset))
+            frame = parse_header(os.pread(fd, needed, offset))
+        except CorruptionError:
+            return
+        if offset + frame.total_bytes > size:
+            return
+        yield PackedFrame(offset, frame)
+        offset += frame.total_bytes
+
+
+def _parse_footer(footer: memoryview) -> Iterator[PackedFrame]:
+    at = 0
+    while at < len(footer):
+        if len(footer) - at < _OFFSET.size:
+            raise CorruptionError("the pack's footer is cut short")
+        (offset,) = _OFFSET.unpack_from(footer, at)
+        frame = parse_header(footer[at + _OFFSET.size :])
+        yield PackedFrame(offset, frame)
+        at += _OFFSET.size + frame.header_bytes

@@ -1,0 +1,174 @@
+"""Reading chunks back: locate, read, decode, check.
+
+Nothing leaves this module that does not hash to the ID it was asked for. When the catalog does
+not know a chunk, or points at something else, the packs themselves are asked once: the catalog
+is a cache, and no restore may fail for a fault in it.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ciuic.errors import ChunkMissingError, CorruptionError
+from ciuic.store import layout
+from ciuic.store.faults import store_faults
+from ciuic.store.frame import Frame, check_chunk, decode_frame, parse_header
+from ciuic.store.index import ChunkPlace, Index
+
+__all__ = ["StoreReader"]
+
+_CACHE_BYTES: Final = 24 * 1024 * 1024
+_CACHED_FRAME_MAX: Final = 2 * 1024 * 1024
+_OPEN_PACKS_MAX: Final = 64
+
+
+class _Pack:
+    """An open pack; closed when the last user has dropped it."""
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+class StoreReader:
+    """Reads chunks of one store. All methods may be called from any thread.
+
+    Args:
+        store_path: The store's directory.
+        index: Opens the catalog, when first needed.
+        rebuilt: Makes an index from the packs alone.
+    """
+
+    def __init__(
+        self, store_path: str, index: Callable[[], Index], rebuilt: Callable[[], Index]
+    ) -> None:
+        self._packs_path = os.path.join(store_path, layout.PACKS)
+        self._open_index = index
+        self._rebuild = rebuilt
+        self._rebuilt_index: Index | None = None
+        self._lock = threading.RLock()
+        self._packs: OrderedDict[bytes, _Pack] = OrderedDict()
+        self._frames: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
+        self._cached_bytes = 0
+
+    def node(self, kind: int, name: bytes) -> bytes:
+        """A tree or recipe node, checked.
+
+        Raises:
+            CorruptionError: It is missing or damaged.
+        """
+        return bytes(self.chunk(name, kind=kind))
+
+    def chunk(self, name: bytes, *, kind: int) -> bytes | memoryview:
+        """The plain bytes of a chunk, checked.
+
+        Raises:
+            CorruptionError: It is missing or damaged.
+        """
+        place = self.places([name]).get(name)
+        if place is None:
+            raise ChunkMissingError(f"chunk {name.hex()[:12]} is in no pack")
+        try:
+            return self._checked(name, kind, place)
+        except CorruptionError:
+            again = self._elsewhere(name, place)
+            if again is None:
+                raise
+            return self._checked(name, kind, again)
+
+    def places(self, names: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
+        """Where chunks lie; those that are in no pack are left out."""
+        index = self._rebuilt_index or self._open_index()
+        found = index.places(names)
+        missing = [name for name in names if name not in found]
+        if missing and self._rebuilt_index is None:
+            found.update(self._from_packs().places(missing))
+        return found
+
+    def frame(self, place: ChunkPlace) -> tuple[Frame, bytes | memoryview]:
+        """A whole frame, decoded; its chunks are not checked yet.
+
+        Raises:
+            CorruptionError: It is not there, or is damaged.
+        """
+        where = f"pack {place.pack.hex()[:12]} at byte {place.offset_bytes}"
+        raw = memoryview(self._read(place))
+        try:
+            if len(raw) != place.frame_bytes:
+                raise CorruptionError("the pack is cut short")
+            frame = parse_header(raw)
+            if frame.total_bytes != place.frame_bytes:
+                raise CorruptionError("the frame is not as long as the catalog says")
+            return frame, decode_frame(frame, raw[frame.header_bytes :])
+        except CorruptionError as error:
+            raise CorruptionError(f"{where}: {error.message}") from error
+
+    def pack_size(self, name: bytes) -> int | None:
+        """Length of a pack's file; None if there is none."""
+        try:
+            return os.stat(os.path.join(self._packs_path, layout.pack_name(name))).st_size
+        except FileNotFoundError:
+            return None
+
+    def _checked(self, name: bytes, kind: int, place: ChunkPlace) -> bytes | memoryview:
+        key = (place.pack, place.offset_bytes)
+        with self._lock:
+            plain = self._frames.get(key)
+            if plain is not None:
+                self._frames.move_to_end(key)
+        if plain is None:
+            _, plain = self.frame(place)
+            self._keep(key, plain)
+        part = memoryview(plain)[place.start_bytes : place.start_bytes + place.length_bytes]
+        check_chunk(kind, name, part)
+        return part
+
+    def _keep(self, key: tuple[bytes, int], plain: bytes | memoryview) -> None:
+        if len(plain) > _CACHED_FRAME_MAX:
+            return
+        with self._lock:
+            if key not in self._frames:
+                self._frames[key] = plain
+                self._cached_bytes += len(plain)
+            while self._cached_bytes > _CACHE_BYTES:
+                _, old = self._frames.popitem(last=False)
+                self._cached_bytes -= len(old)
+
+    def _read(self, place: ChunkPlace) -> bytes:
+        pack = self._pack(place.pack)
+        with store_faults("read", os.path.join(self._packs_path, layout.pack_name(place.pack))):
+            return os.pread(pack.fd, place.frame_bytes, place.offset_bytes)
+
+    def _pack(self, name: bytes) -> _Pack:
+        with self._lock:
+            pack = self._packs.get(name)
+            if pack is not None:
+                self._packs.move_to_end(name)
+                return pack
+            path = os.path.join(self._packs_path, layout.pack_name(name))
+            try:
+                with store_faults("open", path):
+                    pack = self._packs[name] = _Pack(path)
+            except Exception as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    raise ChunkMissingError(f"pack {name.hex()[:12]} is gone") from error
+                raise
+            while len(self._packs) > _OPEN_PACKS_MAX:
+                self._packs.popitem(last=False)
+            return pack
+
+    def _elsewhere(self, name: bytes, place: ChunkPlace) -> ChunkPlace | None:
+        """Another place of a chunk that is damaged at ``place``, according to the packs."""
+        found = self._from_packs().places([name]).get(name)
+        return None if found == place else found
+
+    def _from_packs(self) -> Index:
+        with self._lock:
+            if self._rebuilt_index is None:
+                self._rebuilt_index = self._rebuild()
+            return self._rebuilt_index

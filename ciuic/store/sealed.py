@@ -1,0 +1,47 @@
+"""JSON documents that carry their own checksum: the store's header and the manifests.
+
+The checksum is the BLAKE3 of the file with the checksum's own 64 digits taken as zeros, so that
+the file stays one JSON document that any tool reads. docs/format.md, "Sealed documents".
+"""
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from ciuic.errors import CorruptionError
+from ciuic.hashing import data_id
+
+__all__ = ["seal", "unseal"]
+
+_FIELD: Final = b'"checksum": "blake3:'
+_ZEROS: Final = b"0" * 64
+_END: Final = b'"\n}\n'
+
+Document = TypeVar("Document")
+
+
+def seal(document: object) -> bytes:
+    """The file for a document whose last field is ``checksum``; what it holds is replaced."""
+    raw = msgspec.to_builtins(document)
+    raw["checksum"] = "blake3:" + _ZEROS.decode()
+    data: bytes = msgspec.json.format(msgspec.json.encode(raw), indent=2) + b"\n"
+    digest = data_id(data).hex().encode()
+    return data[: -len(_END) - 64] + digest + _END
+
+
+def unseal(data: bytes, kind: type[Document]) -> Document:
+    """The document in a file, checked against its checksum and its type.
+
+    Raises:
+        CorruptionError: It is not such a document, or not the bytes that were written.
+    """
+    start = len(data) - len(_END) - 64
+    if start < len(_FIELD) or not data.endswith(_END) or data[:start][-len(_FIELD) :] != _FIELD:
+        raise CorruptionError("the document is cut short or has no checksum")
+    digest = data[start : start + 64]
+    if data_id(data[:start] + _ZEROS + _END).hex().encode() != digest:
+        raise CorruptionError("the document does not match its checksum")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CorruptionError(f"the document can't be decoded: {error}") from error

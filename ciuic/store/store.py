@@ -1,0 +1,311 @@
+"""A store: opening, creating, and the one write that commits a snapshot."""
+
+import contextlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from typing import Final
+
+from ciuic import durable
+from ciuic.clock import Clock, rfc3339
+from ciuic.errors import (
+    CiuicError,
+    CorruptionError,
+    SnapshotNotFoundError,
+    StoreError,
+)
+from ciuic.store import layout
+from ciuic.store.faults import store_faults
+from ciuic.store.header import CHUNK_BYTES_DEFAULT, FORMAT, Chunking, Header, read_header
+from ciuic.store.index import Index, IndexDamagedError
+from ciuic.store.lock import Lock
+from ciuic.store.manifest import (
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+from ciuic.store.pack import PackedFrame, read_footer, walk_frames
+from ciuic.store.reader import StoreReader
+from ciuic.store.writer import StoreWriter
+
+__all__ = ["Store", "create_store", "open_store"]
+
+_DIRECTORY_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_ID_DIGITS: Final = 6
+
+
+def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFAULT) -> bool:
+    """Make a store at ``path`` if there is none; returns whether it was made now.
+
+    The header is written last, so that a store that was cut short while it was made is known
+    as such, and finished by the next call.
+
+    Raises:
+        StoreError: It can't be made; or ``path`` is something else that is not empty.
+    """
+    if os.path.lexists(os.path.join(path, layout.HEADER)):
+        read_header(path)
+        return False
+    with store_faults("create the store", path):
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise StoreError(
+                f"{path} is a file, not a directory", hint="Choose another place for the store."
+            )
+        _refuse_strangers(path)
+        _make_parents(path)
+        durable.make_directory(path, _DIRECTORY_MODE)
+        for name in (layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY):
+            durable.make_directory(os.path.join(path, name), _DIRECTORY_MODE)
+        header = Header(
+            format=FORMAT,
+            required=[],
+            store_id=secrets.token_hex(16),
+            created=rfc3339(clock.now_ns()),
+            chunking=Chunking("fixed", chunk_bytes),
+        )
+        durable.write_whole(
+            os.path.join(path, layout.HEADER),
+            header.encode(),
+            temporary_directory=os.path.join(path, layout.TEMPORARY),
+            mode=_FILE_MODE,
+        )
+    return True
+
+
+def _refuse_strangers(path: str) -> None:
+    own = {layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY, layout.CONTROL_SOCKET}
+    own |= {layout.WRITE_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK, "lost+found"}
+    if os.path.isdir(path):
+        strangers = sorted(set(os.listdir(path)) - own)
+        if strangers:
+            raise StoreError(
+                f"{path} is not empty: it holds '{strangers[0]}'",
+                hint="Choose an empty or new directory for the store.",
+            )
+
+
+def _make_parents(path: str) -> None:
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(parent):
+        _make_parents(parent)
+        durable.make_directory(parent, 0o755)
+
+
+@contextlib.contextmanager
+def open_store(path: str, *, write: bool = False, wait_s: float = 0.0) -> Iterator["Store"]:
+    """Open the store at ``path`` for the duration of a ``with`` block.
+
+    Args:
+        path: The store's directory.
+        write: Hold the write lock: nobody else adds to the store meanwhile.
+        wait_s: How long to wait for the write lock.
+
+    Raises:
+        StoreError: There is no store that can be used.
+        BusyError: Another process holds the lock.
+    """
+    store = Store(os.path.abspath(path))
+    try:
+        store.lock(write=write, wait_s=wait_s)
+        yield store
+    finally:
+        store.close()
+
+
+class Store:
+    """An open store. See ``open_store``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.header = read_header(path)
+        self._write_lock = Lock(os.path.join(path, layout.WRITE_LOCK))
+        self._read_lock = Lock(os.path.join(path, layout.READ_LOCK))
+        self._index: Index | None = None
+        self._temporary_indexes: list[Index] = []
+        self.writable = False
+        self.reader = StoreReader(path, lambda: self.index, self._index_from_packs)
+
+    def lock(self, *, write: bool, wait_s: float) -> None:
+        """Take the locks; a writer also brings the catalog up to date with the packs."""
+        self._read_lock.take_shared()
+        if write:
+            self._write_lock.take_alone(wait_s)
+            self.writable = True
+            self._clean_temporary()
+            self._bring_up_to_date(self.index)
+
+    def close(self) -> None:
+        """Let go of everything; harmless twice."""
+        for index in (self._index, *self._temporary_indexes):
+            if index is not None:
+                index.close()
+        self._index = None
+        self._temporary_indexes = []
+        self._write_lock.release()
+        self._read_lock.release()
+
+    @property
+    def index(self) -> Index:
+        """The catalog database, made anew when it is missing or damaged."""
+        if self._index is None:
+            self._index = self._open_for_writing() if self.writable else self._open_for_reading()
+        return self._index
+
+    @property
+    def existing_index(self) -> Index | None:
+        """The catalog database if it is there and sound; never makes one."""
+        if self._index is None and not self.writable:
+            with contextlib.suppress(StoreError, sqlite3.Error):
+                self._index = Index(self._catalog_path, write=False)
+        return self._index
+
+    def writer(self) -> StoreWriter:
+        """Begin to add chunks; the store must be open for writing."""
+        return StoreWriter(self.path, self.index)
+
+    def snapshot_files(self) -> dict[str, os.stat_result]:
+        """Every committed snapshot: its ID and its manifest's file status."""
+        directory = os.path.join(self.path, layout.SNAPSHOTS)
+        found = {}
+        with store_faults("list", directory), os.scandir(directory) as entries:
+            for entry in entries:
+                name = layout.parse_manifest_name(entry.name)
+                if name is not None:
+                    found[name] = entry.stat(follow_symlinks=False)
+        return found
+
+    def manifest(self, snapshot_id: str) -> Manifest:
+        """Read a snapshot's manifest.
+
+        Raises:
+            SnapshotNotFoundError: There is none.
+            CorruptionError: It is damaged.
+        """
+        path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
+        try:
+            with store_faults("read", path), open(path, "rb") as file:
+                data = file.read(MANIFEST_BYTES_MAX)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id}") from error
+            raise
+        try:
+            return decode_manifest(data, snapshot_id)
+        except CorruptionError as error:
+            raise CorruptionError(f"the manifest of {snapshot_id}: {error.message}") from error
+
+    def new_snapshot_id(self) -> str:
+        """An ID that no snapshot of this store has."""
+        taken = self.snapshot_files()
+        while True:
+            name = f"cs-{secrets.token_hex(_ID_DIGITS // 2)}"
+            if name not in taken:
+                return name
+
+    def commit(self, manifest: Manifest) -> None:
+        """Write the manifest: from the moment this returns the snapshot exists, for good.
+
+        Everything that it refers to must be durable: ``StoreWriter.finish`` comes before.
+        """
+        name = layout.manifest_name(manifest.summary.id)
+        path = os.path.join(self.path, layout.SNAPSHOTS, name)
+        if os.path.lexists(path):
+            raise AssertionError("a snapshot's ID is never used again")
+        with store_faults("write", path):
+            durable.write_whole(
+                path,
+                encode_manifest(manifest),
+                temporary_directory=os.path.join(self.path, layout.TEMPORARY),
+                mode=_FILE_MODE,
+            )
+
+    @property
+    def _catalog_path(self) -> str:
+        return os.path.join(self.path, layout.CATALOG)
+
+    def _open_for_reading(self) -> Index:
+        """The catalog as it is; failing that one from the packs, kept if the store lets us."""
+        existing = self.existing_index
+        if existing is not None:
+            return existing
+        # A reader that happens to be alone mends the catalog for everybody after it.
+        with contextlib.suppress(CiuicError, OSError):
+            self._write_lock.take_alone()
+            try:
+                self._bring_up_to_date(made := self._open_for_writing())
+                made.close()
+                return Index(self._catalog_path, write=False)
+            finally:
+                self._write_lock.release()
+        return self._index_from_packs()
+
+    def _open_for_writing(self) -> Index:
+        try:
+            return Index(self._catalog_path, write=True)
+        except IndexDamagedError:
+            self._remove_catalog()
+            return Index(self._catalog_path, write=True)
+
+    def _remove_catalog(self) -> None:
+        with store_faults("replace", self._catalog_path):
+            durable.remove_file(self._catalog_path)
+            durable.remove_file(self._catalog_path + "-journal")
+
+    def _bring_up_to_date(self, index: Index) -> None:
+        """Make the catalog say what the packs say: crashes and deletions may have parted them."""
+        try:
+            self._reconcile(index)
+        except IndexDamagedError:
+            index.close()
+            self._remove_catalog()
+            self._index = Index(self._catalog_path, write=True)
+            self._reconcile(self._index)
+
+    def _reconcile(self, index: Index) -> None:
+        present = self._pack_files()
+        recorded = index.packs()
+        stale = [name for name, size in recorded.items() if present.get(name) != size]
+        for name in stale:
+            index.remove_pack(name)
+        index.commit()
+        for name in sorted(present.keys() - (recorded.keys() - set(stale))):
+            with contextlib.suppress(CorruptionError):
+                index.add_pack(name, present[name], self._frames_of(name))
+        index.commit()
+
+    def _index_from_packs(self) -> Index:
+        """A private index from what the packs say of themselves, damaged footers included."""
+        index = Index("", write=True)
+        self._temporary_indexes.append(index)
+        for name, size in sorted(self._pack_files().items()):
+            with contextlib.suppress(CorruptionError):
+                index.add_pack(name, size, self._frames_of(name))
+        return index
+
+    def _frames_of(self, name: bytes) -> list[PackedFrame]:
+        path = os.path.join(self.path, layout.PACKS, layout.pack_name(name))
+        with store_faults("read", path), open(path, "rb") as file:
+            try:
+                return read_footer(file.fileno(), name)
+            except CorruptionError:
+                return list(walk_frames(file.fileno()))
+
+    def _pack_files(self) -> dict[bytes, int]:
+        directory = os.path.join(self.path, layout.PACKS)
+        found = {}
+        with store_faults("list", directory), os.scandir(directory) as entries:
+            for entry in entries:
+                name = layout.parse_pack_name(entry.name)
+                if name is not None:
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def _clean_temporary(self) -> None:
+        """Remove what a killed writer left; its lock is ours, so nobody else is writing."""
+        directory = os.path.join(self.path, layout.TEMPORARY)
+        with store_faults("clean", directory):
+            for name in os.listdir(directory):
+                durable.remove_file(os.path.join(directory, name))

@@ -1,0 +1,315 @@
+"""Adding to a store: deduplicate, encode, fill packs, seal them, and the barrier before a commit.
+
+    caller's threads: look up, encode  ->  one thread: append to packs  ->  one thread: seal
+
+Order of durable writes, on which every guarantee rests (docs/format.md, "Write order"):
+
+    1. a pack's content is synced, then the pack gets its name;
+    2. the directory of packs is synced: every name is durable;
+    3. the catalog's transaction is committed;
+    4. the manifest is written (``Store.commit``): this is the commit.
+
+A failure at any point leaves packs that nobody refers to, which the next run reuses, and never
+a manifest that refers to what is not there. The first failure ends the run: it is raised to
+every caller from then on.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ciuic import durable
+from ciuic.errors import StoreError
+from ciuic.store import layout
+from ciuic.store.faults import store_faults
+from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_frame
+from ciuic.store.index import Index
+from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
+
+__all__ = ["StoreWriter", "WriteTotals"]
+
+PACK_BYTES: Final = 64 * 1024 * 1024
+_NODE_GROUP_BYTES: Final = 256 * 1024
+_QUEUE_BYTES: Final = 16 * 1024 * 1024
+_SEALING_MAX: Final = 2
+"""Packs that wait for their fsync; more would only let a slow disk fill the memory."""
+_BARRIER_PACKS: Final = 16
+"""Packs between two commits of the catalog: a killed run loses no more than their index rows."""
+
+Chunks = Sequence[tuple[bytes, bytes | memoryview]]
+
+
+@dataclass(slots=True)
+class WriteTotals:
+    """What a writer added: plain bytes of file content, and bytes of pack files."""
+
+    new_bytes: int = 0
+    stored_bytes: int = 0
+    packs: int = 0
+
+
+class _OpenPack:
+    """A pack that is being filled, under a temporary name."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, durable.temporary_name("pack-"))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.fd = os.open(self.path, flags, 0o600)
+        self.frames: list[PackedFrame] = []
+        self.size_bytes = 0
+        try:
+            self._append([MAGIC])
+        except OSError:
+            self.discard()
+            raise
+
+    def add(self, frame: Frame, payload: bytes | memoryview) -> None:
+        """Append one frame."""
+        self.frames.append(PackedFrame(self.size_bytes, frame))
+        self._append([frame.encode_header(), payload])
+
+    def close(self) -> bytes:
+        """Append the footer; returns the pack's ID."""
+        name, end = encode_footer(self.frames, self.size_bytes)
+        self._append([end])
+        return name
+
+    def discard(self) -> None:
+        """Remove the unfinished file."""
+        os.close(self.fd)
+        durable.remove_file(self.path)
+
+    def _append(self, parts: list[bytes | memoryview]) -> None:
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                written = os.write(self.fd, view)
+                view = view[written:]
+                self.size_bytes += written
+
+
+class _ByteQueue:
+    """A queue that holds a bounded number of bytes rather than of items."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._queue: queue.SimpleQueue[tuple[Frame, bytes | memoryview] | None] = (
+            queue.SimpleQueue()
+        )
+        self._room = threading.Condition()
+        self._free_bytes = bytes_max
+        self._bytes_max = bytes_max
+
+    def put(self, frame: Frame, payload: bytes | memoryview, failed: Callable[[], bool]) -> None:
+        wanted = min(frame.stored_bytes, self._bytes_max)
+        with self._room:
+            self._room.wait_for(lambda: self._free_bytes >= wanted or failed())
+            self._free_bytes -= wanted
+        self._queue.put((frame, payload))
+
+    def end(self) -> None:
+        self._queue.put(None)
+
+    def get(self) -> tuple[Frame, bytes | memoryview] | None:
+        return self._queue.get()
+
+    def written(self, frame: Frame) -> None:
+        with self._room:
+            self._free_bytes += min(frame.stored_bytes, self._bytes_max)
+            self._room.notify_all()
+
+    def wake(self) -> None:
+        with self._room:
+            self._room.notify_all()
+
+
+class StoreWriter:
+    """Adds chunks to a store whose write lock is held.
+
+    ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort``
+    the writer is used up.
+    """
+
+    def __init__(self, store_path: str, index: Index) -> None:
+        self._packs = os.path.join(store_path, layout.PACKS)
+        self._temporary = os.path.join(store_path, layout.TEMPORARY)
+        self._index = index
+        self._lock = threading.Lock()
+        self._pending: set[bytes] = set()
+        self._groups: dict[int, list[tuple[bytes, bytes | memoryview]]] = {}
+        self._group_bytes: dict[int, int] = {}
+        self._failure: BaseException | None = None
+        self._queue = _ByteQueue(_QUEUE_BYTES)
+        self._sealing: queue.Queue[_OpenPack | None] = queue.Queue(_SEALING_MAX)
+        self._open: dict[bool, _OpenPack] = {}
+        self.totals = WriteTotals()
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+            for name, work in (("pack", self._fill_packs), ("seal", self._seal_packs))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add_data(self, chunks: Chunks) -> int:
+        """Store those chunks of file content that the store lacks, together in one frame.
+
+        Args:
+            chunks: ID and plain bytes of each. The bytes must not change until ``finish``.
+
+        Returns:
+            Plain bytes that were new.
+
+        Raises:
+            StoreError: The store failed, now or earlier.
+        """
+        fresh = self._claim(chunks)
+        if not fresh:
+            return 0
+        new_bytes = sum([len(plain) for _, plain in fresh])
+        for start in range(0, len(fresh), CHUNKS_MAX):
+            self._enqueue(DATA, fresh[start : start + CHUNKS_MAX])
+        with self._lock:
+            self.totals.new_bytes += new_bytes
+        return new_bytes
+
+    def put_node(self, kind: int, plain: bytes) -> bytes:
+        """Store a tree or recipe node if the store lacks it; returns its ID.
+
+        Raises:
+            StoreError: The store failed, now or earlier.
+        """
+        name = chunk_id(kind, plain)
+        if not self._claim([(name, plain)]):
+            return name
+        full = None
+        with self._lock:
+            group = self._groups.setdefault(kind, [])
+            group.append((name, plain))
+            size = self._group_bytes.get(kind, 0) + len(plain)
+            if size >= _NODE_GROUP_BYTES:
+                full = self._groups.pop(kind)
+                size = 0
+            self._group_bytes[kind] = size
+        if full:
+            self._enqueue(kind, full)
+        return name
+
+    def finish(self) -> WriteTotals:
+        """All that was added is durable and indexed when this returns.
+
+        Raises:
+            StoreError: It is not; nothing that was added may be referred to.
+        """
+        for kind, group in self._groups.items():
+            self._enqueue(kind, group)
+        self._groups = {}
+        self._stop_threads()
+        self._raise_failure()
+        self._barrier()
+        return self.totals
+
+    def abort(self) -> None:
+        """End without a commit; packs that are sealed stay and are reused by the next run."""
+        if self._failure is None:
+            self._failure = StoreError("the run was given up")
+        self._stop_threads()
+        # The run already ends with an error, which a second one here would only hide.
+        with contextlib.suppress(StoreError):
+            self._barrier()
+
+    def _claim(self, chunks: Chunks) -> list[tuple[bytes, bytes | memoryview]]:
+        """Those chunks that nobody has stored or is storing: now this caller's to store."""
+        self._raise_failure()
+        # Pending first, index second: a chunk moves from the one to the other in the order
+        # that never leaves it in neither.
+        with self._lock:
+            unclaimed = [one for one in chunks if one[0] not in self._pending]
+        known = self._index.known([name for name, _ in unclaimed])
+        fresh = []
+        with self._lock:
+            for one in unclaimed:
+                if one[0] not in known and one[0] not in self._pending:
+                    self._pending.add(one[0])
+                    fresh.append(one)
+        return fresh
+
+    def _enqueue(self, kind: int, chunks: Chunks) -> None:
+        frame, payload = encode_frame(kind, chunks)
+        self._queue.put(frame, payload, lambda: self._failure is not None)
+        self._raise_failure()
+
+    def _fill_packs(self) -> None:
+        while (item := self._queue.get()) is not None:
+            frame, payload = item
+            if self._failure is None:
+                self._append(frame, payload)
+            self._queue.written(frame)
+        for pack in self._open.values():
+            self._sealing.put(pack)
+        self._sealing.put(None)
+
+    def _append(self, frame: Frame, payload: bytes | memoryview) -> None:
+        # Nodes go to packs of their own: reading a tree then touches few packs, and an object
+        # store can keep those near.
+        is_data = frame.kind == DATA
+        with store_faults("write to", self._temporary):
+            pack = self._open.get(is_data)
+            if pack is None:
+                pack = self._open[is_data] = _OpenPack(self._temporary)
+            pack.add(frame, payload)
+        if pack.size_bytes >= PACK_BYTES:
+            del self._open[is_data]
+            self._sealing.put(pack)
+
+    def _seal_packs(self) -> None:
+        while (pack := self._sealing.get()) is not None:
+            if self._failure is not None:
+                pack.discard()
+                continue
+            try:
+                self._seal(pack)
+            except BaseException:
+                durable.remove_file(pack.path)
+                raise
+            finally:
+                os.close(pack.fd)
+            if self.totals.packs % _BARRIER_PACKS == 0:
+                self._barrier()
+
+    def _seal(self, pack: _OpenPack) -> None:
+        with store_faults("write to", self._packs):
+            name = pack.close()
+            durable.publish(pack.fd, pack.path, os.path.join(self._packs, layout.pack_name(name)))
+        self._index.add_pack(name, pack.size_bytes, pack.frames)
+        with self._lock:
+            self.totals.stored_bytes += pack.size_bytes
+            self.totals.packs += 1
+            for packed in pack.frames:
+                self._pending.difference_update([chunk for chunk, _ in packed.frame.chunks])
+
+    def _barrier(self) -> None:
+        with store_faults("sync", self._packs):
+            durable.sync_directory(self._packs)
+        self._index.commit()
+
+    def _stop_threads(self) -> None:
+        self._queue.end()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        """Run one thread's work; keep its first failure and go on swallowing, so nobody hangs."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
+            if self._failure is None:
+                self._failure = error
+            self._queue.wake()
+            work()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

@@ -1,0 +1,67 @@
+"""Numbers with units, as people write them and as they like to read them."""
+
+import re
+
+__all__ = ["format_bytes", "format_duration", "parse_duration_s", "parse_size_bytes"]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?", re.ASCII | re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in ``30m``, ``1h``, ``7d`` or ``0``.
+
+    A bare number other than 0 is refused: whoever writes ``interval = 30`` may mean minutes.
+
+    Raises:
+        ValueError: It is not a duration; the text says what one looks like.
+    """
+    stripped = text.strip()
+    if stripped == "0":
+        return 0.0
+    match = _DURATION.fullmatch(stripped)
+    if match is None:
+        raise ValueError(f"'{text}' is not a duration; write a number and s, m, h, d or w: 30m, 1h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes in ``64 MiB``, ``2G`` or ``4096``; K, M, G, T and P are powers of 1024.
+
+    Raises:
+        ValueError: It is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"'{text}' is not a size; write a number and KiB, MiB, GiB or TiB: 64 MiB")
+    unit = (match[2] or "").lower().removesuffix("i")
+    return int(float(match[1]) * 1024 ** _POWERS[unit])
+
+
+def format_bytes(size_bytes: int) -> str:
+    """``1.5 GiB``: three digits that a person takes in at a glance."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.{_places(size)}f} {unit}"
+        size /= 1024
+    return f"{size:.{_places(size)}f} PiB"
+
+
+def _places(size: float) -> int:
+    return 2 if abs(size) < 10 else 1 if abs(size) < 100 else 0
+
+
+def format_duration(duration_s: float) -> str:
+    """``0.42 s``, ``3 m 05 s``, ``2 h 10 m``, ``3 d 04 h``."""
+    if duration_s < 60:
+        return f"{duration_s:.2f} s" if duration_s < 10 else f"{duration_s:.0f} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    if minutes < 60:
+        return f"{minutes} m {seconds:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes:02d} m"
+    return f"{hours // 24} d {hours % 24:02d} h"

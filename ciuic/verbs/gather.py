@@ -1,0 +1,441 @@
+"""Roots -> tree nodes: walk, compare with the parent snapshot, hand changed files to be read.
+
+The walk runs ahead of the reading. A directory's entries wait in a queue, in the order of their
+names, until their content is known; then they move on into tree nodes. The number of waiting
+entries is bounded, and with it the memory, whatever the size of the tree or of one directory.
+"""
+
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Final
+
+from ciuic.capture import is_settled, source_faults
+from ciuic.errors import CancelledError, CorruptionError, SourceError
+from ciuic.hashing import ID_BYTES
+from ciuic.model import GONE_MODE, SKIPPED, UNREADABLE, WHOLE, Entry, Root
+from ciuic.scan import (
+    DirectoryHandle,
+    Exclusions,
+    PseudoMounts,
+    entry_of,
+    open_root,
+    read_symlink,
+    read_xattrs,
+)
+from ciuic.store import Store
+from ciuic.store.nodes import TreeBuilder, iter_pieces, iter_tree
+from ciuic.store.writer import StoreWriter
+from ciuic.verbs.reading import ContentReader, Wanted
+
+__all__ = ["Gatherer", "TroubleSink"]
+
+TroubleSink = Callable[[bytes, str, bool], None]
+"""Told a path, what happened to it, and whether that is harmless."""
+
+_WAITING_MAX: Final = 20_000
+_BATCH_BYTES: Final = 512 * 1024
+_BATCH_FILES: Final = 256
+_LOOKUP_FILES: Final = 500
+_DEPTH_MAX: Final = 900
+"""Each level holds a descriptor; deeper trees than this are named and left out."""
+
+
+class _Ticket:
+    """What an entry waits for: content that is being stored, a subdirectory, a look-up."""
+
+    __slots__ = ("done", "flush", "futures")
+
+    def __init__(self, flush: Callable[[], None] | None = None) -> None:
+        self.done = False
+        self.flush = flush
+        self.futures: list[Future[None]] = []
+
+    def ready(self, *, wait: bool) -> bool:
+        if self.done:
+            return True
+        if self.flush is not None:
+            if not wait:
+                return False
+            self.flush()
+        if self.done:
+            return True
+        if not wait and not all([future.done() for future in self.futures]):
+            return False
+        if not self.futures:
+            return False
+        for future in self.futures:
+            future.result()
+        self.done = True
+        return True
+
+
+class _Directory:
+    """A directory on its way into tree nodes."""
+
+    def __init__(
+        self,
+        handle: DirectoryHandle,
+        entry: Entry,
+        builder: TreeBuilder,
+        old: Iterator[Entry],
+    ) -> None:
+        self.handle = handle
+        self.entry = entry
+        self.ticket = _Ticket()
+        self.names: Iterator[bytes] = iter(())
+        self._builder = builder
+        self._old = old
+        self._old_next: Entry | None = None
+        self._queue: deque[tuple[Entry, _Ticket | None]] = deque()
+        self.walked = False
+
+    def append(self, entry: Entry, ticket: _Ticket | None) -> None:
+        self._queue.append((entry, ticket))
+
+    def old_entry(self, name: bytes) -> Entry | None:
+        """The parent snapshot's entry of this name; names must be asked for in order."""
+        try:
+            while self._old_next is None or self._old_next.name < name:
+                self._old_next = next(self._old)
+        except StopIteration:
+            self._old = iter(())
+            return None
+        except CorruptionError:
+            # A damaged parent costs reading the files again, which stores what is missing.
+            self._old = iter(())
+            return None
+        return self._old_next if self._old_next.name == name else None
+
+    def advance(self, *, wait: bool) -> int:
+        """Move what is ready into the tree; returns how many entries moved."""
+        moved = 0
+        while self._queue:
+            entry, ticket = self._queue[0]
+            if ticket is not None and not ticket.ready(wait=wait):
+                break
+            if entry.mode != GONE_MODE:
+                self._builder.add(entry)
+            self._queue.popleft()
+            moved += 1
+        if self.walked and not self._queue and not self.ticket.done:
+            self.entry.content, self.entry.level = self._builder.finish()
+            self.ticket.done = True
+        return moved
+
+
+class Gatherer:
+    """Walks roots and spells them in tree nodes.
+
+    Args:
+        store: Open for writing; read for the parent's trees.
+        writer: Where nodes and chunks go.
+        content: Stores file contents.
+        exclusions: What is left out.
+        trouble: Told of everything that is not as it should be.
+        cancelled: Asked at every directory entry.
+        parent_taken_ns: When the parent was taken; None to believe nothing that it says.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        writer: StoreWriter,
+        content: ContentReader,
+        exclusions: Exclusions,
+        trouble: TroubleSink,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int, bytes], None],
+        parent_taken_ns: int | None,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._content = content
+        self._exclusions = exclusions
+        self._trouble = trouble
+        self._cancelled = cancelled
+        self._progress = progress
+        self._parent_taken_ns = parent_taken_ns
+        self._pseudo = PseudoMounts()
+        own = os.stat(store.path)
+        self._store_inode = (own.st_dev, own.st_ino)
+        self._links: dict[tuple[int, int], tuple[Entry, _Ticket | None, int]] = {}
+        self._waiting = 0
+        self._closing: deque[_Directory] = deque()
+        self._stack: list[_Directory] = []
+        self._small: list[Wanted] = []
+        self._small_bytes = 0
+        self._small_ticket = _Ticket(self._flush_small)
+        self._lookups: list[tuple[Wanted, Entry]] = []
+        self._lookup_ticket = _Ticket(self._flush_lookups)
+        self.files = 0
+        self.logical_bytes = 0
+
+    def gather(self, path: bytes, old_tree: bytes) -> Root:
+        """Spell one root.
+
+        Args:
+            path: Absolute.
+            old_tree: The parent's tree of this root; empty if it has none.
+
+        Returns:
+            The root's record; a root that can't be read is recorded as missing.
+        """
+        try:
+            handle = open_root(path)
+            with source_faults():
+                status = os.fstat(handle.fd)
+                entry = entry_of(b".", status)
+                entry.xattrs = read_xattrs(handle.fd)
+                names = handle.names()
+        except SourceError as error:
+            self._trouble(path, f"the root {error.message}", False)
+            return Root(path, b"", error.message)
+        top = TreeBuilder(self._writer.put_node)
+        directory = self._directory(handle, entry, self._old_root(old_tree))
+        directory.names = iter(names)
+        self._stack.append(directory)
+        self._walk()
+        top.add(entry)
+        return Root(path, top.finish()[0])
+
+    def _old_root(self, tree: bytes) -> Entry | None:
+        if not tree:
+            return None
+        try:
+            return next(iter_tree(self._store.reader.node, tree, 0), None)
+        except CorruptionError:
+            return None
+
+    def _directory(self, handle: DirectoryHandle, entry: Entry, old: Entry | None) -> _Directory:
+        old_entries: Iterator[Entry] = iter(())
+        if old is not None and old.is_directory and old.content:
+            old_entries = iter_tree(self._store.reader.node, old.content, old.level)
+        return _Directory(handle, entry, TreeBuilder(self._writer.put_node), old_entries)
+
+    def _walk(self) -> None:
+        while self._stack:
+            if self._cancelled():
+                raise CancelledError("the snapshot was interrupted")
+            top = self._stack[-1]
+            name = next(top.names, None)
+            if name is None:
+                top.walked = True
+                self._closing.append(self._stack.pop())
+                self._drain(wait=False)
+                self._progress(self.files, self.logical_bytes, top.handle.path)
+                continue
+            if not (self._exclusions.any and self._exclusions.match(top.handle, name)):
+                self._visit(top, name)
+            if self._waiting > _WAITING_MAX:
+                self._make_room(top)
+        self._drain(wait=True)
+
+    def _drain(self, *, wait: bool) -> None:
+        """Finish directories whose content is all there, children before parents."""
+        while self._closing:
+            first = self._closing[0]
+            self._waiting -= first.advance(wait=wait)
+            if not first.ticket.done:
+                return
+            self._closing.popleft()
+
+    def _make_room(self, top: _Directory) -> None:
+        self._drain(wait=True)
+        for directory in self._stack:
+            if directory is not top:
+                self._waiting -= directory.advance(wait=False)
+        self._waiting -= top.advance(wait=True)
+
+    def _visit(self, parent: _Directory, name: bytes) -> None:
+        try:
+            status = parent.handle.status(name)
+        except FileNotFoundError:
+            self._trouble(parent.handle.join(name), "vanished while the snapshot was taken", False)
+            return
+        except OSError as error:
+            what = f"could not be read: {os.strerror(error.errno)}"
+            self._trouble(parent.handle.join(name), what, False)
+            return
+        old = parent.old_entry(name)
+        mode = status.st_mode
+        if stat.S_ISREG(mode):
+            self._visit_file(parent, name, status, old)
+        elif stat.S_ISDIR(mode):
+            self._visit_directory(parent, name, status, old)
+        elif stat.S_ISSOCK(mode):
+            self._trouble(parent.handle.join(name), "is a socket and was not stored", True)
+        else:
+            self._visit_special(parent, name, status, old)
+
+    def _append(self, parent: _Directory, entry: Entry, ticket: _Ticket | None) -> None:
+        parent.append(entry, ticket)
+        self._waiting += 1
+
+    def _visit_file(
+        self, parent: _Directory, name: bytes, status: os.stat_result, old: Entry | None
+    ) -> None:
+        self.files += 1
+        if status.st_nlink > 1 and self._visit_link(parent, name, status):
+            return
+        self.logical_bytes += status.st_size
+        if old is not None and self._believes(old, status):
+            old.link_dev = status.st_dev if status.st_nlink > 1 else 0
+            ticket = self._reuse(parent, old)
+            entry = old
+        else:
+            entry = entry_of(name, status)
+            ticket = self._read(Wanted(parent.handle, entry), status)
+        self._append(parent, entry, ticket)
+        if status.st_nlink > 1:
+            self._links[status.st_dev, status.st_ino] = (entry, ticket, status.st_nlink - 1)
+
+    def _visit_link(self, parent: _Directory, name: bytes, status: os.stat_result) -> bool:
+        """Another name of a file that was seen in this run: its content is not read again."""
+        key = (status.st_dev, status.st_ino)
+        known = self._links.get(key)
+        if known is None:
+            return False
+        first, ticket, left = known
+        self._links[key] = (first, ticket, left - 1)
+        if left <= 1:
+            del self._links[key]
+        entry = entry_of(name, status)
+        self._append(parent, entry, self._copy_ticket(first, entry, ticket))
+        return True
+
+    def _copy_ticket(self, first: Entry, entry: Entry, ticket: _Ticket | None) -> _Ticket:
+        copy = _Ticket()
+
+        def flush() -> None:
+            if ticket is None or ticket.ready(wait=True):
+                _copy_content(first, entry)
+                copy.done = True
+
+        copy.flush = flush
+        return copy
+
+    def _visit_directory(
+        self, parent: _Directory, name: bytes, status: os.stat_result, old: Entry | None
+    ) -> None:
+        if (status.st_dev, status.st_ino) == self._store_inode:
+            return
+        entry = entry_of(name, status)
+        if self._pseudo.holds(status):
+            entry.state = SKIPPED
+            self._append(parent, entry, None)
+            return
+        try:
+            if len(self._stack) >= _DEPTH_MAX:
+                raise SourceError(f"is more than {_DEPTH_MAX} directories deep")
+            with source_faults():
+                handle = parent.handle.child(name)
+                if old is not None and _same_inode(old, status):
+                    entry.xattrs = old.xattrs
+                else:
+                    entry.xattrs = read_xattrs(handle.fd)
+                names = handle.names()
+        except SourceError as error:
+            entry.state = UNREADABLE
+            self._trouble(parent.handle.join(name), error.message, False)
+            self._append(parent, entry, None)
+            return
+        directory = self._directory(handle, entry, old)
+        directory.names = iter(names)
+        self._append(parent, entry, directory.ticket)
+        self._stack.append(directory)
+
+    def _visit_special(
+        self, parent: _Directory, name: bytes, status: os.stat_result, old: Entry | None
+    ) -> None:
+        entry = entry_of(name, status)
+        try:
+            with source_faults():
+                if stat.S_ISLNK(status.st_mode):
+                    entry.content = read_symlink(parent.handle, name)
+                if old is not None and _same_inode(old, status):
+                    entry.xattrs = old.xattrs
+                else:
+                    entry.xattrs = read_xattrs(b"/proc/self/fd/%d/" % parent.handle.fd + name)
+        except SourceError as error:
+            self._trouble(parent.handle.join(name), error.message, False)
+            return
+        self._append(parent, entry, None)
+
+    def _believes(self, old: Entry, status: os.stat_result) -> bool:
+        """The file is the one that the parent has, unchanged since."""
+        return (
+            self._parent_taken_ns is not None
+            and old.ctime_ns == status.st_ctime_ns
+            and old.mtime_ns == status.st_mtime_ns
+            and old.size_bytes == status.st_size
+            and old.ino == status.st_ino
+            and old.mode == status.st_mode
+            and old.state == WHOLE
+            and is_settled(old.mtime_ns, old.ctime_ns, self._parent_taken_ns)
+        )
+
+    def _reuse(self, parent: _Directory, old: Entry) -> _Ticket | None:
+        """Take over the parent's content, once it is sure that the store still has it."""
+        if not old.content:
+            return None
+        if old.level == 0 and len(old.content) == ID_BYTES:
+            ticket = self._lookup_ticket
+            self._lookups.append((Wanted(parent.handle, old), old))
+            if len(self._lookups) >= _LOOKUP_FILES:
+                self._flush_lookups()
+            return ticket
+        if self._has_all_pieces(old):
+            return None
+        return self._large(Wanted(parent.handle, old))
+
+    def _has_all_pieces(self, old: Entry) -> bool:
+        try:
+            pieces = [piece.id for piece in iter_pieces(self._store.reader.node, old) if piece.id]
+        except CorruptionError:
+            return False
+        return self._store.index.known(pieces) == set(pieces)
+
+    def _flush_lookups(self) -> None:
+        lookups, ticket = self._lookups, self._lookup_ticket
+        self._lookups, self._lookup_ticket = [], _Ticket(self._flush_lookups)
+        known = self._store.index.known([old.content for _, old in lookups])
+        missing = [wanted for wanted, old in lookups if old.content not in known]
+        ticket.flush = None
+        # One at a time, as large files are: this happens after damage, not every hour.
+        ticket.futures = [self._content.submit_large(wanted) for wanted in missing]
+        ticket.done = not missing
+
+    def _read(self, wanted: Wanted, status: os.stat_result) -> _Ticket:
+        if not self._content.is_small(status):
+            return self._large(wanted)
+        ticket = self._small_ticket
+        self._small.append(wanted)
+        self._small_bytes += status.st_size
+        if self._small_bytes >= _BATCH_BYTES or len(self._small) >= _BATCH_FILES:
+            self._flush_small()
+        return ticket
+
+    def _flush_small(self) -> None:
+        files, ticket = self._small, self._small_ticket
+        self._small, self._small_bytes = [], 0
+        self._small_ticket = _Ticket(self._flush_small)
+        ticket.flush = None
+        ticket.futures = [self._content.submit_small(files)]
+
+    def _large(self, wanted: Wanted) -> _Ticket:
+        ticket = _Ticket()
+        ticket.futures = [self._content.submit_large(wanted)]
+        return ticket
+
+
+def _same_inode(old: Entry, status: os.stat_result) -> bool:
+    return old.ino == status.st_ino and old.ctime_ns == status.st_ctime_ns
+
+
+def _copy_content(first: Entry, entry: Entry) -> None:
+    entry.mode, entry.size_bytes, entry.state = first.mode, first.size_bytes, first.state
+    entry.mtime_ns, entry.ctime_ns = first.mtime_ns, first.ctime_ns
+    entry.content, entry.level, entry.xattrs = first.content, first.level, first.xattrs
