@@ -172,4 +172,4 @@ def _source_error(error: OSError) -> SourceError:
         return VanishedError("vanished while the snapshot was taken")
     if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
         return SourceError("turned into something else while the snapshot was taken")
-    return SourceError(f"could not be read: {os.strerror(error.errno)}")
+    return SourceError(f"could not be read: {os.strerror(error.errno or 0)}")

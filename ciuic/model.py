@@ -248,7 +248,9 @@ class RestoreReport(msgspec.Struct):
         cloned_bytes: Bytes of written files that came from the old file at the same place
             instead of from the store.
         failed: Paths that are not as the snapshot has them, and why.
-        damaged: Some of ``failed`` is damage in the store.
+        damaged_paths: Those that damage in the store, or a failed read when the snapshot was
+            taken, kept from being restored; ``--fallback`` looks for older versions of them.
+        damaged: There was damage in the store, even if an older version could be had.
     """
 
     dry_run: bool = False
@@ -260,6 +262,7 @@ class RestoreReport(msgspec.Struct):
     total_s: float = 0.0
     failed: list[Trouble] = msgspec.field(default_factory=list)
     notes: list[Trouble] = msgspec.field(default_factory=list)
+    damaged_paths: set[bytes] = msgspec.field(default_factory=set)
     damaged: bool = False
 
     def as_json(self) -> dict[str, Any]:

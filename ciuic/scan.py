@@ -79,7 +79,7 @@ def open_root(path: bytes) -> DirectoryHandle:
     try:
         return DirectoryHandle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
     except OSError as error:
-        raise SourceError(os.strerror(error.errno)) from error
+        raise SourceError(os.strerror(error.errno or 0)) from error
 
 
 def entry_of(name: bytes, status: os.stat_result) -> Entry:
@@ -169,9 +169,16 @@ class Exclusions:
 
     def match(self, directory: DirectoryHandle, name: bytes) -> bool:
         """A name in a directory is left out."""
+        return self.match_path(directory.path, name)
+
+    def match_path(self, directory_path: bytes, name: bytes) -> bool:
+        """A name in the directory of this path is left out."""
         if self._names is not None and self._names.fullmatch(name):
             return True
-        return self._paths is not None and bool(self._paths.fullmatch(directory.join(name)))
+        if self._paths is None:
+            return False
+        path = directory_path.rstrip(b"/") + b"/" + name
+        return bool(self._paths.fullmatch(path))
 
 
 def _compiled(patterns: list[bytes]) -> re.Pattern[bytes] | None:

@@ -3,6 +3,7 @@
 A snapshot exists if and only if its manifest does.
 """
 
+import os
 from typing import Final
 
 import msgspec
@@ -31,6 +32,7 @@ class Manifest(msgspec.Struct, frozen=True):
     writer: str
     read_bytes: int
     capture_s: float
+    exclude: tuple[str, ...]
     trouble: tuple[Trouble, ...]
 
 
@@ -64,6 +66,7 @@ class _Record(msgspec.Struct):
     new_bytes: int
     stored_bytes: int
     capture_s: float
+    exclude: list[str]
     tags: list[str]
     trouble_count: int
     trouble: list[_TroubleRecord]
@@ -93,6 +96,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             new_bytes=summary.new_bytes,
             stored_bytes=summary.stored_bytes,
             capture_s=manifest.capture_s,
+            exclude=[_escaped(os.fsencode(one)) for one in manifest.exclude],
             tags=list(summary.tags),
             trouble_count=summary.trouble_count,
             trouble=[
@@ -136,6 +140,7 @@ def decode_manifest(data: bytes, snapshot_id: str) -> Manifest:
         writer=record.writer,
         read_bytes=record.read_bytes,
         capture_s=record.capture_s,
+        exclude=tuple([os.fsdecode(_unescaped(one)) for one in record.exclude]),
         trouble=tuple(
             [Trouble(_unescaped(one.path), one.what, one.harmless) for one in record.trouble]
         ),

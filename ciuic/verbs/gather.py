@@ -62,7 +62,7 @@ class _Ticket:
             self.flush()
         if self.done:
             return True
-        if not wait and not all([future.done() for future in self.futures]):
+        if not wait and not all(future.done() for future in self.futures):
             return False
         if not self.futures:
             return False
@@ -144,6 +144,7 @@ class Gatherer:
         store: Store,
         writer: StoreWriter,
         content: ContentReader,
+        *,
         exclusions: Exclusions,
         trouble: TroubleSink,
         cancelled: Callable[[], bool],
@@ -256,7 +257,7 @@ class Gatherer:
             self._trouble(parent.handle.join(name), "vanished while the snapshot was taken", False)
             return
         except OSError as error:
-            what = f"could not be read: {os.strerror(error.errno)}"
+            what = f"could not be read: {os.strerror(error.errno or 0)}"
             self._trouble(parent.handle.join(name), what, False)
             return
         old = parent.old_entry(name)

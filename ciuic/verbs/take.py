@@ -17,7 +17,6 @@ from ciuic.model import Root, SnapshotSummary, TakeReport, Trouble
 from ciuic.scan import Exclusions
 from ciuic.store import Store
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
-from ciuic.store.writer import StoreWriter
 from ciuic.verbs.gather import Gatherer
 from ciuic.verbs.reading import ContentReader
 
@@ -69,7 +68,7 @@ class _Troubles:
         self.first: list[Trouble] = []
         self.count = 0
 
-    def add(self, path: bytes, what: str, harmless: bool = False) -> None:  # noqa: FBT001, FBT002 - a callback's shape
+    def add(self, path: bytes, what: str, harmless: bool = False) -> None:
         with self._lock:
             self.count += not harmless
             if len(self.first) < TROUBLE_MAX:
@@ -114,11 +113,11 @@ def take_snapshot(
                 store,
                 writer,
                 content,
-                Exclusions(request.exclude),
-                troubles.add,
-                cancelled,
-                (progress or _Silent()).update,
-                None if is_base or parent is None else parent.taken_ns,
+                exclusions=Exclusions(request.exclude),
+                trouble=troubles.add,
+                cancelled=cancelled,
+                progress=(progress or _Silent()).update,
+                parent_taken_ns=None if is_base or parent is None else parent.taken_ns,
             )
             trees = [] if is_base else _parent_trees(store, snapshots, roots)
             recorded = _gather(gatherer, roots, dict(trees))
@@ -149,6 +148,7 @@ def take_snapshot(
         writer=f"ciuic {ciuic.__version__}",
         read_bytes=content.read_bytes,
         capture_s=round(capture_s, 6),
+        exclude=request.exclude,
         trouble=tuple(troubles.first),
     )
     store.commit(manifest)

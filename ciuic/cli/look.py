@@ -1,0 +1,290 @@
+"""``ciuic list``, ``show``, ``ls``, ``cat``, ``find`` and ``diff``: looking into snapshots."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from ciuic.cli.render import mode_text, print_json, print_table, printable
+from ciuic.cli.session import SNAPSHOT, Session, json_option
+from ciuic.clock import local_time_text, rfc3339
+from ciuic.errors import CiuicError, UsageError
+from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, SnapshotSummary, path_text
+from ciuic.units import format_bytes
+
+__all__ = ["cat", "diff", "find", "list_", "ls", "show"]
+
+_STATES = {FLUX: "in flux", UNREADABLE: "unreadable", SKIPPED: "left out"}
+_SIGNS = {"+": "added", "-": "removed", "M": "changed", "m": "metadata", "T": "type"}
+
+
+@click.command("list")
+@click.option("--machine-readable", is_flag=True, help="ID|YYYY-mm-dd HH:MM:SS|SIZE in bytes.")
+@click.option("--path", metavar="P", help="Only snapshots that hold this path.")
+@click.option("--tag", metavar="T", help="Only snapshots with this tag.")
+@json_option
+@click.pass_obj
+def list_(
+    session: Session, *, machine_readable: bool, path: str | None, tag: str | None, as_json: bool
+) -> None:
+    """List snapshots, newest first."""
+    from ciuic.catalog import damaged_manifests, list_snapshots
+
+    if machine_readable and as_json:
+        raise UsageError("--machine-readable and --json exclude each other")
+    with session.opened() as store:
+        snapshots = list_snapshots(store)
+        damaged = damaged_manifests(store)
+        if tag is not None:
+            snapshots = [one for one in snapshots if tag in one.tags]
+        if path is not None:
+            wanted = os.fsencode(os.path.abspath(path))
+            snapshots = [one for one in snapshots if _holds(store, one, wanted)]
+    if as_json:
+        print_json([one.as_json() for one in snapshots])
+    elif machine_readable:
+        for one in snapshots:
+            click.echo(f"{one.id}|{local_time_text(one.taken_ns)}|{one.logical_bytes}")
+    else:
+        _print_snapshots(snapshots)
+    for name, what in sorted(damaged.items()):
+        click.echo(f"ciuic: {name} can't be read: {printable(what)}", err=True)
+
+
+def _holds(store: Any, snapshot: SnapshotSummary, path: bytes) -> bool:
+    from ciuic.errors import PathNotFoundError
+    from ciuic.verbs.browse import locate
+
+    try:
+        locate(store, store.manifest(snapshot.id), path)
+    except PathNotFoundError:
+        return False
+    return True
+
+
+def _print_snapshots(snapshots: list[SnapshotSummary]) -> None:
+    if not snapshots:
+        click.echo("no snapshots", err=True)
+        return
+    header = ("ID", "TAKEN", "KIND", "FILES", "SIZE", "NEW", "STORED", "TROUBLE", "TAGS")
+    rows = [
+        (
+            one.id,
+            local_time_text(one.taken_ns),
+            one.kind,
+            f"{one.files:,}",
+            format_bytes(one.logical_bytes),
+            format_bytes(one.new_bytes),
+            format_bytes(one.stored_bytes),
+            str(one.trouble_count) if one.trouble_count else "",
+            ",".join(one.tags),
+        )
+        for one in snapshots
+    ]
+    print_table(header, rows, right=frozenset({3, 4, 5, 6, 7}))
+
+
+@click.command()
+@click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
+@json_option
+@click.pass_obj
+def show(session: Session, *, snapshot_id: str, as_json: bool) -> None:
+    """Show what a snapshot says of itself: roots, sizes, trouble."""
+    from ciuic.catalog import find_snapshot
+
+    with session.opened() as store:
+        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+    summary = manifest.summary
+    if as_json:
+        document = summary.as_json() | {
+            "host": manifest.host,
+            "writer": manifest.writer,
+            "read_bytes": manifest.read_bytes,
+            "freeze_s": manifest.capture_s,
+            "exclude": list(manifest.exclude),
+            "roots": [
+                {"path": path_text(one.path), "tree": one.tree.hex(), "missing": one.missing}
+                for one in manifest.roots
+            ],
+            "trouble": [one.as_json() for one in manifest.trouble],
+        }
+        print_json(document)
+        return
+    lines = [
+        ("snapshot", summary.id),
+        ("kind", summary.kind),
+        ("parent", summary.parent or "none"),
+        ("taken", f"{local_time_text(summary.taken_ns)} on {manifest.host} by {manifest.writer}"),
+        ("files", f"{summary.files:,}, {format_bytes(summary.logical_bytes)}"),
+        ("read", f"{format_bytes(manifest.read_bytes)} in {manifest.capture_s:.2f} s"),
+        ("new", format_bytes(summary.new_bytes)),
+        ("stored", format_bytes(summary.stored_bytes)),
+    ]
+    if summary.tags:
+        lines.append(("tags", ", ".join(summary.tags)))
+    lines += [
+        ("root", path_text(root.path) + (f": {root.missing}" if root.missing else ""))
+        for root in manifest.roots
+    ]
+    lines += [("trouble", f"{path_text(one.path)}: {one.what}") for one in manifest.trouble]
+    unnamed = summary.trouble_count - sum(not one.harmless for one in manifest.trouble)
+    if unnamed > 0:
+        lines.append(("trouble", f"and {unnamed} more paths; 'ciuic ls -R' marks them"))
+    for key, value in lines:
+        click.echo(f"{key:10}{printable(value)}")
+
+
+@click.command()
+@click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
+@click.argument("path", required=False)
+@click.option("-R", "--recursive", is_flag=True, help="Also list what directories hold.")
+@json_option
+@click.pass_obj
+def ls(
+    session: Session, *, snapshot_id: str, path: str | None, recursive: bool, as_json: bool
+) -> None:
+    """List a path of a snapshot; without PATH its roots."""
+    from ciuic.catalog import find_snapshot
+    from ciuic.verbs.browse import Located, children, locate, root_entry, walk
+
+    with session.opened() as store:
+        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        if path is None:
+            tops = [
+                Located(root.path, root_entry(store, root)) for root in manifest.roots if root.tree
+            ]
+            found = [one for top in tops for one in (walk(store, top) if recursive else [top])]
+        else:
+            top = locate(store, manifest, os.fsencode(os.path.abspath(path)))
+            if recursive:
+                found = list(walk(store, top))
+            elif top.entry.is_directory:
+                found = list(children(store, top))
+            else:
+                found = [top]
+    if as_json:
+        print_json([_entry_json(one.path, one.entry) for one in found])
+        return
+    whole = recursive or path is None
+    for one in found:
+        _print_entry(one.path if whole else os.path.basename(one.path), one.entry)
+
+
+def _entry_json(path: bytes, entry: Entry) -> dict[str, Any]:
+    return {
+        "path": path_text(path),
+        "type": _type_name(entry),
+        "mode": f"{entry.mode & 0o7777:04o}",
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "size_bytes": entry.size_bytes,
+        "mtime": rfc3339(entry.mtime_ns),
+        "state": _STATES.get(entry.state, "whole"),
+        "target": path_text(entry.content) if entry.is_symlink else None,
+    }
+
+
+def _type_name(entry: Entry) -> str:
+    names = {"d": "directory", "-": "file", "l": "symlink", "p": "fifo", "c": "char", "b": "block"}
+    return names.get(mode_text(entry.mode)[0], "unknown")
+
+
+def _print_entry(name: bytes, entry: Entry) -> None:
+    target = f" -> {printable(entry.content)}" if entry.is_symlink else ""
+    state = f"  [{_STATES[entry.state]}]" if entry.state in _STATES else ""
+    click.echo(
+        f"{mode_text(entry.mode)} {entry.uid:>6} {entry.gid:>6} {entry.size_bytes:>14,}"
+        f" {local_time_text(entry.mtime_ns)} {printable(name)}{target}{state}"
+    )
+
+
+@click.command()
+@click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
+@click.argument("path")
+@click.pass_obj
+def cat(session: Session, *, snapshot_id: str, path: str) -> None:
+    """Write a file of a snapshot to stdout."""
+    from ciuic.catalog import find_snapshot
+    from ciuic.verbs.browse import locate, read_file
+
+    with session.opened() as store:
+        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        located = locate(store, manifest, os.fsencode(os.path.abspath(path)))
+        if not located.entry.is_file:
+            kind = _type_name(located.entry)
+            raise UsageError(
+                f"{printable(located.path)} is a {kind}, not a file",
+                hint="'ciuic ls' lists a directory.",
+            )
+        if located.entry.state == UNREADABLE:
+            raise CiuicError(
+                f"{printable(located.path)} could not be read when the snapshot was taken",
+                hint="Try an older snapshot; 'ciuic list --path' shows which have it.",
+            )
+        for part in read_file(store, located.entry):
+            sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+
+
+@click.command()
+@click.argument("pattern")
+@click.option("-s", "--snapshot", "snapshot_id", type=SNAPSHOT, help="Look only in this one.")
+@json_option
+@click.pass_obj
+def find(session: Session, *, pattern: str, snapshot_id: str | None, as_json: bool) -> None:
+    """Find paths by a glob in all snapshots, newest first.
+
+    A PATTERN without '/' is matched against names, any other against whole paths. A path that
+    is the same in several snapshots is shown for the newest of them.
+    """
+    from ciuic.catalog import find_snapshot, list_snapshots
+    from ciuic.verbs.browse import find as find_paths
+
+    with session.opened() as store:
+        if snapshot_id is None:
+            chosen = list_snapshots(store)
+        else:
+            chosen = [find_snapshot(store, snapshot_id)]
+        found = find_paths(store, chosen, os.fsencode(pattern))
+        if as_json:
+            print_json(
+                [{"snapshot": name, **_entry_json(one.path, one.entry)} for name, one in found]
+            )
+            return
+        for name, one in found:
+            click.echo(f"{name}  {local_time_text(one.entry.mtime_ns)}  {printable(one.path)}")
+
+
+@click.command()
+@click.argument("before", type=SNAPSHOT, metavar="A")
+@click.argument("after", type=SNAPSHOT, metavar="B")
+@json_option
+@click.pass_obj
+def diff(session: Session, *, before: str, after: str, as_json: bool) -> None:
+    """Show what changed from snapshot A to snapshot B.
+
+    + added, - removed, M content changed, m metadata changed, T became another type.
+    """
+    from ciuic.catalog import find_snapshot
+    from ciuic.verbs.browse import diff as compare
+
+    with session.opened() as store:
+        old = store.manifest(find_snapshot(store, before).id)
+        new = store.manifest(find_snapshot(store, after).id)
+        changes = compare(store, old, new)
+        if as_json:
+            print_json(
+                [
+                    {
+                        "change": _SIGNS[one.sign],
+                        "path": path_text(one.path),
+                        "size_before_bytes": one.size_before,
+                        "size_after_bytes": one.size_after,
+                    }
+                    for one in changes
+                ]
+            )
+            return
+        for one in changes:
+            click.echo(f"{one.sign} {printable(one.path)}")

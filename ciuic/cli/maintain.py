@@ -1,0 +1,122 @@
+"""``ciuic init``, ``stats``, ``status`` and ``completion``."""
+
+import click
+
+from ciuic.cli.render import print_json, print_table
+from ciuic.cli.session import Session, json_option
+from ciuic.errors import UsageError
+from ciuic.units import format_bytes, parse_size_bytes
+
+__all__ = ["completion", "init", "stats", "status"]
+
+
+@click.command()
+@click.option(
+    "--chunk-size",
+    default="1 MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Length at which files are cut, 4 KiB to 16 MiB; fixed for the life of the store.",
+)
+@json_option
+@click.pass_obj
+def init(session: Session, *, chunk_size: str, as_json: bool) -> None:
+    """Create the store; harmless when it is there."""
+    from ciuic.clock import SystemClock
+    from ciuic.store import create_store
+
+    try:
+        chunk_bytes = parse_size_bytes(chunk_size)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if not 4096 <= chunk_bytes <= 16 * 1024 * 1024:
+        raise UsageError(f"a chunk size of {chunk_size} is not between 4 KiB and 16 MiB")
+    path = session.store_path()
+    created = create_store(path, SystemClock(), chunk_bytes=chunk_bytes)
+    if as_json:
+        print_json({"store": path, "created": created})
+    else:
+        click.echo(f"{path}: {'store created' if created else 'the store is there already'}")
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def stats(session: Session, *, as_json: bool) -> None:
+    """Show how much the store holds: logical, unique and stored bytes."""
+    from ciuic.catalog import list_snapshots
+
+    with session.opened() as store:
+        snapshots = list_snapshots(store)
+        unique, stored, chunks = store.index.totals()
+    document = {
+        "snapshots": len(snapshots),
+        "logical_bytes": sum(one.logical_bytes for one in snapshots),
+        "unique_bytes": unique,
+        "stored_bytes": stored,
+        "chunks": chunks,
+    }
+    if as_json:
+        print_json(document)
+        return
+    rows = [
+        ("snapshots", f"{len(snapshots):,}", ""),
+        ("logical", format_bytes(document["logical_bytes"]), "all files of all snapshots"),
+        ("unique", format_bytes(unique), "each piece of content once"),
+        ("stored", format_bytes(stored), "in packs, encoded"),
+    ]
+    print_table(("", "", ""), rows, right=frozenset({1}))
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def status(session: Session, *, as_json: bool) -> None:
+    """Show what the daemon is doing, and how old the newest snapshot is."""
+    from ciuic.catalog import latest_snapshot
+    from ciuic.clock import SystemClock, local_time_text
+    from ciuic.control import request_status
+    from ciuic.units import format_duration
+
+    path = session.store_path()
+    with session.opened() as store:
+        newest = latest_snapshot(store)
+    daemon = request_status(path)
+    if as_json:
+        print_json(
+            {
+                "store": path,
+                "daemon": daemon,
+                "newest": None if newest is None else newest.as_json(),
+            }
+        )
+        return
+    click.echo(f"store:   {path}")
+    if newest is None:
+        click.echo("newest:  no snapshot yet")
+    else:
+        age_s = max(0.0, (SystemClock().now_ns() - newest.taken_ns) / 1e9)
+        when = local_time_text(newest.taken_ns)
+        click.echo(f"newest:  {newest.id} of {when}, {format_duration(age_s)} ago")
+    if daemon is None:
+        click.echo("daemon:  not running on this store")
+        return
+    for key, value in daemon.items():
+        click.echo(f"daemon:  {key.replace('_', ' ')}: {value}")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete commands, options and snapshot IDs.
+
+    For bash: eval "$(ciuic completion bash)" in ~/.bashrc.
+    """
+    from click.shell_completion import get_completion_class
+
+    from ciuic.cli import cli
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise UsageError(f"no completion for {shell}")
+    click.echo(found(cli, {}, "ciuic", "_CIUIC_COMPLETE").source())

@@ -1,0 +1,105 @@
+"""``ciuic restore``."""
+
+import os
+import sys
+
+import click
+
+from ciuic.cli.progress import progress
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import DAMAGE, SNAPSHOT, TROUBLE, Session, interruptible, json_option
+from ciuic.model import RestoreReport
+from ciuic.units import format_bytes, format_duration
+
+__all__ = ["restore"]
+
+
+@click.command()
+@click.option(
+    "-s",
+    "--snapshot",
+    "snapshot_id",
+    required=True,
+    type=SNAPSHOT,
+    metavar="ID",
+    help="The snapshot: an ID or a part of one, 'latest', or a time.",
+)
+@click.option(
+    "-p",
+    "--path",
+    "paths",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    help="What to put back, as the snapshot has it; may be given several times.",
+)
+@click.option(
+    "-d",
+    "--destination",
+    metavar="DIR",
+    help="Put PATH into DIR, under its last name; otherwise to its old place.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace what differs at the target.")
+@click.option("--delete", is_flag=True, help="Also remove what the snapshot does not have.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--fallback",
+    is_flag=True,
+    help="Take damaged files from the newest older snapshot that has them intact.",
+)
+@json_option
+@click.pass_obj
+def restore(
+    session: Session,
+    *,
+    snapshot_id: str,
+    paths: tuple[str, ...],
+    destination: str | None,
+    overwrite: bool,
+    delete: bool,
+    dry_run: bool,
+    fallback: bool,
+    as_json: bool,
+) -> None:
+    """Put files or directories of a snapshot back.
+
+    Each file appears whole or not at all; files that are already right are left alone. A target
+    that exists is refused unless --overwrite is given. An interrupted restore can be run again.
+    """
+    from ciuic.catalog import find_snapshot
+    from ciuic.clock import SystemClock
+    from ciuic.verbs.restore import RestoreRequest
+    from ciuic.verbs.restore import restore as put_back
+
+    request = RestoreRequest(
+        paths=tuple(os.fsencode(os.path.abspath(path)) for path in paths),
+        destination=None if destination is None else os.fsencode(destination),
+        overwrite=overwrite,
+        delete=delete,
+        dry_run=dry_run,
+        fallback=fallback,
+    )
+    with interruptible() as cancelled, session.opened() as store, progress("restore") as shown:
+        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        report = put_back(
+            store, manifest, request, clock=SystemClock(), cancelled=cancelled, progress=shown
+        )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        _summarise(manifest.summary.id, report)
+    sys.exit(DAMAGE if report.damaged else TROUBLE if report.failed else 0)
+
+
+def _summarise(snapshot_id: str, report: RestoreReport) -> None:
+    verb = "would write" if report.dry_run else "wrote"
+    deleted = f", {report.deleted_files:,} deleted" if report.deleted_files else ""
+    click.echo(
+        f"{snapshot_id}: {verb} {report.written_files:,} files"
+        f" ({format_bytes(report.written_bytes)}), kept {report.kept_files:,}{deleted},"
+        f" {format_duration(report.total_s)}"
+    )
+    for note in report.notes:
+        click.echo(f"{printable(note.path)}: {printable(note.what)}", err=True)
+    for bad in report.failed:
+        click.echo(f"not restored: {printable(bad.path)}: {printable(bad.what)}", err=True)

@@ -1,0 +1,155 @@
+"""What every command shares: which store, how errors are told, how a person interrupts."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from ciuic.cli.render import as_json_text, printable
+from ciuic.errors import (
+    BusyError,
+    CiuicError,
+    ConfigError,
+    CorruptionError,
+    UsageError,
+)
+
+__all__ = ["SNAPSHOT", "Session", "exit_code", "interruptible", "json_option", "report_error"]
+
+DONE = 0
+FAILED = 1
+USAGE = 2
+TROUBLE = 3
+DAMAGE = 4
+BUSY = 5
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+
+
+class Session:
+    """Finds the store that the command line or the configuration names."""
+
+    def __init__(self, config: str | None, store: str | None) -> None:
+        self._config = config
+        self._store = store
+
+    @property
+    def config_path(self) -> str | None:
+        """The configuration file that is in force, if there is one."""
+        from ciuic.config import find_config
+
+        return find_config(self._config, os.environ)
+
+    def settings(self) -> Any:
+        """The whole configuration.
+
+        Raises:
+            ConfigError: There is none, or it is wrong.
+        """
+        from ciuic.config import load_settings
+
+        path = self.config_path
+        if path is None:
+            raise ConfigError(
+                "there is no configuration: neither --config, $CIUIC_CONFIG nor /etc/ciuic.conf",
+                hint="Write one; etc/ciuic.conf in the source shows every key.",
+            )
+        return load_settings(path)
+
+    def store_path(self) -> str:
+        """The store's directory.
+
+        Raises:
+            ConfigError: Nothing names one.
+        """
+        if self._store is not None:
+            return os.path.abspath(self._store)
+        from ciuic.config import read_store_path
+
+        path = self.config_path
+        if path is None:
+            raise ConfigError(
+                "no store was given and there is no configuration",
+                hint="Name the store with --store DIR, or a configuration with --config FILE.",
+            )
+        return read_store_path(path)
+
+    @contextlib.contextmanager
+    def opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Any]:
+        """The open store."""
+        from ciuic.store import open_store
+
+        with open_store(self.store_path(), write=write, wait_s=wait_s) as store:
+            yield store
+
+
+def exit_code(error: CiuicError) -> int:
+    """The exit code for an error; the same for every command."""
+    if isinstance(error, (UsageError, ConfigError)):
+        return USAGE
+    if isinstance(error, BusyError):
+        return BUSY
+    if isinstance(error, CorruptionError):
+        return DAMAGE
+    return FAILED
+
+
+def report_error(error: CiuicError, *, as_json: bool) -> None:
+    """Say on stderr what went wrong and what to do; in JSON on stdout as well."""
+    if as_json:
+        body = {"kind": error.kind, "message": error.message, "hint": error.hint}
+        click.echo(as_json_text({"error": body}))
+    click.echo(f"ciuic: {printable(error.message)}", err=True)
+    if error.hint:
+        click.echo(f"       {printable(error.hint)}", err=True)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """A question for long work: has SIGINT or SIGTERM asked to stop? Asking twice stops at once."""
+    asked = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        click.echo("ciuic: stopping; press again to stop at once", err=True)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _SnapshotType(click.ParamType[str]):
+    """A snapshot's ID; completes from the store that the command line names."""
+
+    name = "id"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002 - the signature is click's
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        # A completion has nobody to complain to.
+        with contextlib.suppress(CiuicError, OSError):
+            options = ctx.find_root().params
+            session = Session(options.get("config"), options.get("store"))
+            with session.opened() as store:
+                names = sorted(store.snapshot_files())
+            return [
+                CompletionItem(name) for name in [*names, "latest"] if name.startswith(incomplete)
+            ]
+        return []
+
+
+SNAPSHOT = _SnapshotType()

@@ -1,0 +1,99 @@
+"""``ciuic snapshot``."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from ciuic.cli.progress import progress
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import TROUBLE, Session, interruptible, json_option
+from ciuic.units import format_bytes, format_duration, parse_duration_s
+
+__all__ = ["snapshot"]
+
+_SHOWN_MAX = 20
+
+
+def _duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    try:
+        return parse_duration_s(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+@click.command()
+@click.option(
+    "--base", is_flag=True, help="Read every file again, whatever the last snapshot says."
+)
+@click.option("--tag", "tags", multiple=True, metavar="T", help="Mark the snapshot with a word.")
+@click.option(
+    "--wait",
+    "wait_s",
+    default="10s",
+    callback=_duration,
+    metavar="TIME",
+    show_default=True,
+    help="How long to wait for another process that is writing to the store.",
+)
+@json_option
+@click.pass_obj
+def snapshot(
+    session: Session, *, base: bool, tags: tuple[str, ...], wait_s: float, as_json: bool
+) -> None:
+    """Take a snapshot now; through the daemon if it runs. Prints the snapshot's ID."""
+    from ciuic.control import request_snapshot
+
+    settings = session.settings()
+    store_path = session.store_path()
+    report = request_snapshot(store_path, base=base, tags=tags)
+    if report is None:
+        report = _take_here(settings, session, base=base, tags=tags, wait_s=wait_s)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(report["id"])
+        _summarise(report)
+    sys.exit(TROUBLE if report["trouble_count"] else 0)
+
+
+def _take_here(
+    settings: Any, session: Session, *, base: bool, tags: tuple[str, ...], wait_s: float
+) -> dict[str, Any]:
+    from ciuic.clock import SystemClock
+    from ciuic.verbs.take import TakeRequest, take_snapshot
+
+    request = TakeRequest(
+        roots=tuple(os.fsencode(path) for path in settings.snapshot_paths),
+        exclude=settings.exclude_patterns,
+        base=base,
+        base_interval_s=settings.base_interval_s,
+        tags=tags,
+    )
+    with (
+        interruptible() as cancelled,
+        session.opened(write=True, wait_s=wait_s) as store,
+        progress("snapshot") as shown,
+    ):
+        return take_snapshot(
+            store, request, clock=SystemClock(), cancelled=cancelled, progress=shown
+        ).as_json()
+
+
+def _summarise(report: dict[str, Any]) -> None:
+    """What a person wants to know, on stderr: stdout has the ID and nothing else."""
+    click.echo(
+        f"{report['kind']} snapshot of {report['files']:,} files,"
+        f" {format_bytes(report['logical_bytes'])}:"
+        f" {format_bytes(report['read_bytes'])} read,"
+        f" {format_bytes(report['new_bytes'])} new,"
+        f" {format_bytes(report['stored_bytes'])} stored,"
+        f" {format_duration(report['total_s'])}",
+        err=True,
+    )
+    for one in report["trouble"][:_SHOWN_MAX]:
+        click.echo(f"{printable(one['path'])}: {printable(one['what'])}", err=True)
+    more = len(report["trouble"]) - _SHOWN_MAX
+    if more > 0:
+        click.echo(f"... and {more} more; 'ciuic show {report['id']}' names them", err=True)

@@ -1,0 +1,281 @@
+"""Looking into snapshots: find a path, walk a tree, compare two."""
+
+import difflib
+import fnmatch
+import os
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from ciuic.errors import CorruptionError, PathNotFoundError
+from ciuic.model import Entry, Root, SnapshotSummary, path_text
+from ciuic.store import Store
+from ciuic.store.manifest import Manifest
+from ciuic.store.nodes import find_entry, iter_pieces, iter_tree
+
+__all__ = [
+    "Change",
+    "Located",
+    "children",
+    "diff",
+    "find",
+    "locate",
+    "read_file",
+    "root_entry",
+    "walk",
+]
+
+_NEAR_MAX: Final = 3
+
+
+class Located(NamedTuple):
+    """A path in a snapshot."""
+
+    path: bytes
+    entry: Entry
+
+
+class Change(NamedTuple):
+    """One difference between two snapshots.
+
+    Attributes:
+        sign: ``+`` added, ``-`` removed, ``M`` content changed, ``m`` metadata only, ``T`` type.
+        path: Absolute.
+        size_before: Bytes of the file in the first; None if it is not there.
+        size_after: Bytes of the file in the second; None if it is not there.
+    """
+
+    sign: str
+    path: bytes
+    size_before: int | None
+    size_after: int | None
+
+
+def root_entry(store: Store, root: Root) -> Entry:
+    """The entry of a root itself.
+
+    Raises:
+        PathNotFoundError: The root could not be read when the snapshot was taken.
+        CorruptionError: Its tree is damaged.
+    """
+    if not root.tree:
+        raise PathNotFoundError(
+            f"{path_text(root.path)} was not there when the snapshot was taken: {root.missing}",
+            hint="Choose an older snapshot; 'ciuic list' shows them all.",
+        )
+    entry = next(iter_tree(store.reader.node, root.tree, 0), None)
+    if entry is None:
+        raise CorruptionError(f"the tree of the root {path_text(root.path)} is empty")
+    return entry
+
+
+def locate(store: Store, manifest: Manifest, path: bytes) -> Located:
+    """The entry of an absolute path.
+
+    Raises:
+        PathNotFoundError: The snapshot does not have it; the hint names what is near.
+        CorruptionError: A directory on the way is damaged.
+    """
+    path = b"/" + os.path.normpath(path).lstrip(b"/")
+    root = _root_of(manifest, path)
+    if root is None:
+        raise PathNotFoundError(
+            f"{path_text(path)} is not in snapshot {manifest.summary.id}",
+            hint="It covers " + ", ".join(path_text(one.path) for one in manifest.roots) + ".",
+        )
+    entry = root_entry(store, root)
+    at = root.path
+    for name in path[len(root.path) :].split(b"/"):
+        if not name:
+            continue
+        inner = None
+        if entry.is_directory and entry.content:
+            inner = find_entry(store.reader.node, entry.content, entry.level, name)
+        if inner is None:
+            raise PathNotFoundError(
+                f"{path_text(path)} is not in snapshot {manifest.summary.id}",
+                hint=_near(store, at, entry, name),
+            )
+        at, entry = _join(at, name), inner
+    return Located(path, entry)
+
+
+def children(store: Store, located: Located) -> Iterator[Located]:
+    """What a directory holds, sorted by name; nothing for anything else."""
+    path, entry = located
+    if entry.is_directory and entry.content:
+        for inner in iter_tree(store.reader.node, entry.content, entry.level):
+            yield Located(_join(path, inner.name), inner)
+
+
+def walk(store: Store, located: Located) -> Iterator[Located]:
+    """A path and all below it, directories before what they hold."""
+    waiting = [iter([located])]
+    while waiting:
+        one = next(waiting[-1], None)
+        if one is None:
+            waiting.pop()
+            continue
+        yield one
+        waiting.append(children(store, one))
+
+
+def read_file(store: Store, entry: Entry) -> Iterator[bytes | memoryview]:
+    """The bytes of a regular file, in order, checked; a hole comes as zeros.
+
+    Raises:
+        CorruptionError: Some of it is missing or damaged.
+    """
+    zeros = memoryview(bytes(1024 * 1024))
+    for piece in iter_pieces(store.reader.node, entry):
+        if piece.id:
+            yield store.reader.chunk(piece.id, kind=1)
+            continue
+        left = piece.length_bytes
+        while left:
+            part = zeros[: min(left, len(zeros))]
+            left -= len(part)
+            yield part
+
+
+def find(
+    store: Store, snapshots: list[SnapshotSummary], pattern: bytes
+) -> Iterator[tuple[str, Located]]:
+    """Paths that match a glob, in the order of the snapshots; equal directories are read once.
+
+    A pattern with ``/`` is matched against whole paths, any other against names. A path that
+    looks the same in several snapshots is given for the first of them.
+    """
+    matches = re.compile(fnmatch.translate(os.fsdecode(pattern))).match
+    by_path = b"/" in pattern
+    seen: set[tuple[bytes, bytes]] = set()
+    for snapshot in snapshots:
+        for root in store.manifest(snapshot.id).roots:
+            if not root.tree or (root.path, root.tree) in seen:
+                continue
+            seen.add((root.path, root.tree))
+            for found in _unseen(store, Located(root.path, root_entry(store, root)), seen):
+                subject = found.path if by_path else os.path.basename(found.path)
+                if matches(os.fsdecode(subject)):
+                    yield snapshot.id, found
+
+
+def _unseen(store: Store, top: Located, seen: set[tuple[bytes, bytes]]) -> Iterator[Located]:
+    waiting = [iter([top])]
+    while waiting:
+        one = next(waiting[-1], None)
+        if one is None:
+            waiting.pop()
+            continue
+        path, entry = one
+        if entry.is_directory:
+            if (path, entry.content) in seen:
+                continue
+            seen.add((path, entry.content))
+        elif (path, _identity(entry)) in seen:
+            continue
+        else:
+            seen.add((path, _identity(entry)))
+        yield one
+        waiting.append(children(store, one))
+
+
+def _identity(entry: Entry) -> bytes:
+    return entry.content + entry.mtime_ns.to_bytes(9, "little", signed=True)
+
+
+def diff(store: Store, before: Manifest, after: Manifest) -> Iterator[Change]:
+    """What changed from one snapshot to the other, sorted by path within each root."""
+    old_roots = {root.path: root for root in before.roots if root.tree}
+    new_roots = {root.path: root for root in after.roots if root.tree}
+    for path in sorted(old_roots.keys() | new_roots.keys()):
+        old, new = old_roots.get(path), new_roots.get(path)
+        yield from _compare(
+            store,
+            path,
+            None if old is None else root_entry(store, old),
+            None if new is None else root_entry(store, new),
+        )
+
+
+def _compare(store: Store, path: bytes, old: Entry | None, new: Entry | None) -> Iterator[Change]:
+    if old is not None and new is not None:
+        sign = _sign(old, new)
+        if sign:
+            yield Change(sign, path, _size(old), _size(new))
+    elif new is not None:
+        yield Change("+", path, None, _size(new))
+    elif old is not None:
+        yield Change("-", path, _size(old), None)
+    if _tree(old) == _tree(new):
+        return
+    for name, one, other in _merged(_entries(store, old), _entries(store, new)):
+        yield from _compare(store, _join(path, name), one, other)
+
+
+def _sign(old: Entry, new: Entry) -> str:
+    if old.mode >> 12 != new.mode >> 12:
+        return "T"
+    if not old.is_directory and (
+        (old.content, old.size_bytes, old.rdev) != (new.content, new.size_bytes, new.rdev)
+    ):
+        return "M"
+    same = (old.mode, old.uid, old.gid, old.xattrs) == (new.mode, new.uid, new.gid, new.xattrs)
+    moved = old.mtime_ns != new.mtime_ns and not old.is_directory
+    return "" if same and not moved else "m"
+
+
+def _size(entry: Entry) -> int:
+    return entry.size_bytes
+
+
+def _tree(entry: Entry | None) -> tuple[bytes, int] | None:
+    if entry is None or not entry.is_directory:
+        return None
+    return entry.content, entry.level
+
+
+def _entries(store: Store, entry: Entry | None) -> Iterator[Entry]:
+    if entry is not None and entry.is_directory and entry.content:
+        return iter_tree(store.reader.node, entry.content, entry.level)
+    return iter(())
+
+
+def _merged(
+    old: Iterator[Entry], new: Iterator[Entry]
+) -> Iterator[tuple[bytes, Entry | None, Entry | None]]:
+    """Both sorted sequences side by side, by name."""
+    one, other = next(old, None), next(new, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and one.name < other.name):
+            assert one is not None  # noqa: S101 - for the type checker: not both are None
+            yield one.name, one, None
+            one = next(old, None)
+        elif one is None or other.name < one.name:
+            yield other.name, None, other
+            other = next(new, None)
+        else:
+            yield one.name, one, other
+            one, other = next(old, None), next(new, None)
+
+
+def _root_of(manifest: Manifest, path: bytes) -> Root | None:
+    for root in manifest.roots:
+        if path == root.path or path.startswith(root.path.rstrip(b"/") + b"/"):
+            return root
+    return None
+
+
+def _near(store: Store, at: bytes, entry: Entry, name: bytes) -> str:
+    """What a person may have meant, or where the path stops being known."""
+    if not entry.is_directory:
+        return f"{path_text(at)} is not a directory there."
+    names = {path_text(one.name): _join(at, one.name) for one in _entries(store, entry)}
+    close = difflib.get_close_matches(path_text(name), names, n=_NEAR_MAX, cutoff=0.5)
+    if close:
+        return "Near it are " + ", ".join(path_text(names[one]) for one in close) + "."
+    return f"{path_text(at)} is there; see 'ciuic ls' for what it holds."
+
+
+def _join(path: bytes, name: bytes) -> bytes:
+    return path + name if path.endswith(b"/") else path + b"/" + name

@@ -1,0 +1,287 @@
+"""Put paths of a snapshot back. docs/guarantees.md, "Restore".
+
+    resolve      every path and every target, before anything is touched
+    walk         the snapshot's tree beside the target's: keep, write, replace, delete
+    write        temporary files, data in the order of the packs, all metadata
+    barrier      one syncfs for thousands of files, then their renames
+    finish       deletions, hard links, directories' own times; a last barrier
+
+Each file appears whole or not at all, also after a power cut. A run that was interrupted can be
+run again: what is right by then is left alone.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ciuic.catalog import list_snapshots
+from ciuic.clock import Clock, local_time_text
+from ciuic.errors import CiuicError, TargetError, UsageError
+from ciuic.model import Entry, RestoreReport, SnapshotSummary, Trouble, path_text
+from ciuic.scan import DirectoryHandle, Exclusions
+from ciuic.store import Store
+from ciuic.store.manifest import Manifest
+from ciuic.verbs.browse import locate
+from ciuic.verbs.placing import Placer
+from ciuic.verbs.take import Progress
+from ciuic.verbs.target import target_faults
+
+__all__ = ["RestoreRequest", "restore"]
+
+_PARENT_MODE: Final = 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """What to put back, and where.
+
+    Attributes:
+        paths: Absolute paths as the snapshot has them.
+        destination: Directory that takes each path under its last name; None for the old places.
+        overwrite: Targets may exist: what differs is replaced.
+        delete: What the snapshot does not have is removed from restored directories.
+        dry_run: Say what would be done, and do nothing.
+        fallback: Take damaged paths from the newest older snapshot that has them intact.
+    """
+
+    paths: tuple[bytes, ...]
+    destination: bytes | None = None
+    overwrite: bool = False
+    delete: bool = False
+    dry_run: bool = False
+    fallback: bool = False
+
+
+class _Target(NamedTuple):
+    """One path and the place it goes to."""
+
+    path: bytes
+    entry: Entry
+    parent: bytes
+    name: bytes
+
+    @property
+    def place(self) -> bytes:
+        return os.path.join(self.parent, self.name)
+
+
+def restore(
+    store: Store,
+    manifest: Manifest,
+    request: RestoreRequest,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    """Put paths of a snapshot back.
+
+    Raises:
+        UsageError: The request contradicts itself.
+        PathNotFoundError: The snapshot does not have a path; nothing has been touched.
+        TargetError: A target exists and may not be overwritten, and nothing has been touched;
+            or the target's file system failed: what was restored until then stays.
+        CorruptionError: The way to a path is damaged; nothing has been touched.
+        CancelledError: ``cancelled`` turned true; files are old or new, none is torn.
+    """
+    began_s = clock.monotonic_s()
+    targets = _resolve(store, manifest, request)
+    _refuse_existing(targets, overwrite=request.overwrite)
+    report = RestoreReport(dry_run=request.dry_run)
+    run = _Run(store, manifest, request, report, cancelled=cancelled, progress=progress)
+    run.place_all(targets)
+    if request.fallback:
+        run.fall_back(targets)
+    report.total_s = clock.monotonic_s() - began_s
+    return report
+
+
+def _resolve(store: Store, manifest: Manifest, request: RestoreRequest) -> list[_Target]:
+    if not request.paths:
+        raise UsageError("no path to restore was given", hint="Name one with -p.")
+    targets: dict[bytes, _Target] = {}
+    for path in _outermost(request.paths, together=request.destination is None):
+        located = locate(store, manifest, path)
+        target = _target_of(located.path, located.entry, request.destination)
+        _refuse_store(store, target)
+        other = targets.setdefault(target.place, target)
+        if other.path != target.path:
+            raise UsageError(
+                f"{path_text(other.path)} and {path_text(target.path)} would both become"
+                f" {path_text(target.place)}",
+                hint="Restore them with two commands into two directories.",
+            )
+    return list(targets.values())
+
+
+def _outermost(paths: Iterable[bytes], *, together: bool) -> list[bytes]:
+    """Each path once; at their old places, a path inside another is restored with it."""
+    kept: list[bytes] = []
+    for path in sorted({b"/" + os.path.normpath(one).lstrip(b"/") for one in paths}):
+        if together and any(path.startswith(one.rstrip(b"/") + b"/") for one in kept):
+            continue
+        kept.append(path)
+    return kept
+
+
+def _target_of(path: bytes, entry: Entry, destination: bytes | None) -> _Target:
+    """Symlinks on the way to the target's directory are the user's own and are followed."""
+    if destination is None:
+        parent, name = os.path.split(path)
+    else:
+        parent, name = os.path.abspath(destination), os.path.basename(path)
+    if not name:
+        return _Target(path, entry, os.path.realpath(parent), b".")
+    return _Target(path, entry, os.path.realpath(parent), name)
+
+
+def _refuse_store(store: Store, target: _Target) -> None:
+    own = os.fsencode(os.path.realpath(store.path))
+    if (target.place + b"/").startswith(own + b"/"):
+        raise TargetError(
+            f"{path_text(target.place)} lies in the store itself", hint="Choose another place."
+        )
+
+
+def _refuse_existing(targets: list[_Target], *, overwrite: bool) -> None:
+    """Refuse before anything is touched."""
+    for target in targets:
+        if os.path.lexists(target.parent) and not os.path.isdir(target.parent):
+            raise TargetError(
+                f"{path_text(target.parent)} is not a directory",
+                hint="Give a directory with -d.",
+            )
+    if overwrite:
+        return
+    existing = [one for one in targets if os.path.lexists(one.place)]
+    if existing:
+        more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
+        raise TargetError(
+            f"{path_text(existing[0].place)}{more} exists already; nothing was changed",
+            hint="Add --overwrite to replace what differs, or choose another place with -d.",
+        )
+
+
+class _Run:
+    """One restore: the main pass, and one more for each older snapshot that is asked."""
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        request: RestoreRequest,
+        report: RestoreReport,
+        *,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._request = request
+        self._report = report
+        self._cancelled = cancelled
+        self._progress = progress
+
+    def place_all(self, targets: list[_Target]) -> None:
+        """Restore targets into their places."""
+        request = self._request
+        with Placer(
+            self._store,
+            self._report,
+            delete=request.delete,
+            dry_run=request.dry_run,
+            protected=Exclusions(self._manifest.exclude),
+            cancelled=self._cancelled,
+            progress=self._progress,
+        ) as placer:
+            for target in targets:
+                with target_faults(target.place), _path_errors(target):
+                    parent = self._open_parent(target.parent)
+                    placer.place(parent, target.name, target.entry, target.path)
+
+    def fall_back(self, targets: list[_Target]) -> None:
+        """Take what is damaged from older snapshots, newest first."""
+        report = self._report
+        lost = [one for one in report.failed if one.path in report.damaged_paths]
+        report.failed = [one for one in report.failed if one.path not in report.damaged_paths]
+        for summary in self._older():
+            if not lost:
+                break
+            lost = [one for path in lost for one in self._from_older(summary, path, targets)]
+        report.failed.extend(lost)
+
+    def _older(self) -> Iterator[SnapshotSummary]:
+        own = self._manifest.summary
+        for summary in list_snapshots(self._store):
+            if (summary.taken_ns, summary.id) < (own.taken_ns, own.id):
+                yield summary
+
+    def _from_older(
+        self, summary: SnapshotSummary, lost: Trouble, targets: list[_Target]
+    ) -> list[Trouble]:
+        """Try one path from one snapshot; returns what is still lost."""
+        try:
+            located = locate(self._store, self._store.manifest(summary.id), lost.path)
+        except CiuicError:
+            return [lost]
+        target = next(one for one in targets if _is_inside(lost.path, one.path))
+        inside = lost.path[len(target.path) :].lstrip(b"/")
+        place = os.path.join(target.place, inside) if inside else target.place
+        before = len(self._report.failed)
+        again = _Target(lost.path, located.entry, *os.path.split(place))
+        self._place_inside(target, again)
+        still, self._report.failed = self._report.failed[before:], self._report.failed[:before]
+        if not any(one.path == lost.path for one in still):
+            when = local_time_text(summary.taken_ns)
+            what = f"damaged in {self._manifest.summary.id}: taken from {summary.id} of {when}"
+            self._report.notes.append(Trouble(lost.path, what))
+        return still
+
+    def _place_inside(self, outer: _Target, target: _Target) -> None:
+        """Place a path below a target that has just been restored, following no symlink."""
+        with (
+            Placer(
+                self._store,
+                self._report,
+                delete=False,
+                dry_run=self._request.dry_run,
+                protected=Exclusions(()),
+                cancelled=self._cancelled,
+                progress=self._progress,
+            ) as placer,
+            target_faults(target.place),
+            _path_errors(target),
+        ):
+            handle = self._open_parent(outer.parent)
+            below = target.parent[len(outer.parent) :].strip(b"/")
+            for name in below.split(b"/") if below else []:
+                handle = handle.child(name) if handle is not None else None
+            placer.place(handle, target.name, target.entry, target.path)
+
+    def _open_parent(self, path: bytes) -> DirectoryHandle | None:
+        """The directory that a target goes into, made if need be; None in a dry run without it."""
+        if not os.path.isdir(path):
+            if self._request.dry_run:
+                return None
+            os.makedirs(path, _PARENT_MODE, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        return DirectoryHandle(os.open(path, flags), path)
+
+
+@contextlib.contextmanager
+def _path_errors(target: _Target) -> Iterator[None]:
+    """Turn what remains of OSErrors about a target's directory into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise TargetError(
+            f"cannot restore to {path_text(target.place)}: {reason}",
+            hint="Choose another place with -d, or run as a user who may write there.",
+        ) from error
+
+
+def _is_inside(path: bytes, outer: bytes) -> bool:
+    return path == outer or path.startswith(outer.rstrip(b"/") + b"/")

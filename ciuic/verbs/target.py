@@ -1,0 +1,201 @@
+"""The place that is restored to: names, metadata and removal, never through a symlink.
+
+Whatever stands in the target is hostile: a symlink where a directory should be is replaced and
+never followed, because every step is relative to a directory that is already open.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ciuic.errors import TargetError
+from ciuic.model import Entry
+from ciuic.scan import DirectoryHandle, read_xattrs
+
+__all__ = [
+    "apply_metadata",
+    "apply_special_metadata",
+    "is_leftover",
+    "make_special",
+    "remove_tree",
+    "same_metadata",
+    "target_faults",
+    "temporary_prefix",
+]
+
+_PREFIX: Final = ".ciuic-restore-"
+_LEFTOVER: Final = re.compile(rb"\.ciuic-restore-(\d+)-(\d+)-[0-9a-f]{16}")
+_ENDING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+"""Errors of the target's file system: the next path would fail with them too."""
+_OWN_XATTRS: Final = (b"user.", b"system.posix_acl_")
+"""Attributes that a restore takes away when the snapshot does not have them."""
+
+
+@contextlib.contextmanager
+def target_faults(path: bytes) -> Iterator[None]:
+    """Let an OSError of one path through; raise TargetError for one that ends the restore."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _ENDING:
+            reason = os.strerror(error.errno)
+            raise TargetError(
+                f"cannot write {os.fsdecode(path)!r}: {reason}",
+                hint="Make room or choose another place with -d, then run the command again;"
+                " what is already right is not written twice.",
+            ) from error
+        raise
+
+
+def temporary_prefix() -> str:
+    """Begins the names of files that are not whole yet; tells which process is at them."""
+    return f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}-"
+
+
+def is_leftover(name: bytes) -> bool:
+    """``name`` is an unfinished file of a restore whose process is gone."""
+    match = _LEFTOVER.fullmatch(name)
+    return match is not None and _started(int(match[1])) != int(match[2])
+
+
+def _started(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if there is none: proc(5), "stat"."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def remove_tree(directory: DirectoryHandle, name: bytes, keep: tuple[int, int]) -> int:
+    """Remove a name and all below it; returns how many files went.
+
+    Args:
+        directory: Where the name is.
+        name: File or directory; a symlink is removed, what it points to is not.
+        keep: Device and inode of a directory that stays whatever happens: the store.
+    """
+    status = directory.status(name)
+    if not stat.S_ISDIR(status.st_mode):
+        os.unlink(name, dir_fd=directory.fd)
+        return 1
+    if (status.st_dev, status.st_ino) == keep:
+        return 0
+    inner = directory.child(name)
+    removed = sum([remove_tree(inner, one, keep) for one in inner.names()])
+    with contextlib.suppress(OSError):  # not empty: the store is in it, and stays
+        os.rmdir(name, dir_fd=directory.fd)
+    return removed
+
+
+def make_special(directory: DirectoryHandle, name: bytes, entry: Entry) -> None:
+    """Make a symlink, FIFO or device node under a name that is free."""
+    if entry.is_symlink:
+        os.symlink(entry.content, name, dir_fd=directory.fd)
+    elif stat.S_ISFIFO(entry.mode):
+        os.mkfifo(name, 0o600, dir_fd=directory.fd)
+    else:
+        device = os.makedev(entry.rdev >> 32, entry.rdev & 0xFFFFFFFF)
+        os.mknod(name, stat.S_IFMT(entry.mode) | 0o600, device, dir_fd=directory.fd)
+
+
+def apply_metadata(fd: int, entry: Entry, status: os.stat_result) -> list[str]:
+    """Set owner, mode, attributes and times of an open file or directory.
+
+    What this user may not do is no error: it is returned, in words. The order matters: chown
+    clears the set-uid bits, chmod changes an ACL's mask, and only the times, set last, are not
+    moved by what comes after.
+    """
+    refused = []
+    if (status.st_uid, status.st_gid) != (entry.uid, entry.gid):
+        refused += _try_owner(lambda: os.fchown(fd, entry.uid, entry.gid), entry)
+    mode = stat.S_IMODE(entry.mode)
+    if refused:
+        # The file is somebody else's now: it must not run with that user's rights.
+        mode &= ~(stat.S_ISUID | stat.S_ISGID)
+    os.fchmod(fd, mode)
+    refused += _set_xattrs(fd, entry)
+    os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+    return refused
+
+
+def apply_special_metadata(directory: DirectoryHandle, name: bytes, entry: Entry) -> list[str]:
+    """As ``apply_metadata``, for a symlink, FIFO or device node, which is never opened."""
+    status = directory.status(name)
+    refused = []
+    if (status.st_uid, status.st_gid) != (entry.uid, entry.gid):
+
+        def give() -> None:
+            os.chown(name, entry.uid, entry.gid, dir_fd=directory.fd, follow_symlinks=False)
+
+        refused += _try_owner(give, entry)
+    if not entry.is_symlink:
+        os.chmod(name, stat.S_IMODE(entry.mode), dir_fd=directory.fd)
+    if entry.xattrs:
+        refused += _set_xattrs(b"/proc/self/fd/%d/" % directory.fd + name, entry)
+    times = (entry.mtime_ns, entry.mtime_ns)
+    os.utime(name, ns=times, dir_fd=directory.fd, follow_symlinks=False)
+    return refused
+
+
+def _try_owner(change: Callable[[], None], entry: Entry) -> list[str]:
+    try:
+        change()
+    except PermissionError:
+        return [f"owner {entry.uid}:{entry.gid} not restored: only root may give files away"]
+    return []
+
+
+def same_metadata(entry: Entry, status: os.stat_result) -> bool:
+    """Owner, mode and time are already as they should be; attributes are not looked at."""
+    return (
+        status.st_mode == entry.mode
+        and (status.st_uid, status.st_gid) == (entry.uid, entry.gid)
+        and status.st_mtime_ns == entry.mtime_ns
+    )
+
+
+def _set_xattrs(target: int | bytes, entry: Entry) -> list[str]:
+    """Make extended attributes equal to the entry's, as far as this user may."""
+    wanted = dict(entry.xattrs)
+    present = dict(read_xattrs(target))
+    refused = []
+    for name in present.keys() - wanted.keys():
+        if name.startswith(_OWN_XATTRS):
+            refused += _try_xattr(lambda n=name: _remove_xattr(target, n), name)  # type: ignore[misc]
+    for name, value in entry.xattrs:
+        if present.get(name) != value:
+            refused += _try_xattr(
+                lambda n=name, v=value: _set_xattr(target, n, v),  # type: ignore[misc]
+                name,
+            )
+    return refused
+
+
+def _try_xattr(change: Callable[[], None], name: bytes) -> list[str]:
+    try:
+        change()
+    except OSError as error:
+        if error.errno in {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL}:
+            reason = os.strerror(error.errno)
+            return [f"attribute {os.fsdecode(name)} not restored: {reason}"]
+        raise
+    return []
+
+
+def _set_xattr(target: int | bytes, name: bytes, value: bytes) -> None:
+    if isinstance(target, int):
+        os.setxattr(target, name, value)
+    else:
+        os.setxattr(target, name, value, follow_symlinks=False)
+
+
+def _remove_xattr(target: int | bytes, name: bytes) -> None:
+    if isinstance(target, int):
+        os.removexattr(target, name)
+    else:
+        os.removexattr(target, name, follow_symlinks=False)

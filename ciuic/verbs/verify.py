@@ -1,0 +1,245 @@
+"""Prove that snapshots can be restored.
+
+Without checksums: every manifest and tree is read and checked, every chunk is looked up, and its
+pack must be long enough to hold it. With checksums every chunk is also read, decoded and hashed.
+Each damaged path of a snapshot is named once.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from ciuic.catalog import damaged_manifests, list_snapshots
+from ciuic.clock import Clock
+from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
+from ciuic.model import Entry, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
+from ciuic.store import Store
+from ciuic.store.frame import DATA, check_chunk
+from ciuic.store.index import ChunkPlace
+from ciuic.store.nodes import iter_pieces, iter_tree
+
+__all__ = ["verify_all", "verify_snapshots"]
+
+_WORKERS_MAX: Final = 8
+_WINDOW: Final = 4
+"""Frames under way for each worker."""
+
+OnProgress = Callable[[int, int], None]
+"""Told frames checked and frames in all."""
+
+
+class _Needed(NamedTuple):
+    """A chunk that a frame must hold."""
+
+    name: bytes
+    kind: int
+    start_bytes: int
+    length_bytes: int
+
+
+_Frames = dict[tuple[bytes, int], tuple[ChunkPlace, list[_Needed]]]
+
+
+def verify_all(
+    store: Store, *, checksum: bool, clock: Clock, progress: OnProgress | None = None
+) -> VerifyReport:
+    """Verify every snapshot, those whose manifest can't be read included."""
+    broken = [
+        VerifySnapshot(name, (Trouble(os.fsencode(f"snapshots/{name}.json"), what),))
+        for name, what in sorted(damaged_manifests(store).items())
+    ]
+    report = verify_snapshots(
+        store, list_snapshots(store), checksum=checksum, clock=clock, progress=progress
+    )
+    return VerifyReport(
+        (*report.snapshots, *broken), report.read_bytes, report.chunks, report.total_s
+    )
+
+
+def verify_snapshots(
+    store: Store,
+    snapshots: Iterable[SnapshotSummary],
+    *,
+    checksum: bool,
+    clock: Clock,
+    progress: OnProgress | None = None,
+) -> VerifyReport:
+    """Verify some snapshots; what they share is checked once.
+
+    Raises:
+        StoreError: The store itself can't be used. Damage is not raised but reported.
+    """
+    began_s = clock.monotonic_s()
+    chosen = list(snapshots)
+    survey = _Survey(store)
+    found = {one.id: survey.damage(one) for one in chosen}
+    read_bytes = 0
+    if checksum:
+        bad, read_bytes = _check_frames(store, survey.frames, progress)
+        if bad:
+            second = _Survey(store, bad)
+            found = {one.id: second.damage(one) for one in chosen}
+    results = tuple([VerifySnapshot(one.id, tuple(found[one.id])) for one in chosen])
+    return VerifyReport(results, read_bytes, survey.chunks, clock.monotonic_s() - began_s)
+
+
+class _Survey:
+    """Walks snapshots; what was found sound once is not walked again.
+
+    Args:
+        store: The store.
+        bad: Chunks that are known to be damaged.
+    """
+
+    def __init__(self, store: Store, bad: set[bytes] = frozenset()) -> None:  # type: ignore[assignment]
+        self._store = store
+        self._bad = bad
+        self._sound: set[bytes] = set()
+        self._pack_sizes: dict[bytes, int | None] = {}
+        self._missing: set[bytes] = set()
+        self.frames: _Frames = {}
+        self.chunks = 0
+
+    def damage(self, snapshot: SnapshotSummary) -> list[Trouble]:
+        """Every damaged path of a snapshot."""
+        try:
+            manifest = self._store.manifest(snapshot.id)
+        except (CorruptionError, UnknownFormatError) as error:
+            return [Trouble(os.fsencode(f"snapshots/{snapshot.id}.json"), error.message)]
+        found: list[Trouble] = []
+        for root in manifest.roots:
+            if root.tree:
+                found.extend(self._tree_damage(root.path, root.tree, 0, is_root=True))
+        return found
+
+    def _tree_damage(
+        self, path: bytes, tree: bytes, level: int, *, is_root: bool = False
+    ) -> Iterator[Trouble]:
+        """Damage below one directory, which is remembered as sound when there is none."""
+        if tree in self._sound:
+            return
+        clean = True
+        for trouble in self._directory_damage(path, tree, level, is_root=is_root):
+            clean = False
+            yield trouble
+        if clean:
+            self._sound.add(tree)
+
+    def _directory_damage(
+        self, path: bytes, tree: bytes, level: int, *, is_root: bool
+    ) -> Iterator[Trouble]:
+        try:
+            entries = list(iter_tree(self._node, tree, level))
+        except (CorruptionError, UnknownFormatError) as error:
+            yield Trouble(path, f"the directory can't be read: {error.message}")
+            return
+        yield from self._files_damage(path, [one for one in entries if one.is_file])
+        for entry in entries:
+            if entry.is_directory and entry.content:
+                inner = path if is_root else _join(path, entry.name)
+                yield from self._tree_damage(inner, entry.content, entry.level)
+
+    def _files_damage(self, path: bytes, entries: list[Entry]) -> Iterator[Trouble]:
+        wanted: list[tuple[Entry, list[tuple[bytes, int]]]] = []
+        for entry in entries:
+            try:
+                pieces = [
+                    (piece.id, piece.length_bytes)
+                    for piece in iter_pieces(self._node, entry)
+                    if piece.id
+                ]
+            except (CorruptionError, UnknownFormatError) as error:
+                if entry.content:
+                    yield Trouble(_join(path, entry.name), error.message)
+                continue
+            wanted.append((entry, pieces))
+        self._look_up(DATA, [name for _, pieces in wanted for name, _ in pieces])
+        for entry, pieces in wanted:
+            what = self._pieces_damage(pieces)
+            if what:
+                yield Trouble(_join(path, entry.name), what)
+
+    def _pieces_damage(self, pieces: list[tuple[bytes, int]]) -> str:
+        damaged = [name for name, _ in pieces if name in self._missing or name in self._bad]
+        if not damaged:
+            return ""
+        first = damaged[0].hex()[:12]
+        state = "damaged" if damaged[0] in self._bad else "missing"
+        return f"{len(damaged)} of its {len(pieces)} chunks can't be read; {first} is {state}"
+
+    def _node(self, kind: int, name: bytes) -> bytes:
+        if name in self._bad:
+            raise CorruptionError(f"node {name.hex()[:12]} is damaged")
+        data = self._store.reader.node(kind, name)
+        self._look_up(kind, [name])
+        return data
+
+    def _look_up(self, kind: int, names: list[bytes]) -> None:
+        new = [name for name in dict.fromkeys(names) if name not in self._sound]
+        places = self._store.reader.places(new)
+        for name in new:
+            place = places.get(name)
+            if place is None or not self._fits(place):
+                self._missing.add(name)
+                continue
+            self._sound.add(name)
+            self.chunks += 1
+            key = (place.pack, place.offset_bytes)
+            needed = _Needed(name, kind, place.start_bytes, place.length_bytes)
+            self.frames.setdefault(key, (place, []))[1].append(needed)
+
+    def _fits(self, place: ChunkPlace) -> bool:
+        if place.pack not in self._pack_sizes:
+            self._pack_sizes[place.pack] = self._store.reader.pack_size(place.pack)
+        size = self._pack_sizes[place.pack]
+        return size is not None and place.offset_bytes + place.frame_bytes <= size
+
+
+def _check_frames(
+    store: Store, frames: _Frames, progress: OnProgress | None
+) -> tuple[set[bytes], int]:
+    """Read, decode and hash frames in the order they lie on the disk; returns the bad chunks."""
+    bad: set[bytes] = set()
+    read_bytes = 0
+    workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+    under_way: deque[Future[list[bytes]]] = deque()
+    with ThreadPoolExecutor(workers, "verify") as pool:
+        for done, key in enumerate(sorted(frames)):
+            place, needed = frames[key]
+            read_bytes += place.frame_bytes
+            under_way.append(pool.submit(_check_frame, store, place, needed))
+            if len(under_way) >= _WINDOW * workers:
+                bad.update(under_way.popleft().result())
+            if progress is not None:
+                progress(done + 1, len(frames))
+        for future in under_way:
+            bad.update(future.result())
+    return bad, read_bytes
+
+
+def _check_frame(store: Store, place: ChunkPlace, needed: list[_Needed]) -> list[bytes]:
+    """The needed chunks that can't be had, neither here nor from another pack."""
+    try:
+        _, plain = store.reader.frame(place)
+        view = memoryview(plain)
+        for one in needed:
+            part = view[one.start_bytes : one.start_bytes + one.length_bytes]
+            check_chunk(one.kind, one.name, part)
+    except (CorruptionError, UnknownFormatError):
+        return [one.name for one in needed if not _readable(store, one)]
+    return []
+
+
+def _readable(store: Store, one: _Needed) -> bool:
+    """Ask again before calling it damage: cables fail too, and another pack may have it."""
+    try:
+        store.reader.chunk(one.name, kind=one.kind)
+    except CiuicError:
+        return False
+    return True
+
+
+def _join(path: bytes, name: bytes) -> bytes:
+    return path + name if path.endswith(b"/") else path + b"/" + name
