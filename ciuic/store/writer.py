@@ -28,7 +28,7 @@ from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_frame
 from ciuic.store.index import Index
-from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
+from ciuic.store.packfile import PackFile
 
 __all__ = ["StoreWriter", "WriteTotals"]
 
@@ -50,46 +50,6 @@ class WriteTotals:
     new_bytes: int = 0
     stored_bytes: int = 0
     packs: int = 0
-
-
-class _OpenPack:
-    """A pack that is being filled, under a temporary name."""
-
-    def __init__(self, directory: str) -> None:
-        self.path = os.path.join(directory, durable.temporary_name("pack-"))
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.fd = os.open(self.path, flags, 0o600)
-        self.frames: list[PackedFrame] = []
-        self.size_bytes = 0
-        try:
-            self._append([MAGIC])
-        except OSError:
-            self.discard()
-            raise
-
-    def add(self, frame: Frame, payload: bytes | memoryview) -> None:
-        """Append one frame."""
-        self.frames.append(PackedFrame(self.size_bytes, frame))
-        self._append([frame.encode_header(), payload])
-
-    def close(self) -> bytes:
-        """Append the footer; returns the pack's ID."""
-        name, end = encode_footer(self.frames, self.size_bytes)
-        self._append([end])
-        return name
-
-    def discard(self) -> None:
-        """Remove the unfinished file."""
-        os.close(self.fd)
-        durable.remove_file(self.path)
-
-    def _append(self, parts: list[bytes | memoryview]) -> None:
-        for part in parts:
-            view = memoryview(part)
-            while view:
-                written = os.write(self.fd, view)
-                view = view[written:]
-                self.size_bytes += written
 
 
 class _ByteQueue:
@@ -143,8 +103,8 @@ class StoreWriter:
         self._group_bytes: dict[int, int] = {}
         self._failure: BaseException | None = None
         self._queue = _ByteQueue(_QUEUE_BYTES)
-        self._sealing: queue.Queue[_OpenPack | None] = queue.Queue(_SEALING_MAX)
-        self._open: dict[bool, _OpenPack] = {}
+        self._sealing: queue.Queue[PackFile | None] = queue.Queue(_SEALING_MAX)
+        self._open: dict[bool, PackFile] = {}
         self.totals = WriteTotals()
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
@@ -258,7 +218,7 @@ class StoreWriter:
         with store_faults("write to", self._temporary):
             pack = self._open.get(is_data)
             if pack is None:
-                pack = self._open[is_data] = _OpenPack(self._temporary)
+                pack = self._open[is_data] = PackFile(self._temporary)
             pack.add(frame, payload)
         if pack.size_bytes >= PACK_BYTES:
             del self._open[is_data]
@@ -272,16 +232,15 @@ class StoreWriter:
             try:
                 self._seal(pack)
             except BaseException:
-                durable.remove_file(pack.path)
+                pack.discard()
                 raise
-            finally:
-                os.close(pack.fd)
+            pack.close()
             if self.totals.packs % _BARRIER_PACKS == 0:
                 self._barrier()
 
-    def _seal(self, pack: _OpenPack) -> None:
+    def _seal(self, pack: PackFile) -> None:
         with store_faults("write to", self._packs):
-            name = pack.close()
+            name = pack.complete()
             durable.publish(pack.fd, pack.path, os.path.join(self._packs, layout.pack_name(name)))
         self._index.add_pack(name, pack.size_bytes, pack.frames)
         with self._lock:
