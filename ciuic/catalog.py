@@ -21,6 +21,7 @@ from ciuic.errors import (
 )
 from ciuic.model import SnapshotSummary
 from ciuic.store import Store
+from ciuic.store.index import IndexDamagedError
 
 __all__ = ["damaged_manifests", "find_snapshot", "latest_snapshot", "list_snapshots", "remember"]
 
@@ -104,8 +105,7 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
 
 
 def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
-    index = store.existing_index
-    recorded = index.snapshots() if index is not None else {}
+    recorded = _recorded(store)
     found, damaged = [], {}
     for name, status in store.snapshot_files().items():
         row = recorded.get(name)
@@ -125,6 +125,15 @@ def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
             _put(store, summary, status)
     found.sort(key=lambda one: (one.taken_ns, one.id), reverse=True)
     return found, damaged
+
+
+def _recorded(store: Store) -> dict[str, tuple[int, int, bytes]]:
+    """What the catalog says of the manifests; nothing if it can't be read."""
+    with contextlib.suppress(IndexDamagedError):
+        index = store.existing_index
+        if index is not None:
+            return index.snapshots()
+    return {}
 
 
 def _put(store: Store, summary: SnapshotSummary, status: os.stat_result) -> None:

@@ -3,6 +3,7 @@
 Everything else is handed a ``Clock``, so that a test decides what time it is and no test sleeps.
 """
 
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -63,16 +64,21 @@ def from_local_text(text: str) -> int | None:
     A time without an offset is local time.
     """
     for pattern, width_s in (("%Y-%m-%d", 86_400), ("%Y-%m-%d %H:%M", 60), ("%Y-%m-%dT%H:%M", 60)):
-        try:
-            moment = datetime.strptime(text, pattern)
-        except ValueError:
-            continue
-        return (int(moment.timestamp()) + width_s) * _NS - 1
+        with contextlib.suppress(ValueError):
+            return _seconds(datetime.strptime(text, pattern)) * _NS + width_s * _NS - 1
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    whole = int(moment.replace(microsecond=0).timestamp()) * _NS
+    whole = _seconds(moment.replace(microsecond=0)) * _NS
     if moment.microsecond:
         return whole + moment.microsecond * 1000 + 999
     return whole + _NS - 1
+
+
+def _seconds(moment: datetime) -> int:
+    """Seconds since 1970; for a year that the C library can't convert, one that is far enough."""
+    try:
+        return int(moment.timestamp())
+    except (ValueError, OverflowError, OSError):
+        return int(moment.replace(tzinfo=UTC).timestamp())

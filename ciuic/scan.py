@@ -22,6 +22,7 @@ __all__ = [
     "open_root",
     "read_symlink",
     "read_xattrs",
+    "storable_ns",
 ]
 
 _PSEUDO_TYPES: Final = frozenset(
@@ -29,6 +30,8 @@ _PSEUDO_TYPES: Final = frozenset(
     b" hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
 )
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TIME_MIN_NS: Final = -(2**63)
+_TIME_MAX_NS: Final = 2**63 - 1
 _NO_XATTRS: Final = {errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.EACCES}
 
 
@@ -94,13 +97,21 @@ def entry_of(name: bytes, status: os.stat_result) -> Entry:
         mode,
         status.st_uid,
         status.st_gid,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
+        storable_ns(status.st_mtime_ns),
+        storable_ns(status.st_ctime_ns),
         status.st_ino,
         status.st_size if stat.S_ISREG(mode) else 0,
         link_dev=status.st_dev if several else 0,
         rdev=rdev,
     )
+
+
+def storable_ns(time_ns: int) -> int:
+    """A file's time, or the nearest that 64 bits can hold: the years 1677 to 2262.
+
+    tmpfs, btrfs and NFS keep seconds in 64 bits, so that a wrong clock can leave any year.
+    """
+    return max(_TIME_MIN_NS, min(_TIME_MAX_NS, time_ns))
 
 
 def read_xattrs(target: int | bytes) -> tuple[tuple[bytes, bytes], ...]:

@@ -7,20 +7,22 @@ import os
 import sys
 
 import click
+from click.shell_completion import shell_complete
 
 import ciuic
 from ciuic.cli.look import cat, diff, find, list_, ls, show
 from ciuic.cli.maintain import completion, init, stats, status
 from ciuic.cli.proof import verify
 from ciuic.cli.putback import restore
-from ciuic.cli.session import Session, exit_code, report_error
+from ciuic.cli.session import FAILED, Session, exit_code, given, report_error, report_json
 from ciuic.cli.take import snapshot
-from ciuic.errors import CiuicError
+from ciuic.errors import CancelledError, CiuicError, UsageError
 
 __all__ = ["main"]
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_COMPLETE = "_CIUIC_COMPLETE"
 
 
 @click.group(
@@ -33,11 +35,13 @@ _BROKEN_PIPE = 141
 @click.option(
     "--config",
     metavar="FILE",
+    callback=given,
     help="Configuration; otherwise $CIUIC_CONFIG, /etc/ciuic.conf or /etc/ciuric.conf.",
 )
 @click.option(
     "--store",
     metavar="DIR",
+    callback=given,
     help="The store's directory; all but taking snapshots needs nothing else.",
 )
 @click.pass_context
@@ -53,27 +57,52 @@ cli.add_command(completion)
 
 def main() -> None:
     """Entry point of ``ciuic`` and ``ciuric``: run, explain what went wrong, exit."""
+    # Started with stdout closed, as cron and other daemons do: print into nothing.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     as_json = "--json" in sys.argv
     try:
-        code = cli.main(prog_name=_program_name(), standalone_mode=False)
+        code = _run()
         sys.stdout.flush()
     except CiuicError as error:
         report_error(error, as_json=as_json)
         code = exit_code(error)
-    except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        report_error(CancelledError("interrupted"), as_json=as_json)
         code = _INTERRUPTED
     except click.ClickException as error:
+        if as_json:
+            report_json(UsageError(error.format_message(), hint=""))
         error.show()
         code = error.exit_code
     except BrokenPipeError:
-        # The reader of our output has had enough; say nothing more to it, at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = _BROKEN_PIPE
+        _abandon_output()
     except OSError as error:
-        report_error(_from_system(error), as_json=as_json)
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+        report_error(_from_system(error), as_json=False)
+        code = FAILED
+        _abandon_output()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command; not by click's own ``main``, which turns a closed pipe into a failure."""
+    instruction = os.environ.get(_COMPLETE)
+    if instruction:
+        return shell_complete(cli, {}, _program_name(), _COMPLETE, instruction)
+    try:
+        with cli.make_context(_program_name(), sys.argv[1:]) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0
+
+
+def _abandon_output() -> None:
+    """Nobody reads stdout, or it can't be written: say nothing more to it, at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _program_name() -> str:

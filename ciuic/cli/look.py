@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ciuic.cli.render import mode_text, print_json, print_table, printable
-from ciuic.cli.session import SNAPSHOT, Session, json_option
+from ciuic.cli.session import DAMAGE, SNAPSHOT, Session, absolute, json_option
 from ciuic.clock import local_time_text, rfc3339
 from ciuic.errors import CiuicError, UsageError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, SnapshotSummary, path_text
@@ -39,7 +39,7 @@ def list_(
         if tag is not None:
             snapshots = [one for one in snapshots if tag in one.tags]
         if path is not None:
-            wanted = os.fsencode(os.path.abspath(path))
+            wanted = absolute(path)
             snapshots = [one for one in snapshots if _holds(store, one, wanted)]
     if as_json:
         print_json([one.as_json() for one in snapshots])
@@ -47,9 +47,20 @@ def list_(
         for one in snapshots:
             click.echo(f"{one.id}|{local_time_text(one.taken_ns)}|{one.logical_bytes}")
     else:
-        _print_snapshots(snapshots)
+        _print_snapshots(snapshots, _filtered_by(path, tag))
     for name, what in sorted(damaged.items()):
         click.echo(f"ciuic: {name} can't be read: {printable(what)}", err=True)
+    if damaged:
+        sys.exit(DAMAGE)
+
+
+def _filtered_by(path: str | None, tag: str | None) -> str:
+    """What to say when nothing is listed."""
+    if path is not None:
+        return f"no snapshot holds {printable(absolute(path))}"
+    if tag is not None:
+        return f"no snapshot has the tag '{printable(tag)}'"
+    return "no snapshot yet; take one with 'ciuic snapshot'"
 
 
 def _holds(store: Any, snapshot: SnapshotSummary, path: bytes) -> bool:
@@ -63,9 +74,9 @@ def _holds(store: Any, snapshot: SnapshotSummary, path: bytes) -> bool:
     return True
 
 
-def _print_snapshots(snapshots: list[SnapshotSummary]) -> None:
+def _print_snapshots(snapshots: list[SnapshotSummary], otherwise: str) -> None:
     if not snapshots:
-        click.echo("no snapshots", err=True)
+        click.echo(otherwise, err=True)
         return
     header = ("ID", "TAKEN", "KIND", "FILES", "SIZE", "NEW", "STORED", "TROUBLE", "TAGS")
     rows = [
@@ -156,7 +167,7 @@ def ls(
             ]
             found = [one for top in tops for one in (walk(store, top) if recursive else [top])]
         else:
-            top = locate(store, manifest, os.fsencode(os.path.abspath(path)))
+            top = locate(store, manifest, absolute(path))
             if recursive:
                 found = list(walk(store, top))
             elif top.entry.is_directory:
@@ -210,7 +221,7 @@ def cat(session: Session, *, snapshot_id: str, path: str) -> None:
 
     with session.opened() as store:
         manifest = store.manifest(find_snapshot(store, snapshot_id).id)
-        located = locate(store, manifest, os.fsencode(os.path.abspath(path)))
+        located = locate(store, manifest, absolute(path))
         if not located.entry.is_file:
             kind = _type_name(located.entry)
             raise UsageError(

@@ -39,7 +39,7 @@ def init(session: Session, *, chunk_size: str, as_json: bool) -> None:
         click.echo(f"{path}: {'store created' if created else 'the store is there already'}")
 
 
-@click.command()
+@click.command(short_help="Show how many bytes the store holds.")
 @json_option
 @click.pass_obj
 def stats(session: Session, *, as_json: bool) -> None:
@@ -60,15 +60,15 @@ def stats(session: Session, *, as_json: bool) -> None:
         print_json(document)
         return
     rows = [
-        ("snapshots", f"{len(snapshots):,}", ""),
         ("logical", format_bytes(document["logical_bytes"]), "all files of all snapshots"),
         ("unique", format_bytes(unique), "each piece of content once"),
         ("stored", format_bytes(stored), "in packs, encoded"),
     ]
-    print_table(("", "", ""), rows, right=frozenset({1}))
+    click.echo(f"{len(snapshots):,} snapshots")
+    print_table(("BYTES", "SIZE", "OF WHAT"), rows, right=frozenset({1}))
 
 
-@click.command()
+@click.command(short_help="Show the daemon's state and the newest snapshot's age.")
 @json_option
 @click.pass_obj
 def status(session: Session, *, as_json: bool) -> None:
@@ -105,7 +105,7 @@ def status(session: Session, *, as_json: bool) -> None:
         click.echo(f"daemon:  {key.replace('_', ' ')}: {value}")
 
 
-@click.command()
+@click.command(short_help="Print what makes a shell complete commands and IDs.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print what makes SHELL complete commands, options and snapshot IDs.

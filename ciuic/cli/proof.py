@@ -14,7 +14,7 @@ from ciuic.units import format_bytes, format_duration
 __all__ = ["verify"]
 
 
-@click.command()
+@click.command(short_help="Prove that snapshots can be restored.")
 @click.argument("ids", nargs=-1, type=SNAPSHOT, metavar="[ID]...")
 @click.option("--all", "every", is_flag=True, help="Verify every snapshot of the store.")
 @click.option("--checksum", is_flag=True, help="Read, decode and hash every chunk as well.")

@@ -1,13 +1,21 @@
 """``ciuic restore``."""
 
-import os
 import sys
 
 import click
 
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
-from ciuic.cli.session import DAMAGE, SNAPSHOT, TROUBLE, Session, interruptible, json_option
+from ciuic.cli.session import (
+    DAMAGE,
+    SNAPSHOT,
+    TROUBLE,
+    Session,
+    absolute,
+    given,
+    interruptible,
+    json_option,
+)
 from ciuic.model import RestoreReport
 from ciuic.units import format_bytes, format_duration
 
@@ -31,12 +39,14 @@ __all__ = ["restore"]
     multiple=True,
     required=True,
     metavar="PATH",
+    callback=given,
     help="What to put back, as the snapshot has it; may be given several times.",
 )
 @click.option(
     "-d",
     "--destination",
     metavar="DIR",
+    callback=given,
     help="Put PATH into DIR, under its last name; otherwise to its old place.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace what differs at the target.")
@@ -72,8 +82,8 @@ def restore(
     from ciuic.verbs.restore import restore as put_back
 
     request = RestoreRequest(
-        paths=tuple(os.fsencode(os.path.abspath(path)) for path in paths),
-        destination=None if destination is None else os.fsencode(destination),
+        paths=tuple(absolute(path) for path in paths),
+        destination=None if destination is None else absolute(destination),
         overwrite=overwrite,
         delete=delete,
         dry_run=dry_run,

@@ -5,6 +5,7 @@ cursor is ever printed as it is. JSON has them exactly.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,11 +53,16 @@ def print_table(
 ) -> None:
     """Print rows in columns under a header; ``right`` names the columns that hold numbers."""
     cells = [list(header), *[[printable(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for number, row in enumerate(cells):
         parts = [
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         line = "  ".join(parts).rstrip()
-        click.echo(click.style(line, bold=True) if number == 0 else line)
+        click.echo(click.style(line, bold=True) if number == 0 and _has_style() else line)
+
+
+def _has_style() -> bool:
+    """Whether the terminal wants any: no-color.org, and terminals that have none."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,7 +19,19 @@ from ciuic.errors import (
     UsageError,
 )
 
-__all__ = ["SNAPSHOT", "Session", "exit_code", "interruptible", "json_option", "report_error"]
+__all__ = [
+    "SNAPSHOT",
+    "Session",
+    "absolute",
+    "exit_code",
+    "given",
+    "interruptible",
+    "json_option",
+    "report_error",
+    "report_json",
+]
+
+T = TypeVar("T")
 
 DONE = 0
 FAILED = 1
@@ -102,11 +114,39 @@ def exit_code(error: CiuicError) -> int:
 def report_error(error: CiuicError, *, as_json: bool) -> None:
     """Say on stderr what went wrong and what to do; in JSON on stdout as well."""
     if as_json:
-        body = {"kind": error.kind, "message": error.message, "hint": error.hint}
-        click.echo(as_json_text({"error": body}))
+        report_json(error)
     click.echo(f"ciuic: {printable(error.message)}", err=True)
     if error.hint:
         click.echo(f"       {printable(error.hint)}", err=True)
+
+
+def report_json(error: CiuicError) -> None:
+    """The document of an error, on stdout."""
+    body = {"kind": error.kind, "message": error.message, "hint": error.hint}
+    click.echo(as_json_text({"error": body}))
+
+
+def given(context: click.Context, parameter: click.Parameter, value: T) -> T:
+    """Refuse an empty argument: it is an unset shell variable more often than it is meant."""
+    values = value if isinstance(value, tuple) else (value,)
+    if any(one == "" for one in values):
+        raise click.BadParameter("is empty", context, parameter)
+    return value
+
+
+def absolute(path: str) -> bytes:
+    """An absolute path, raw bytes, from one that may count from the current directory.
+
+    Raises:
+        UsageError: The current directory is gone.
+    """
+    try:
+        return os.fsencode(os.path.abspath(path))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path!r} counts from the current directory, which is gone",
+            hint="Give an absolute path.",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ def _duration(context: click.Context, parameter: click.Parameter, value: str) ->
         raise click.BadParameter(str(error), context, parameter) from error
 
 
-@click.command()
+@click.command(short_help="Take a snapshot now.")
 @click.option(
     "--base", is_flag=True, help="Read every file again, whatever the last snapshot says."
 )
@@ -44,9 +44,11 @@ def snapshot(
 ) -> None:
     """Take a snapshot now; through the daemon if it runs. Prints the snapshot's ID."""
     from ciuic.control import request_snapshot
+    from ciuic.store.header import read_header
 
     settings = session.settings()
     store_path = session.store_path()
+    read_header(store_path)  # who can't reach the store can't reach its daemon either
     report = request_snapshot(store_path, base=base, tags=tags)
     if report is None:
         report = _take_here(settings, session, base=base, tags=tags, wait_s=wait_s)

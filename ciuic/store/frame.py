@@ -91,7 +91,7 @@ class Frame:
             self.reference,
             self.payload_checksum,
         )
-        table = b"".join([_SLOT.pack(*chunk) for chunk in self.chunks])
+        table = b"".join([name + size.to_bytes(4, "little") for name, size in self.chunks])
         bare = _HEADER.pack(*fields, 0)[:_CHECKSUM_AT]
         return _HEADER.pack(*fields, checksum(bare + table)) + table
 

@@ -24,6 +24,11 @@ _CHUNK_BYTES_MAX: Final = 16 * 1024 * 1024
 _HEADER_BYTES_MAX: Final = 1024 * 1024
 
 
+_NEW_HEADER: Final = (
+    "Put a copy of the header back; the one of any store with the same chunk size serves."
+)
+
+
 class Chunking(msgspec.Struct, frozen=True):
     """How files are cut: ``fixed``, at every multiple of ``size_bytes``."""
 
@@ -70,7 +75,9 @@ def read_header(store_path: str) -> Header:
     try:
         version = msgspec.json.decode(data, type=_Version)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise CorruptionError(f"{path} is not a store's header: {error}") from error
+        raise CorruptionError(
+            f"{path} is not a store's header: {error}", hint=_NEW_HEADER
+        ) from error
     if version.format != FORMAT:
         raise UnknownFormatError(
             f"the store {store_path} has format {version.format}; this ciuic knows {FORMAT}"
@@ -81,11 +88,21 @@ def read_header(store_path: str) -> Header:
     try:
         header = unseal(data, Header)
     except CorruptionError as error:
-        raise CorruptionError(f"{path}: {error.message}") from error
+        raise CorruptionError(f"{path}: {error.message}", hint=_NEW_HEADER) from error
     cut = header.chunking
     if cut.kind != "fixed" or not _CHUNK_BYTES_MIN <= cut.size_bytes <= _CHUNK_BYTES_MAX:
         raise UnknownFormatError(f"{path}: chunking '{cut.kind}', {cut.size_bytes} is not known")
     return header
+
+
+def _holds_snapshots(store_path: str) -> bool:
+    return any(
+        os.path.isdir(directory) and os.listdir(directory)
+        for directory in (
+            os.path.join(store_path, layout.PACKS),
+            os.path.join(store_path, layout.SNAPSHOTS),
+        )
+    )
 
 
 def _explain_missing(store_path: str, error: StoreError) -> None:
@@ -98,6 +115,10 @@ def _explain_missing(store_path: str, error: StoreError) -> None:
     if not os.path.isdir(store_path):
         raise StoreError(
             f"{store_path} is a file, not a store", hint="Give the store's directory."
+        ) from error
+    if _holds_snapshots(store_path):
+        raise CorruptionError(
+            f"the store {store_path} has lost its header, {layout.HEADER}", hint=_NEW_HEADER
         ) from error
     if os.path.isdir(os.path.join(store_path, layout.PACKS)):
         raise StoreError(

@@ -204,7 +204,9 @@ def _connect(path: str, *, write: bool) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = TRUNCATE")
         db.execute("PRAGMA synchronous = FULL")
     else:
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version != _SCHEMA_VERSION:
+            raise sqlite3.DatabaseError("no schema, or that of another version")
     return db
 
 
@@ -221,7 +223,11 @@ def _translated(error: sqlite3.OperationalError, path: str) -> StoreError:
     if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         return BusyError(f"the catalog {path} is in use by another process")
     if code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}:
-        return StoreError(f"cannot use {path}: {error}")
+        return StoreError(
+            f"cannot use {path}: {error}",
+            hint="Look at the store's disk and permissions; if the file itself is at fault, remove"
+            " it: it is a cache, and is made anew.",
+        )
     return IndexDamagedError(f"the catalog {path} is damaged: {error}")
 
 

@@ -31,17 +31,16 @@ _OFFSET: Final = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class PackedFrame:
-    """A frame and where it starts in its pack."""
+    """A frame, where it starts in its pack, and its header as it stands there."""
 
     offset_bytes: int
     frame: Frame
+    header: bytes
 
 
 def encode_footer(frames: Sequence[PackedFrame], footer_offset: int) -> tuple[bytes, bytes]:
     """Footer and trailer for a pack with these frames; returns the pack's ID and the bytes."""
-    footer = b"".join(
-        [_OFFSET.pack(one.offset_bytes) + one.frame.encode_header() for one in frames]
-    )
+    footer = b"".join([_OFFSET.pack(one.offset_bytes) + one.header for one in frames])
     trailer = _TRAILER.pack(footer_offset, len(footer), len(frames), checksum(footer), _END_MAGIC)
     return pack_id(footer), footer + trailer
 
@@ -81,12 +80,13 @@ def walk_frames(fd: int) -> Iterator[PackedFrame]:
     while offset + HEADER_BYTES <= size:
         try:
             needed = header_bytes_needed(os.pread(fd, HEADER_BYTES, offset))
-            frame = parse_header(os.pread(fd, needed, offset))
+            header = os.pread(fd, needed, offset)
+            frame = parse_header(header)
         except CorruptionError:
             return
         if offset + frame.total_bytes > size:
             return
-        yield PackedFrame(offset, frame)
+        yield PackedFrame(offset, frame, header)
         offset += frame.total_bytes
 
 
@@ -96,6 +96,7 @@ def _parse_footer(footer: memoryview) -> Iterator[PackedFrame]:
         if len(footer) - at < _OFFSET.size:
             raise CorruptionError("the pack's footer is cut short")
         (offset,) = _OFFSET.unpack_from(footer, at)
-        frame = parse_header(footer[at + _OFFSET.size :])
-        yield PackedFrame(offset, frame)
-        at += _OFFSET.size + frame.header_bytes
+        at += _OFFSET.size
+        frame = parse_header(footer[at:])
+        yield PackedFrame(offset, frame, bytes(footer[at : at + frame.header_bytes]))
+        at += frame.header_bytes

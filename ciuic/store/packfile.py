@@ -50,8 +50,9 @@ class PackFile:
 
     def add(self, frame: Frame, payload: bytes | memoryview) -> None:
         """Append one frame; ``payload`` may change once this returns."""
-        self.frames.append(PackedFrame(self.size_bytes, frame))
-        self._append(frame.encode_header())
+        header = frame.encode_header()
+        self.frames.append(PackedFrame(self.size_bytes, frame, header))
+        self._append(header)
         self._append(payload)
 
     def complete(self) -> bytes:

@@ -15,7 +15,7 @@ from ciuic.errors import ChunkMissingError, CorruptionError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.frame import Frame, check_chunk, decode_frame, parse_header
-from ciuic.store.index import ChunkPlace, Index
+from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
 
 __all__ = ["StoreReader"]
 
@@ -56,6 +56,13 @@ class StoreReader:
         self._frames: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
         self._cached_bytes = 0
 
+    def close(self) -> None:
+        """Let go of open packs and of what is cached."""
+        with self._lock:
+            self._packs.clear()
+            self._frames.clear()
+            self._cached_bytes = 0
+
     def node(self, kind: int, name: bytes) -> bytes:
         """A tree or recipe node, checked.
 
@@ -83,8 +90,10 @@ class StoreReader:
 
     def places(self, names: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
         """Where chunks lie; those that are in no pack are left out."""
-        index = self._rebuilt_index or self._open_index()
-        found = index.places(names)
+        try:
+            found = (self._rebuilt_index or self._open_index()).places(names)
+        except IndexDamagedError:
+            found = self._from_packs().places(names)
         missing = [name for name in names if name not in found]
         if missing and self._rebuilt_index is None:
             found.update(self._from_packs().places(missing))

@@ -55,6 +55,7 @@ def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFA
                 f"{path} is a file, not a directory", hint="Choose another place for the store."
             )
         _refuse_strangers(path)
+        _refuse_headless(path)
         _make_parents(path)
         durable.make_directory(path, _DIRECTORY_MODE)
         for name in (layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY):
@@ -76,8 +77,9 @@ def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFA
 
 
 def _refuse_strangers(path: str) -> None:
-    own = {layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY, layout.CONTROL_SOCKET}
-    own |= {layout.WRITE_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK, "lost+found"}
+    own = {"lost+found", layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY, layout.CONTROL_SOCKET}
+    own |= {layout.WRITE_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK}
+    own |= {layout.CATALOG, f"{layout.CATALOG}-journal"}
     if os.path.isdir(path):
         strangers = sorted(set(os.listdir(path)) - own)
         if strangers:
@@ -85,6 +87,14 @@ def _refuse_strangers(path: str) -> None:
                 f"{path} is not empty: it holds '{strangers[0]}'",
                 hint="Choose an empty or new directory for the store.",
             )
+
+
+def _refuse_headless(path: str) -> None:
+    """A header that is made anew over snapshots could cut files in another way than they were."""
+    for name in (layout.PACKS, layout.SNAPSHOTS):
+        inner = os.path.join(path, name)
+        if os.path.isdir(inner) and os.listdir(inner):
+            read_header(path)
 
 
 def _make_parents(path: str) -> None:
@@ -139,6 +149,7 @@ class Store:
 
     def close(self) -> None:
         """Let go of everything; harmless twice."""
+        self.reader.close()
         for index in (self._index, *self._temporary_indexes):
             if index is not None:
                 index.close()

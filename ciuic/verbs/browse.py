@@ -199,18 +199,34 @@ def diff(store: Store, before: Manifest, after: Manifest) -> Iterator[Change]:
 
 
 def _compare(store: Store, path: bytes, old: Entry | None, new: Entry | None) -> Iterator[Change]:
+    """Changes at a path and below it. Not by recursion: trees are deeper than the stack is."""
+    waiting = [iter([(path, old, new)])]
+    while waiting:
+        pair = next(waiting[-1], None)
+        if pair is None:
+            waiting.pop()
+            continue
+        change = _change(*pair)
+        if change is not None:
+            yield change
+        if _tree(pair[1]) != _tree(pair[2]):
+            waiting.append(_pairs(store, *pair))
+
+
+def _change(path: bytes, old: Entry | None, new: Entry | None) -> Change | None:
     if old is not None and new is not None:
         sign = _sign(old, new)
-        if sign:
-            yield Change(sign, path, _size(old), _size(new))
-    elif new is not None:
-        yield Change("+", path, None, _size(new))
-    elif old is not None:
-        yield Change("-", path, _size(old), None)
-    if _tree(old) == _tree(new):
-        return
+        return Change(sign, path, old.size_bytes, new.size_bytes) if sign else None
+    if new is not None:
+        return Change("+", path, None, new.size_bytes)
+    return Change("-", path, old.size_bytes, None) if old is not None else None
+
+
+def _pairs(
+    store: Store, path: bytes, old: Entry | None, new: Entry | None
+) -> Iterator[tuple[bytes, Entry | None, Entry | None]]:
     for name, one, other in _merged(_entries(store, old), _entries(store, new)):
-        yield from _compare(store, _join(path, name), one, other)
+        yield _join(path, name), one, other
 
 
 def _sign(old: Entry, new: Entry) -> str:
@@ -223,10 +239,6 @@ def _sign(old: Entry, new: Entry) -> str:
     same = (old.mode, old.uid, old.gid, old.xattrs) == (new.mode, new.uid, new.gid, new.xattrs)
     moved = old.mtime_ns != new.mtime_ns and not old.is_directory
     return "" if same and not moved else "m"
-
-
-def _size(entry: Entry) -> int:
-    return entry.size_bytes
 
 
 def _tree(entry: Entry | None) -> tuple[bytes, int] | None:

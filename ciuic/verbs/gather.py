@@ -10,7 +10,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic.capture import is_settled, source_faults
 from ciuic.errors import CancelledError, CorruptionError, SourceError
@@ -24,13 +24,14 @@ from ciuic.scan import (
     open_root,
     read_symlink,
     read_xattrs,
+    storable_ns,
 )
 from ciuic.store import Store
 from ciuic.store.nodes import TreeBuilder, iter_pieces, iter_tree
 from ciuic.store.writer import StoreWriter
 from ciuic.verbs.reading import ContentReader, Wanted
 
-__all__ = ["Gatherer", "TroubleSink"]
+__all__ = ["Gatherer", "OldTree", "TroubleSink"]
 
 TroubleSink = Callable[[bytes, str, bool], None]
 """Told a path, what happened to it, and whether that is harmless."""
@@ -41,6 +42,18 @@ _BATCH_FILES: Final = 256
 _LOOKUP_FILES: Final = 500
 _DEPTH_MAX: Final = 900
 """Each level holds a descriptor; deeper trees than this are named and left out."""
+
+
+class OldTree(NamedTuple):
+    """What an earlier snapshot says of a root.
+
+    Attributes:
+        tree: ID of the root's tree node.
+        taken_ns: When that snapshot began: it saw nothing of what was written later.
+    """
+
+    tree: bytes
+    taken_ns: int
 
 
 class _Ticket:
@@ -136,7 +149,6 @@ class Gatherer:
         exclusions: What is left out.
         trouble: Told of everything that is not as it should be.
         cancelled: Asked at every directory entry.
-        parent_taken_ns: When the parent was taken; None to believe nothing that it says.
     """
 
     def __init__(
@@ -149,7 +161,6 @@ class Gatherer:
         trouble: TroubleSink,
         cancelled: Callable[[], bool],
         progress: Callable[[int, int, bytes], None],
-        parent_taken_ns: int | None,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -158,7 +169,7 @@ class Gatherer:
         self._trouble = trouble
         self._cancelled = cancelled
         self._progress = progress
-        self._parent_taken_ns = parent_taken_ns
+        self._old_taken_ns = 0
         self._pseudo = PseudoMounts()
         own = os.stat(store.path)
         self._store_inode = (own.st_dev, own.st_ino)
@@ -174,12 +185,12 @@ class Gatherer:
         self.files = 0
         self.logical_bytes = 0
 
-    def gather(self, path: bytes, old_tree: bytes) -> Root:
+    def gather(self, path: bytes, old: OldTree | None) -> Root:
         """Spell one root.
 
         Args:
             path: Absolute.
-            old_tree: The parent's tree of this root; empty if it has none.
+            old: What an earlier snapshot says of this root; None to believe nothing.
 
         Returns:
             The root's record; a root that can't be read is recorded as missing.
@@ -195,18 +206,19 @@ class Gatherer:
             self._trouble(path, f"the root {error.message}", False)
             return Root(path, b"", error.message)
         top = TreeBuilder(self._writer.put_node)
-        directory = self._directory(handle, entry, self._old_root(old_tree))
+        directory = self._directory(handle, entry, self._old_root(old))
         directory.names = iter(names)
         self._stack.append(directory)
         self._walk()
         top.add(entry)
         return Root(path, top.finish()[0])
 
-    def _old_root(self, tree: bytes) -> Entry | None:
-        if not tree:
+    def _old_root(self, old: OldTree | None) -> Entry | None:
+        if old is None:
             return None
+        self._old_taken_ns = old.taken_ns
         try:
-            return next(iter_tree(self._store.reader.node, tree, 0), None)
+            return next(iter_tree(self._store.reader.node, old.tree, 0), None)
         except CorruptionError:
             return None
 
@@ -260,6 +272,9 @@ class Gatherer:
             what = f"could not be read: {os.strerror(error.errno or 0)}"
             self._trouble(parent.handle.join(name), what, False)
             return
+        if storable_ns(status.st_mtime_ns) != status.st_mtime_ns:
+            what = "its time lies outside the years 1677 to 2262: stored as the nearest of them"
+            self._trouble(parent.handle.join(name), what, False)
         old = parent.old_entry(name)
         mode = status.st_mode
         if stat.S_ISREG(mode):
@@ -303,17 +318,23 @@ class Gatherer:
         self._links[key] = (first, ticket, left - 1)
         if left <= 1:
             del self._links[key]
-        entry = entry_of(name, status)
-        self._append(parent, entry, self._copy_ticket(first, entry, ticket))
+        wanted = Wanted(parent.handle, entry_of(name, status))
+        self._append(parent, wanted.entry, self._copy_ticket(first, wanted, ticket))
         return True
 
-    def _copy_ticket(self, first: Entry, entry: Entry, ticket: _Ticket | None) -> _Ticket:
+    def _copy_ticket(self, first: Entry, wanted: Wanted, ticket: _Ticket | None) -> _Ticket:
         copy = _Ticket()
 
         def flush() -> None:
-            if ticket is None or ticket.ready(wait=True):
-                _copy_content(first, entry)
-                copy.done = True
+            if ticket is not None and not ticket.ready(wait=True):
+                return
+            copy.flush = None
+            if first.mode == GONE_MODE or first.state == UNREADABLE:
+                # The first name was no way to the content; this one may be.
+                copy.futures = [self._content.submit_large(wanted)]
+                return
+            _copy_content(first, wanted.entry)
+            copy.done = True
 
         copy.flush = flush
         return copy
@@ -368,14 +389,13 @@ class Gatherer:
     def _believes(self, old: Entry, status: os.stat_result) -> bool:
         """The file is the one that the parent has, unchanged since."""
         return (
-            self._parent_taken_ns is not None
-            and old.ctime_ns == status.st_ctime_ns
+            old.ctime_ns == status.st_ctime_ns
             and old.mtime_ns == status.st_mtime_ns
             and old.size_bytes == status.st_size
             and old.ino == status.st_ino
             and old.mode == status.st_mode
             and old.state == WHOLE
-            and is_settled(old.mtime_ns, old.ctime_ns, self._parent_taken_ns)
+            and is_settled(old.mtime_ns, old.ctime_ns, self._old_taken_ns)
         )
 
     def _reuse(self, parent: _Directory, old: Entry) -> _Ticket | None:

@@ -29,6 +29,7 @@ from ciuic.verbs.take import Progress
 from ciuic.verbs.target import (
     apply_metadata,
     apply_special_metadata,
+    count_files,
     is_leftover,
     make_special,
     remove_tree,
@@ -583,7 +584,7 @@ class Placer:
 
     def _delete_extra(self, handle: DirectoryHandle, name: bytes) -> None:
         if self._dry_run:
-            self._report.deleted_files += _count_files(handle, name)
+            self._report.deleted_files += count_files(handle, name, self._store_inode)
         else:
             self._report.deleted_files += remove_tree(handle, name, self._store_inode)
 
@@ -763,14 +764,6 @@ def _copy_range(source_fd: int, fd: int, offset: int, length: int) -> None:
             raise CorruptionError("the old file became shorter while it was read")
         offset += copied
         length -= copied
-
-
-def _count_files(directory: DirectoryHandle, name: bytes) -> int:
-    status = directory.status(name)
-    if not stat.S_ISDIR(status.st_mode):
-        return 1
-    inner = directory.child(name)
-    return sum([_count_files(inner, one) for one in inner.names()])
 
 
 def _raised_open_files_limit() -> int:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
-from ciuic.capture import ATTEMPTS, OpenFile, source_faults
+from ciuic.capture import ATTEMPTS, OpenFile, read_small, source_faults
 from ciuic.chunking import Chunker
 from ciuic.errors import CancelledError, SourceError, TornReadError, VanishedError
 from ciuic.hashing import data_id
 from ciuic.model import FLUX, GONE_MODE, UNREADABLE, WHOLE, Entry
-from ciuic.scan import DirectoryHandle, read_xattrs
+from ciuic.scan import DirectoryHandle, read_xattrs, storable_ns
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder
 from ciuic.store.writer import StoreWriter
 
@@ -129,22 +129,13 @@ class ContentReader:
         self._count(read_bytes)
 
     def _read_small(self, file: Wanted) -> bytes:
-        opened = self._open(file)
-        try:
-            for attempt in range(ATTEMPTS):
-                data = opened.read_whole()
-                try:
-                    opened.check_unchanged(len(data))
-                except TornReadError as error:
-                    if attempt + 1 < ATTEMPTS:
-                        opened.look_again()
-                        continue
-                    self._mark_torn(file, error)
-                break
-            _fill(file.entry, opened, len(data))
-            return data
-        finally:
-            opened.close()
+        entry = file.entry
+        owned = self._uid in {0, entry.uid}
+        small = read_small(file.directory.fd, entry.name, owned=owned)
+        if small.is_torn:
+            self._mark_torn(file)
+        _fill(entry, small.status, small.xattrs, len(small.data))
+        return small.data
 
     def _store_large(self, file: Wanted) -> None:
         try:
@@ -164,15 +155,17 @@ class ContentReader:
             content, level, size = self._spell(opened)
             try:
                 opened.check_unchanged(size)
-            except TornReadError as error:
+            except TornReadError:
                 if attempt + 1 < ATTEMPTS:
                     opened.look_again()
                     continue
-                self._mark_torn(file, error)
+                self._mark_torn(file)
             break
         file.entry.content = content
         file.entry.level = level
-        _fill(file.entry, opened, size)
+        with source_faults():
+            xattrs = read_xattrs(opened.fd)
+        _fill(file.entry, opened.before, xattrs, size)
 
     def _spell(self, opened: OpenFile) -> tuple[bytes, int, int]:
         """Store a file's data once through; returns content, level and the length found."""
@@ -217,10 +210,10 @@ class ContentReader:
         file.entry.level = 0
         self._trouble(file.directory.join(file.entry.name), error.message)
 
-    def _mark_torn(self, file: Wanted, error: SourceError) -> None:
+    def _mark_torn(self, file: Wanted) -> None:
         file.entry.state = FLUX
         path = file.directory.join(file.entry.name)
-        self._trouble(path, f"in flux: {error.message}, {ATTEMPTS} times over")
+        self._trouble(path, f"in flux: changed while it was read, {ATTEMPTS} times over")
 
     def _count(self, read_bytes: int) -> None:
         with self._count_lock:
@@ -271,17 +264,18 @@ def _result(item: "tuple[int, int, Future[bytes]]") -> tuple[int, int, bytes]:
     return item[0], item[1], item[2].result()
 
 
-def _fill(entry: Entry, opened: OpenFile, size_bytes: int) -> None:
+def _fill(
+    entry: Entry,
+    status: os.stat_result,
+    xattrs: tuple[tuple[bytes, bytes], ...],
+    size_bytes: int,
+) -> None:
     """Metadata as of the read: the file may have changed since its directory was listed."""
-    status = opened.before
     entry.mode, entry.uid, entry.gid = status.st_mode, status.st_uid, status.st_gid
-    entry.mtime_ns, entry.ctime_ns, entry.ino = (
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_ino,
-    )
+    entry.mtime_ns = storable_ns(status.st_mtime_ns)
+    entry.ctime_ns = storable_ns(status.st_ctime_ns)
+    entry.ino = status.st_ino
     entry.size_bytes = size_bytes
-    with source_faults():
-        entry.xattrs = read_xattrs(opened.fd)
+    entry.xattrs = xattrs
     if entry.state != FLUX:
         entry.state = WHOLE

@@ -14,11 +14,11 @@ from ciuic.chunking import FixedChunker
 from ciuic.clock import Clock
 from ciuic.errors import UsageError
 from ciuic.memory import keep_freed_memory
-from ciuic.model import Root, SnapshotSummary, TakeReport, Trouble
+from ciuic.model import SnapshotSummary, TakeReport, Trouble
 from ciuic.scan import Exclusions
 from ciuic.store import Store
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
-from ciuic.verbs.gather import Gatherer
+from ciuic.verbs.gather import Gatherer, OldTree
 from ciuic.verbs.reading import ContentReader
 
 __all__ = ["Progress", "TakeRequest", "take_snapshot"]
@@ -119,10 +119,9 @@ def take_snapshot(
                 trouble=troubles.add,
                 cancelled=cancelled,
                 progress=(progress or _Silent()).update,
-                parent_taken_ns=None if is_base or parent is None else parent.taken_ns,
             )
-            trees = [] if is_base else _parent_trees(store, snapshots, roots)
-            recorded = _gather(gatherer, roots, dict(trees))
+            old = {} if is_base else _old_trees(store, snapshots, roots)
+            recorded = tuple([gatherer.gather(path, old.get(path)) for path in roots])
         finally:
             content.close()
         capture_s = clock.monotonic_s() - began_s
@@ -158,12 +157,6 @@ def take_snapshot(
     return _report(manifest, clock.monotonic_s() - began_s)
 
 
-def _gather(
-    gatherer: Gatherer, roots: tuple[bytes, ...], old_trees: dict[bytes, bytes]
-) -> tuple[Root, ...]:
-    return tuple([gatherer.gather(path, old_trees.get(path, b"")) for path in roots])
-
-
 def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Normalised, sorted, each directory once: a root inside another root is part of it."""
     if not paths:
@@ -191,18 +184,18 @@ def _base_is_due(snapshots: list[SnapshotSummary], base_interval_s: float, taken
     return bool(base_interval_s) and (taken_ns - newest_base.taken_ns >= int(base_interval_s * _NS))
 
 
-def _parent_trees(
+def _old_trees(
     store: Store, snapshots: list[SnapshotSummary], roots: tuple[bytes, ...]
-) -> list[tuple[bytes, bytes]]:
+) -> dict[bytes, OldTree]:
     """For each root the newest tree there is, also when the newest snapshot missed the root."""
-    found = []
+    found = {}
     wanted = set(roots)
     for snapshot in snapshots[:_PARENTS_SEARCHED]:
         if not wanted.intersection(snapshot.roots):
             continue
         for root in store.manifest(snapshot.id).roots:
             if root.path in wanted and root.tree:
-                found.append((root.path, root.tree))
+                found[root.path] = OldTree(root.tree, snapshot.taken_ns)
                 wanted.discard(root.path)
     return found
 

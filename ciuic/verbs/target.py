@@ -19,6 +19,7 @@ from ciuic.scan import DirectoryHandle, read_xattrs
 __all__ = [
     "apply_metadata",
     "apply_special_metadata",
+    "count_files",
     "is_leftover",
     "make_special",
     "remove_tree",
@@ -79,17 +80,37 @@ def remove_tree(directory: DirectoryHandle, name: bytes, keep: tuple[int, int]) 
         name: File or directory; a symlink is removed, what it points to is not.
         keep: Device and inode of a directory that stays whatever happens: the store.
     """
-    status = directory.status(name)
-    if not stat.S_ISDIR(status.st_mode):
-        os.unlink(name, dir_fd=directory.fd)
-        return 1
-    if (status.st_dev, status.st_ino) == keep:
-        return 0
-    inner = directory.child(name)
-    removed = sum([remove_tree(inner, one, keep) for one in inner.names()])
-    with contextlib.suppress(OSError):  # not empty: the store is in it, and stays
-        os.rmdir(name, dir_fd=directory.fd)
+    removed = 0
+    waiting = [(directory, name, False)]
+    while waiting:
+        parent, one, is_emptied = waiting.pop()
+        status = parent.status(one)
+        if not stat.S_ISDIR(status.st_mode):
+            os.unlink(one, dir_fd=parent.fd)
+            removed += 1
+        elif is_emptied:
+            with contextlib.suppress(OSError):  # not empty: the store is in it, and stays
+                os.rmdir(one, dir_fd=parent.fd)
+        elif (status.st_dev, status.st_ino) != keep:
+            inner = parent.child(one)
+            waiting.append((parent, one, True))
+            waiting.extend([(inner, name, False) for name in inner.names()])
     return removed
+
+
+def count_files(directory: DirectoryHandle, name: bytes, keep: tuple[int, int]) -> int:
+    """How many files ``remove_tree`` would remove."""
+    counted = 0
+    waiting = [(directory, name)]
+    while waiting:
+        parent, one = waiting.pop()
+        status = parent.status(one)
+        if not stat.S_ISDIR(status.st_mode):
+            counted += 1
+        elif (status.st_dev, status.st_ino) != keep:
+            inner = parent.child(one)
+            waiting.extend([(inner, name) for name in inner.names()])
+    return counted
 
 
 def make_special(directory: DirectoryHandle, name: bytes, entry: Entry) -> None:

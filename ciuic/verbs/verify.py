@@ -15,7 +15,7 @@ from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.clock import Clock
 from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.memory import keep_freed_memory
-from ciuic.model import Entry, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
+from ciuic.model import Entry, Root, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
 from ciuic.store import Store
 from ciuic.store.frame import DATA, check_chunk
 from ciuic.store.index import ChunkPlace
@@ -87,6 +87,17 @@ def verify_snapshots(
     return VerifyReport(results, read_bytes, survey.chunks, clock.monotonic_s() - began_s)
 
 
+class _Level:
+    """A directory on the way down; ``inner`` gives its subdirectories."""
+
+    def __init__(self, path: bytes, tree: bytes, height: int) -> None:
+        self.path = path
+        self.tree = tree
+        self.height = height
+        self.inner: Iterator[Entry] = iter(())
+        self.is_sound = True
+
+
 class _Survey:
     """Walks snapshots; what was found sound once is not walked again.
 
@@ -113,35 +124,44 @@ class _Survey:
         found: list[Trouble] = []
         for root in manifest.roots:
             if root.tree:
-                found.extend(self._tree_damage(root.path, root.tree, 0, is_root=True))
+                found.extend(self._tree_damage(root))
         return found
 
-    def _tree_damage(
-        self, path: bytes, tree: bytes, level: int, *, is_root: bool = False
-    ) -> Iterator[Trouble]:
-        """Damage below one directory, which is remembered as sound when there is none."""
-        if tree in self._sound:
-            return
-        clean = True
-        for trouble in self._directory_damage(path, tree, level, is_root=is_root):
-            clean = False
-            yield trouble
-        if clean:
-            self._sound.add(tree)
+    def _tree_damage(self, root: Root) -> Iterator[Trouble]:
+        """Damage below a root; directories without any are remembered as sound.
 
-    def _directory_damage(
-        self, path: bytes, tree: bytes, level: int, *, is_root: bool
-    ) -> Iterator[Trouble]:
+        Not by recursion: trees are deeper than the stack is.
+        """
+        levels = [_Level(root.path, root.tree, 0)]
+        yield from self._enter(levels[0])
+        while levels:
+            level = levels[-1]
+            entry = next(level.inner, None)
+            if entry is None:
+                levels.pop()
+                if level.is_sound:
+                    self._sound.add(level.tree)
+                elif levels:
+                    levels[-1].is_sound = False
+                continue
+            if entry.content in self._sound:
+                continue
+            path = level.path if len(levels) == 1 else _join(level.path, entry.name)
+            levels.append(_Level(path, entry.content, entry.level))
+            yield from self._enter(levels[-1])
+
+    def _enter(self, level: _Level) -> Iterator[Trouble]:
+        """Check a directory's own nodes and files; its subdirectories come later."""
         try:
-            entries = list(iter_tree(self._node, tree, level))
+            entries = list(iter_tree(self._node, level.tree, level.height))
         except (CorruptionError, UnknownFormatError) as error:
-            yield Trouble(path, f"the directory can't be read: {error.message}")
+            level.is_sound = False
+            yield Trouble(level.path, f"the directory can't be read: {error.message}")
             return
-        yield from self._files_damage(path, [one for one in entries if one.is_file])
-        for entry in entries:
-            if entry.is_directory and entry.content:
-                inner = path if is_root else _join(path, entry.name)
-                yield from self._tree_damage(inner, entry.content, entry.level)
+        for trouble in self._files_damage(level.path, [one for one in entries if one.is_file]):
+            level.is_sound = False
+            yield trouble
+        level.inner = iter([one for one in entries if one.is_directory and one.content])
 
     def _files_damage(self, path: bytes, entries: list[Entry]) -> Iterator[Trouble]:
         wanted: list[tuple[Entry, list[tuple[bytes, int]]]] = []
