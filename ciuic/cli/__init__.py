@@ -18,7 +18,7 @@ from ciuic.cli.session import FAILED, Session, exit_code, given, report_error, r
 from ciuic.cli.take import snapshot
 from ciuic.errors import CancelledError, CiuicError, UsageError
 
-__all__ = ["main"]
+__all__ = ["cli", "main"]
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ciuic.cli.render import mode_text, print_json, print_table, printable
-from ciuic.cli.session import DAMAGE, SNAPSHOT, Session, absolute, json_option
+from ciuic.cli.session import DAMAGE, SNAPSHOT, Session, absolute, given, json_option
 from ciuic.clock import local_time_text, rfc3339
 from ciuic.errors import CiuicError, UsageError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, SnapshotSummary, path_text
@@ -16,12 +16,19 @@ from ciuic.units import format_bytes
 __all__ = ["cat", "diff", "find", "list_", "ls", "show"]
 
 _STATES = {FLUX: "in flux", UNREADABLE: "unreadable", SKIPPED: "left out"}
-_SIGNS = {"+": "added", "-": "removed", "M": "changed", "m": "metadata", "T": "type"}
+_SIGNS = {
+    "+": "added",
+    "-": "removed",
+    "M": "changed",
+    "m": "metadata",
+    "T": "type",
+    "?": "unknown",
+}
 
 
 @click.command("list")
 @click.option("--machine-readable", is_flag=True, help="ID|YYYY-mm-dd HH:MM:SS|SIZE in bytes.")
-@click.option("--path", metavar="P", help="Only snapshots that hold this path.")
+@click.option("--path", metavar="P", callback=given, help="Only snapshots that hold this path.")
 @click.option("--tag", metavar="T", help="Only snapshots with this tag.")
 @json_option
 @click.pass_obj
@@ -148,7 +155,7 @@ def show(session: Session, *, snapshot_id: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
-@click.argument("path", required=False)
+@click.argument("path", required=False, callback=given)
 @click.option("-R", "--recursive", is_flag=True, help="Also list what directories hold.")
 @json_option
 @click.pass_obj
@@ -212,7 +219,7 @@ def _print_entry(name: bytes, entry: Entry) -> None:
 
 @click.command()
 @click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
-@click.argument("path")
+@click.argument("path", callback=given)
 @click.pass_obj
 def cat(session: Session, *, snapshot_id: str, path: str) -> None:
     """Write a file of a snapshot to stdout."""
@@ -275,7 +282,8 @@ def find(session: Session, *, pattern: str, snapshot_id: str | None, as_json: bo
 def diff(session: Session, *, before: str, after: str, as_json: bool) -> None:
     """Show what changed from snapshot A to snapshot B.
 
-    + added, - removed, M content changed, m metadata changed, T became another type.
+    + added, - removed, M content changed, m metadata changed, T became another type,
+    ? a root that could not be read when one of them was taken.
     """
     from ciuic.catalog import find_snapshot
     from ciuic.verbs.browse import diff as compare

@@ -48,7 +48,7 @@ def stats(session: Session, *, as_json: bool) -> None:
 
     with session.opened() as store:
         snapshots = list_snapshots(store)
-        unique, stored, chunks = store.index.totals()
+        unique, stored, chunks = store.totals()
     document = {
         "snapshots": len(snapshots),
         "logical_bytes": sum(one.logical_bytes for one in snapshots),

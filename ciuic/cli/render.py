@@ -36,9 +36,7 @@ def printable(text: str | bytes) -> str:
 def _escaped(one: str) -> str:
     if "\udc80" <= one <= "\udcff":
         return f"\\x{ord(one) - 0xDC00:02x}"
-    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(one) or (
-        f"\\x{ord(one):02x}" if ord(one) < 0x100 else f"\\u{ord(one):04x}"
-    )
+    return one.encode("unicode_escape", "surrogatepass").decode()
 
 
 def mode_text(mode: int) -> str:

@@ -20,7 +20,13 @@ from ciuic.errors import (
 )
 
 __all__ = [
+    "BUSY",
+    "DAMAGE",
+    "DONE",
+    "FAILED",
     "SNAPSHOT",
+    "TROUBLE",
+    "USAGE",
     "Session",
     "absolute",
     "exit_code",

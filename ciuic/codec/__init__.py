@@ -4,6 +4,8 @@ Codecs are numbered in docs/format.md, "Codecs". Which one a frame gets is decid
 Trained weights are noise to a general compressor: zstd at level 3 gets 8 % out of fp32 Adam
 state at 330 MB/s a core, byte planes get 17 % at more than twice that speed (decision 0003).
 
+Neither package is imported before the first payload: ``ciuic list`` needs none.
+
 Every encoding is decoded and compared before it is handed out: a fault in a compressor, a core
 or a memory module then costs a raw frame instead of a snapshot.
 """
@@ -11,7 +13,6 @@ or a memory module then costs a raw frame instead of a snapshot.
 from collections.abc import Callable
 from typing import Final
 
-from ciuic.codec import zstd
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import checksum
 
@@ -65,13 +66,15 @@ def decode(codec: int, stored: bytes | memoryview, plain_bytes: int) -> bytes | 
 
 
 def _chosen(plain: bytes | memoryview) -> Encoded:
+    from ciuic.codec import zstd
+
     if len(plain) < _PROBE_BYTES_MIN:
         return ZSTD, zstd.compress(plain)
     sample = _sample(memoryview(plain))
     ratio = zstd.probe(sample)
     if ratio < _TEXT_RATIO:
         return ZSTD, zstd.compress(plain)
-    # numpy takes a tenth of a second to import: only for those who have tensors.
+    # Takes a tenth of a second the first time: only for those who have tensors.
     from ciuic.codec import planes
 
     plan = planes.probe(sample)
@@ -95,6 +98,12 @@ def _decode_raw(stored: bytes | memoryview, plain_bytes: int) -> bytes | memoryv
     return stored
 
 
+def _decode_zstd(stored: bytes | memoryview, plain_bytes: int) -> bytes:
+    from ciuic.codec import zstd
+
+    return zstd.decompress(stored, plain_bytes)
+
+
 def _decode_planes(stored: bytes | memoryview, plain_bytes: int) -> memoryview:
     from ciuic.codec import planes
 
@@ -103,6 +112,6 @@ def _decode_planes(stored: bytes | memoryview, plain_bytes: int) -> memoryview:
 
 _DECODERS: Final[dict[int, Callable[[bytes | memoryview, int], bytes | memoryview]]] = {
     RAW: _decode_raw,
-    ZSTD: zstd.decompress,
+    ZSTD: _decode_zstd,
     PLANES: _decode_planes,
 }

@@ -12,9 +12,10 @@ import msgspec
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
+from ciuic.store.files import read_regular
 from ciuic.store.sealed import seal, unseal
 
-__all__ = ["CHUNK_BYTES_DEFAULT", "FORMAT", "Header", "read_header"]
+__all__ = ["CHUNK_BYTES_DEFAULT", "FORMAT", "Chunking", "Header", "read_header"]
 
 FORMAT: Final = 1
 KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
@@ -66,15 +67,15 @@ def read_header(store_path: str) -> Header:
     """
     path = os.path.join(store_path, layout.HEADER)
     try:
-        with store_faults("read", path), open(path, "rb") as file:
-            data = file.read(_HEADER_BYTES_MAX)
+        with store_faults("read", path):
+            data = read_regular(path, _HEADER_BYTES_MAX)
     except StoreError as error:
         _explain_missing(store_path, error)
         raise
     # Before the checksum: a later version may seal its header in another way.
     try:
         version = msgspec.json.decode(data, type=_Version)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(
             f"{path} is not a store's header: {error}", hint=_NEW_HEADER
         ) from error

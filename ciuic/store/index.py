@@ -194,6 +194,8 @@ class Index:
 class IndexDamagedError(StoreError):
     """The database is not one, or is damaged: it is to be made anew from the packs."""
 
+    default_hint = "Run the command again: the catalog is a cache, and is made anew."
+
 
 def _connect(path: str, *, write: bool) -> sqlite3.Connection:
     mode = "rwc" if write else "ro"

@@ -5,6 +5,7 @@ alone by whoever takes packs away. A lock that can't even be opened because the 
 read-only mount is not needed either: nobody can write there.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -49,8 +50,10 @@ class Lock:
                 store = os.path.dirname(self.path)
                 raise BusyError(f"the store {store} is in use{holder}") from None
         self._fd = fd
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        # Whose lock it is only serves a message; a full disk must not keep anybody from it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
     def take_shared(self) -> None:
         """Hold the lock beside other readers; waits for nobody who only adds.

@@ -4,6 +4,7 @@ A snapshot exists if and only if its manifest does.
 """
 
 import os
+import re
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ FORMAT: Final = 1
 TROUBLE_MAX: Final = 1000
 """A manifest names this many troubled paths; the trees mark all of them."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
+_AFTER_ESCAPE: Final = re.compile(r"[0-9a-f]{2}[^\\]*", re.DOTALL)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -179,6 +181,8 @@ def _escaped_character(one: str) -> str:
 
 def _unescaped(text: str) -> bytes:
     head, *rest = text.split("\\x")
+    if "\\" in head or not all(_AFTER_ESCAPE.fullmatch(one) for one in rest):
+        raise CorruptionError(f"{text!r} is not an escaped path")
     try:
         return head.encode() + b"".join([bytes.fromhex(one[:2]) + one[2:].encode() for one in rest])
     except (ValueError, UnicodeEncodeError) as error:

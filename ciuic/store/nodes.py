@@ -201,6 +201,8 @@ def find_entry(get: GetNode, name: bytes, level: int, wanted: bytes) -> Entry | 
     Raises:
         CorruptionError: As ``iter_tree``.
     """
+    if level < 0:
+        raise CorruptionError(f"a node can't be at level {level}")
     while level > 0:
         chosen = None
         for child in _children(get(TREE, name), level):
@@ -252,7 +254,7 @@ def _iter_recipe(get: GetNode, name: bytes, level: int) -> Iterator[Piece]:
 
 
 def _children(data: bytes, level: int) -> list[_Child]:
-    if level > LEVEL_MAX:
+    if not 0 < level <= LEVEL_MAX:
         raise CorruptionError(f"a node can't be at level {level}")
     return _decoded(_index_decoder, data, level).items
 

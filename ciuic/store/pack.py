@@ -67,6 +67,8 @@ def read_footer(fd: int, name: bytes) -> list[PackedFrame]:
     frames = list(_parse_footer(memoryview(footer)))
     if len(frames) != count:
         raise CorruptionError("the pack's footer does not list as many frames as it says")
+    if any(not _lies_within(one, offset) for one in frames):
+        raise CorruptionError("the pack's footer lists a frame that is not in the pack")
     return frames
 
 
@@ -88,6 +90,10 @@ def walk_frames(fd: int) -> Iterator[PackedFrame]:
             return
         yield PackedFrame(offset, frame, header)
         offset += frame.total_bytes
+
+
+def _lies_within(one: PackedFrame, footer_offset: int) -> bool:
+    return len(MAGIC) <= one.offset_bytes <= footer_offset - one.frame.total_bytes
 
 
 def _parse_footer(footer: memoryview) -> Iterator[PackedFrame]:

@@ -14,6 +14,7 @@ from typing import Final
 from ciuic.errors import ChunkMissingError, CorruptionError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
+from ciuic.store.files import open_regular
 from ciuic.store.frame import Frame, check_chunk, decode_frame, parse_header
 from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
 
@@ -28,7 +29,7 @@ class _Pack:
     """An open pack; closed when the last user has dropped it."""
 
     def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = open_regular(path)
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

@@ -43,5 +43,5 @@ def unseal(data: bytes, kind: type[Document]) -> Document:
         raise CorruptionError("the document does not match its checksum")
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the document can't be decoded: {error}") from error

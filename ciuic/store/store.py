@@ -17,6 +17,7 @@ from ciuic.errors import (
 )
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
+from ciuic.store.files import open_regular, read_regular
 from ciuic.store.header import CHUNK_BYTES_DEFAULT, FORMAT, Chunking, Header, read_header
 from ciuic.store.index import Index, IndexDamagedError
 from ciuic.store.lock import Lock
@@ -121,6 +122,9 @@ def open_store(path: str, *, write: bool = False, wait_s: float = 0.0) -> Iterat
     try:
         store.lock(write=write, wait_s=wait_s)
         yield store
+    except IndexDamagedError:
+        store.discard_catalog()
+        raise
     finally:
         store.close()
 
@@ -144,6 +148,7 @@ class Store:
         if write:
             self._write_lock.take_alone(wait_s)
             self.writable = True
+            self._make_directories()
             self._clean_temporary()
             self._bring_up_to_date(self.index)
 
@@ -173,6 +178,21 @@ class Store:
                 self._index = Index(self._catalog_path, write=False)
         return self._index
 
+    def totals(self) -> tuple[int, int, int]:
+        """Plain bytes of all file content, bytes of all packs, number of chunks."""
+        try:
+            return self.index.totals()
+        except IndexDamagedError:
+            self.discard_catalog()
+            return self._index_from_packs().totals()
+
+    def discard_catalog(self) -> None:
+        """Remove a damaged catalog, so that the next to come makes it anew."""
+        with contextlib.suppress(CiuicError, OSError):
+            if not self.writable:
+                self._write_lock.take_alone()
+            self._remove_catalog()
+
     def writer(self) -> StoreWriter:
         """Begin to add chunks; the store must be open for writing."""
         return StoreWriter(self.path, self.index)
@@ -181,6 +201,8 @@ class Store:
         """Every committed snapshot: its ID and its manifest's file status."""
         directory = os.path.join(self.path, layout.SNAPSHOTS)
         found = {}
+        if not os.path.lexists(directory) and os.path.isdir(self.path):
+            return {}
         with store_faults("list", directory), os.scandir(directory) as entries:
             for entry in entries:
                 name = layout.parse_manifest_name(entry.name)
@@ -197,8 +219,8 @@ class Store:
         """
         path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
         try:
-            with store_faults("read", path), open(path, "rb") as file:
-                data = file.read(MANIFEST_BYTES_MAX)
+            with store_faults("read", path):
+                data = read_regular(path, MANIFEST_BYTES_MAX)
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id}") from error
@@ -298,21 +320,34 @@ class Store:
 
     def _frames_of(self, name: bytes) -> list[PackedFrame]:
         path = os.path.join(self.path, layout.PACKS, layout.pack_name(name))
-        with store_faults("read", path), open(path, "rb") as file:
+        with store_faults("read", path):
+            fd = open_regular(path)
             try:
-                return read_footer(file.fileno(), name)
+                return read_footer(fd, name)
             except CorruptionError:
-                return list(walk_frames(file.fileno()))
+                return list(walk_frames(fd))
+            finally:
+                os.close(fd)
 
     def _pack_files(self) -> dict[bytes, int]:
         directory = os.path.join(self.path, layout.PACKS)
-        found = {}
+        found: dict[bytes, int] = {}
+        if not os.path.lexists(directory):
+            return found  # all packs are gone: damage, which a verification names path by path
         with store_faults("list", directory), os.scandir(directory) as entries:
             for entry in entries:
                 name = layout.parse_pack_name(entry.name)
                 if name is not None:
                     found[name] = entry.stat(follow_symlinks=False).st_size
         return found
+
+    def _make_directories(self) -> None:
+        """Copies of a store lose directories that are empty."""
+        for name in (layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY):
+            directory = os.path.join(self.path, name)
+            if not os.path.isdir(directory):
+                with store_faults("make", directory):
+                    durable.make_directory(directory, _DIRECTORY_MODE)
 
     def _clean_temporary(self) -> None:
         """Remove what a killed writer left; its lock is ours, so nobody else is writing."""

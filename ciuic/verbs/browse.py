@@ -39,7 +39,8 @@ class Change(NamedTuple):
     """One difference between two snapshots.
 
     Attributes:
-        sign: ``+`` added, ``-`` removed, ``M`` content changed, ``m`` metadata only, ``T`` type.
+        sign: ``+`` added, ``-`` removed, ``M`` content changed, ``m`` metadata only, ``T`` type,
+            ``?`` a root that one of them could not read.
         path: Absolute.
         size_before: Bytes of the file in the first; None if it is not there.
         size_after: Bytes of the file in the second; None if it is not there.
@@ -186,10 +187,14 @@ def _identity(entry: Entry) -> bytes:
 
 def diff(store: Store, before: Manifest, after: Manifest) -> Iterator[Change]:
     """What changed from one snapshot to the other, sorted by path within each root."""
-    old_roots = {root.path: root for root in before.roots if root.tree}
-    new_roots = {root.path: root for root in after.roots if root.tree}
+    old_roots = {root.path: root for root in before.roots}
+    new_roots = {root.path: root for root in after.roots}
     for path in sorted(old_roots.keys() | new_roots.keys()):
         old, new = old_roots.get(path), new_roots.get(path)
+        if (old is not None and not old.tree) or (new is not None and not new.tree):
+            # Nothing is known of it: that must not look as if all had been deleted.
+            yield Change("?", path, None, None)
+            continue
         yield from _compare(
             store,
             path,

@@ -24,7 +24,7 @@ from ciuic.model import Entry, RestoreReport, SnapshotSummary, Trouble, path_tex
 from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
 from ciuic.store.manifest import Manifest
-from ciuic.verbs.browse import locate
+from ciuic.verbs.browse import Located, locate
 from ciuic.verbs.placing import Placer
 from ciuic.verbs.take import Progress
 from ciuic.verbs.target import target_faults
@@ -106,7 +106,7 @@ def _resolve(store: Store, manifest: Manifest, request: RestoreRequest) -> list[
     targets: dict[bytes, _Target] = {}
     for path in _outermost(request.paths, together=request.destination is None):
         located = locate(store, manifest, path)
-        target = _target_of(located.path, located.entry, request.destination)
+        target = _target_of(manifest, located, request.destination)
         _refuse_store(store, target)
         other = targets.setdefault(target.place, target)
         if other.path != target.path:
@@ -128,9 +128,15 @@ def _outermost(paths: Iterable[bytes], *, together: bool) -> list[bytes]:
     return kept
 
 
-def _target_of(path: bytes, entry: Entry, destination: bytes | None) -> _Target:
-    """Symlinks on the way to the target's directory are the user's own and are followed."""
-    if destination is None:
+def _target_of(manifest: Manifest, located: Located, destination: bytes | None) -> _Target:
+    """Symlinks on the way to the target's directory are the user's own and are followed.
+
+    So is a root that is itself a symlink: the snapshot followed it, too.
+    """
+    path, entry = located
+    if destination is None and path in manifest.summary.roots:
+        parent, name = os.path.split(os.path.realpath(path))
+    elif destination is None:
         parent, name = os.path.split(path)
     else:
         parent, name = os.path.abspath(destination), os.path.basename(path)
@@ -150,9 +156,12 @@ def _refuse_store(store: Store, target: _Target) -> None:
 def _refuse_existing(targets: list[_Target], *, overwrite: bool) -> None:
     """Refuse before anything is touched."""
     for target in targets:
-        if os.path.lexists(target.parent) and not os.path.isdir(target.parent):
+        there = target.parent
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
             raise TargetError(
-                f"{path_text(target.parent)} is not a directory",
+                f"{path_text(there)} is not a directory",
                 hint="Give a directory with -d.",
             )
     if overwrite:

@@ -25,6 +25,7 @@ __all__ = ["Progress", "TakeRequest", "take_snapshot"]
 
 _NS: Final = 1_000_000_000
 _OPEN_FILES_WANTED: Final = 4096
+_TAG_MAX: Final = 64
 _PARENTS_SEARCHED: Final = 50
 
 
@@ -173,8 +174,11 @@ def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 def _check_tags(tags: tuple[str, ...]) -> None:
     for tag in tags:
-        if not tag or "|" in tag or "," in tag or not tag.isprintable():
-            raise UsageError(f"the tag {tag!r} must be printable, without '|' and ','")
+        if not 1 <= len(tag) <= _TAG_MAX or "|" in tag or "," in tag or not tag.isprintable():
+            raise UsageError(
+                f"a tag has 1 to {_TAG_MAX} printable characters, without '|' and ',':"
+                f" {tag[:_TAG_MAX]!r}"
+            )
 
 
 def _base_is_due(snapshots: list[SnapshotSummary], base_interval_s: float, taken_ns: int) -> bool:

@@ -17,6 +17,7 @@ from ciuic.model import Entry
 from ciuic.scan import DirectoryHandle, read_xattrs
 
 __all__ = [
+    "IsProtected",
     "apply_metadata",
     "apply_special_metadata",
     "count_files",
@@ -72,44 +73,54 @@ def _started(pid: int) -> int:
         return 0
 
 
-def remove_tree(directory: DirectoryHandle, name: bytes, keep: tuple[int, int]) -> int:
-    """Remove a name and all below it; returns how many files went.
+IsProtected = Callable[[bytes, os.stat_result], bool]
+"""Told a path as the snapshot would have it, and its status: it stays whatever happens."""
 
-    Args:
-        directory: Where the name is.
-        name: File or directory; a symlink is removed, what it points to is not.
-        keep: Device and inode of a directory that stays whatever happens: the store.
+
+def remove_tree(
+    directory: DirectoryHandle, name: bytes, path: bytes, is_protected: IsProtected
+) -> int:
+    """Remove a name and all below it but what is protected; returns how many files went.
+
+    Not by recursion: trees are deeper than the stack is. A symlink is removed, what it points to
+    is not.
     """
     removed = 0
-    waiting = [(directory, name, False)]
+    waiting = [(directory, name, path, False)]
     while waiting:
-        parent, one, is_emptied = waiting.pop()
+        parent, one, at, is_emptied = waiting.pop()
         status = parent.status(one)
-        if not stat.S_ISDIR(status.st_mode):
+        if is_emptied:
+            with contextlib.suppress(OSError):  # not empty: something in it is protected
+                os.rmdir(one, dir_fd=parent.fd)
+        elif is_protected(at, status):
+            continue
+        elif stat.S_ISDIR(status.st_mode):
+            inner = parent.child(one)
+            waiting.append((parent, one, at, True))
+            waiting.extend([(inner, name, os.path.join(at, name), False) for name in inner.names()])
+        else:
             os.unlink(one, dir_fd=parent.fd)
             removed += 1
-        elif is_emptied:
-            with contextlib.suppress(OSError):  # not empty: the store is in it, and stays
-                os.rmdir(one, dir_fd=parent.fd)
-        elif (status.st_dev, status.st_ino) != keep:
-            inner = parent.child(one)
-            waiting.append((parent, one, True))
-            waiting.extend([(inner, name, False) for name in inner.names()])
     return removed
 
 
-def count_files(directory: DirectoryHandle, name: bytes, keep: tuple[int, int]) -> int:
+def count_files(
+    directory: DirectoryHandle, name: bytes, path: bytes, is_protected: IsProtected
+) -> int:
     """How many files ``remove_tree`` would remove."""
     counted = 0
-    waiting = [(directory, name)]
+    waiting = [(directory, name, path)]
     while waiting:
-        parent, one = waiting.pop()
+        parent, one, at = waiting.pop()
         status = parent.status(one)
-        if not stat.S_ISDIR(status.st_mode):
-            counted += 1
-        elif (status.st_dev, status.st_ino) != keep:
+        if is_protected(at, status):
+            continue
+        if stat.S_ISDIR(status.st_mode):
             inner = parent.child(one)
-            waiting.extend([(inner, name) for name in inner.names()])
+            waiting.extend([(inner, name, os.path.join(at, name)) for name in inner.names()])
+        else:
+            counted += 1
     return counted
 
 

@@ -109,7 +109,8 @@ class _Survey:
     def __init__(self, store: Store, bad: set[bytes] = frozenset()) -> None:  # type: ignore[assignment]
         self._store = store
         self._bad = bad
-        self._sound: set[bytes] = set()
+        self._sound_trees: set[bytes] = set()
+        self._present: set[bytes] = set()
         self._pack_sizes: dict[bytes, int | None] = {}
         self._missing: set[bytes] = set()
         self.frames: _Frames = {}
@@ -140,11 +141,11 @@ class _Survey:
             if entry is None:
                 levels.pop()
                 if level.is_sound:
-                    self._sound.add(level.tree)
+                    self._sound_trees.add(level.tree)
                 elif levels:
                     levels[-1].is_sound = False
                 continue
-            if entry.content in self._sound:
+            if entry.content in self._sound_trees:
                 continue
             path = level.path if len(levels) == 1 else _join(level.path, entry.name)
             levels.append(_Level(path, entry.content, entry.level))
@@ -199,14 +200,14 @@ class _Survey:
         return data
 
     def _look_up(self, kind: int, names: list[bytes]) -> None:
-        new = [name for name in dict.fromkeys(names) if name not in self._sound]
+        new = [name for name in dict.fromkeys(names) if name not in self._present]
         places = self._store.reader.places(new)
         for name in new:
             place = places.get(name)
             if place is None or not self._fits(place):
                 self._missing.add(name)
                 continue
-            self._sound.add(name)
+            self._present.add(name)
             self.chunks += 1
             key = (place.pack, place.offset_bytes)
             needed = _Needed(name, kind, place.start_bytes, place.length_bytes)

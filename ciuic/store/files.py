@@ -1,0 +1,34 @@
+"""Opening the store's own files: regular files only, and never waiting for one that is not.
+
+A FIFO at the place of a manifest would hang whoever opens it.
+"""
+
+import os
+import stat
+from typing import Final
+
+from ciuic.errors import CorruptionError
+
+__all__ = ["open_regular", "read_regular"]
+
+_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_regular(path: str) -> int:
+    """Open a regular file for reading; the caller closes the descriptor.
+
+    Raises:
+        CorruptionError: Something else stands there.
+        OSError: It can't be opened.
+    """
+    fd = os.open(path, _FLAGS)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CorruptionError(f"{path} is not a regular file")
+    return fd
+
+
+def read_regular(path: str, bytes_max: int) -> bytes:
+    """The content of a regular file, up to ``bytes_max``; raises as ``open_regular``."""
+    with open(open_regular(path), "rb") as file:
+        return file.read(bytes_max)

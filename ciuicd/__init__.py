@@ -1,0 +1,9 @@
+"""ciuicd: the daemon that takes a snapshot whenever one is due.
+
+__main__   arguments, logging, signals, exit code
+service    what it does, and everything that it is made of
+schedule   when a snapshot is due: arithmetic only
+control    the control socket: requests in, replies out
+notify     what systemd is told
+priority   stepping back behind everything else on the machine
+"""

@@ -1,0 +1,1 @@
+"""Measures ciuic against restic, borg and cp, turn by turn; scripts/bench starts it."""

@@ -1,0 +1,106 @@
+"""Command line of the benchmark; see docs/benchmarks.md."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import measure, report
+from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
+from benchmarks.rows import Bench, measure_rows
+from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, find_ciuic
+
+ALL_ROWS = range(1, 9)
+SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
+
+
+def parse_arguments(cache: Path) -> argparse.Namespace:
+    """Which rows, how often, on which data."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="measure ciuic against restic, borg and cp"
+    )
+    parser.add_argument("--quick", action="store_true", help="small data: a look, not a result")
+    parser.add_argument(
+        "--only",
+        type=int,
+        action="append",
+        choices=ALL_ROWS,
+        metavar="ROW",
+        help="1 to 8; repeatable",
+    )
+    parser.add_argument(
+        "--turns", type=int, default=3, help="times that each tool has its turn (odd, default 3)"
+    )
+    parser.add_argument(
+        "--cache", choices=("warm", "cold", "both"), default="both", help="state of the page cache"
+    )
+    parser.add_argument(
+        "--ciuic", type=Path, default=find_ciuic(), help="the executable to measure"
+    )
+    parser.add_argument("--peers-only", action="store_true", help="leave ciuic out")
+    parser.add_argument("--place", type=Path, default=cache, help="file system to make stores on")
+    parser.add_argument("--output", type=Path, help="Markdown page to write; JSON goes beside it")
+    options = parser.parse_args()
+    if options.turns % 2 == 0:
+        parser.error("--turns must be odd, so that the median is a turn that took place")
+    if options.ciuic is None and not options.peers_only:
+        parser.error("no ciuic found: install it, or use --ciuic FILE or --peers-only")
+    return options
+
+
+def contestants(options: argparse.Namespace, cache: Path, work: Path) -> list[Tool]:
+    """All tools that take part, ciuic first."""
+    borg = cache / "borg" / "bin" / "borg"
+    if not borg.exists() or shutil.which("restic") is None:
+        raise SystemExit("restic or borg is missing: run scripts/install-peers first")
+    tools: list[Tool] = [Restic(work), Borg(work, borg), Copy(work)]
+    return tools if options.peers_only else [Ciuic(work, options.ciuic.absolute()), *tools]
+
+
+def chosen_caches(wanted: str) -> list[str]:
+    """Warm, cold or both, as far as this user may."""
+    if not measure.may_drop_caches():
+        print("cold measurements need root: left out", file=sys.stderr)
+        return ["warm"]
+    return ["warm", "cold"] if wanted == "both" else [wanted]
+
+
+def main() -> int:
+    """Measures, prints the table, writes the page. Exits 1 when a mark is missed."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ciuic-bench"
+    cache.mkdir(parents=True, exist_ok=True)
+    options = parse_arguments(cache)
+    size = QUICK if options.quick else FULL
+    output: Path = options.output or cache / f"results-{size.name}.md"
+    if free_space_bytes(options.place) < SPACE_BYTES[size.name]:
+        needed = f"{SPACE_BYTES[size.name] >> 30} GiB"
+        print(f"less than {needed} free: this may run out of space", file=sys.stderr)
+    facts = report.machine_facts(options.place)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=options.place) as name:
+        tools = contestants(options, cache, Path(name))
+        bench = Bench(
+            Corpus(cache, size),
+            tools,
+            Path(name),
+            turns=options.turns,
+            caches=chosen_caches(options.cache),
+        )
+        try:
+            measure_rows(bench, set(options.only or ALL_ROWS))
+        except measure.RunFailedError as error:
+            print(f"scripts/bench: {error}", file=sys.stderr)
+            return 2
+        finally:
+            # The lines that are done are worth keeping even when a later one breaks.
+            command = " ".join(["scripts/bench", *sys.argv[1:]])
+            output.write_text(report.page(bench.lines, tools, command, facts))
+            output.with_suffix(".json").write_text(report.as_json(bench.lines))
+            print(report.table(bench.lines), end="", flush=True)
+            print(f"written to {output}; tidying up", file=sys.stderr)
+    return 1 if any(line.met is False for line in bench.lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

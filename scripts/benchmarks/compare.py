@@ -1,0 +1,59 @@
+"""Tells whether a restored tree is the source: names, kinds, bytes, modes, owners, times."""
+
+import os
+import stat
+from pathlib import Path
+
+from benchmarks.measure import RunFailedError
+
+PIECE_BYTES = 1 << 20
+
+
+def require_equal(source: Path, restored: Path) -> None:
+    """Raises when `restored` is not as `source` is; names the first few differences."""
+    found = differences(source, restored)
+    if found:
+        raise RunFailedError(f"{restored} is not {source}: " + "; ".join(found[:5]))
+
+
+def differences(source: Path, restored: Path) -> list[str]:
+    """One line for each path that differs; times of directories are not looked at."""
+    if source.is_file():
+        return _file_differences(source, restored, source.name)
+    found: list[str] = []
+    for parent, directories, names in os.walk(source):
+        place = Path(parent).relative_to(source)
+        other = restored / place
+        there = set(os.listdir(other)) if other.is_dir() else set()
+        expected = {*directories, *names}
+        found += [f"{place / name}: too much" for name in there - expected]
+        found += [f"{place / name}: missing" for name in expected - there]
+        for name in sorted(set(names) & there):
+            found += _file_differences(Path(parent, name), other / name, str(place / name))
+    return found
+
+
+def _file_differences(left: Path, right: Path, shown: str) -> list[str]:
+    try:
+        here, there = left.lstat(), right.lstat()
+    except OSError as error:
+        return [f"{shown}: {error.strerror}"]
+    if (here.st_mode, here.st_uid, here.st_gid) != (there.st_mode, there.st_uid, there.st_gid):
+        return [f"{shown}: mode or owner"]
+    if stat.S_ISLNK(here.st_mode):
+        return [] if os.readlink(left) == os.readlink(right) else [f"{shown}: link target"]
+    if here.st_mtime_ns != there.st_mtime_ns:
+        return [f"{shown}: modification time"]
+    return (
+        [] if here.st_size == there.st_size and _same_bytes(left, right) else [f"{shown}: content"]
+    )
+
+
+def _same_bytes(left: Path, right: Path) -> bool:
+    with left.open("rb", buffering=0) as one, right.open("rb", buffering=0) as two:
+        while True:
+            piece = one.read(PIECE_BYTES)
+            if piece != two.read(PIECE_BYTES):
+                return False
+            if not piece:
+                return True

@@ -1,0 +1,234 @@
+"""The files that are measured: real checkpoints, and many small files of real text.
+
+Guarantees: they are built once and kept in a cache; what exists under its final name is complete,
+and a build that was cut short is begun again. Nothing is fetched: the text is what the machine has
+(Python's standard library, /usr/share, /usr/include), the checkpoints come from a training run that
+really takes place (train.py). Sizes are the same everywhere, contents differ between machines.
+"""
+
+import gzip
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1 << 20
+TRAINING_TEXT_BYTES = 48 * MIB
+SMALL_FILE_MEAN_BYTES = 6000
+SMALL_FILE_SPREAD = 1.1
+SMALL_FILE_BYTES_MAX = 256 * 1024
+FILES_A_DIRECTORY = 40
+SUFFIXES = (".py", ".txt", ".md", ".c", ".h", ".json", ".yaml", ".log")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much to build: the model's shape, how often it is saved, how many small files."""
+
+    name: str
+    width: int
+    layers: int
+    batch: int
+    saves: int
+    weights: int
+    every: int
+    more_saves: int
+    small_files: int
+
+
+# Full: 25.6 M parameters, 307 MB a full state, 102 MB its weights. 6 x 307 + 3 x 102 MB are 2 GiB,
+# and 21 full states more make it 8 GiB.
+FULL = Size("full", 512, 8, 2, saves=6, weights=3, every=20, more_saves=21, small_files=100_000)
+QUICK = Size("quick", 256, 5, 2, saves=6, weights=3, every=20, more_saves=21, small_files=10_000)
+
+
+class Corpus:
+    """The data sets under one cache directory, each built when it is first asked for."""
+
+    def __init__(self, cache: Path, size: Size) -> None:
+        self._data = cache / "data"
+        self._torch_python = cache / "torch" / "bin" / "python"
+        self._size = size
+
+    def checkpoints(self) -> Path:
+        """2 GiB: full states and weights-only files of one run, 10 to 20 optimizer steps apart."""
+        return self._built("checkpoints", self._train)
+
+    def more_checkpoints(self) -> Path:
+        """6 GiB more: the same run goes on, a full state every 5 steps."""
+        return self._built("more-checkpoints", self._train_on)
+
+    def small_files(self) -> Path:
+        """100,000 files of real text, 6 KB on average, log-normal sizes, in nested directories."""
+        return self._built("small-files", self._slice_text)
+
+    def one_file(self) -> Path:
+        """The 102 MB weights file that restoring one file is measured with."""
+        return min(self.checkpoints().glob("*.safetensors"))
+
+    def _built(self, name: str, build: Callable[[Path], None]) -> Path:
+        final = self._data / f"{name}-{self._size.name}"
+        if not final.exists():
+            self._data.mkdir(parents=True, exist_ok=True)
+            print(f"building {final} (once)", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(dir=self._data) as scratch:
+                inside = Path(scratch, name)
+                inside.mkdir()
+                build(inside)
+                inside.rename(final)
+        return final
+
+    def _train(self, target: Path) -> None:
+        self._run_training(
+            target, ["--saves", str(self._size.saves), "--weights", str(self._size.weights)]
+        )
+
+    def _train_on(self, target: Path) -> None:
+        last = max(self.checkpoints().glob("*.pt"))
+        every = ["--first", "5", "--every", "5"]
+        self._run_training(
+            target, ["--saves", str(self._size.more_saves), "--resume", str(last), *every]
+        )
+
+    def _run_training(self, target: Path, arguments: list[str]) -> None:
+        if not self._torch_python.exists():
+            raise SystemExit("no PyTorch to make checkpoints with: run scripts/install-peers first")
+        text = target.parent / "text"
+        with text.open("wb") as out:
+            for piece in real_text():
+                if out.tell() >= TRAINING_TEXT_BYTES:
+                    break
+                out.write(piece)
+        size = self._size
+        shape = [
+            "--width",
+            str(size.width),
+            "--layers",
+            str(size.layers),
+            "--batch",
+            str(size.batch),
+        ]
+        script = Path(__file__).with_name("train.py")
+        # argparse takes the last of two, so what a caller adds wins over the usual distance.
+        command: list[str | Path] = [
+            self._torch_python,
+            script,
+            text,
+            target,
+            *shape,
+            "--every",
+            str(size.every),
+            *arguments,
+        ]
+        subprocess.run(command, check=True)
+
+    def _slice_text(self, target: Path) -> None:
+        chance = random.Random(2026)
+        pieces = text_pieces(self._size.small_files * SMALL_FILE_MEAN_BYTES)
+        for number in range(self._size.small_files):
+            path = target / small_file_name(number)
+            if number % FILES_A_DIRECTORY == 0:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(pieces.take(small_file_size_bytes(chance)))
+            # Files of the last second are a special case for tools that trust time stamps.
+            written_s = 1_700_000_000 + chance.random() * 50_000_000
+            os.utime(path, (written_s, written_s))
+
+
+def small_file_name(number: int) -> str:
+    """Four levels deep, 40 files a directory."""
+    directory = number // FILES_A_DIRECTORY
+    suffix = SUFFIXES[number % len(SUFFIXES)]
+    group = f"part_{directory // 400:02d}/group_{directory // 20 % 20:02d}"
+    return f"{group}/item_{directory:05d}/f{number:06d}{suffix}"
+
+
+def small_file_size_bytes(chance: random.Random) -> int:
+    """A log-normal size with the wanted mean: many small, a few large, some empty."""
+    if chance.random() < 0.005:
+        return 0
+    mean = SMALL_FILE_MEAN_BYTES
+    scale = chance.lognormvariate(-(SMALL_FILE_SPREAD**2) / 2, SMALL_FILE_SPREAD)
+    return min(int(mean * scale), SMALL_FILE_BYTES_MAX)
+
+
+class TextPieces:
+    """An endless stream of text; at its end it starts over, cut at other places."""
+
+    def __init__(self, stock: bytearray) -> None:
+        self._stock = stock
+        self._offset = 0
+
+    def take(self, size_bytes: int) -> bytes:
+        """The next `size_bytes` bytes."""
+        if self._offset + size_bytes > len(self._stock):
+            self._offset = 0
+        piece = bytes(self._stock[self._offset : self._offset + size_bytes])
+        self._offset += size_bytes
+        return piece
+
+
+def text_pieces(wanted_bytes: int) -> TextPieces:
+    """Reads as much of the machine's text as the files will need."""
+    stock = bytearray()
+    for piece in real_text():
+        stock += piece
+        if len(stock) >= wanted_bytes:
+            break
+    return TextPieces(stock)
+
+
+def text_directories() -> list[Path]:
+    """Where text lies on a Linux machine with Python, richest first."""
+    here = Path(sysconfig.get_path("stdlib"))
+    # Other Python versions beside this one, as pyenv and the like keep them.
+    siblings = sorted(here.parents[2].glob("*/lib/python3*"))
+    system = [
+        "/usr/share/doc",
+        "/usr/share/man",
+        "/usr/include",
+        "/usr/share/perl",
+        "/usr/lib/python3",
+        "/usr/share",
+    ]
+    return [here, *map(Path, system), Path("/usr/lib"), *siblings]
+
+
+def real_text() -> Iterator[bytes]:
+    """The contents of text files, by path within each directory, unpacked; none comes twice."""
+    seen: set[tuple[int, int]] = set()
+    for directory in text_directories():
+        for path in sorted(
+            path for path in walk(directory) if path.suffix not in {".pyc", ".so", ".a", ".o"}
+        ):
+            try:
+                status = path.lstat()
+                if (status.st_dev, status.st_ino) in seen or not 0 < status.st_size < 4 * MIB:
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                content = path.read_bytes()
+                content = gzip.decompress(content) if path.suffix == ".gz" else content
+            except (OSError, EOFError):
+                continue
+            if b"\0" not in content[:4096]:
+                yield content
+
+
+def walk(directory: Path) -> Iterator[Path]:
+    """Every regular file below `directory`; links are not followed."""
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            path = Path(parent, name)
+            if path.is_file() and not path.is_symlink():
+                yield path
+
+
+def free_space_bytes(path: Path) -> int:
+    """What the file system of `path` has left."""
+    return shutil.disk_usage(path).free

@@ -1,0 +1,177 @@
+"""Runs one command and says what it cost: seconds, or the most memory its processes held.
+
+Guarantees: a command that fails raises, with what it printed; nothing is measured of a run that
+went wrong. Times are wall-clock seconds from before the process starts until it has been waited
+for.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+READ_BYTES = 4 << 20
+SAMPLE_INTERVAL_S = 0.01
+DELETED_FILES_MAX = 2000
+GRAVEYARD = "done"
+
+
+class RunFailedError(Exception):
+    """A measured command exited with an unexpected code, or restored something wrong."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start: arguments, additions to the environment, and the directory to start it in."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    directory: Path | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run took; `durable_s` counts on until the file system has written everything."""
+
+    wall_s: float
+    durable_s: float
+    output: str
+
+
+def run(command: Command, *, sync: Path | None = None) -> Run:
+    """Runs the command to its end; with `sync`, times a `sync -f` of that place on top."""
+    with tempfile.TemporaryFile() as captured:
+        start_s = time.perf_counter()
+        process = _start(command, captured.fileno())
+        code = process.wait()
+        wall_s = time.perf_counter() - start_s
+        if sync is not None and code == 0:
+            subprocess.run(["sync", "-f", str(sync)], check=True)
+        durable_s = time.perf_counter() - start_s
+        output = _read_back(captured.fileno())
+    _check(command, code, output)
+    return Run(wall_s=wall_s, durable_s=durable_s, output=output)
+
+
+def peak_memory_bytes(command: Command) -> int:
+    """The most resident memory of the command and its descendants together, sampled every 10 ms.
+
+    Pages that two processes share count twice, so this is an upper bound for a tool that forks. A
+    peak of a single process between two samples is not missed: the kernel keeps it.
+    """
+    most_bytes = 0
+    with tempfile.TemporaryFile() as captured:
+        process = _start(command, captured.fileno())
+        # The child's ru_maxrss would not do: it starts from what the parent held when it forked.
+        while process.poll() is None:
+            family = [_memory_bytes(pid) for pid in _family(process.pid)]
+            now_bytes = sum(resident for resident, _ in family)
+            most_bytes = max(most_bytes, now_bytes, *(highest for _, highest in family))
+            time.sleep(SAMPLE_INTERVAL_S)
+        output = _read_back(captured.fileno())
+    _check(command, process.returncode, output)
+    return most_bytes
+
+
+def settle() -> None:
+    """Writes out what earlier runs left dirty, so that nobody pays for somebody else's data."""
+    os.sync()
+
+
+def drop_caches() -> None:
+    """Empties the page, dentry and inode caches. Needs root."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3\n")
+
+
+def may_drop_caches() -> bool:
+    """True when cold measurements are possible here."""
+    return os.access("/proc/sys/vm/drop_caches", os.W_OK)
+
+
+def put_away(directory: Path, graveyard: Path) -> None:
+    """Removes a directory if that costs later runs nothing, else moves it to the graveyard.
+
+    ext4 does not use an inode again for minutes after it was deleted, and steps over each such
+    inode for every file it makes: deleting 100,000 files made the next restore, whoever's it was,
+    several times slower.
+    """
+    if not directory.exists():
+        return
+    count = sum(len(names) for _, _, names in os.walk(directory))
+    if count <= DELETED_FILES_MAX:
+        shutil.rmtree(directory)
+        return
+    graveyard.mkdir(parents=True, exist_ok=True)
+    directory.rename(Path(tempfile.mkdtemp(dir=graveyard), directory.name))
+
+
+def read_all(places: Iterable[Path]) -> None:
+    """Brings everything below the places into the page cache."""
+    for place in places:
+        for parent, _, names in os.walk(place):
+            for name in names:
+                with open(os.path.join(parent, name), "rb", buffering=0) as source:
+                    while source.read(READ_BYTES):
+                        pass
+
+
+def _start(command: Command, output: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command.arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd=command.directory,
+        env={**os.environ, **command.environment},
+    )
+
+
+def _read_back(descriptor: int) -> str:
+    size_bytes = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size_bytes, 0).decode(errors="replace")
+
+
+def _check(command: Command, code: int, output: str) -> None:
+    if code == 0:
+        return
+    end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    raise RunFailedError(f"{' '.join(command.arguments)}: {end}\n{output[-2000:]}")
+
+
+def _family(pid: int) -> list[int]:
+    """The process and all its living descendants; whoever ends meanwhile is left out."""
+    found = [pid]
+    for member in found:
+        for task in _listing(f"/proc/{member}/task"):
+            found += [int(child) for child in _text(f"/proc/{member}/task/{task}/children").split()]
+    return found
+
+
+def _memory_bytes(pid: int) -> tuple[int, int]:
+    """What the process holds now, and the most it has held since it was started."""
+    found = {"VmRSS": 0, "VmHWM": 0}
+    for line in _text(f"/proc/{pid}/status").splitlines():
+        name, _, value = line.partition(":")
+        if name in found:
+            found[name] = int(value.split()[0]) * 1024
+    return found["VmRSS"], found["VmHWM"]
+
+
+def _listing(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,105 @@
+"""The measured lines as a Markdown page: the table, the machine, the tools, how it was run."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.rows import Line, Ratio
+from benchmarks.tools import Tool
+
+COLUMNS = (
+    "row",
+    "what",
+    "mark",
+    "ciuic",
+    "restic",
+    "borg",
+    "limit",
+    "vs restic",
+    "vs borg",
+    "of limit",
+    "met",
+)
+VERDICTS = {True: "yes", False: "**no**", None: ""}
+
+
+def table(lines: Sequence[Line]) -> str:
+    """All lines by row, one ratio a peer; ratios are medians of the turns, with their range."""
+    rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
+    rows += [_cells(line) for line in sorted(lines, key=lambda line: line.row)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
+
+
+def page(lines: Sequence[Line], tools: Sequence[Tool], command: str, facts: dict[str, str]) -> str:
+    """The whole page."""
+    versions = ", ".join(tool.version() for tool in tools)
+    about = [f"- {name}: {value}" for name, value in facts.items()]
+    return "\n".join(
+        [
+            "# Benchmark results",
+            "",
+            table(lines),
+            f"- tools: {versions}",
+            *about,
+            f"- command: `{command}`",
+            "",
+        ]
+    )
+
+
+def as_json(lines: Sequence[Line]) -> str:
+    """The lines for another program."""
+    return json.dumps([asdict(line) for line in lines], indent=1)
+
+
+def machine_facts(place: Path) -> dict[str, str]:
+    """What the figures depend on, and how busy the machine was before."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    kind = subprocess.run(
+        ["findmnt", "-n", "-o", "FSTYPE,SOURCE,OPTIONS", "-T", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "processor": f"{os.cpu_count()} cores, {_processor()}",
+        "memory": f"{memory_bytes / (1 << 30):.0f} GiB",
+        "kernel": platform.release(),
+        "file system": kind.stdout.strip(),
+        "Python": platform.python_version(),
+        "load before": f"{os.getloadavg()[0]:.2f}",
+    }
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    values = [
+        _value(line.values.get(name), line.unit) for name in ("ciuic", "restic", "borg", "limit")
+    ]
+    ratios = [_ratio(line.ratios.get(name)) for name in ("restic", "borg", "limit")]
+    return (str(line.row), line.what, line.mark, *values, *ratios, VERDICTS[line.met])
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return ""
+    spread = "" if ratio.low == ratio.high else f" ({ratio.low:.2f}-{ratio.high:.2f})"
+    return f"{ratio.median:.2f}{spread}"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

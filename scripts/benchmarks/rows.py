@@ -1,0 +1,342 @@
+"""What is measured, row by row, and the mark each row has to reach.
+
+Guarantees: the contestants take turns (A B C, A B C, ...), every ratio is the median of the ratios
+within a turn, and a restore or a snapshot whose result is not the source, byte for byte, ends the
+benchmark with an error.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks import compare, measure
+from benchmarks.corpus import Corpus
+from benchmarks.measure import GRAVEYARD, Command, Run
+from benchmarks.tools import Ciuic, Tool
+
+PEERS = ("restic", "borg")
+MEMORY_MARK_MB = 250
+FLAT_FACTOR = 1.15
+LIST_TURNS = 21
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median over all turns, and the range."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Iterable[float]) -> "Ratio":
+        """Sums up the ratios of the single turns."""
+        known = list(values)
+        return cls(statistics.median(known), min(known), max(known))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is measured and what has to come out of it.
+
+    `factor` times better than each peer, at most `limit` times the limit (a plain copy, an import).
+    """
+
+    row: int
+    what: str
+    mark: str
+    factor: float | None = None
+    limit: float | None = None
+
+    def about(self, detail: str) -> "Goal":
+        """The same goal under particular circumstances."""
+        return replace(self, what=f"{self.what}, {detail}")
+
+    def judge(self, ratios: Mapping[str, Ratio]) -> bool | None:
+        """Whether the mark is reached; nothing when there is nothing to compare with."""
+        if not ratios:
+            return None
+        bound = ratios.get("limit")
+        within = self.limit is None or bound is None or bound.median <= self.limit
+        peers = [ratios[peer].median for peer in PEERS if peer in ratios]
+        return within and (self.factor is None or all(peer >= self.factor for peer in peers))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table.
+
+    Ratios to peers say how many times better ciuic is, the one to the limit how many times worse.
+    """
+
+    row: int
+    what: str
+    mark: str
+    unit: str
+    values: Mapping[str, float]
+    ratios: Mapping[str, Ratio]
+    met: bool | None
+
+
+class Bench:
+    """The contestants and their data, and the lines measured so far."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tools: Sequence[Tool],
+        work: Path,
+        *,
+        turns: int,
+        caches: Sequence[str],
+    ) -> None:
+        self.corpus = corpus
+        self.lines: list[Line] = []
+        self._tools = tools
+        self._ciuic = next((tool for tool in tools if isinstance(tool, Ciuic)), None)
+        self._stores = [tool for tool in tools if tool.name != "cp"]
+        self._work = work
+        self._turns = turns
+        self._caches = caches
+        self._held: Sequence[Path] = ()
+
+    def first_snapshot(self, goal: Goal, source: Path) -> None:
+        """Into a new store, each time; afterwards each store is restored and compared."""
+
+        def once(tool: Tool, cache: str) -> Run:
+            tool.fresh([source])
+            self._prepare(cache, [source])
+            return measure.run(tool.snapshot())
+
+        self._race(goal, self._tools, once)
+        self._held = [source]
+        for tool in self._tools:
+            self._restore_once(tool, source, "warm", check=True)
+
+    def unchanged_snapshot(self, goal: Goal, source: Path) -> None:
+        """A further snapshot of files that nobody touched."""
+
+        def once(tool: Tool, cache: str) -> Run:
+            self._prepare(cache, [source])
+            return measure.run(tool.snapshot())
+
+        self._stock([source])
+        self._race(goal, self._stores, once)
+        # The stores now hold more snapshots than other rows expect.
+        self._held = ()
+
+    def restore(self, goal: Goal, source: Path, path: Path) -> None:
+        """Into an empty directory, timed until the tool returns and until all is on the disk."""
+        checked: set[str] = set()
+
+        def once(tool: Tool, cache: str) -> Run:
+            result = self._restore_once(tool, path, cache, check=tool.name not in checked)
+            checked.add(tool.name)
+            return result
+
+        self._stock([source])
+        self._race(goal, self._tools, once, durable=True)
+
+    def verify(self, goal: Goal, source: Path) -> None:
+        """Every byte in the store is read and checked."""
+
+        def once(tool: Tool, cache: str) -> Run:
+            self._prepare(cache, [tool.store])
+            return measure.run(tool.verify())
+
+        self._stock([source])
+        self._race(goal, self._stores, once)
+
+    def size(self, goal: Goal, source: Path) -> None:
+        """Bytes of the whole store directory, as file lengths and as allocated blocks."""
+        self._stock([source])
+        measure.settle()
+        for kind, count in (("lengths", length_bytes), ("allocated", allocated_bytes)):
+            sizes = {tool.name: [count(tool.store) / 1e6] for tool in self._stores}
+            self._add(goal.about(kind), {**sizes, "limit": [count(source) / 1e6]}, unit="MB")
+
+    def memory(self, row: int) -> None:
+        """All processes of a command together: checkpoints, four times as many, small files."""
+        first, more = self.corpus.checkpoints(), self.corpus.more_checkpoints()
+        for verb, peaks in self._peaks(self._stores, [self.corpus.small_files()]).items():
+            self._note_memory(row, f"memory, {verb} small files", peaks)
+        base = self._peaks(self._stores, [first])
+        for verb, peaks in base.items():
+            self._note_memory(row, f"memory, {verb} checkpoints", peaks)
+        if self._ciuic is not None:
+            for verb, peaks in self._peaks([self._ciuic], [first, more]).items():
+                before = base[verb]["ciuic"]
+                self._note_memory(row, f"memory, {verb} 4x the checkpoints", peaks, before)
+
+    def listing(self, goal: Goal, snapshots: int) -> None:
+        """`ciuic list` on many snapshots against importing click with the same interpreter."""
+        if self._ciuic is None:
+            return
+        source = self._work / "tiny"
+        source.mkdir(exist_ok=True)
+        self._ciuic.fresh([source])
+        self._held = ()
+        python = str(self._ciuic.executable.with_name("python"))
+        filler = str(Path(__file__).with_name("many_snapshots.py"))
+        measure.run(Command((python, filler, str(self._ciuic.store), str(source), str(snapshots))))
+        listed = self._ciuic.command("list")
+        if len(measure.run(listed).output.splitlines()) < snapshots:
+            raise measure.RunFailedError(f"ciuic list shows fewer than {snapshots} snapshots")
+        commands = {"ciuic": listed, "limit": Command((python, "-c", "import click"))}
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(LIST_TURNS):
+            for name, command in commands.items():
+                times[name].append(measure.run(command).wall_s)
+        self._add(goal, times)
+
+    def _stock(self, sources: Sequence[Path]) -> None:
+        """Sees to it that every tool has a store with exactly one snapshot of the sources."""
+        if self._held == sources:
+            return
+        for tool in self._tools:
+            tool.fresh(sources)
+            measure.run(tool.snapshot())
+        self._held = sources
+
+    def _race(
+        self,
+        goal: Goal,
+        tools: Sequence[Tool],
+        once: Callable[[Tool, str], Run],
+        *,
+        durable: bool = False,
+    ) -> None:
+        for cache in self._caches:
+            runs: dict[str, list[Run]] = {tool.name: [] for tool in tools}
+            for _ in range(self._turns):
+                for tool in tools:
+                    runs[tool.name].append(once(tool, cache))
+            # A plain copy is only worth comparing with once it is on the disk.
+            walls = {
+                name: [run.durable_s if name == "cp" else run.wall_s for run in found]
+                for name, found in runs.items()
+            }
+            self._add(goal.about(cache), _copy_as_limit(walls))
+            if durable:
+                synced = {name: [run.durable_s for run in found] for name, found in runs.items()}
+                self._add(goal.about(f"{cache}, with sync -f"), _copy_as_limit(synced))
+
+    def _add(self, goal: Goal, turns: Mapping[str, Sequence[float]], unit: str = "s") -> None:
+        ratios: dict[str, Ratio] = {}
+        for name, found in turns.items():
+            pairs = list(zip(turns.get("ciuic", ()), found, strict=False))
+            if name != "ciuic" and pairs:
+                flip = name == "limit"
+                ratios[name] = Ratio.over(own / it if flip else it / own for own, it in pairs)
+        values = {name: statistics.median(found) for name, found in turns.items()}
+        met = goal.judge(ratios)
+        self._note(Line(goal.row, goal.what, goal.mark, unit, values, ratios, met))
+
+    def _note_memory(
+        self, row: int, what: str, peaks: Mapping[str, float], before: float | None = None
+    ) -> None:
+        ours = peaks.get("ciuic")
+        mark = f"< {MEMORY_MARK_MB} MB"
+        ratios: dict[str, Ratio] = {}
+        met = None if ours is None else ours < MEMORY_MARK_MB
+        if ours is not None and before is not None:
+            mark = f"{mark}, <= {FLAT_FACTOR:g}x a quarter of the data"
+            ratios["limit"] = Ratio.over([ours / before])
+            met = ours < MEMORY_MARK_MB and ours <= FLAT_FACTOR * before
+        self._note(Line(row, what, mark, "MB", peaks, ratios, met))
+
+    def _note(self, line: Line) -> None:
+        self.lines.append(line)
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in line.values.items())
+        print(f"{line.row} {line.what}: {shown} {line.unit}", file=sys.stderr, flush=True)
+
+    def _prepare(self, cache: str, places: Sequence[Path]) -> None:
+        if cache == "cold":
+            measure.drop_caches()
+            return
+        measure.read_all(places)
+        measure.settle()
+
+    def _restore_once(self, tool: Tool, path: Path, cache: str, *, check: bool) -> Run:
+        target = self._work / "target"
+        target.mkdir()
+        command = tool.restore([path], target)
+        self._prepare(cache, [tool.store])
+        result = measure.run(command, sync=target)
+        if check:
+            compare.require_equal(path, tool.restored(path, target))
+        measure.put_away(target, self._work / GRAVEYARD)
+        return result
+
+    def _peaks(self, tools: Sequence[Tool], sources: Sequence[Path]) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {"snapshot": {}, "restore": {}, "verify": {}}
+        target = self._work / "target"
+        self._held = ()
+        for tool in tools:
+            tool.fresh(sources)
+            found["snapshot"][tool.name] = measure.peak_memory_bytes(tool.snapshot()) / 1e6
+            target.mkdir()
+            restore = tool.restore(sources, target)
+            found["restore"][tool.name] = measure.peak_memory_bytes(restore) / 1e6
+            measure.put_away(target, self._work / GRAVEYARD)
+            found["verify"][tool.name] = measure.peak_memory_bytes(tool.verify()) / 1e6
+        return found
+
+
+def length_bytes(directory: Path) -> int:
+    """The sum of all file lengths."""
+    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def allocated_bytes(directory: Path) -> int:
+    """The sum of all blocks that files and directories occupy."""
+    return sum(path.lstat().st_blocks * 512 for path in directory.rglob("*"))
+
+
+def measure_rows(bench: Bench, wanted: set[int]) -> None:
+    """Runs the wanted rows, in an order in which later ones can use the stores of earlier ones."""
+    _measure_checkpoints(bench, wanted)
+    _measure_small_files(bench, wanted)
+    if 6 in wanted:
+        bench.memory(6)
+    if 7 in wanted:
+        bench.listing(Goal(7, "list 1,000 snapshots", "<= 3x import click", limit=3.0), 1000)
+
+
+def _measure_checkpoints(bench: Bench, wanted: set[int]) -> None:
+    if not wanted & {1, 4, 5, 8}:
+        return
+    source, file = bench.corpus.checkpoints(), bench.corpus.one_file()
+    if 1 in wanted:
+        mark = ">= 2x the faster, <= 1.5x cp -a + sync"
+        bench.first_snapshot(Goal(1, "first snapshot of checkpoints", mark, 2.0, 1.5), source)
+    if 8 in wanted:
+        bench.size(Goal(8, "store of checkpoints", "<= the smaller", 1.0), source)
+    if 4 in wanted:
+        bench.restore(Goal(4, "restore checkpoints", ">= 1.5x the faster", 1.5), source, source)
+        bench.restore(Goal(4, "restore one weights file", ">= 1.5x the faster", 1.5), source, file)
+    if 5 in wanted:
+        bench.verify(Goal(5, "verify checkpoints", ">= 2x the faster", 2.0), source)
+
+
+def _measure_small_files(bench: Bench, wanted: set[int]) -> None:
+    if not wanted & {2, 3, 4, 5, 8}:
+        return
+    source = bench.corpus.small_files()
+    if 2 in wanted:
+        bench.first_snapshot(Goal(2, "first snapshot of small files", ">= the faster", 1.0), source)
+    if 8 in wanted:
+        bench.size(Goal(8, "store of small files", "<= the smaller", 1.0), source)
+    if 4 in wanted:
+        bench.restore(Goal(4, "restore small files", ">= 1.5x the faster", 1.5), source, source)
+    if 5 in wanted:
+        bench.verify(Goal(5, "verify small files", ">= 2x the faster", 2.0), source)
+    if 3 in wanted:
+        goal = Goal(3, "second snapshot of small files, unchanged", ">= the faster", 1.0)
+        bench.unchanged_snapshot(goal, source)
+
+
+def _copy_as_limit(turns: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    return {"limit" if name == "cp" else name: found for name, found in turns.items()}

@@ -1,0 +1,419 @@
+"""A store that is not as it should be: named, healed where it can be, never made worse."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_bad_input import refused
+from tests.kit.installed import BIN, Place, contents, environment, run, run_here
+
+
+def header(place: Place) -> Path:
+    return place.store / "ciuic-store.json"
+
+
+def readers(place: Place) -> list[list[str]]:
+    """A command of each kind that only reads."""
+    return [["list"], ["verify"], ["stats"], ["find", "*"], ["show", "latest"]]
+
+
+def test_a_store_that_is_a_file_is_named(fresh):
+    for command in (["list"], ["verify"], ["init"]):
+        refused(run_here("--store", fresh.config, *command), 1, str(fresh.config), "is a file")
+
+
+def test_a_store_that_is_not_there_is_answered_with_how_to_make_one(fresh):
+    nothing = fresh.directory / "nothing" / "here"
+
+    for command in (["list"], ["verify"], ["stats"], ["status"]):
+        refused(run_here("--store", nothing, *command), 1, f"no store at {nothing}", "init")
+    assert not nothing.parent.exists()
+
+
+def test_a_snapshot_without_a_store_says_so_and_makes_none(tmp_path):
+    place = Place(tmp_path)
+
+    refused(place.run_here("snapshot"), 1, str(place.store), "init")
+    assert not place.store.exists()
+
+
+def test_a_directory_with_other_things_in_it_never_becomes_a_store(fresh):
+    before = contents(fresh.source)
+
+    refused(run_here("--store", fresh.source, "list"), 1, "not a store")
+    refused(run_here("--store", fresh.source, "init"), 1, "is not empty")
+    assert contents(fresh.source) == before
+
+
+def test_a_store_of_a_newer_format_is_left_alone_by_every_command(taken):
+    text = header(taken).read_text()
+    newer = re.sub(r'"format": \d+', '"format": 99', text)
+    assert newer != text
+    header(taken).write_text(newer)
+    before = contents(taken.store)
+
+    for command in [*readers(taken), ["snapshot"], ["init"], ["ls", "latest"]]:
+        refused(taken.run_here(*command), 1, "format 99", "newer version")
+    assert contents(taken.store) == before
+
+
+def test_a_required_feature_that_is_not_known_is_named(taken):
+    text = header(taken).read_text()
+    newer = text.replace('"required": []', '"required": ["time-travel"]')
+    assert newer != text
+    header(taken).write_text(newer)
+    before = contents(taken.store)
+
+    for command in [*readers(taken), ["snapshot"], ["init"]]:
+        refused(taken.run_here(*command), 1, "time-travel", "newer version")
+    assert contents(taken.store) == before
+
+
+def test_a_store_that_was_half_created_is_finished_by_init(tmp_path):
+    place = Place(tmp_path)
+    (place.store / "packs").mkdir(parents=True)
+
+    refused(place.run_here("list"), 1, "not finished being created", "init")
+    refused(place.run_here("snapshot"), 1, "not finished being created", "init")
+    made = place.run_here("init")
+
+    assert made.code == 0, made.said()
+    assert place.run_here("list", "--json").document == []
+    place.snapshot()
+
+
+def test_init_twice_changes_nothing(taken):
+    before = contents(taken.store)
+
+    again = taken.run_here("init")
+
+    assert again.code == 0, again.said()
+    assert "there already" in again.out
+    assert contents(taken.store) == before
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "garbage"])
+def test_a_damaged_header_is_damage_and_nothing_is_made_over_it(taken, how):
+    data = header(taken).read_bytes()
+    where = data.index(b'"store_id"') + 20
+    bad = {
+        "flipped": data[:where] + bytes([data[where] ^ 1]) + data[where + 1 :],
+        "cut": data[: len(data) // 2],
+        "empty": b"",
+        "garbage": os.urandom(300),
+    }[how]
+    header(taken).write_bytes(bad)
+    before = contents(taken.store)
+
+    for command in (["list"], ["verify"], ["snapshot"], ["init"]):
+        done = taken.run_here(*command)
+        refused(done, 4, str(header(taken)))
+        assert "ciuic verify" not in done.err, "that can't be done with this store"
+    assert contents(taken.store) == before
+
+
+def test_a_store_with_snapshots_that_lost_its_header_is_damage_and_not_half_created(taken):
+    header(taken).unlink()
+    before = contents(taken.store)
+
+    done = taken.run_here("list")
+
+    refused(done, 4, str(taken.store))
+    assert "not finished" not in done.err
+    assert taken.run_here("init").code != 0
+    assert contents(taken.store) == before
+
+
+CATALOG_DAMAGE = {
+    "deleted": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: os.truncate(path, 1000),
+    "cut at a page": lambda path: os.truncate(path, 4096),
+    "garbage": lambda path: path.write_bytes(os.urandom(20_000)),
+    "flipped": lambda path: path.write_bytes(
+        path.read_bytes()[:5000] + b"\xff" * 3000 + path.read_bytes()[8000:]
+    ),
+    "another database": lambda path: path.write_bytes(_foreign_database(path)),
+}
+
+
+def _foreign_database(path: Path) -> bytes:
+    path.unlink()
+    script = f"import sqlite3; c = sqlite3.connect({str(path)!r}); "
+    script += "c.execute('create table recipes (name)'); c.commit()"
+    subprocess.run(["python3", "-c", script], check=True)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("first", ["list", "verify", "snapshot"])
+@pytest.mark.parametrize("how", CATALOG_DAMAGE)
+def test_a_catalog_that_is_lost_or_damaged_heals_by_itself(taken, template, how, first):
+    CATALOG_DAMAGE[how](taken.store / "catalog.sqlite")
+    before = template.ids()
+
+    done = taken.run_here(first, *(["--checksum"] if first == "verify" else []))
+
+    assert done.code == 0, done.said()
+    assert "Traceback" not in done.err
+    assert taken.ids()[-3:] == before
+    stats, good = (one.run_here("stats", "--json") for one in (taken, template))
+    assert stats.code == 0, stats.said()
+    assert stats.document["unique_bytes"] == good.document["unique_bytes"]
+    path = taken.source / "checkpoints" / "step-2.pt"
+    assert taken.run("cat", "latest", path).out == os.fsdecode(path.read_bytes())
+    taken.snapshot()
+
+
+def test_a_snapshot_whose_manifest_is_damaged_is_named_and_the_others_go_on(taken):
+    newest, middle, oldest = taken.ids()
+    manifest = taken.store / "snapshots" / f"{newest}.json"
+    data = bytearray(manifest.read_bytes())
+    data[len(data) // 2] ^= 1
+    manifest.write_bytes(data)
+
+    listed = taken.run_here("list", "--machine-readable")
+    shown = taken.run_here("show", newest)
+    verified = taken.run_here("verify", "--all")
+    latest = taken.run_here("show", "latest")
+
+    assert [line.split("|")[0] for line in listed.out.splitlines()] == [middle, oldest]
+    assert newest in listed.err
+    refused(shown, 4, newest)
+    assert verified.code == 4
+    assert f"{newest}: DAMAGED" in verified.out
+    assert f"{middle}: ok" in verified.out
+    assert latest.out.split()[1] == middle
+    refused(
+        taken.run_here("restore", "-s", newest, "-p", taken.source, "-d", taken.directory / "x"),
+        4,
+        newest,
+    )
+    assert not (taken.directory / "x").exists()
+    assert taken.run_here("snapshot").code == 0
+
+
+def test_a_manifest_that_is_empty_or_enormous_garbage_is_damage(taken):
+    newest, middle, oldest = taken.ids()
+    (taken.store / "snapshots" / f"{newest}.json").write_bytes(b"")
+    (taken.store / "snapshots" / f"{middle}.json").write_bytes(b"[" * 3_000_000)
+
+    done = taken.run_here("verify", "--all", "--json")
+
+    assert done.code == 4, done.said()
+    assert {one["id"]: one["ok"] for one in done.document["snapshots"]} == {
+        newest: False,
+        middle: False,
+        oldest: True,
+    }
+
+
+def test_strange_files_in_the_store_are_no_snapshots(taken):
+    before = taken.ids()
+    for name in ("cs-xyz.json", "README", "cs-abcdef.json.tmp", "cs-\x1b[2J.json"):
+        (taken.store / "snapshots" / name).write_text("{}")
+    (taken.store / "packs" / "not-a-pack").write_text("")
+
+    listed = taken.run_here("list", "--machine-readable")
+
+    assert [line.split("|")[0] for line in listed.out.splitlines()] == before
+    assert listed.err == ""
+    assert taken.run_here("verify", "--all", "--checksum").code == 0
+
+
+def test_a_deleted_pack_is_exit_code_4_and_the_paths_are_named(taken):
+    big = max((taken.store / "packs").iterdir(), key=lambda one: one.stat().st_size)
+    lost = taken.source / "checkpoints" / "step-1.pt"
+    kept = taken.source / "checkpoints" / "step-2.pt"
+    big.unlink()
+
+    quick = taken.run_here("verify", "--all")
+    thorough = taken.run_here("verify", "--checksum", "--json")
+    out = taken.directory / "out"
+    restored = taken.run_here("restore", "-s", "latest", "-p", taken.source, "-d", out)
+    printed = taken.run_here("cat", "latest", lost)
+
+    assert quick.code == thorough.code == restored.code == 4, restored.said()
+    assert str(lost) in quick.out
+    named = [bad["path"] for bad in thorough.document["snapshots"][0]["damaged"]]
+    assert len(named) == len(set(named)), "each path once"
+    assert str(lost) in named
+    assert str(lost) in restored.err
+    assert not (out / "source" / "checkpoints" / "step-1.pt").exists()
+    restored_kept = out / "source" / "checkpoints" / "step-2.pt"
+    assert restored_kept.read_bytes() == kept.read_bytes(), "all that is intact is put back"
+    assert printed.code == 4
+    assert taken.run_here("list").code == 0
+
+
+def test_the_next_snapshot_stores_again_what_a_deleted_pack_took_away(taken):
+    for pack in (taken.store / "packs").iterdir():
+        pack.unlink()
+
+    done = taken.run_here("snapshot", "--json")
+
+    assert done.code == 0, done.said()
+    assert done.document["new_bytes"] >= 3_300_000
+    assert taken.run_here("verify", "--checksum").code == 0
+    out = taken.directory / "out"
+    assert taken.run_here("restore", "-s", "latest", "-p", taken.source, "-d", out).code == 0
+    assert contents(out / "source").keys() == {
+        path.replace(str(taken.source), str(out / "source")) for path in contents(taken.source)
+    }
+
+
+def test_a_pack_that_is_cut_short_is_damage_without_reading_every_chunk(taken):
+    big = max((taken.store / "packs").iterdir(), key=lambda one: one.stat().st_size)
+    os.truncate(big, big.stat().st_size // 2)
+
+    done = taken.run_here("verify")
+
+    assert done.code == 4, done.said()
+    assert str(taken.source / "checkpoints" / "step-1.pt") in done.out
+
+
+@pytest.mark.root
+def test_a_store_on_a_read_only_mount_can_be_read_and_restored_from(taken):
+    taken.ids()
+    line = (
+        f"set -e; mount --bind {taken.store} {taken.store}; "
+        f"mount -o remount,ro,bind {taken.store}; ciuic() {{ command ciuic --config "
+        f'{taken.config} "$@"; }}; ciuic list --machine-readable; ciuic verify --all --checksum;'
+        f"ciuic restore -s latest -p {taken.source} -d {taken.directory}/out;"
+        "set +e; ciuic snapshot; exit $?"
+    )
+
+    done = run("unshare", "-m", "bash", "-c", line)
+
+    assert done.code == 1, done.said()
+    assert "Read-only file system" in done.err
+    assert "Traceback" not in done.err
+    assert (taken.directory / "out" / "source" / "train.log").exists()
+    assert len(taken.ids()) == 3
+
+
+@pytest.mark.root
+def test_a_read_only_store_without_a_catalog_can_still_be_read(taken):
+    (taken.store / "catalog.sqlite").unlink()
+    line = (
+        f"mount --bind {taken.store} {taken.store} && mount -o remount,ro,bind {taken.store} && "
+        f"ciuic --config {taken.config} list --machine-readable && "
+        f"ciuic --config {taken.config} verify --all --checksum"
+    )
+
+    done = run("unshare", "-m", "bash", "-c", line)
+
+    assert done.code == 0, done.said()
+    assert done.out.count("|") == 6
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "directory"])
+@pytest.mark.parametrize("what", ["header", "manifest", "pack"])
+def test_something_else_in_the_place_of_a_file_is_damage_and_never_waited_for(taken, what, make):
+    newest = taken.ids()[0]
+    big = max((taken.store / "packs").iterdir(), key=lambda one: one.stat().st_size)
+    manifest = taken.store / "snapshots" / f"{newest}.json"
+    path = {"header": header(taken), "manifest": manifest, "pack": big}[what]
+    path.unlink()
+    make(path)
+    (taken.store / "catalog.sqlite").unlink()
+
+    # A process of its own: one that hangs can be ended.
+    done = run("timeout", "10", "ciuic", "--config", taken.config, "verify", "--all")
+
+    assert done.code != 124, "it waits for ever"
+    assert done.code == 4, done.said()
+    assert "Traceback" not in done.err
+
+
+def test_a_store_whose_packs_are_all_gone_is_damaged(taken):
+    shutil.rmtree(taken.store / "packs")
+
+    done = taken.run_here("verify", "--all")
+
+    assert done.code == 4, done.said()
+    assert len(taken.ids()) == 3
+
+
+def test_a_store_that_lost_its_empty_directory_on_a_copy_can_be_written_again(taken):
+    (taken.store / "tmp").rmdir()
+
+    assert taken.run_here("verify").code == 0
+    done = taken.run_here("snapshot")
+
+    assert done.code == 0, done.said()
+
+
+@pytest.mark.root
+def test_a_store_on_a_full_disk_says_so_and_goes_on_when_there_is_room(fresh):
+    (fresh.source / "checkpoints" / "large.pt").write_bytes(os.urandom(3_000_000))
+    shutil.rmtree(fresh.store)
+    fresh.store.mkdir()
+    ciuic = f"ciuic --config {fresh.config}"
+    line = (
+        f"mount -t tmpfs -o size=2M none {fresh.store} && {ciuic} init >&2 || exit 99; "
+        f"{ciuic} snapshot; [ $? = 1 ] || exit 98; "
+        f"{ciuic} list --machine-readable || exit 97; mount -o remount,size=20M {fresh.store}; "
+        f"{ciuic} snapshot && {ciuic} verify --checksum"
+    )
+
+    done = run("unshare", "-m", "bash", "-c", line)
+
+    assert done.code == 0, done.said()
+    assert "No space left on device" in done.err
+    assert "Make room" in done.err
+    assert "Traceback" not in done.err
+    assert done.out.count("cs-") == 2, "one snapshot, and its verification"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_a_target_that_fails_is_named_where_it_is(taken, how):
+    out = taken.directory / "out"
+    out.mkdir()
+    ciuic = (
+        f"ciuic --config {taken.config} restore -s latest -p {taken.source}/checkpoints -d {out}"
+    )
+    option = "size=1M" if how == "full" else "ro"
+    line = (
+        f"mount -t tmpfs -o {option} none {out}; {ciuic}; [ $? = 1 ] || exit 98; "
+        f"mount -o remount,rw,size=20M {out}; {ciuic} --overwrite && "
+        f"cmp {out}/checkpoints/step-1.pt {taken.source}/checkpoints/step-1.pt"
+    )
+
+    done = run("unshare", "-m", "bash", "-c", line)
+
+    assert done.code == 0, done.said()
+    assert {"full": "No space left", "read-only": "Read-only file system"}[how] in done.err
+    assert f"{out}/checkpoints" in done.err
+    assert str(taken.source) not in done.err, "nothing was written there"
+    assert "Traceback" not in done.err
+
+
+def test_a_store_in_a_link_and_a_store_that_was_moved_are_the_same_store(taken):
+    moved = taken.directory / "elsewhere"
+    shutil.move(taken.store, moved)
+    taken.store.symlink_to(moved)
+
+    assert len(taken.ids()) == 3
+    assert taken.run_here("verify", "--all").code == 0
+    taken.snapshot()
+
+
+def test_python_without_assertions_checks_just_as_much(taken):
+    data = max((taken.store / "packs").iterdir(), key=lambda one: one.stat().st_size)
+    spoiled = bytearray(data.read_bytes())
+    spoiled[len(spoiled) // 2] ^= 1
+    data.write_bytes(spoiled)
+
+    done = subprocess.run(
+        [BIN / "python", "-O", BIN / "ciuic", "--store", taken.store, "verify", "--checksum"],
+        env=environment(),
+        capture_output=True,
+        check=False,
+    )
+
+    assert done.returncode == 4

@@ -1,0 +1,222 @@
+"""Two at once, and being stopped in the middle: exit codes, and a store that is fine after."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_bad_input import refused
+from tests.kit.installed import Outcome, Place, contents, environment, run
+
+DEADLINE_S = 60
+
+
+def wait_until(what: str, happened: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not happened():
+        assert time.monotonic() < end_s, f"this did not happen: {what}"
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def held(path: Path, how: int) -> Iterator[None]:
+    """Hold a lock of the store as another process would."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"4242\n", 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def test_a_second_writer_is_told_that_the_store_is_busy_and_readers_go_on(taken):
+    with held(taken.store / "lock.write", fcntl.LOCK_EX):
+        busy = taken.run_here("snapshot", "--wait", "0")
+        as_json = taken.run_here("snapshot", "--wait", "0", "--json")
+        listed = taken.run_here("list", "--machine-readable")
+        verified = taken.run_here("verify", "--all", "--checksum")
+        restored = taken.run_here(
+            "restore", "-s", "latest", "-p", taken.source, "-d", taken.directory / "out"
+        )
+
+    refused(busy, 5, str(taken.store), "in use", "4242")
+    assert as_json.code == 5
+    assert as_json.document["error"]["kind"] == "busy"
+    assert listed.code == verified.code == restored.code == 0
+    assert len(listed.out.splitlines()) == 3
+    assert taken.run_here("snapshot").code == 0
+
+
+def test_readers_go_on_beside_a_writer_when_the_catalog_is_lost_too(taken):
+    (taken.store / "catalog.sqlite").unlink()
+    with held(taken.store / "lock.write", fcntl.LOCK_EX):
+        verified = taken.run_here("verify", "--all", "--checksum")
+        stats = taken.run_here("stats", "--json")
+
+    assert verified.code == stats.code == 0, verified.said()
+    assert stats.document["snapshots"] == 3
+
+
+def test_a_writer_waits_its_turn_as_long_as_it_is_told(taken):
+    with held(taken.store / "lock.write", fcntl.LOCK_EX):
+        waiting = subprocess.Popen(
+            ["ciuic", "--config", taken.config, "snapshot", "--wait", "1m"],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        began_s = time.monotonic()
+        busy = taken.run_here("snapshot", "--wait", "0.2s")
+        assert busy.code == 5
+        assert time.monotonic() - began_s >= 0.2
+        assert waiting.poll() is None, "it did not wait"
+    out, _ = waiting.communicate(timeout=DEADLINE_S)
+
+    assert waiting.returncode == 0
+    assert taken.ids()[0] == out.strip()
+
+
+def test_while_packs_are_taken_away_readers_are_told_to_come_back(taken):
+    with held(taken.store / "lock.read", fcntl.LOCK_EX):
+        done = taken.run_here("list")
+
+    refused(done, 5, str(taken.store))
+
+
+def test_two_snapshots_at_once_are_two_snapshots(fresh):
+    command = ["ciuic", "--config", fresh.config, "snapshot"]
+    both = [
+        subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+
+    ids = {one.communicate(timeout=DEADLINE_S)[0].strip() for one in both}
+
+    assert [one.returncode for one in both] == [0, 0]
+    assert set(fresh.ids()) == ids
+    assert fresh.run_here("verify", "--all", "--checksum").code == 0
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough data that a snapshot or a restore of it can be met in the middle."""
+    source = tmp_path_factory.mktemp("large") / "source"
+    source.mkdir()
+    block = os.urandom(4 * 1024 * 1024)
+    for number in range(30):
+        start = number * 1009
+        (source / f"{number}.bin").write_bytes(block[start:] + number.to_bytes(4, "little"))
+    return source
+
+
+def stopped(place: Place, how: signal.Signals, begun: Callable[[], bool], *words: str) -> Outcome:
+    """Run a command and send it a signal when its work has begun."""
+    process = subprocess.Popen(
+        ["ciuic", "--config", place.config, *words],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until("the work has begun", lambda: begun() or process.poll() is not None)
+    process.send_signal(how)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    return Outcome(process.returncode, out, err)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+def test_a_snapshot_that_is_stopped_commits_nothing_and_the_next_one_works(tmp_path, large, how):
+    place = Place(tmp_path, source=large)
+    place.run_here("init")
+    working = place.store / "tmp"
+
+    done = stopped(place, how, lambda: any(working.iterdir()), "snapshot")
+
+    assert done.code not in (0, 3), done.said()
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    assert "stopp" in done.err
+    assert len(done.err.splitlines()) <= 4, done.said()
+    assert place.ids() == []
+    name = place.snapshot()
+    assert place.ids() == [name]
+    assert place.run("verify", "--checksum").code == 0
+    assert list(working.iterdir()) == [], "what the stopped one left is cleared away"
+
+
+def test_a_snapshot_that_is_killed_leaves_no_lock_and_the_next_one_works(tmp_path, large):
+    place = Place(tmp_path, source=large)
+    place.run_here("init")
+    working = place.store / "tmp"
+
+    done = stopped(place, signal.SIGKILL, lambda: any(working.iterdir()), "snapshot")
+
+    assert done.code == -signal.SIGKILL
+    assert place.ids() == []
+    place.snapshot("--wait", "0")
+    assert place.run("verify", "--checksum").code == 0
+    assert list(working.iterdir()) == []
+
+
+def test_a_restore_that_is_stopped_leaves_whole_files_and_can_be_run_again(tmp_path, large):
+    place = Place(tmp_path, source=large)
+    place.run_here("init")
+    place.snapshot()
+    out = tmp_path / "out"
+    command = ["restore", "-s", "latest", "-p", str(large), "-d", str(out), "--overwrite"]
+
+    done = stopped(place, signal.SIGTERM, lambda: any(out.glob("source/*")), *command)
+
+    assert done.code not in (0, 3), done.said()
+    assert "Traceback" not in done.err
+    assert "stored" not in done.err, "a restore stores nothing"
+    for path in out.glob("source/*.bin"):
+        assert path.read_bytes() == (large / path.name).read_bytes(), "a part of a file"
+    again = place.run(*command)
+    assert again.code == 0, again.said()
+    assert [one.name for one in sorted((out / "source").iterdir())] == [
+        one.name for one in sorted(large.iterdir())
+    ], "a temporary file is left"
+    for path in large.iterdir():
+        assert (out / "source" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(taken):
+    path = taken.source / "checkpoints" / "step-1.pt"
+    process = subprocess.Popen(
+        ["ciuic", "--config", taken.config, "cat", "latest", path],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        # The file is larger than the pipe, which nobody reads any further: it is in the middle.
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        said = process.stderr.read().decode()
+
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) <= 3
+
+
+def test_a_snapshot_leaves_the_source_as_it_was(fresh):
+    before = contents(fresh.source)
+
+    fresh.snapshot()
+    fresh.run("verify", "--checksum")
+
+    assert contents(fresh.source) == before
+    assert run("ls", "-A", fresh.source).out == "checkpoints\ntrain.log\n"

@@ -1,0 +1,221 @@
+"""On a terminal: progress while work is long, colour, completion. In a pipe: none of it."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from ciuic.cli import cli
+from tests.kit.installed import Place, environment, run
+
+ESCAPE = "\x1b"
+DEADLINE_S = 60
+
+
+def on_terminal(*command: str | Path, **more: str) -> tuple[int, str]:
+    """Run a command whose three streams are a terminal; its exit code and what was shown."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [os.fsencode(part) for part in command],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment({"COLUMNS": "100", **more}),
+        start_new_session=True,
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while select.select([leader], [], [], DEADLINE_S)[0]:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            shown += part
+        return process.wait(DEADLINE_S), shown.decode(errors="surrogateescape")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command, the group itself among them."""
+    return {"": cli, **cli.commands}
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["snapshot"], ["verify", "--checksum"], ["restore", "-s", "latest", "-p", "{s}", "-d", "{o}"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_long_work_shows_progress_on_a_terminal_and_nothing_of_it_in_a_pipe(taken, arguments):
+    out = taken.directory / "out"
+    filled = [one.format(s=taken.source, o=out) for one in arguments]
+    piped = taken.run(*filled)
+    filled = [one.format(s=taken.source, o=f"{out}2") for one in arguments]
+    code, shown = on_terminal("ciuic", "--config", taken.config, *filled)
+
+    assert piped.code == code == 0, piped.said()
+    assert ESCAPE not in piped.out + piped.err
+    assert "\r" not in piped.out + piped.err
+    assert arguments[0] in plain(shown)
+    assert ESCAPE in shown, "no progress bar"
+    assert "\x1b[2K" in shown, "the bar is taken away at the end"
+    assert shown.rstrip().endswith(" s"), "the last line is the result"
+
+
+def test_a_bar_on_the_terminal_leaves_a_piped_stdout_clean(taken):
+    line = f"ciuic --config {taken.config} snapshot > {taken.directory}/id"
+
+    code, shown = on_terminal("bash", "-c", line)
+
+    assert code == 0
+    assert ESCAPE in shown
+    assert re.fullmatch(r"cs-[0-9a-f]{6,}\n", (taken.directory / "id").read_text())
+
+
+def test_hostile_names_do_not_reach_the_terminal_through_the_bar(taken):
+    _, shown = on_terminal(
+        "ciuic", "--config", taken.config, "restore", "-s", "latest", "-p", taken.source / "odd",
+        "-d", taken.directory / "out",
+    )  # fmt: skip
+
+    assert "\x1b[31mred" not in shown
+    assert "\x1b]0;" not in shown
+    assert "\x07" not in shown
+
+
+def test_colour_is_for_terminals_only(taken):
+    code, shown = on_terminal("ciuic", "--config", taken.config, "list")
+    piped = taken.run("list")
+
+    assert code == piped.code == 0
+    assert ESCAPE in shown
+    assert ESCAPE not in piped.out
+    assert plain(shown).replace("\r\n", "\n") == piped.out
+
+
+@pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
+def test_colour_can_be_refused(taken, more):
+    _, shown = on_terminal("ciuic", "--config", taken.config, "list", **more)
+
+    assert ESCAPE not in shown
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_help_page_has_a_usage_line_and_a_sentence_for_every_option(name):
+    command = commands()[name]
+    context = click.Context(command, info_name=name or "ciuic")
+
+    page = command.get_help(context)
+
+    assert page.startswith("Usage: ")
+    assert command.help, f"{name} has no help"
+    assert command.help.strip().splitlines()[0].endswith((".", ":"))
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.opts} has no help text"
+            assert max(parameter.opts, key=len) in page
+
+
+def test_the_help_of_the_program_names_every_command_in_a_whole_line_and_the_exit_codes():
+    done = run("ciuic", "--help", env={"COLUMNS": "80"})
+
+    assert done.code == 0
+    assert done.err == ""
+    for name in cli.commands:
+        assert re.search(rf"^  {name} +[A-Z]", done.out, re.MULTILINE), name
+    assert "..." not in done.out.replace("ARGS]...", ""), "a summary is cut short"
+    assert "Exit codes" in done.out
+
+
+def test_help_is_found_under_both_options_on_every_level():
+    for arguments in (["-h"], ["list", "-h"], ["list", "--help"]):
+        done = run("ciuic", *arguments)
+        assert done.code == 0
+        assert done.out.startswith("Usage: ciuic")
+
+
+def test_without_a_command_the_usage_is_shown_and_the_exit_code_is_2():
+    done = run("ciuic")
+
+    assert done.code == 2
+    assert "Usage: ciuic" in done.out + done.err
+
+
+def test_the_version_is_printed():
+    done = run("ciuic", "--version")
+
+    assert done.code == 0
+    assert re.fullmatch(r"ciuic, version \d+\.\d+\.\d+\S*\n", done.out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_is_printed_for_each_shell(shell):
+    done = run("ciuic", "completion", shell)
+
+    assert done.code == 0, done.said()
+    assert "_CIUIC_COMPLETE" in done.out
+    assert "ciuic" in done.out
+
+
+def completed(place: Place, words: str) -> list[str]:
+    """What bash would be offered after these words, the last of them unfinished."""
+    done = run(
+        "ciuic",
+        env={
+            "_CIUIC_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+            "CIUIC_CONFIG": str(place.config),
+        },
+    )
+    assert done.code == 0, done.said()
+    assert done.err == ""
+    return [line.split(",", 1)[1] for line in done.out.splitlines() if line]
+
+
+def test_bash_completes_commands_options_and_snapshots(taken):
+    listed = taken.run("list", "--machine-readable").out.splitlines()
+    ids = {line.split("|")[0] for line in listed}
+    first = min(ids)
+
+    assert set(completed(taken, "ciuic sn")) == {"snapshot"}
+    assert "--machine-readable" in completed(taken, "ciuic list --m")
+    assert set(completed(taken, "ciuic show ")) >= ids | {"latest"}
+    assert completed(taken, f"ciuic verify {first[:8]}") == [first]
+    assert set(completed(taken, "ciuic restore -s cs-")) == ids
+    assert set(completed(taken, f"ciuic --store {taken.store} show cs-")) == ids
+
+
+def test_completion_without_a_usable_store_offers_nothing_and_says_nothing(tmp_path):
+    place = Place(tmp_path)
+
+    assert completed(place, "ciuic show cs-") == []
+    place.configure("nonsense\n")
+    assert completed(place, "ciuic show cs-") == []
+
+
+def test_the_bash_script_works_in_a_real_bash(taken):
+    listed = taken.run("list", "--machine-readable").out
+    newest = listed.split("|")[0]
+    script = (
+        'eval "$(ciuic completion bash)"; COMP_WORDS=(ciuic show cs-); COMP_CWORD=2; '
+        '_ciuic_completion ciuic; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+
+    done = run("bash", "-c", script, env={"CIUIC_CONFIG": str(taken.config)})
+
+    assert newest in done.out.splitlines(), done.said()

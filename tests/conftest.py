@@ -1,0 +1,50 @@
+"""What every test may start from, and how long hypothesis searches."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.kit import skips
+from tests.kit.box import Box
+
+# Real files are slow at unpredictable moments: a deadline would only make tests flake.
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dev", max_examples=25, **_COMMON)
+settings.register_profile("ci", max_examples=200, print_blob=True, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """A source and a store."""
+    return Box(tmp_path)
+
+
+@pytest.fixture
+def public_box() -> Iterator[Box]:
+    """A box that every user of the machine can reach: pytest's own directories are private."""
+    directory = Path(tempfile.mkdtemp(prefix="ciuic-test-"))
+    directory.chmod(0o755)
+    try:
+        yield Box(directory)
+    finally:
+        shutil.rmtree(directory)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs root for everybody else, by name."""
+    if os.geteuid() == 0:
+        return
+    for item in items:
+        if item.get_closest_marker("root") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """See ``tests.kit.skips``."""
+    skips.install(config)

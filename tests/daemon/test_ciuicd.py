@@ -1,0 +1,488 @@
+"""A real ciuicd: what it does when it is started, signalled, spoken to, and let down."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ciuic.clock import SystemClock
+from ciuic.control import request_done, request_snapshot, request_status
+from ciuic.errors import ConfigError
+from ciuic.store import create_store, open_store
+from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.verbs.verify import verify_all
+from tests.kit.clock import ManualClock
+from tests.kit.daemon import REPOSITORY, wait_until
+
+DAY_NS = 86_400 * 10**9
+
+
+def take_long_ago(machine, days):
+    """A snapshot of so many days ago, as if the machine had been off since then."""
+    clock = ManualClock(time.time_ns() - days * DAY_NS)
+    create_store(str(machine.store), clock)
+    with open_store(str(machine.store), write=True) as store:
+        request = TakeRequest(roots=(os.fsencode(machine.source),))
+        return take_snapshot(store, request, clock=clock)
+
+
+def store_path(machine):
+    return str(machine.store)
+
+
+def ciuicd(*arguments, environ=None):
+    return subprocess.run(
+        [sys.executable, "-m", "ciuicd", *arguments],
+        cwd=REPOSITORY,
+        env=os.environ | (environ or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_once_makes_the_store_and_takes_one_snapshot(machine):
+    done = machine.once()
+    assert done.returncode == 0, done.stderr
+    (snapshot,) = machine.snapshots()
+    assert snapshot.kind == "base"
+    assert f"snapshot {snapshot.id} (base): 1 files" in done.stderr
+    assert "no trouble" in done.stderr
+    assert machine.once().returncode == 0
+    assert [one.kind for one in machine.snapshots()] == ["delta", "base"]
+
+
+def test_once_says_with_3_that_a_path_is_in_trouble(machine):
+    machine.configure(snapshot_paths=f"{machine.source}, {machine.directory}/gone")
+    done = machine.once()
+    assert done.returncode == 3, done.stderr
+    assert f"1 path in trouble, first {machine.directory}/gone: " in done.stderr
+    assert len(machine.snapshots()) == 1
+
+
+def test_once_is_turned_away_with_5_while_somebody_writes(machine):
+    assert machine.once().returncode == 0
+    with open_store(store_path(machine), write=True):
+        done = machine.once()
+    assert done.returncode == 5
+    assert f"in use by process {os.getpid()}" in done.stderr
+    assert len(machine.snapshots()) == 1
+
+
+def test_once_fails_with_1_where_no_store_can_be(machine):
+    machine.store.write_text("a file")
+    done = machine.once()
+    assert done.returncode == 1
+    assert "is a file, not a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",)])
+def test_a_bad_configuration_is_one_line_and_2_and_nothing_is_made(machine, arguments):
+    machine.configure(snapshot_intervall="1h")
+    done = ciuicd("--config", str(machine.config), *arguments)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"ciuicd: {machine.config}:4: unknown key 'snapshot_intervall'. "
+        "Did you mean snapshot_interval? etc/ciuic.conf shows every key.\n"
+    )
+    assert not machine.store.exists()
+
+
+def test_the_variable_names_the_configuration_and_a_missing_file_is_2(machine):
+    done = ciuicd("--once", environ={"CIUIC_CONFIG": str(machine.config)})
+    assert done.returncode == 0, done.stderr
+    missing = machine.directory / "missing.conf"
+    done = ciuicd("--once", environ={"CIUIC_CONFIG": str(missing)})
+    assert done.returncode == 2
+    assert f"{missing}: there is no such file" in done.stderr
+
+
+def test_snapshots_come_one_a_slot(machine):
+    machine.configure(snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble", count=3)
+    assert daemon.stop() == 0
+    slots = [one.taken_ns // 10**9 for one in machine.snapshots()]
+    assert len(slots) >= 3
+    assert len(slots) == len(set(slots))
+
+
+def test_after_a_downtime_one_snapshot_catches_up_and_a_restart_takes_none(machine):
+    old = take_long_ago(machine, days=2000)
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    wait_until("it is idle", lambda: request_status(store_path(machine))["state"] == "idle")
+    assert len(machine.snapshots()) == 2
+    assert machine.snapshots()[1].id == old.id
+    assert daemon.stop() == 0
+
+    again = machine.start()
+    # It answers before it looks for something to do; by the second request it has.
+    assert request_done(store_path(machine), "resume")["state"] == "idle"
+    assert request_snapshot(store_path(machine), tags=("by hand",))["kind"] == "delta"
+    assert again.stop() == 0
+    assert [one.tags for one in machine.snapshots()] == [("by hand",), (), ()]
+
+
+def test_a_snapshot_that_somebody_takes_in_the_slot_counts_if_it_holds_the_same_roots(machine):
+    other = machine.directory / "other"
+    other.mkdir()
+    machine.configure(snapshot_paths=str(other))
+    assert machine.once().returncode == 0
+    machine.configure()
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    assert [one.roots for one in machine.snapshots()] == [
+        (os.fsencode(machine.source),),
+        (os.fsencode(other),),
+    ]
+
+
+@pytest.mark.parametrize("once", [False, True], ids=["daemon", "once"])
+def test_terminate_in_the_middle_of_a_snapshot_ends_quickly_and_leaves_the_store_whole(
+    machine, once
+):
+    for number in range(12):
+        (machine.source / f"big-{number}").write_bytes(os.urandom(16 * 1024 * 1024))
+    daemon = machine.launch(arguments=("--once",) if once else ())
+    packs = machine.store / "tmp"
+
+    def writing():
+        # The header is a temporary file too, before there is a lock.
+        locked = (machine.store / "lock.write").exists()
+        return locked and any(packs.iterdir())
+
+    wait_until("a pack is being written", writing)
+    # Stopped, it can't finish before the signal is there.
+    daemon.signal(signal.SIGSTOP)
+    assert machine.snapshots() == []
+    daemon.signal(signal.SIGTERM)
+    daemon.signal(signal.SIGCONT)
+    assert daemon.exit_code(deadline_s=10) == (1 if once else 0)
+    assert "broken off" in daemon.log() or once
+    assert "Traceback" not in daemon.log()
+    assert machine.snapshots() == []
+    assert not (machine.store / "control.sock").exists()
+
+    assert machine.once().returncode == 0
+    (snapshot,) = machine.snapshots()
+    assert snapshot.files == 13
+    with open_store(store_path(machine)) as store:
+        assert verify_all(store, checksum=True, clock=SystemClock()).ok
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_daemon_ends_at_once_when_told_so(machine, number):
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    daemon.signal(number)
+    assert daemon.exit_code(deadline_s=5) == 0
+    assert not (machine.store / "control.sock").exists()
+    assert request_status(store_path(machine)) is None
+
+
+def test_hangup_reads_the_configuration_again_and_keeps_the_old_one_if_it_is_broken(machine):
+    other = machine.directory / "other"
+    other.mkdir()
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    machine.configure(snapshot_paths=f"{machine.source}, {other}", snapshot_interval="300d")
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_for_log("read ")
+    # Nothing that was taken before holds the new directory: it does not wait for a year.
+    daemon.wait_for_log("no trouble", count=2)
+    assert machine.snapshots()[0].roots == (os.fsencode(other), os.fsencode(machine.source))
+    wait_until("it is idle", lambda: request_status(store_path(machine))["state"] == "idle")
+    status = request_status(store_path(machine))
+    assert status["snapshot_paths"] == [str(machine.source), str(other)]
+    assert status["snapshot_interval_s"] == 300 * 86_400
+
+    machine.configure(snapshot_interval="soon")
+    before = len(daemon.log().splitlines())
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_for_log("the configuration stays as it was")
+    (line,) = daemon.log().splitlines()[before:]
+    assert f"{machine.config}:3: snapshot_interval: 'soon' is not a duration" in line
+    assert request_status(store_path(machine)) == status
+
+    machine.configure(snapshot_dir=f"{machine.directory}/elsewhere")
+    with pytest.raises(ConfigError, match="snapshot_dir can't change"):
+        request_done(store_path(machine), "reload")
+    assert request_status(store_path(machine)) == status
+    assert daemon.stop() == 0
+
+
+def test_a_snapshot_through_the_socket(machine):
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    report = request_snapshot(store_path(machine), base=True, tags=("before the change",))
+    newest = machine.snapshots()[0]
+    assert report["id"] == newest.id
+    assert report["kind"] == "base"
+    assert newest.tags == ("before the change",)
+    assert request_status(store_path(machine))["last_report"]["id"] == newest.id
+
+
+def test_a_client_with_another_configuration_gets_a_snapshot_of_what_that_one_names(machine):
+    machine.start()
+    other = machine.directory / "other"
+    other.mkdir()
+    (other / "a").write_text("a")
+    (other / "b.tmp").write_text("b")
+    roots = (os.fsencode(other),)
+    report = request_snapshot(store_path(machine), roots=roots, exclude=("*.tmp",))
+    newest = machine.snapshots()[0]
+    assert newest.id == report["id"]
+    assert newest.roots == roots
+    assert newest.files == 1
+
+
+def test_several_clients_at_once_get_a_snapshot_each_one_after_the_other(machine):
+    machine.start()
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(request_snapshot(store_path(machine))))
+        for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({report["id"] for report in found}) == 5
+
+
+def test_the_socket_is_served_while_a_snapshot_waits_for_the_store(machine):
+    machine.configure(snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    with open_store(store_path(machine), write=True):
+        daemon.wait_for_log("no snapshot: the store")
+        assert request_status(store_path(machine))["last_error"]["kind"] == "busy"
+    assert daemon.stop() == 0
+
+
+def test_pause_and_resume(machine):
+    machine.configure(snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    assert request_done(store_path(machine), "pause")["paused"]
+    # A snapshot by hand is still taken; after it the main thread has seen that it is paused.
+    request_snapshot(store_path(machine))
+    count = len(machine.snapshots())
+    end_ns = time.time_ns() + 2_500_000_000
+    wait_until("two slots have gone by", lambda: time.time_ns() > end_ns)
+    assert len(machine.snapshots()) == count
+    assert not request_done(store_path(machine), "resume")["paused"]
+    wait_until("snapshots go on", lambda: len(machine.snapshots()) > count)
+
+
+def test_a_second_daemon_on_the_same_store_is_told_who_is_there_and_ends_with_5(machine):
+    first = machine.start()
+    second = machine.launch()
+    assert second.exit_code() == 5
+    assert f"in use by process {first.process.pid}: another ciuicd serves it" in second.log()
+    assert first.answers()
+
+
+def test_a_daemon_that_was_killed_leaves_nothing_in_the_way_of_the_next(machine):
+    first = machine.start()
+    first.wait_for_log("no trouble")
+    first.kill()
+    assert (machine.store / "control.sock").exists()
+    assert request_status(store_path(machine)) is None
+    second = machine.start()
+    assert request_snapshot(store_path(machine)) is not None
+    assert second.stop() == 0
+
+
+def test_hostile_bytes_on_the_socket_leave_the_daemon_unmoved(machine):
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    before = len(daemon.log().splitlines())
+    lines = (
+        b"\x00" * 1000,
+        b"\xff\xfe\n",
+        b"{" * 60_000 + b"\n",
+        b"x" * 200_000,
+        b'{"do": "snapshot", "tags": ["a|b"]}\n',
+        b'{"do": "snapshot", "tags": ["\x1b[31m"]}\n',
+        b'{"do": "snapshot", "base": "\\u0000"}\n',
+    )
+    for line in lines:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(machine.store / "control.sock"))
+            try:
+                client.sendall(line)
+                client.shutdown(socket.SHUT_WR)
+                reply = client.recv(10_000)
+            except (BrokenPipeError, ConnectionResetError):
+                reply = b""
+        assert not reply or "error" in json.loads(reply)
+    assert daemon.answers()
+    assert "Traceback" not in daemon.log()
+    # Only the request that was well formed got as far as being refused by the snapshot itself.
+    assert [line for line in daemon.log().splitlines()[before:] if "the tag" not in line] == []
+    assert len(machine.snapshots()) == 1
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["the same", "a copy"])
+def test_a_store_that_goes_away_and_comes_back_is_served_again(machine, copied):
+    machine.configure(snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    away = machine.directory / "away"
+    machine.store.rename(away)
+    daemon.wait_for_log("no snapshot: ", count=2)
+    assert not machine.store.exists()
+    if copied:
+        # As after a repair: the same snapshots, and neither the socket nor the lock of before.
+        unimportant = shutil.ignore_patterns("control.sock", "*.lock")
+        shutil.copytree(away, machine.store, ignore=unimportant)
+    else:
+        away.rename(machine.store)
+    count = len(machine.snapshots())
+    wait_until("snapshots go on", lambda: len(machine.snapshots()) > count)
+    wait_until("the socket is back", daemon.answers)
+    failures = [line for line in daemon.log().splitlines() if "no snapshot: " in line]
+    assert all(str(machine.store) in line for line in failures)
+    assert "Traceback" not in daemon.log()
+    assert daemon.stop() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk_is_one_sentence_and_the_next_snapshot_is_tried_all_the_same(machine):
+    machine.store.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "ciuic-test", machine.store],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs can't be mounted: {mounted.stderr.strip()}")
+    try:
+        machine.configure(snapshot_interval="1s")
+        big = machine.source / "too-big"
+        big.write_bytes(os.urandom(32 * 1024 * 1024))
+        daemon = machine.start()
+        daemon.wait_for_log("No space left on device")
+        assert machine.snapshots() == []
+        assert request_status(store_path(machine))["last_error"]["kind"] == "store_full"
+        big.unlink()
+        daemon.wait_for_log("no trouble")
+        assert machine.snapshots()
+        assert request_status(store_path(machine))["last_error"] is None
+        assert "Traceback" not in daemon.log()
+        assert daemon.stop() == 0
+    finally:
+        machine.close()
+        subprocess.run(["umount", machine.store], check=True)
+
+
+def test_the_main_thread_steps_back_and_the_control_thread_does_not(machine):
+    daemon = machine.start()
+    daemon.wait_for_log("I/O priority idle: ")
+    process = psutil.Process(daemon.process.pid)
+    assert process.ionice().ioclass == psutil.IOPRIO_CLASS_IDLE
+    nice = {
+        int(task.name): int((task / "stat").read_text().rsplit(")", 1)[1].split()[16])
+        for task in Path(f"/proc/{process.pid}/task").iterdir()
+    }
+    assert nice.pop(process.pid) == 19
+    assert os.nice(0) in nice.values()
+
+
+def test_priority_none_changes_nothing(machine):
+    machine.configure(io_priority="none")
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    process = psutil.Process(daemon.process.pid)
+    assert process.nice() == os.nice(0)
+    assert process.ionice() == psutil.Process().ionice()
+    assert "I/O priority" not in daemon.log()
+
+
+def test_lines_carry_their_level_only_for_the_journal(machine):
+    read_end, write_end = os.pipe()
+    status = os.fstat(write_end)
+    environ = os.environ | {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+    command = [sys.executable, "-m", "ciuicd", "--config", str(machine.config), "--once"]
+    machine.configure(snapshot_paths=f"{machine.source}, /nonexistent")
+    with open(read_end, "rb") as log:
+        done = subprocess.run(
+            command, cwd=REPOSITORY, stderr=write_end, env=environ, timeout=60, check=False
+        )
+        os.close(write_end)
+        lines = log.read().decode().splitlines()
+    assert done.returncode == 3
+    assert lines[0].startswith("<6>I/O priority idle: ")
+    assert lines[1].startswith("<4>snapshot cs-")
+
+    # Inherited from a shell that runs under systemd, with standard error elsewhere.
+    inherited = ciuicd("--config", str(machine.config), "--once", environ={"JOURNAL_STREAM": "1:2"})
+    assert all(line.startswith("ciuicd: ") for line in inherited.stderr.splitlines())
+
+
+def test_the_service_manager_is_told_everything(machine):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        address = str(machine.directory / "notify.sock")
+        ear.bind(address)
+        ear.settimeout(20)
+        heard: list[str] = []
+
+        def hear(wanted: str) -> str:
+            while True:
+                heard.append(ear.recv(4096).decode())
+                if wanted in heard[-1]:
+                    return heard[-1]
+
+        daemon = machine.launch({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"})
+        hear("READY=1")
+        assert request_status(store_path(machine)) is not None
+        assert "last snapshot cs-" in hear("STATUS=next 20")
+        hear("WATCHDOG=1")
+        hear("WATCHDOG=1")
+        daemon.signal(signal.SIGHUP)
+        reloading = hear("RELOADING=1")
+        (_, monotonic) = reloading.split("\n")
+        age_s = time.monotonic() - int(monotonic.removeprefix("MONOTONIC_USEC=")) / 1e6
+        assert 0 <= age_s < 20
+        hear("READY=1")
+        daemon.signal(signal.SIGTERM)
+        hear("STOPPING=1")
+        assert daemon.exit_code() == 0
+
+
+def test_a_service_manager_that_has_gone_is_no_trouble(machine):
+    machine.start({"NOTIFY_SOCKET": str(machine.directory / "gone"), "WATCHDOG_USEC": "nonsense"})
+    assert request_snapshot(store_path(machine)) is not None
+
+
+def test_a_link_to_the_store_can_be_left_for_the_service_manager(machine):
+    link = machine.directory / "link"
+    for _ in range(2):
+        done = ciuicd("--config", str(machine.config), "--link-store", str(link))
+        assert done.returncode == 0, done.stderr
+        assert os.readlink(link) == str(machine.store)
+    assert (machine.store / "ciuic-store.json").exists()
+
+
+def test_what_is_wrong_is_left_to_the_daemon_itself_when_a_link_is_asked_for(machine):
+    link = machine.directory / "link"
+    machine.config.write_text("nonsense\n")
+    done = ciuicd("--config", str(machine.config), "--link-store", str(link))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not link.is_symlink()

@@ -1,0 +1,76 @@
+"""What the service manager hears, and what keeps its watchdog quiet."""
+
+import os
+import socket
+
+import pytest
+
+from ciuic.config import load_settings
+from ciuicd.notify import Notifier
+from ciuicd.service import Service
+from tests.kit.clock import ManualClock
+
+
+@pytest.fixture
+def ear(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify.sock"))
+        listening.settimeout(20)
+        yield listening
+
+
+def test_messages_are_one_datagram_each_and_a_status_is_one_line(ear):
+    notifier = Notifier({"NOTIFY_SOCKET": ear.getsockname()})
+    notifier.ready()
+    notifier.status("a\nb \udcff")
+    notifier.stopping()
+    heard = [ear.recv(1000) for _ in range(3)]
+    assert heard == [b"READY=1", b"STATUS=a b \xff", b"STOPPING=1"]
+
+
+def test_an_address_in_the_abstract_name_space_is_reached():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        name = f"ciuic-test-{os.getpid()}"
+        listening.bind(f"\0{name}")
+        listening.settimeout(20)
+        Notifier({"NOTIFY_SOCKET": f"@{name}"}).ready()
+        assert listening.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "3000000"}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+    ],
+)
+def test_the_watchdog_is_ours_only_if_it_says_so(environ, expected):
+    assert Notifier(environ).watchdog_s == expected
+
+
+def test_without_a_manager_and_with_one_that_has_gone_nothing_happens(tmp_path):
+    Notifier({}).ready()
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
+
+
+def test_the_watchdog_is_kept_quiet_only_while_the_main_thread_moves(tmp_path, ear):
+    config = tmp_path / "ciuic.conf"
+    config.write_text(f"snapshot_dir = {tmp_path}/store\n")
+    clock = ManualClock()
+    environ = {"NOTIFY_SOCKET": ear.getsockname(), "WATCHDOG_USEC": "20000"}
+    service = Service(load_settings(str(config)), clock=clock, notifier=Notifier(environ))
+    with service._watchdog():
+        assert ear.recv(100) == b"WATCHDOG=1"
+        # What the main thread looks like after half an hour in one call.
+        clock.advance(2000)
+        ear.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            # One may have been under way.
+            [ear.recv(100) for _ in range(10)]
+        service._moved()
+        ear.settimeout(20)
+        assert ear.recv(100) == b"WATCHDOG=1"

@@ -1,0 +1,254 @@
+"""The unit under a real systemd: sandbox, readiness, reload, stop, and coming back."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kit.daemon import REPOSITORY, wait_until
+
+UNIT = REPOSITORY / "systemd" / "ciuicd.service"
+BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
+CANNOT_BOOT = 77
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("systemctl") is None, reason="systemd is not installed"),
+]
+
+
+class Booted:
+    """A running systemd of the test's own."""
+
+    def __init__(self, process_id: int) -> None:
+        self._enter = ["nsenter", "--target", str(process_id), "--all", "--"]
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command inside, and wait for it."""
+        return subprocess.run(
+            [*self._enter, *command], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def output(self, *command: str) -> str:
+        """What a command that must not fail printed."""
+        done = self.run(*command)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}{self.journal()}"
+        return done.stdout
+
+    def show(self, name: str) -> str:
+        """A property of the service."""
+        return self.output("systemctl", "show", "--value", "--property", name, "ciuicd").strip()
+
+    def journal(self) -> str:
+        """What the service has logged."""
+        return self.run("journalctl", "--unit", "ciuicd", "--output", "cat", "--no-pager").stdout
+
+    def wait_for_journal(self, text: str, count: int = 1) -> None:
+        """Return when ``text`` has been logged so many times."""
+        try:
+            wait_until(f"'{text}' in the journal", lambda: self.journal().count(text) >= count)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.journal()}") from None
+
+
+def lay_out(files: Path, config: str) -> None:
+    """What an installation puts in place, and something to take snapshots of."""
+    program = files / "usr/local/bin/ciuicd"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        f"#!{sys.executable}\n"
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from ciuicd.__main__ import main; sys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    unit = files / "etc/systemd/system/ciuicd.service"
+    unit.parent.mkdir(parents=True)
+    shutil.copy(UNIT, unit)
+    (files / "etc/ciuic.conf").write_text(config)
+    for name, mode, owner in (("mine", 0o600, 0), ("theirs", 0o600, 1234)):
+        path = files / "srv/training" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(300_000))
+        path.chmod(mode)
+        os.chown(path, owner, owner)
+    (files / "srv/training").chmod(0o700)
+    os.chown(files / "srv/training", 1234, 1234)
+
+
+@pytest.fixture
+def boot(tmp_path) -> Iterator:
+    running: list[subprocess.Popen] = []
+
+    def boot_with(config: str) -> Booted:
+        files = tmp_path / "files"
+        lay_out(files, config)
+        log = tmp_path / "boot.log"
+        shown = {sys.prefix, sys.base_prefix, str(REPOSITORY)}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [str(BOOT), str(files), *sorted(shown)], stdout=output, stderr=output
+            )
+        running.append(process)
+
+        def systemd() -> list[psutil.Process]:
+            children = psutil.Process(process.pid).children()
+            return [child for child in children if child.name() == "systemd"]
+
+        wait_until("systemd runs", lambda: process.poll() is not None or bool(systemd()))
+        if process.poll() is not None:
+            reason = log.read_text().strip()
+            if process.returncode == CANNOT_BOOT:
+                pytest.skip(reason)
+            raise AssertionError(f"systemd did not boot: {reason}")
+        booted = Booted(systemd()[0].pid)
+        wait_until(
+            "systemd has booted",
+            lambda: (
+                booted.run("systemctl", "is-system-running").stdout.strip()
+                in {"running", "degraded"}
+            ),
+        )
+        return booted
+
+    yield boot_with
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+CONFIG = "snapshot_paths = /srv/training\nsnapshot_interval = 365d\n"
+ELSEWHERE = CONFIG + "snapshot_dir = /data/deep/store\n"
+
+
+def test_the_unit_is_free_of_mistakes(tmp_path):
+    unit = tmp_path / "ciuicd.service"
+    unit.write_text(UNIT.read_text().replace("/usr/local/bin/ciuicd", sys.executable))
+    command = ["systemd-analyze", "verify", "--recursive-errors=no", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    unit.write_text(unit.read_text().replace("ProtectClock=yes", "ProtectClok=yes"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+
+
+def test_the_sandbox_is_as_tight_as_it_was():
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", str(UNIT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout[-300:]
+
+
+def test_every_setting_of_the_service_says_why_it_is_there():
+    service = UNIT.read_text().split("[Service]")[1].split("[Install]")[0]
+    lines = [line for line in service.splitlines() if line]
+    for above, line in itertools.pairwise(lines):
+        if not line.startswith("#") and not line.startswith("ExecStart="):
+            assert above.startswith("#"), line
+
+
+@pytest.mark.parametrize("config", [CONFIG, ELSEWHERE], ids=["default store", "another store"])
+def test_the_whole_life_of_the_service(boot, config):
+    systemd = boot(config)
+    store = "/data/deep/store" if config is ELSEWHERE else "/.ciuic_snapshots"
+
+    # Started means ready: the command returns after READY=1, and the socket is there.
+    systemd.output("systemctl", "start", "ciuicd")
+    assert systemd.show("ActiveState") == "active"
+    assert systemd.run("test", "-S", f"{store}/control.sock").returncode == 0
+    systemd.wait_for_journal("snapshot cs-")
+    assert "(base): 2 files, 586 KiB" in systemd.journal()
+    assert "no trouble" in systemd.journal()
+    wait_until("its state is shown", lambda: "last snapshot cs-" in systemd.show("StatusText"))
+    assert systemd.show("WatchdogUSec") == "3min"
+
+    # The sandbox: everything can be read, nothing but the store be written.
+    main = systemd.show("MainPID")
+    inside = ("nsenter", "--target", main, "--mount", "--")
+    assert systemd.run(*inside, "touch", f"{store}/tmp/probe").returncode == 0
+    for place in ("/srv/training", "/etc", "/root", "/data", "/usr", "/var/tmp", "/tmp"):
+        done = systemd.run(*inside, "touch", f"{place}/probe")
+        if place != "/data" or config is ELSEWHERE:
+            assert "Read-only file system" in done.stderr, place
+    systemd.output("rm", f"{store}/tmp/probe")
+
+    # A broken configuration leaves it running as it was; a good one is taken over.
+    assert systemd.run("sh", "-c", "echo nonsense >> /etc/ciuic.conf").returncode == 0
+    systemd.output("systemctl", "reload", "ciuicd")
+    systemd.wait_for_journal("the configuration stays as it was: /etc/ciuic.conf:")
+    assert systemd.show("ActiveState") == "active"
+    systemd.output("sed", "-i", "s/^nonsense$/trash = 2d/", "/etc/ciuic.conf")
+    systemd.output("systemctl", "reload", "ciuicd")
+    systemd.wait_for_journal("read /etc/ciuic.conf again")
+    assert systemd.show("MainPID") == main
+
+    # Killed, it comes back by itself, and does not take what it has already.
+    systemd.output("systemctl", "kill", "--signal=KILL", "ciuicd")
+    wait_until(
+        "it comes back",
+        lambda: systemd.show("NRestarts") == "1" and systemd.show("ActiveState") == "active",
+    )
+    assert systemd.show("MainPID") != main
+    systemd.wait_for_journal("serves", count=2)
+    assert systemd.journal().count("snapshot cs-") == 1
+
+    # Stopped, it ends with 0, and leaves no socket behind.
+    systemd.output("systemctl", "stop", "ciuicd")
+    assert systemd.show("ActiveState") == "inactive"
+    assert systemd.show("Result") == "success"
+    assert systemd.show("ExecMainStatus") == "0"
+    assert systemd.run("test", "-e", f"{store}/control.sock").returncode == 1
+    assert "Traceback" not in systemd.journal()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("retention_policy = yearly:3", "retention_policy: 'yearly' is none of"),
+        ("retentionpolicy = 7d", "unknown key 'retentionpolicy'"),
+    ],
+)
+def test_a_bad_configuration_fails_the_start_with_its_line_and_is_not_tried_again(boot, line, said):
+    systemd = boot(f"{CONFIG}{line}\n")
+    assert systemd.run("systemctl", "start", "ciuicd").returncode == 1
+    assert systemd.show("ActiveState") == "failed"
+    assert systemd.show("ExecMainStatus") == "2"
+    assert systemd.show("NRestarts") == "0"
+    assert systemd.journal().count(f"/etc/ciuic.conf:3: {said}") == 1
+
+
+def test_a_main_thread_that_hangs_is_killed_by_the_watchdog_and_comes_back(boot):
+    systemd = boot(CONFIG)
+    directory = "/etc/systemd/system/ciuicd.service.d"
+    systemd.output("mkdir", "-p", directory)
+    override = f"printf '[Service]\\nWatchdogSec=1s\\nRestartSec=0\\n' > {directory}/quick.conf"
+    systemd.output("sh", "-c", override)
+    systemd.output("systemctl", "daemon-reload")
+    systemd.output("systemctl", "start", "ciuicd")
+    systemd.wait_for_journal("no trouble")
+    assert systemd.show("NRestarts") == "0"
+    os.kill(host_pid(systemd), signal.SIGSTOP)
+    wait_until("it is started again", lambda: systemd.show("NRestarts") == "1")
+    wait_until("it is active again", lambda: systemd.show("ActiveState") == "active")
+
+
+def host_pid(systemd: Booted) -> int:
+    """The daemon's process ID as this machine sees it."""
+    inner = systemd.show("MainPID")
+    for process in psutil.process_iter():
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            continue
+        ids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+        if len(ids) == 2 and ids[1] == inner and "ciuicd" in " ".join(process.cmdline()):
+            return process.pid
+    raise AssertionError("the daemon is not among the processes")

@@ -1,0 +1,147 @@
+"""Make the golden store: once for each version of the format, then never again.
+
+    python -m tests.format.make_golden
+
+writes tests/format/golden: a store with two snapshots, and what they must restore to, as seen by
+the operating system and not by ciuic. The source lies in a fixed place, and everything in it but
+inode numbers and change times is the same on every run.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import stat
+import struct
+from pathlib import Path
+
+from ciuic.store import create_store, layout, open_store
+from ciuic.verbs.take import TakeRequest, take_snapshot
+from tests.kit.clock import ManualClock
+
+GOLDEN = Path(__file__).parent / "golden"
+SOURCE = b"/tmp/ciuic-golden/run \xff"
+CHUNK_BYTES = 64 * 1024
+TAKEN_NS = 1_781_533_800_000_000_000
+MTIME_NS = 1_781_000_000_123_456_789
+
+
+def put(name: bytes, data: bytes) -> None:
+    path = os.path.join(SOURCE, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def bf16(count: int) -> bytes:
+    """Weights in two bytes each: the upper halves of floats."""
+    noise = random.Random(7)
+    floats = struct.pack(f"<{count}f", *[noise.gauss(0, 0.02) for _ in range(count)])
+    halves = bytearray(2 * count)
+    halves[0::2], halves[1::2] = floats[2::4], floats[3::4]
+    return bytes(halves)
+
+
+def fill() -> None:
+    """The source of the first snapshot."""
+    put(b"empty", b"")
+    put(b"notes.txt", b"learning rate 3e-4\n")
+    put(b"train.log", b"".join([b"step %d loss %.4f\n" % (n, 2 / n) for n in range(1, 9000)]))
+    put(b"weights.bin", bf16(CHUNK_BYTES // 2))
+    put(b"caf\xc3\xa9/\xff not utf-8 \\", b"odd names\n")
+    for number in range(40):
+        put(b"shards/%02d" % number, b"shard %d\n" % (number % 3))
+    os.mkdir(os.path.join(SOURCE, b"no entries"))
+    with open(os.path.join(SOURCE, b"sparse"), "wb") as file:
+        file.seek(1_000_000)
+        file.write(b"data between holes")
+        file.truncate(3_000_000)
+    os.symlink(b"weights.bin", os.path.join(SOURCE, b"latest"))
+    os.link(os.path.join(SOURCE, b"notes.txt"), os.path.join(SOURCE, b"shards", b"linked"))
+    os.mkfifo(os.path.join(SOURCE, b"fifo"))
+    os.setxattr(os.path.join(SOURCE, b"notes.txt"), b"user.by", b"\x00\xff")
+    os.chmod(os.path.join(SOURCE, b"empty"), 0o400)
+    os.chmod(os.path.join(SOURCE, b"fifo"), 0o620)
+    os.chmod(os.path.join(SOURCE, b"no entries"), 0o1770)
+    settle()
+
+
+def change() -> None:
+    """What happens until the second one."""
+    put(b"train.log", b"".join([b"step %d loss %.4f\n" % (n, 2 / n) for n in range(1, 9100)]))
+    os.unlink(os.path.join(SOURCE, b"latest"))
+    os.symlink(b"shards/00", os.path.join(SOURCE, b"latest"))
+    shutil.rmtree(os.path.join(SOURCE, b"no entries"))
+    settle()
+
+
+def settle() -> None:
+    """Times of everything, deepest first."""
+    for directory, directories, files in os.walk(SOURCE, topdown=False):
+        for name in sorted(files + directories):
+            set_time(os.path.join(directory, name))
+    set_time(SOURCE)
+
+
+def set_time(path: bytes) -> None:
+    offset = int.from_bytes(hashlib.sha256(path).digest()[:4], "little")
+    os.utime(path, ns=(0, MTIME_NS + offset), follow_symlinks=False)
+
+
+def survey(top: bytes) -> dict[str, dict[str, object]]:
+    """What a restored tree must be like: by path, in hex, relative to its top."""
+    paths = [top]
+    for directory, directories, files in os.walk(top):
+        paths += [os.path.join(directory, name) for name in directories + files]
+    first: dict[int, str] = {}
+    found = {}
+    for path in sorted(paths):
+        status = os.lstat(path)
+        name = os.path.relpath(path, top).hex()
+        one: dict[str, object] = {"mode": oct(status.st_mode), "mtime_ns": status.st_mtime_ns}
+        if stat.S_ISREG(status.st_mode):
+            one["size"] = status.st_size
+            with open(path, "rb") as file:
+                one["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        if stat.S_ISLNK(status.st_mode):
+            one["target"] = os.readlink(path).hex()
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            one["same_as"] = first.setdefault(status.st_ino, name)
+        found[name] = one
+    return found
+
+
+def main() -> None:
+    """Make it."""
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    shutil.rmtree(os.path.dirname(SOURCE), ignore_errors=True)
+    store = GOLDEN / "store"
+    os.makedirs(SOURCE)
+    clock = ManualClock(TAKEN_NS)
+    create_store(str(store), clock, chunk_bytes=CHUNK_BYTES)
+    expected = []
+    for number, act in enumerate((fill, change)):
+        act()
+        clock.advance(3600)
+        request = TakeRequest((SOURCE,), exclude=("*.tmp",), tags=(f"golden-{number}",))
+        with open_store(str(store), write=True) as opened:
+            report = take_snapshot(opened, request, clock=clock)
+        found = {"id": report.id, "kind": report.kind, "parent": report.parent}
+        expected.append(found | {"taken_ns": report.taken_ns, "tree": survey(SOURCE)})
+    for name in os.listdir(store):
+        if name not in {layout.HEADER, layout.PACKS, layout.SNAPSHOTS}:
+            path = store / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    # As version control will give them back.
+    for directory, _, files in os.walk(store):
+        os.chmod(directory, 0o755)
+        for name in files:
+            os.chmod(os.path.join(directory, name), 0o644)
+    text = json.dumps({"root": SOURCE.hex(), "snapshots": expected}, indent=1)
+    (GOLDEN / "expected.json").write_text(text + "\n")
+    shutil.rmtree(os.path.dirname(SOURCE))
+
+
+if __name__ == "__main__":
+    main()

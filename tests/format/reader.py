@@ -1,0 +1,582 @@
+"""A reader of ciuic stores that knows nothing of ciuic: docs/format.md, version 1, and no more.
+
+    python reader.py STORE SNAPSHOT TARGET
+
+restores every root of a snapshot below TARGET: the root /data/run to TARGET/data/run. It is the
+proof that the page is complete, and what one would copy to get data out of a store when no ciuic
+is at hand. Section numbers are those of docs/format.md. It aims at being understood, not at being
+fast, and needs the three packages below.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import re
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+import zstandard
+from blake3 import blake3
+
+DATA, RECIPE, TREE = 1, 2, 3
+CONTEXTS = {
+    RECIPE: "ciuic store format 1 recipe node",
+    TREE: "ciuic store format 1 tree node",
+}
+PACK_CONTEXT = "ciuic store format 1 pack footer"
+WHOLE, FLUX, UNREADABLE, SKIPPED = 0, 1, 2, 3
+FRAME = struct.Struct("<4sBBHIIII32sQQ")
+TRAILER = struct.Struct("<QIIQ8s")
+LEVEL_MAX = 8
+PLAIN_MAX = 67_108_864
+MANIFEST_MAX = 64 * 1024 * 1024
+
+
+class FormatError(Exception):
+    """What was read is damaged, or needs a reader that knows more."""
+
+
+# Section 4: hashes, checksums, msgpack, paths
+
+
+def identify(kind: int, plain: bytes) -> bytes:
+    """ID of a chunk."""
+    if kind == DATA:
+        return blake3(plain).digest()
+    return blake3(plain, derive_key_context=CONTEXTS[kind]).digest()
+
+
+def pack_identity(footer: bytes) -> bytes:
+    """ID of a pack."""
+    return blake3(footer, derive_key_context=PACK_CONTEXT).digest()
+
+
+def xxh3(data: bytes) -> int:
+    """Checksum against bit rot."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def unpack_msgpack(data: bytes) -> Any:
+    """The value in ``data``: arrays, integers and binaries, nothing else."""
+    value, end = _msgpack_value(data, 0, 0)
+    if end != len(data):
+        raise FormatError("bytes behind the end of a node")
+    return value
+
+
+_INTEGERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
+_INTEGERS |= {0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+_BINARIES = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I"}
+_ARRAYS = {0xDC: ">H", 0xDD: ">I"}
+
+
+def _msgpack_value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    if at >= len(data) or depth > 8:
+        raise FormatError("a node is cut short, or nested too deep")
+    tag, at = data[at], at + 1
+    if tag < 0x80:
+        return tag, at
+    if tag >= 0xE0:
+        return tag - 0x100, at
+    if tag in _INTEGERS:
+        return _msgpack_number(data, at, _INTEGERS[tag])
+    if tag in _BINARIES:
+        length, at = _msgpack_number(data, at, _BINARIES[tag])
+        if at + length > len(data):
+            raise FormatError("a node is cut short")
+        return data[at : at + length], at + length
+    if 0x90 <= tag < 0xA0:
+        count = tag - 0x90
+    elif tag in _ARRAYS:
+        count, at = _msgpack_number(data, at, _ARRAYS[tag])
+    else:
+        raise FormatError(f"a node holds the msgpack type {tag:#x}, which no node has")
+    items = []
+    for _ in range(count):
+        item, at = _msgpack_value(data, at, depth + 1)
+        items.append(item)
+    return items, at
+
+
+def _msgpack_number(data: bytes, at: int, form: str) -> tuple[int, int]:
+    try:
+        return struct.unpack_from(form, data, at)[0], at + struct.calcsize(form)
+    except struct.error as error:
+        raise FormatError("a node is cut short") from error
+
+
+def unescape_path(text: str) -> bytes:
+    """The bytes of a path that stands in JSON."""
+    if re.search(r"\\(?!x[0-9a-f]{2})", text):
+        raise FormatError(f"{text!r} is not an escaped path")
+    parts = re.split(r"\\x([0-9a-f]{2})", text)
+    plain, escaped = parts[::2], [bytes.fromhex(one) for one in parts[1::2]] + [b""]
+    return b"".join([one.encode() + byte for one, byte in zip(plain, escaped, strict=True)])
+
+
+# Sections 6, 7, 15: sealed documents
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """A JSON document that carries its own checksum."""
+    head, digits, tail = data[:-68], data[-68:-4], data[-4:]
+    if tail != b'"\n}\n' or not head.endswith(b'"checksum": "blake3:'):
+        raise FormatError("not a sealed document, or cut short")
+    if blake3(head + b"0" * 64 + tail).hexdigest().encode() != digits:
+        raise FormatError("a document does not match its checksum")
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        raise FormatError("a document is not an object")
+    return document
+
+
+def read_header(data: bytes) -> dict[str, Any]:
+    """The store's header; refuses what this reader does not know."""
+    try:
+        document = json.loads(data)
+        version, required = document["format"], document["required"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError("the header can't be read") from error
+    if version != 1:
+        raise FormatError(f"the store has format {version}, this reader knows 1")
+    if required:
+        raise FormatError(f"the store needs the feature {required[0]!r}")
+    return unseal(data)
+
+
+# Section 8, 9: frames, packs
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame's header and table."""
+
+    kind: int
+    codec: int
+    usable: bool
+    plain_length: int
+    stored_length: int
+    payload_checksum: int
+    chunks: list[tuple[bytes, int]]
+    header_length: int
+
+
+def parse_frame(data: bytes) -> Frame:
+    """Header and table at the start of ``data``."""
+    if len(data) < FRAME.size or data[:4] != b"CiF1":
+        raise FormatError("no frame starts here")
+    _, kind, codec, flags, count, plain, stored, reserved, reference, payload_sum, own_sum = (
+        FRAME.unpack_from(data)
+    )
+    end = FRAME.size + 36 * count
+    if not 1 <= count <= 65_536 or end > len(data):
+        raise FormatError("a frame's table is cut short or too long")
+    table = data[FRAME.size : end]
+    if xxh3(data[:64] + table) != own_sum:
+        raise FormatError("a frame's header does not match its checksum")
+    chunks = list(struct.iter_unpack("<32sI", table))
+    if plain > PLAIN_MAX or sum([length for _, length in chunks]) != plain:
+        raise FormatError("a frame's lengths do not add up")
+    usable = kind in {DATA, RECIPE, TREE} and not (flags or reserved or any(reference))
+    return Frame(kind, codec, usable, plain, stored, payload_sum, chunks, end)
+
+
+def frames_of_pack(data: bytes, name: str) -> list[tuple[int, Frame]]:
+    """Offset and header of each frame, from the footer or, if it is lost, by walking."""
+    try:
+        return _frames_of_footer(data, name)
+    except FormatError:
+        return list(_walked(data))
+
+
+def _frames_of_footer(data: bytes, name: str) -> list[tuple[int, Frame]]:
+    if len(data) < 8 + TRAILER.size:
+        raise FormatError("a pack is cut short")
+    offset, length, count, own_sum, magic = TRAILER.unpack(data[-TRAILER.size :])
+    footer = data[offset : offset + length]
+    if magic != b"CIUICEND" or offset + length + TRAILER.size != len(data):
+        raise FormatError("a pack has no footer")
+    if xxh3(footer) != own_sum or pack_identity(footer).hex() != name:
+        raise FormatError("a pack's footer is damaged, or another pack's")
+    frames, at = [], 0
+    while at < len(footer):
+        frame_offset = int.from_bytes(footer[at : at + 8], "little")
+        frame = parse_frame(footer[at + 8 :])
+        if frame_offset < 8 or frame_offset + frame.header_length + frame.stored_length > offset:
+            raise FormatError("a footer lists a frame that lies outside of its pack")
+        frames.append((frame_offset, frame))
+        at += 8 + frame.header_length
+    if len(frames) != count:
+        raise FormatError("a footer lists another number of frames than it says")
+    return frames
+
+
+def _walked(data: bytes) -> Iterator[tuple[int, Frame]]:
+    at = 8
+    while (at := data.find(b"CiF1", at)) >= 0:
+        try:
+            frame = parse_frame(data[at : at + FRAME.size + 36 * 65_536])
+        except FormatError:
+            at += 1
+            continue
+        if at + frame.header_length + frame.stored_length > len(data):
+            return
+        yield at, frame
+        at += frame.header_length + frame.stored_length
+
+
+# Section 10: codecs
+
+
+def decode_payload(codec: int, stored: bytes, plain_length: int) -> bytes:
+    """The plain bytes of a payload."""
+    if codec == 0:
+        plain = stored
+    elif codec == 1:
+        plain = _unzstd(stored, plain_length)
+    elif codec == 2:
+        plain = _join_planes(stored, plain_length)
+    else:
+        raise FormatError(f"codec {codec} is not known to this reader")
+    if len(plain) != plain_length:
+        raise FormatError("a payload does not have the length that its frame says")
+    return plain
+
+
+def _unzstd(stored: bytes, plain_length: int) -> bytes:
+    try:
+        if zstandard.frame_content_size(stored) != plain_length:
+            raise FormatError("a zstd frame does not have the length that it should have")
+        return zstandard.ZstdDecompressor().decompress(stored, max_output_size=plain_length)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"a zstd frame can't be decoded: {error}") from error
+
+
+def _join_planes(stored: bytes, plain_length: int) -> bytes:
+    width = stored[0] if stored else 0
+    if width not in {2, 4, 8} or len(stored) < 1 + 5 * width:
+        raise FormatError("byte planes without a valid header")
+    count = plain_length // width
+    at = 1 + 5 * width
+    rotated = bytearray(count * width)
+    for number in range(width):
+        coding, length = struct.unpack_from("<BI", stored, 1 + 5 * number)
+        if coding not in {0, 1}:
+            raise FormatError(f"a byte plane has the coding {coding}, which is not known")
+        plane = stored[at : at + length]
+        at += length
+        plane = _unzstd(plane, count) if coding == 1 else plane
+        if len(plane) != count:
+            raise FormatError("a byte plane does not have the length of the others")
+        rotated[number::width] = plane
+    top = 8 * width - 1
+    form = f"<{count}{ {2: 'H', 4: 'I', 8: 'Q'}[width] }"
+    words = [one >> 1 | (one & 1) << top for one in struct.unpack(form, rotated)]
+    return struct.pack(form, *words) + stored[at:]
+
+
+# Sections 11 to 13: nodes
+
+
+@dataclass
+class Entry:
+    """One name in a directory; fields in the order of the table in section 13."""
+
+    name: bytes
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    ctime: int
+    inode: int
+    size: int = 0
+    state: int = WHOLE
+    content: bytes = b""
+    level: int = 0
+    link_device: int = 0
+    device: int = 0
+    xattrs: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+_INTEGER_BITS = {"mode": 32, "uid": 32, "gid": 32, "inode": 64, "size": 63, "state": 63}
+_INTEGER_BITS |= {"level": 63, "link_device": 64, "device": 64}
+
+
+def make_entry(record: Any) -> Entry:
+    """An entry from its array."""
+    try:
+        entry = Entry(*record[:14])
+        entry.xattrs = [(name, value) for name, value in entry.xattrs]
+    except (TypeError, ValueError) as error:
+        raise FormatError("an entry has too few fields, or one of a wrong type") from error
+    for name, bits in _INTEGER_BITS.items():
+        value = getattr(entry, name)
+        if not isinstance(value, int) or not 0 <= value < 1 << bits:
+            raise FormatError(f"an entry's {name} is out of range")
+    for value in (entry.mtime, entry.ctime):
+        if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+            raise FormatError("an entry's time is out of range")
+    if not isinstance(entry.name, bytes) or not isinstance(entry.content, bytes):
+        raise FormatError("an entry's name or content is not binary")
+    return entry
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a chunk lies: the frame at ``offset`` of a pack, and the stretch of its plain bytes."""
+
+    pack: str
+    offset: int
+    frame: Frame
+    start: int
+    length: int
+
+
+class Store:
+    """A store that is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(os.path.join(path, "ciuic-store.json"), "rb") as file:
+            self.header = read_header(file.read())
+        self._lock = _shared_lock(os.path.join(path, "lock.read"))
+        self._places: dict[bytes, list[Place]] = {}
+        self._last: tuple[tuple[str, int], bytes] = (("", 0), b"")
+        for name in sorted(os.listdir(os.path.join(path, "packs"))):
+            if re.fullmatch("[0-9a-f]{64}", name):
+                self._index_pack(name)
+
+    def _index_pack(self, name: str) -> None:
+        with open(os.path.join(self.path, "packs", name), "rb") as file:
+            data = file.read()
+        for offset, frame in frames_of_pack(data, name):
+            start = 0
+            for chunk, length in frame.chunks:
+                place = Place(name, offset, frame, start, length)
+                self._places.setdefault(chunk, []).append(place)
+                start += length
+
+    def snapshots(self) -> list[str]:
+        """IDs of all snapshots."""
+        names = os.listdir(os.path.join(self.path, "snapshots"))
+        return sorted([one[:-5] for one in names if re.fullmatch(r"cs-[0-9a-f]{6,64}\.json", one)])
+
+    def manifest(self, snapshot: str) -> dict[str, Any]:
+        """A snapshot's manifest."""
+        with open(os.path.join(self.path, "snapshots", f"{snapshot}.json"), "rb") as file:
+            data = file.read(MANIFEST_MAX + 1)
+        if len(data) > MANIFEST_MAX:
+            raise FormatError("a manifest is too large")
+        document = unseal(data)
+        if document["format"] != 1 or document["id"] != snapshot:
+            raise FormatError("a manifest of another format, or of another snapshot")
+        return document
+
+    def chunk(self, kind: int, name: bytes) -> bytes:
+        """The bytes of a chunk, from whichever pack has them intact."""
+        problem = f"chunk {name.hex()[:12]} is in no pack"
+        for place in self._places.get(name, []):
+            try:
+                if not place.frame.usable or place.frame.kind != kind:
+                    raise FormatError("a frame that this reader can't use")
+                part = self._payload(place)[place.start : place.start + place.length]
+                if identify(kind, part) != name:
+                    raise FormatError(f"chunk {name.hex()[:12]} does not hash to its ID")
+            except FormatError as error:
+                problem = str(error)
+            else:
+                return part
+        raise FormatError(problem)
+
+    def _payload(self, place: Place) -> bytes:
+        frame = place.frame
+        if self._last[0] == (place.pack, place.offset):
+            return self._last[1]
+        # The header as the footer has it counts: the one in front of the payload may be damaged.
+        with open(os.path.join(self.path, "packs", place.pack), "rb") as file:
+            file.seek(place.offset + frame.header_length)
+            payload = file.read(frame.stored_length)
+        if xxh3(payload) != frame.payload_checksum:
+            raise FormatError("a payload does not match its checksum")
+        plain = decode_payload(frame.codec, payload, frame.plain_length)
+        self._last = ((place.pack, place.offset), plain)
+        return plain
+
+    def _node(self, kind: int, name: bytes, level: int) -> list[Any]:
+        if not 0 <= level <= LEVEL_MAX:
+            raise FormatError(f"no node can be at level {level}")
+        node = unpack_msgpack(self.chunk(kind, name))
+        if not isinstance(node, list) or len(node) < 2 or node[0] != level:
+            raise FormatError(f"a node is not of level {level}, where it should be")
+        if not isinstance(node[1], list):
+            raise FormatError("a node has no items")
+        return node[1]
+
+    def _leaves(self, kind: int, name: bytes, level: int) -> Iterator[Any]:
+        items = self._node(kind, name, level)
+        if level == 0:
+            yield from items
+            return
+        for child in items:
+            yield from self._leaves(kind, child[2], level - 1)
+
+    def entries(self, content: bytes, level: int) -> Iterator[Entry]:
+        """A directory's entries."""
+        return map(make_entry, self._leaves(TREE, content, level))
+
+    def root(self, tree: str) -> Entry:
+        """The entry of a root's own directory."""
+        (entry,) = self.entries(bytes.fromhex(tree), 0)
+        return entry
+
+    def pieces(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
+        """Length and ID of each piece of a file; a hole has an empty ID."""
+        if not entry.content:
+            if entry.size:
+                raise FormatError("a file without content has a size")
+            return
+        if entry.level == 0:
+            yield entry.size, entry.content
+            return
+        total = 0
+        for record in self._leaves(RECIPE, entry.content, entry.level - 1):
+            length, name = record[:2]
+            total += length
+            if length <= 0 or total > entry.size:
+                raise FormatError("a file's pieces are longer than the file")
+            yield length, name
+        if total != entry.size:
+            raise FormatError("a file's pieces are shorter than the file")
+
+
+def _shared_lock(path: str) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+# Section 14: restoring
+
+
+class Restorer:
+    """Writes entries into directories that nobody else changes meanwhile.
+
+    Attributes:
+        problems: Path and reason of everything that is not as the snapshot has it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._first_names: dict[tuple[int, int], bytes] = {}
+        self.problems: list[tuple[bytes, str]] = []
+
+    def restore(self, snapshot: str, target: bytes) -> None:
+        """Every root of a snapshot, into the directory ``target``."""
+        for root in self._store.manifest(snapshot)["roots"]:
+            path = unescape_path(root["path"])
+            if not root["tree"]:
+                self.problems.append((path, root["missing"]))
+                continue
+            place = os.path.join(target, path.strip(b"/") or b"root")
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            self.place(self._store.root(root["tree"]), place)
+
+    def place(self, entry: Entry, path: bytes) -> None:
+        """One entry and all below it."""
+        try:
+            kind = stat.S_IFMT(entry.mode)
+            key = (entry.link_device, entry.inode)
+            if kind == stat.S_IFDIR:
+                self._place_directory(entry, path)
+            elif entry.link_device and key in self._first_names:
+                os.link(self._first_names[key], path, follow_symlinks=False)
+            else:
+                self._place_other(kind, entry, path)
+                if entry.link_device:
+                    self._first_names[key] = path
+        except (FormatError, OSError) as error:
+            self.problems.append((path, str(error)))
+
+    def _place_directory(self, entry: Entry, path: bytes) -> None:
+        os.mkdir(path, 0o700)
+        if entry.state == UNREADABLE:
+            raise FormatError("could not be read when the snapshot was taken")
+        if entry.state == SKIPPED:
+            return
+        for inner in self._store.entries(entry.content, entry.level):
+            if inner.name in {b"", b".", b".."} or b"/" in inner.name or b"\0" in inner.name:
+                self.problems.append((path, f"{inner.name!r} can't be a name"))
+                continue
+            self.place(inner, os.path.join(path, inner.name))
+        self._set_metadata(entry, path)
+
+    def _place_other(self, kind: int, entry: Entry, path: bytes) -> None:
+        if kind == stat.S_IFREG:
+            self._write_file(entry, path)
+        elif kind == stat.S_IFLNK:
+            os.symlink(entry.content, path)
+        elif kind == stat.S_IFIFO:
+            os.mkfifo(path)
+        elif kind in {stat.S_IFBLK, stat.S_IFCHR}:
+            device = os.makedev(entry.device >> 32, entry.device & 0xFFFFFFFF)
+            os.mknod(path, kind | 0o600, device)
+        else:
+            raise FormatError(f"an entry of the kind {kind:#o} can't be made")
+        self._set_metadata(entry, path)
+
+    def _write_file(self, entry: Entry, path: bytes) -> None:
+        if entry.state == UNREADABLE:
+            raise FormatError("could not be read when the snapshot was taken")
+        if entry.state == FLUX:
+            self.problems.append((path, "was in flux when the snapshot was taken"))
+        with open(path, "xb") as file:
+            file.truncate(entry.size)
+            for length, name in self._store.pieces(entry):
+                if not name:
+                    file.seek(length, os.SEEK_CUR)
+                    continue
+                data = self._store.chunk(DATA, name)
+                if len(data) != length:
+                    raise FormatError("a chunk does not have the length of its piece")
+                file.write(data)
+
+    def _set_metadata(self, entry: Entry, path: bytes) -> None:
+        try:
+            os.chown(path, entry.uid, entry.gid, follow_symlinks=False)
+        except PermissionError as error:
+            self.problems.append((path, str(error)))
+        if not stat.S_ISLNK(entry.mode):
+            os.chmod(path, stat.S_IMODE(entry.mode))
+        for name, value in entry.xattrs:
+            try:
+                os.setxattr(path, name, value, follow_symlinks=False)
+            except OSError as error:
+                self.problems.append((path, str(error)))
+        os.utime(path, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+
+
+def main() -> int:
+    """Restore as the command line says; 1 if anything is not as the snapshot has it."""
+    parser = argparse.ArgumentParser(description="Restore a snapshot of a ciuic store.")
+    parser.add_argument("store")
+    parser.add_argument("snapshot")
+    parser.add_argument("target", help="an empty directory")
+    arguments = parser.parse_args()
+    restorer = Restorer(Store(arguments.store))
+    restorer.restore(arguments.snapshot, os.fsencode(arguments.target))
+    for path, problem in restorer.problems:
+        print(f"{path!r}: {problem}", file=sys.stderr)
+    return 1 if restorer.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""A store of format 1 that is kept for good: the code of today reads it as on its first day."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from ciuic.catalog import list_snapshots
+from ciuic.clock import SystemClock
+from ciuic.model import WHOLE
+from ciuic.store import layout, open_store
+from ciuic.store.nodes import iter_tree
+from ciuic.verbs.restore import RestoreRequest, restore
+from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.verbs.verify import verify_all
+from tests.format import reader
+from tests.format.make_golden import GOLDEN, survey
+
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+ROOT = bytes.fromhex(EXPECTED["root"])
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A copy: version control keeps no empty directories, and opening a store makes a catalog."""
+    path = tmp_path / "store"
+    shutil.copytree(GOLDEN / "store", path)
+    (path / layout.TEMPORARY).mkdir()
+    return str(path)
+
+
+def test_it_is_listed(store):
+    with open_store(store) as opened:
+        listed = list_snapshots(opened)
+    for one, expected in zip(reversed(listed), EXPECTED["snapshots"], strict=True):
+        found = {"id": one.id, "kind": one.kind, "parent": one.parent, "taken_ns": one.taken_ns}
+        assert found == {key: expected[key] for key in found}
+        assert (one.roots, one.trouble_count) == ((ROOT,), 0)
+
+
+def test_it_is_verified(store):
+    with open_store(store) as opened:
+        report = verify_all(opened, checksum=True, clock=SystemClock())
+    assert report.ok
+    assert len(report.snapshots) == len(EXPECTED["snapshots"])
+
+
+@pytest.mark.parametrize("expected", EXPECTED["snapshots"], ids=lambda one: one["kind"])
+def test_it_is_restored(store, tmp_path, expected):
+    target = os.fsencode(tmp_path / "target")
+    os.mkdir(target)
+    with open_store(store) as opened:
+        manifest = opened.manifest(expected["id"])
+        report = restore(opened, manifest, RestoreRequest((ROOT,), target), clock=SystemClock())
+    # Files of root's can't be given to root by anybody else.
+    assert {one.what.split(" ")[0] for one in report.failed} <= {"owner"}
+    assert not report.damaged
+    assert survey(os.path.join(target, os.path.basename(ROOT))) == expected["tree"]
+
+
+@pytest.mark.parametrize("expected", EXPECTED["snapshots"], ids=lambda one: one["kind"])
+def test_the_reader_restores_it(store, tmp_path, expected):
+    target = os.fsencode(tmp_path / "target")
+    reader.Restorer(reader.Store(store)).restore(expected["id"], target)
+    assert survey(target + ROOT) == expected["tree"]
+
+
+def test_it_holds_every_codec_and_extended_attributes(store):
+    places = reader.Store(store)._places.values()
+    assert {place.frame.codec for found in places for place in found} == {0, 1, 2}
+    with open_store(store) as opened:
+        root = opened.manifest(EXPECTED["snapshots"][0]["id"]).roots[0]
+        (top,) = iter_tree(opened.reader.node, root.tree, 0)
+        entries = {one.name: one for one in iter_tree(opened.reader.node, top.content, top.level)}
+    assert entries[b"notes.txt"].xattrs == ((b"user.by", b"\x00\xff"),)
+    assert {one.state for one in entries.values()} == {WHOLE}
+
+
+def test_a_snapshot_can_be_added_to_it(store, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    shard = b"shard 1\n"
+    (source / "again").write_bytes(shard)
+    with open_store(store, write=True) as opened:
+        request = TakeRequest((os.fsencode(source),))
+        report = take_snapshot(opened, request, clock=SystemClock())
+        assert report.parent == EXPECTED["snapshots"][-1]["id"]
+        assert report.new_bytes == 0
+        assert len(list_snapshots(opened)) == len(EXPECTED["snapshots"]) + 1

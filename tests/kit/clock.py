@@ -1,0 +1,36 @@
+"""A clock that shows what a test tells it to."""
+
+import time
+
+__all__ = ["ManualClock"]
+
+_NS = 1_000_000_000
+
+
+class ManualClock:
+    """A ``Clock`` that stands still until it is moved; sleeping moves it and takes no time."""
+
+    def __init__(self, now_ns: int | None = None) -> None:
+        self._now_ns = time.time_ns() if now_ns is None else now_ns
+        self._monotonic_s = 1000.0
+
+    def now_ns(self) -> int:
+        """See ``ciuic.clock.Clock``."""
+        return self._now_ns
+
+    def monotonic_s(self) -> float:
+        """See ``ciuic.clock.Clock``."""
+        return self._monotonic_s
+
+    def sleep(self, duration_s: float) -> None:
+        """See ``ciuic.clock.Clock``."""
+        self.advance(duration_s)
+
+    def advance(self, duration_s: float) -> None:
+        """Let time pass on both clocks."""
+        self._now_ns += int(duration_s * _NS)
+        self._monotonic_s += max(0.0, duration_s)
+
+    def set_back(self, duration_s: float) -> None:
+        """Somebody sets the wall clock back; the monotonic one goes on."""
+        self._now_ns -= int(duration_s * _NS)

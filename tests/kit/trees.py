@@ -1,0 +1,125 @@
+"""Looking at directory trees as closely as the kernel allows, to compare two of them exactly."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Photo", "data_ranges", "differences", "photograph", "status_tree", "walk"]
+
+_PAGE = 4096
+
+
+class Photo(NamedTuple):
+    """All of an entry that a restore has to bring back."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    size_bytes: int
+    content: str
+    rdev: int
+    xattrs: tuple[tuple[str, bytes], ...]
+    data: tuple[tuple[int, int], ...]
+    names: tuple[bytes, ...]
+
+
+def walk(top: str | bytes | Path) -> Iterator[tuple[bytes, bytes, os.stat_result]]:
+    """Every entry below and including ``top``: its path from there, its whole path, its status."""
+    base = os.fsencode(top)
+    waiting = [b""]
+    while waiting:
+        inside = waiting.pop()
+        path = os.path.join(base, inside) if inside else base
+        status = os.lstat(path)
+        yield inside or b".", path, status
+        if stat.S_ISDIR(status.st_mode):
+            waiting.extend(os.path.join(inside, name) for name in os.listdir(path))
+
+
+def photograph(top: str | bytes | Path, *, holes: bool = True) -> dict[bytes, Photo]:
+    """Every entry of a tree by its path, sockets left out: no snapshot holds them."""
+    found = [one for one in walk(top) if not stat.S_ISSOCK(one[2].st_mode)]
+    groups: dict[tuple[int, int], list[bytes]] = {}
+    for inside, _, status in found:
+        if not stat.S_ISDIR(status.st_mode):
+            groups.setdefault((status.st_dev, status.st_ino), []).append(inside)
+    return {
+        inside: _photo(path, status, groups.get((status.st_dev, status.st_ino), []), holes)
+        for inside, path, status in sorted(found)
+    }
+
+
+def _photo(path: bytes, status: os.stat_result, names: list[bytes], holes: bool) -> Photo:
+    mode = status.st_mode
+    content, data, size_bytes = "", (), 0
+    if stat.S_ISREG(mode):
+        with open(path, "rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+            size_bytes = status.st_size
+            data = data_ranges(file.fileno(), size_bytes) if holes else ()
+    elif stat.S_ISLNK(mode):
+        content = os.readlink(path).hex()
+    special = stat.S_ISBLK(mode) or stat.S_ISCHR(mode)
+    return Photo(
+        mode,
+        status.st_uid,
+        status.st_gid,
+        status.st_mtime_ns,
+        size_bytes,
+        content,
+        status.st_rdev if special else 0,
+        _xattrs(path),
+        data,
+        tuple(sorted(names)) if len(names) > 1 else (),
+    )
+
+
+def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
+    names = sorted(os.listxattr(path, follow_symlinks=False))
+    return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in names)
+
+
+def data_ranges(fd: int, size_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Where the data of a file is: start and end of each stretch between holes."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    while end < size_bytes:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError:
+            break
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        found.append((start, end))
+    return tuple(found)
+
+
+def differences(expected: dict[bytes, Photo], actual: dict[bytes, Photo]) -> list[str]:
+    """What two photographs do not share, in words; nothing when they are equal."""
+    found = [f"missing: {path!r}" for path in sorted(expected.keys() - actual.keys())]
+    found += [f"unexpected: {path!r}" for path in sorted(actual.keys() - expected.keys())]
+    for path in sorted(expected.keys() & actual.keys()):
+        for field, one, other in zip(Photo._fields, expected[path], actual[path], strict=True):
+            if one != other:
+                found.append(f"{path!r}: {field} is {other!r} instead of {one!r}")
+    return found
+
+
+def status_tree(top: str | bytes | Path) -> dict[bytes, tuple[int, ...]]:
+    """Everything that moves when somebody touches anything: inodes and change times included."""
+    return {
+        inside: (
+            one.st_ino,
+            one.st_mode,
+            one.st_nlink,
+            one.st_uid,
+            one.st_gid,
+            one.st_size,
+            one.st_mtime_ns,
+            one.st_ctime_ns,
+        )
+        for inside, _, one in walk(top)
+    }

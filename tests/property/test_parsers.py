@@ -1,0 +1,528 @@
+"""Whatever bytes a store holds: every parser returns, or raises one of ciuic's own errors.
+
+Random bytes hardly ever come past a checksum, so most tests here make hostile content and give
+it checksums that are right, as somebody who can write to the store would.
+"""
+
+import contextlib
+import json
+import os
+import tracemalloc
+
+import msgspec
+import zstandard
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ciuic import codec
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.hashing import checksum, data_id, node_id, pack_id
+from ciuic.model import Entry, Root, SnapshotSummary, Trouble
+from ciuic.store import frame, header, layout, manifest, nodes, pack, sealed
+
+REFUSED = (CorruptionError, UnknownFormatError)
+ids = st.binary(min_size=32, max_size=32)
+u16, u32, u64 = [st.integers(0, 2**bits - 1) for bits in (16, 32, 64)]
+
+
+def call(parse, *arguments):
+    """The result, or None for one of the errors that a parser may raise."""
+    try:
+        return parse(*arguments)
+    except REFUSED:
+        return None
+
+
+@contextlib.contextmanager
+def opened(data):
+    fd = os.memfd_create("pack")
+    try:
+        os.write(fd, data)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@st.composite
+def mutations(draw, valid):
+    """``valid`` with some bytes changed, cut out, put in, or cut off."""
+    data = bytearray(valid)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        what = draw(st.sampled_from(["set", "cut", "insert", "end"]))
+        if what == "set" and at < len(data):
+            data[at] = draw(st.integers(0, 255))
+        elif what == "cut":
+            del data[at : at + draw(st.integers(1, 40))]
+        elif what == "insert":
+            data[at:at] = draw(st.binary(max_size=8))
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+# Frames
+
+
+@st.composite
+def frames(draw):
+    """Any frame that a writer may write."""
+    sizes = draw(st.lists(st.integers(0, 1000), min_size=1, max_size=5))
+    chunks = tuple([(draw(ids), size) for size in sizes])
+    kind = draw(st.sampled_from(sorted(frame.KINDS)))
+    number, stored, own = draw(st.integers(0, 255)), draw(u32), draw(u64)
+    return frame.Frame(kind, number, draw(ids), sum(sizes), stored, own, chunks)
+
+
+def sealed_header(fields, table):
+    """Header and table of any content with a checksum that is right."""
+    bare = frame._HEADER.pack(frame.MAGIC, *fields, 0)[:-8]
+    return bare + checksum(bare + table).to_bytes(8, "little") + table
+
+
+@given(frames(), st.binary(max_size=20))
+def test_frame_headers_come_back(one, behind):
+    data = one.encode_header()
+    assert frame.parse_header(data + behind) == one
+    assert len(data) == one.header_bytes == frame.header_bytes_needed(data)
+
+
+@given(st.one_of(st.binary(max_size=300), st.binary(max_size=200).map(lambda b: b"CiF1" + b)))
+def test_any_bytes_as_a_frame_header(data):
+    assert call(frame.parse_header, data) is None
+
+
+@given(frames().flatmap(lambda one: mutations(one.encode_header())))
+def test_changed_frame_headers(data):
+    found = call(frame.parse_header, data)
+    assert found is None or data.startswith(found.encode_header())
+
+
+@given(
+    st.tuples(st.integers(0, 255), st.integers(0, 255), st.sampled_from([0, 1, 65535])),
+    st.tuples(st.integers(0, 4) | u32, u32 | st.integers(0, 100), u32),
+    st.tuples(st.sampled_from([0, 1, 2**32 - 1]), ids, u64),
+    st.binary(max_size=3 * 36),
+)
+def test_hostile_frame_headers(first, second, third, table):
+    data = sealed_header((*first, *second, *third), table)
+    found = call(frame.parse_header, data)
+    if found is not None:
+        assert found.plain_bytes <= frame.PLAIN_BYTES_MAX
+        assert sum([size for _, size in found.chunks]) == found.plain_bytes
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=10), st.sampled_from([1, 2, 3]))
+def test_frames_come_back(parts, kind):
+    chunks = [(frame.chunk_id(kind, part), part) for part in parts]
+    one, payload = frame.encode_frame(kind, chunks)
+    assert frame.parse_header(one.encode_header()) == one
+    plain = bytes(frame.decode_frame(one, payload))
+    assert plain == b"".join(parts)
+    start = 0
+    for name, size in one.chunks:
+        frame.check_chunk(kind, name, plain[start : start + size])
+        start += size
+
+
+# Codecs
+
+
+@given(st.integers(0, 5), st.binary(max_size=200), st.integers(0, 300))
+def test_any_bytes_as_a_payload(number, stored, plain_bytes):
+    plain = call(codec.decode, number, stored, plain_bytes)
+    assert plain is None or len(plain) == plain_bytes
+
+
+@given(
+    st.binary(max_size=60)
+    .map(lambda part: part * 20)
+    .flatmap(lambda plain: st.tuples(st.just(len(plain)), mutations(zstandard.compress(plain))))
+)
+def test_changed_zstd_payloads(changed):
+    size, stored = changed
+    plain = call(codec.decode, codec.ZSTD, stored, size)
+    assert plain is None or len(plain) == size
+
+
+@given(
+    st.integers(0, 9),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20) | u32), max_size=8),
+    st.binary(max_size=64),
+    st.integers(0, 64),
+)
+def test_hostile_byte_planes(width, planes, rest, plain_bytes):
+    head = bytes([width])
+    for coding, length in planes:
+        head += bytes([coding]) + length.to_bytes(4, "little")
+    plain = call(codec.decode, codec.PLANES, head + rest, plain_bytes)
+    assert plain is None or len(plain) == plain_bytes
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["<f4", "<f8", "<f2", "<i8"]), st.integers(0, 9))
+@settings(max_examples=20)
+def test_arrays_come_back(seed, dtype, odd):
+    import numpy as np
+
+    values = np.random.default_rng(seed).normal(0, 0.02, 20_000) * (1000 if "i" in dtype else 1)
+    plain = values.astype(dtype).tobytes() + b"behind it"[:odd]
+    number, stored = codec.encode(plain)
+    assert bytes(codec.decode(number, stored, len(plain))) == plain
+
+
+@given(st.binary(max_size=3000) | st.binary(max_size=9).map(lambda part: part * 9000))
+def test_payloads_come_back(plain):
+    number, stored = codec.encode(plain)
+    assert len(stored) <= len(plain)
+    assert bytes(codec.decode(number, stored, len(plain))) == plain
+    view = memoryview(plain)
+    assert (
+        bytes(codec.decode(number, memoryview(bytes(codec.encode(view)[1])), len(plain))) == plain
+    )
+
+
+def peak_bytes(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zstd_bomb_is_refused_before_it_is_unpacked():
+    bomb = zstandard.compress(bytes(128 * 1024 * 1024))
+    assert len(bomb) < 20_000
+    for number, stored in (
+        (codec.ZSTD, bomb),
+        (codec.PLANES, b"\x02" + (b"\x01" + len(bomb).to_bytes(4, "little")) * 2 + bomb * 2),
+    ):
+        assert peak_bytes(lambda n=number, s=stored: call(codec.decode, n, s, 5000)) < 1_000_000
+        assert call(codec.decode, number, stored, 5000) is None
+
+
+def test_a_zstd_bomb_that_lies_about_its_size_is_refused():
+    size = 128 * 1024 * 1024
+    compressor = zstandard.ZstdCompressor().compressobj(size=size)
+    bomb = compressor.compress(bytes(size)) + compressor.flush()
+    real, lie = size.to_bytes(4, "little"), (5000).to_bytes(4, "little")
+    stored = bomb[:12].replace(real, lie) + bomb[12:]
+    assert zstandard.frame_content_size(bomb) == size
+    assert zstandard.frame_content_size(stored) == 5000
+    assert peak_bytes(lambda: call(codec.decode, codec.ZSTD, stored, 5000)) < 1_000_000
+    assert call(codec.decode, codec.ZSTD, stored, 5000) is None
+
+
+def test_a_zstd_frame_without_its_size_is_refused():
+    stored = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5000))
+    assert call(codec.decode, codec.ZSTD, stored, 5000) is None
+
+
+# Packs
+
+
+def valid_pack(parts, kind=frame.DATA):
+    """A pack of one frame a part: its ID and its bytes."""
+    data, packed = pack.MAGIC, []
+    for part in parts:
+        one, payload = frame.encode_frame(kind, [(frame.chunk_id(kind, part), part)])
+        packed.append(pack.PackedFrame(len(data), one, one.encode_header()))
+        data += one.encode_header() + bytes(payload)
+    name, end = pack.encode_footer(packed, len(data))
+    return name, data + end, packed
+
+
+parts = st.lists(st.binary(max_size=300), min_size=1, max_size=5)
+
+
+@given(parts)
+def test_packs_come_back(some):
+    name, data, packed = valid_pack(some)
+    with opened(data) as fd:
+        assert pack.read_footer(fd, name) == packed
+        assert list(pack.walk_frames(fd)) == packed
+
+
+@given(st.binary(max_size=400), ids)
+def test_any_bytes_as_a_pack(data, name):
+    with opened(data) as fd:
+        assert call(pack.read_footer, fd, name) is None
+        call(lambda: list(pack.walk_frames(fd)))
+
+
+@given(parts.flatmap(lambda some: st.tuples(st.just(some), mutations(valid_pack(some)[1]))))
+def test_changed_packs_show_only_what_was_in_them(changed):
+    some, data = changed
+    name, _, packed = valid_pack(some)
+    assume(data != valid_pack(some)[1])
+    with opened(data) as fd:
+        found = call(pack.read_footer, fd, name)
+        assert found is None or found == packed
+        walked = call(lambda: list(pack.walk_frames(fd))) or []
+    known = {one.frame for one in packed}
+    assert all(one.frame in known for one in walked)
+
+
+@given(
+    st.lists(st.tuples(u64 | st.integers(0, 300), frames()), max_size=3),
+    st.integers(0, 200),
+    st.binary(max_size=10),
+    st.sampled_from([0, 1]),
+)
+def test_hostile_footers(listed, before, behind, miscounted):
+    """A footer that is whole and says anything."""
+    footer = b"".join([at.to_bytes(8, "little") + one.encode_header() for at, one in listed])
+    footer += behind
+    start = len(pack.MAGIC) + before
+    end = pack._TRAILER.pack(
+        start, len(footer), len(listed) + miscounted, checksum(footer), pack._END_MAGIC
+    )
+    data = pack.MAGIC + bytes(before) + footer + end
+    with opened(data) as fd:
+        found = call(pack.read_footer, fd, pack_id(footer))
+    for one in found or []:
+        assert len(pack.MAGIC) <= one.offset_bytes
+        assert one.offset_bytes + one.frame.total_bytes <= start
+
+
+# Nodes
+
+msgpack_values = st.recursive(
+    st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=40) | st.none() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=15),
+    max_leaves=40,
+)
+names = st.binary(min_size=1, max_size=8).filter(lambda name: b"/" not in name)
+i64 = st.integers(-(2**63), 2**63 - 1)
+entries = st.builds(
+    Entry,
+    names,
+    st.integers(0, 0o177777),
+    u32,
+    u32,
+    i64,
+    i64,
+    u64,
+    size_bytes=st.integers(0, 2**63 - 1),
+    state=st.integers(0, 3),
+    content=st.binary(max_size=40),
+    level=st.integers(0, 9),
+    link_dev=u64,
+    rdev=u64,
+    xattrs=st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=2).map(tuple),
+)
+
+
+class Memory:
+    """Nodes in a dictionary, by their ID."""
+
+    def __init__(self):
+        self.nodes = {}
+
+    def put(self, kind, data):
+        name = node_id(kind, data)
+        self.nodes[kind, name] = data
+        return name
+
+    def get(self, kind, name):
+        if (kind, name) not in self.nodes:
+            raise CorruptionError("missing")
+        return self.nodes[kind, name]
+
+
+@given(st.lists(entries, max_size=150, unique_by=lambda one: one.name))
+@settings(max_examples=40)
+def test_trees_come_back(some):
+    some.sort(key=lambda one: one.name)
+    memory = Memory()
+    builder = nodes.TreeBuilder(memory.put)
+    for one in some:
+        builder.add(one)
+    name, level = builder.finish()
+    assert list(nodes.iter_tree(memory.get, name, level)) == some
+    for one in some[:20]:
+        assert nodes.find_entry(memory.get, name, level, one.name) == one
+
+
+@given(st.binary(max_size=200) | msgpack_values.map(msgspec.msgpack.encode), st.integers(-1, 9))
+def test_any_bytes_as_a_node(data, level):
+    memory = Memory()
+    for kind in (frame.TREE, frame.RECIPE):
+        memory.put(kind, data)
+    tree, recipe = node_id(frame.TREE, data), node_id(frame.RECIPE, data)
+    call(lambda: list(nodes.iter_tree(memory.get, tree, level)))
+    call(lambda: nodes.find_entry(memory.get, tree, level, b"name"))
+    entry = Entry(b"", 0, 0, 0, 0, 0, 0, size_bytes=100, content=recipe, level=level + 1)
+    found = call(lambda: list(nodes.iter_pieces(memory.get, entry)))
+    assert found is None or sum([piece.length_bytes for piece in found]) == 100
+
+
+@given(entries)
+@settings(max_examples=50)
+def test_entries_with_changed_bytes(one):
+    memory = Memory()
+    data = msgspec.msgpack.encode([0, [one]])
+    for at in range(0, len(data), 3):
+        changed = data[:at] + bytes([data[at] ^ 0x81]) + data[at + 1 :]
+        name = memory.put(frame.TREE, changed)
+        call(lambda name=name: list(nodes.iter_tree(memory.get, name, 0)))
+
+
+@given(st.lists(st.tuples(st.integers(-5, 2**63), st.binary(max_size=33)), max_size=20), u64)
+def test_hostile_recipes(some, size):
+    memory = Memory()
+    name = memory.put(frame.RECIPE, msgspec.msgpack.encode([0, some]))
+    entry = Entry(b"", 0, 0, 0, 0, 0, 0, size_bytes=size, content=name, level=1)
+    for piece in call(lambda: list(nodes.iter_pieces(memory.get, entry))) or []:
+        assert piece.length_bytes > 0
+        assert len(piece.id) in {0, 32}
+
+
+@given(st.sampled_from([frame.TREE, frame.RECIPE]), st.integers(-3000, 3000))
+def test_a_tower_of_nodes_is_refused(kind, top):
+    """Levels below 0 or above the limit, each node referring to the next one down."""
+    memory = Memory()
+    below = memory.put(kind, msgspec.msgpack.encode([top - 3000, []]))
+    for level in range(top - 2999, top + 1):
+        below = memory.put(kind, msgspec.msgpack.encode([level, [[1, b"", below]]]))
+    entry = Entry(b"", 0, 0, 0, 0, 0, 0, size_bytes=1, content=below, level=top + 1)
+    call(lambda: list(nodes.iter_tree(memory.get, below, top)))
+    call(lambda: list(nodes.iter_pieces(memory.get, entry)))
+    call(lambda: nodes.find_entry(memory.get, below, top, b"name"))
+
+
+# Sealed documents, header, manifests
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=10,
+)
+SUMMARY = SnapshotSummary("cs-0123ab", "base", None, 1, 2, 3, 4, 5, ("tag",), 1, (b"/root\xff",))
+MANIFEST = manifest.Manifest(
+    SUMMARY,
+    (Root(b"/root\xff", bytes(32)), Root(b"/gone", b"", "No such file or directory")),
+    "host",
+    "writer",
+    6,
+    0.5,
+    ("*.tmp",),
+    (Trouble(b"/root\xff/a\\x", "in flux"), Trouble(b"/s", "is a socket", harmless=True)),
+)
+HEADER = header.Header(1, [], "00", "now", header.Chunking("fixed", 4096))
+
+
+def seal_text(text):
+    """Any bytes in the form of a sealed document."""
+    head = text + b'"checksum": "blake3:'
+    digest = data_id(head + b"0" * 64 + b'"\n}\n').hex().encode()
+    return head + digest + b'"\n}\n'
+
+
+def resealed(document):
+    document["checksum"] = ""
+    return sealed.seal(document)
+
+
+@st.composite
+def changed_documents(draw, valid):
+    """A sealed document in which some values are of any type and size."""
+    document = json.loads(valid)
+    for _ in range(draw(st.integers(1, 3))):
+        place = document
+        key = draw(st.sampled_from(sorted(place)))
+        while isinstance(place[key], (list, dict)) and place[key] and draw(st.booleans()):
+            place = place[key]
+            keys = sorted(place) if isinstance(place, dict) else range(len(place))
+            key = draw(st.sampled_from(keys))
+        place[key] = draw(json_values)
+    return resealed(document)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_as_a_sealed_document(data):
+    assert call(sealed.unseal, data, dict) is None
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_under_a_seal_that_is_right(data):
+    for text in (data, b'{"id": "' + data + b'",', b'{"format": 1, "' + data + b'": 1,'):
+        call(sealed.unseal, seal_text(text), header.Header)
+        call(manifest.decode_manifest, seal_text(text), SUMMARY.id)
+
+
+@given(mutations(manifest.encode_manifest(MANIFEST)))
+def test_changed_manifests_are_refused(data):
+    assume(data != manifest.encode_manifest(MANIFEST))
+    assert call(manifest.decode_manifest, data, SUMMARY.id) is None
+
+
+@given(changed_documents(manifest.encode_manifest(MANIFEST)))
+def test_hostile_manifests(data):
+    found = call(manifest.decode_manifest, data, SUMMARY.id)
+    if found is not None:
+        assert found.summary.id == SUMMARY.id
+        assert all(root.path.startswith(b"/") and len(root.tree) in {0, 32} for root in found.roots)
+
+
+raw_paths = st.binary(max_size=30).map(lambda path: b"/" + path)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@given(
+    st.lists(st.builds(Root, raw_paths, st.just(b"") | ids, texts), max_size=3),
+    st.lists(st.builds(Trouble, raw_paths, texts, st.booleans()), max_size=3),
+    st.tuples(i64, texts, st.lists(texts, max_size=2).map(tuple)),
+)
+def test_manifests_come_back(roots, trouble, others):
+    taken_ns, text, tags = others
+    taken_ns //= 10
+    paths = tuple([root.path for root in roots])
+    summary = SnapshotSummary("cs-123456", "delta", text, taken_ns, 1, 2, 3, 4, tags, 5, paths)
+    one = manifest.Manifest(summary, tuple(roots), text, text, 7, 1.5, (text,), tuple(trouble))
+    assert manifest.decode_manifest(manifest.encode_manifest(one), "cs-123456") == one
+
+
+@given(st.binary(max_size=40))
+def test_paths_come_back_as_text(path):
+    text = manifest._escaped(path)
+    assert manifest._unescaped(text) == path
+    text.encode()
+
+
+@given(st.text(st.sampled_from("\\x5cC0g /\udcff\ud800é"), max_size=12))
+def test_any_text_as_a_path(text):
+    path = call(manifest._unescaped, text)
+    if path is not None and "\\x" not in text:
+        assert manifest._escaped(path) == text
+    # What is escaped without need is read, and not written in this way again.
+    assert path is None or manifest._unescaped(manifest._escaped(path)) == path
+
+
+@given(
+    st.binary(max_size=200)
+    | mutations(HEADER.encode())
+    | changed_documents(HEADER.encode())
+    | st.binary(max_size=40).map(lambda data: seal_text(b'{"format": 1, "' + data + b'": 1,'))
+)
+def test_any_header(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "header"
+    path.mkdir(exist_ok=True)
+    (path / layout.HEADER).write_bytes(data)
+    found = call(header.read_header, str(path))
+    if found is not None:
+        assert found.format == 1
+        assert found.required == []
+        assert 4096 <= found.chunking.size_bytes <= 16 * 1024 * 1024
+
+
+@given(st.text(max_size=80))
+def test_names_in_the_store(name):
+    packed = layout.parse_pack_name(name)
+    assert packed is None or layout.pack_name(packed) == name
+    snapshot = layout.parse_manifest_name(name)
+    assert snapshot is None or layout.manifest_name(snapshot) == name

@@ -1,0 +1,318 @@
+"""The configuration file: what it may say, and what is said when it is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ciuic.config import (
+    DEFAULTS,
+    SYSTEM_PATHS,
+    find_config,
+    load_settings,
+    read_store_path,
+)
+from ciuic.errors import ConfigError
+
+REFERENCE = Path(__file__).parents[2] / "etc" / "ciuic.conf"
+
+
+@pytest.fixture
+def conf(tmp_path):
+    path = tmp_path / "ciuic.conf"
+
+    def write(text: str | bytes) -> str:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return write
+
+
+def refusal(path: str) -> ConfigError:
+    """The error that both readers of the file raise, or that only the whole check finds."""
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    return caught.value
+
+
+def test_an_empty_file_means_the_defaults(conf):
+    path = conf("")
+    settings = load_settings(path)
+    assert settings.path == path
+    assert settings.snapshot_paths == ("/",)
+    assert settings.snapshot_interval_s == 3600
+    assert settings.base_interval_s == 12 * 3600
+    assert settings.retention_policy == "7d"
+    assert settings.exclude_patterns == ()
+    assert settings.snapshot_dir == "/.ciuic_snapshots"
+    assert settings.io_priority == "idle"
+    assert settings.hot_snapshots == 1
+    assert settings.chain_cost == 2
+    assert settings.parity == 0.04
+    assert settings.trash_s == 86_400
+
+
+def test_the_file_that_users_already_have_is_understood(conf):
+    settings = load_settings(
+        conf(
+            "snapshot_interval = 1h\n"
+            "retention_policy = 7d\n"
+            "exclude_patterns = /tmp/*, /dev/*\n"
+            "snapshot_dir = /.ciuric_snapshots\n"
+            "io_priority = idle\n"
+        )
+    )
+    assert settings.snapshot_interval_s == 3600
+    assert settings.exclude_patterns == ("/tmp/*", "/dev/*")
+    assert settings.snapshot_dir == "/.ciuric_snapshots"
+
+
+def test_the_reference_file_holds_every_key_with_its_default_on_one_screen(conf):
+    text = REFERENCE.read_text()
+    reference = load_settings(str(REFERENCE))
+    plain = load_settings(conf(""))
+
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 100
+    for key in DEFAULTS:
+        assert any(line.startswith(f"{key} =") for line in text.splitlines()), key
+    assert reference.snapshot_paths != ("/",)
+    for field in plain.__slots__:
+        if field not in {"path", "snapshot_paths"}:
+            assert getattr(reference, field) == getattr(plain, field), field
+
+
+def test_comments_blank_lines_windows_line_ends_and_a_byte_order_mark_are_no_trouble(conf):
+    settings = load_settings(
+        conf(
+            b"\xef\xbb\xbf# first\r\n\r\n   # indented\r\n"
+            b"snapshot_paths=/a#b, /c\t# behind a tab\r\n"
+            b"  trash   =   2d # later\r\n"
+        )
+    )
+    assert settings.snapshot_paths == ("/a#b", "/c")
+    assert settings.trash_s == 2 * 86_400
+
+
+def test_paths_are_normalised_kept_once_and_may_hold_commas_and_odd_bytes(conf):
+    settings = load_settings(
+        conf(b"snapshot_paths = //a//b/./c/, /a/b/c, /run\\,lr=0.1, /\xff\xc3\xa9, /with space\n")
+    )
+    assert settings.snapshot_paths == (
+        "/a/b/c",
+        "/run,lr=0.1",
+        os.fsdecode(b"/\xff\xc3\xa9"),
+        "/with space",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("snapshot_intervall = 1h\n", 1, "unknown key 'snapshot_intervall'"),
+        ("\n\nnonsense\n", 3, "'nonsense' is not key = value"),
+        ("= 3\n", 1, "'= 3' is not key = value"),
+        ("[ciuic]\n", 1, "'[ciuic]' is not key = value"),
+        ("trash = 1d\n#\ntrash = 2d\n", 3, "trash is set a second time; line 1 sets it already"),
+        ("trash =\n", 1, "trash has no value"),
+        ("trash = # 1d\n", 1, "trash has no value"),
+        ("snapshot_dir = store\n", 1, "snapshot_dir: 'store' is not an absolute path"),
+        ("snapshot_dir = '/store'\n", 1, "write it without quotes"),
+        ("snapshot_dir = //.\n", 1, "the store needs a directory of its own"),
+        ("snapshot_dir = /a/../b\n", 1, "has '..' in it"),
+        ("trash = 1d\x00\n", 1, "a control character"),
+    ],
+)
+def test_both_readers_refuse_a_bad_line_and_name_it(conf, text, line, said):
+    path = conf(text)
+    whole = refusal(path)
+    with pytest.raises(ConfigError) as caught:
+        read_store_path(path)
+    assert whole.message == caught.value.message
+    assert whole.message.startswith(f"{path}:{line}: ")
+    assert said in whole.message
+    assert whole.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("snapshot_interval = 30\n", 1, "snapshot_interval: '30' is not a duration"),
+        ("snapshot_interval = 0\n", 1, "'0' is too short"),
+        ("snapshot_interval = 0.5s\n", 1, "too short"),
+        ("snapshot_interval = 1 hour\n", 1, "'1 hour' is not a duration"),
+        (f"base_interval = {'9' * 400}d\n", 1, "more than ten years"),
+        ("trash = -1d\n", 1, "'-1d' is not a duration"),
+        ("snapshot_paths = relative, /a\n", 1, "'relative' is not an absolute path"),
+        ("snapshot_paths = /a,, /b\n", 1, "is empty"),
+        ("snapshot_paths = /a,\n", 1, "is empty"),
+        ("exclude_patterns = ,\n", 1, "is empty"),
+        ("io_priority = high\n", 1, "'idle', 'best-effort' or 'none'"),
+        ("hot_snapshots = many\n", 1, "hot_snapshots: 'many' is not right"),
+        ("hot_snapshots = -1\n", 1, "greater than or equal to 0"),
+        ("chain_cost = 0.5\n", 1, "greater than or equal to 1"),
+        ("chain_cost = nan\n", 1, "finite"),
+        ("parity = 0.04\n", 1, "'0.04' is not a share"),
+        ("parity = 101%\n", 1, "is not a share"),
+        ("retention_policy = 0\n", 1, "keeps nothing"),
+        ("retention_policy = forever\n", 1, "'forever' is not a duration"),
+        ("retention_policy = yearly:3\n", 1, "'yearly' is none of last, hourly"),
+        ("retention_policy = 7d, last:3\n", 1, "'7d' is none of last, hourly"),
+        ("retention_policy = last:0\n", 1, "needs a count from 1 on"),
+        ("retention_policy = last\n", 1, "'last' is not a duration"),
+        ("retention_policy = last:3, daily\n", 1, "'daily' needs a count"),
+        ("retention_policy = last:3, last:4\n", 1, "last is there twice"),
+        ("trash = x\nparity = y\n", 1, "trash"),
+        ("parity = y\ntrash = x\n", 1, "parity"),
+        ("snapshot_dir = /s\nsnapshot_paths = /t, /s/in\n", 2, "/s/in lies in the store /s"),
+        ("snapshot_paths = /s\nsnapshot_dir = /s\n", 2, "/s lies in the store /s"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_line(conf, text, line, said):
+    path = conf(text)
+    error = refusal(path)
+    assert error.message.startswith(f"{path}:{line}: ")
+    assert said in error.message
+    assert "\n" not in error.message
+    assert error.hint
+
+
+def test_a_store_inside_a_snapshot_path_and_a_sibling_of_one_are_fine(conf):
+    inside = load_settings(conf("snapshot_paths = /t\nsnapshot_dir = /t/store\n"))
+    assert inside.snapshot_dir == "/t/store"
+    sibling = load_settings(conf("snapshot_paths = /store2\nsnapshot_dir = /store\n"))
+    assert sibling.snapshot_paths == ("/store2",)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("36h", "36h"),
+        (
+            "last:3,hourly:24, daily : 7, weekly:4, monthly:6",
+            "last:3, hourly:24, daily:7, weekly:4, monthly:6",
+        ),
+        ("weekly:4", "weekly:4"),
+    ],
+)
+def test_retention_policies_of_both_kinds_are_accepted(conf, written, expected):
+    assert load_settings(conf(f"retention_policy = {written}\n")).retention_policy == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"), [("0", 0), ("0%", 0), ("4 %", 0.04), ("2.5%", 0.025)]
+)
+def test_parity_is_a_percentage(conf, written, expected):
+    assert load_settings(conf(f"parity = {written}\n")).parity == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("snapshot_intervall", "snapshot_interval"),
+        ("Trash", "trash"),
+        ("snapshotpaths", "snapshot_paths"),
+    ],
+)
+def test_a_misspelt_key_gets_the_nearest_one_as_a_hint(conf, key, near):
+    assert f"Did you mean {near}?" in refusal(conf(f"{key} = 1\n")).hint
+
+
+def test_a_key_like_no_other_gets_no_guess(conf):
+    assert "Did you mean" not in refusal(conf("zzz = 1\n")).hint
+
+
+def test_files_that_can_not_be_a_configuration_are_refused_at_once(tmp_path):
+    missing = tmp_path / "missing"
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    binary = tmp_path / "binary"
+    binary.write_bytes(bytes(range(256)))
+    huge = tmp_path / "huge"
+    with huge.open("wb") as file:
+        file.truncate(4 * 1024**4)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+
+    assert "there is no such file" in refusal(str(missing)).message
+    assert "is a directory" in refusal(str(tmp_path)).message
+    assert "is not a regular file" in refusal(str(fifo)).message
+    assert "is not a regular file" in refusal("/dev/zero").message
+    assert refusal(str(binary)).message.startswith(f"{binary}:1: a control character")
+    assert "is larger than 1 MiB" in refusal(str(huge)).message
+    assert "Too many levels of symbolic links" in refusal(str(loop)).message
+    assert "null byte" in refusal(f"{missing}\x00").message
+
+
+def test_a_file_without_permission_is_refused(conf):
+    path = conf("")
+    os.chmod(path, 0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        error = refusal(path)
+    finally:
+        os.seteuid(before)
+    assert error.message == f"{path}: cannot be read: Permission denied"
+
+
+@given(st.binary(max_size=300))
+@example(b"snapshot_dir=")
+@example(b"\xff=\xff")
+@example("snapshot_dir = /\u2028/x".encode())
+def test_no_bytes_whatever_raise_anything_but_a_config_error(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.conf"
+    path.write_bytes(data)
+    try:
+        settings = load_settings(str(path))
+    except ConfigError as error:
+        assert error.message.startswith(f"{path}")
+    else:
+        assert settings.snapshot_dir.startswith("/")
+        assert read_store_path(str(path)) == settings.snapshot_dir
+
+
+@given(key=st.sampled_from(sorted(DEFAULTS)), value=st.text(max_size=60))
+def test_no_value_of_any_key_raises_anything_but_a_config_error(tmp_path_factory, key, value):
+    path = tmp_path_factory.getbasetemp() / "value.conf"
+    path.write_bytes(f"{key} = {value}\n".encode("utf-8", "surrogatepass"))
+    try:
+        settings = load_settings(str(path))
+    except ConfigError as error:
+        assert error.message.startswith(f"{path}")
+    else:
+        assert settings.snapshot_interval_s >= 1
+
+
+def test_the_file_asked_for_wins_over_the_variable_and_that_over_the_system(tmp_path):
+    assert find_config("/x", {"CIUIC_CONFIG": "/y"}) == "/x"
+    assert find_config(None, {"CIUIC_CONFIG": "/y"}) == "/y"
+    system = find_config(None, {"CIUIC_CONFIG": ""})
+    assert system in {None, *SYSTEM_PATHS}
+
+
+def test_the_system_file_is_found_under_its_old_name_too(tmp_path, monkeypatch):
+    new, old = str(tmp_path / "ciuic.conf"), str(tmp_path / "ciuric.conf")
+    monkeypatch.setattr("ciuic.config.SYSTEM_PATHS", (new, old))
+    assert find_config(None, {}) is None
+    Path(old).write_text("")
+    assert find_config(None, {}) == old
+    Path(new).write_text("")
+    assert find_config(None, {}) == new
+
+
+def test_reading_the_store_path_does_not_import_pydantic(conf):
+    path = conf("snapshot_dir = /there/store\nhot_snapshots = nonsense\n")
+    program = (
+        "import sys; from ciuic.config import read_store_path; "
+        "print(read_store_path(sys.argv[1])); print('pydantic' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["/there/store", "False"]

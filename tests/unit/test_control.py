@@ -1,0 +1,393 @@
+"""The control socket: its messages, its server against hostile clients, its client against
+hostile servers."""
+
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciuic.clock import SystemClock
+from ciuic.control import (
+    LINE_BYTES_MAX,
+    SimpleRequest,
+    SnapshotRequest,
+    encode_line,
+    error_document,
+    error_from_document,
+    parse_request,
+    request_done,
+    request_snapshot,
+    request_status,
+)
+from ciuic.errors import (
+    BusyError,
+    CiuicError,
+    ConfigError,
+    CorruptionError,
+    StoreError,
+    StoreFullError,
+    UsageError,
+)
+from ciuic.model import TakeReport, Trouble
+from ciuicd.control import Job, Server
+
+REPORT = TakeReport(
+    id="cs-38a2b1",
+    kind="delta",
+    parent=None,
+    taken_ns=1_781_000_000 * 10**9,
+    files=3,
+    logical_bytes=4,
+    read_bytes=5,
+    new_bytes=6,
+    stored_bytes=7,
+    freeze_s=0.5,
+    total_s=0.75,
+    trouble=(Trouble(b"/a\xff\n", "unreadable"),),
+    trouble_count=1,
+)
+
+
+class Recorder:
+    """Services that remember what they were asked for; jobs wait for ``outcome``."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.jobs: list[Job] = []
+        self.outcome: TakeReport | CiuicError | None = REPORT
+        self.reload_error: CiuicError | None = None
+
+    def status(self):
+        return {"state": "idle", "asked": list(self.asked)}
+
+    def pause(self):
+        self.asked.append("pause")
+
+    def resume(self):
+        self.asked.append("resume")
+
+    def reload(self):
+        self.asked.append("reload")
+        if self.reload_error is not None:
+            raise self.reload_error
+
+    def submit(self, job):
+        self.jobs.append(job)
+        if self.outcome is not None:
+            job.finish(self.outcome)
+
+
+@pytest.fixture
+def services():
+    return Recorder()
+
+
+@pytest.fixture
+def store(tmp_path, services):
+    server = Server(str(tmp_path), services, SystemClock())
+    yield str(tmp_path)
+    server.close()
+
+
+def connect(store):
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(20)
+    client.connect(os.path.join(store, "control.sock"))
+    return client
+
+
+def answer(client):
+    with client, client.makefile("rb") as replies:
+        return json.loads(replies.readline())
+
+
+def test_a_request_and_its_parse_are_inverse():
+    line = encode_line({"do": "snapshot", "base": True, "tags": ["a", "b"]})
+    assert parse_request(line) == SnapshotRequest(base=True, tags=("a", "b"))
+    assert parse_request(b'{"do": "reload"}') == SimpleRequest("reload")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"do": "shutdown"}',
+        b'{"do": ["status"]}',
+        b'{"do": "status", "extra": 1}',
+        b'{"do": "snapshot", "base": 1}',
+        b'{"do": "snapshot", "base": "yes"}',
+        b'{"do": "snapshot", "tags": "x"}',
+        b'{"do": "snapshot", "tags": [1]}',
+        b'{"do": "snapshot", "tags": ["\\udcff"]}',
+        b'{"do": "snapshot", "roots": "/"}',
+        b'{"do": "snapshot", "roots": [null]}',
+        b"[" * 60_000,
+        b'{"do": "' + b"x" * 60_000 + b'"}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_request_that_makes_no_sense_is_a_usage_error_of_bounded_length(line):
+    with pytest.raises(UsageError) as caught:
+        parse_request(line)
+    assert len(caught.value.message) < 400
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_the_parser_raise_anything_else(line):
+    try:
+        parse_request(line)
+    except UsageError as error:
+        assert error.message
+
+
+@pytest.mark.parametrize("kind", [BusyError, StoreFullError, ConfigError, CorruptionError])
+def test_an_error_arrives_as_what_it_was(kind):
+    sent = kind("it went wrong", hint="Do this.")
+    got = error_from_document(error_document(sent)["error"])
+    assert type(got) is kind
+    assert (got.message, got.hint) == ("it went wrong", "Do this.")
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], {}, {"kind": "exception"}, {"kind": 3, "message": 4}]
+)
+def test_an_error_of_no_known_kind_is_still_an_error(document):
+    assert type(error_from_document(document)) is CiuicError
+
+
+def test_a_snapshot_comes_back_as_the_document_that_the_command_prints(store, services):
+    assert request_snapshot(store, base=True, tags=("x", "y")) == json.loads(
+        json.dumps(REPORT.as_json())
+    )
+    assert services.jobs[0].base
+    assert services.jobs[0].tags == ("x", "y")
+
+
+def test_roots_of_any_bytes_arrive_as_they_were(store, services):
+    every = bytes(range(1, 256))
+    request_snapshot(store, roots=(b"/" + every, b"/b"), exclude=("*.pyc", "/\udcff\u20ac"))
+    request_snapshot(store)
+    assert services.jobs[0].scope == ((b"/" + every, b"/b"), ("*.pyc", "/\udcff\u20ac"))
+    assert services.jobs[1].scope is None
+
+
+def test_a_root_that_stands_for_no_bytes_is_refused(store, services):
+    with connect(store) as client:
+        client.sendall(encode_line({"do": "snapshot", "roots": ["/\u20ac"]}))
+        assert answer(client)["error"]["kind"] == "usage"
+    assert services.jobs == []
+
+
+def test_progress_is_told_while_a_snapshot_is_taken(store, services):
+    services.outcome = None
+    heard = []
+
+    def progress(news):
+        heard.append(news)
+        job = services.jobs[0]
+        if len(heard) == 1:
+            job.update(10, 2000, b"/data/\xff")
+        else:
+            job.finish(REPORT)
+
+    assert request_snapshot(store, progress=progress)["id"] == REPORT.id
+    assert heard[0] == {"state": "waiting"}
+    assert heard[1] == {"state": "taking", "files": 10, "bytes": 2000, "path": "/data/\udcff"}
+
+
+def test_a_failed_snapshot_raises_what_the_daemon_ran_into(store, services):
+    services.outcome = StoreFullError("no room")
+    with pytest.raises(StoreFullError, match="no room"):
+        request_snapshot(store)
+
+
+def test_pause_resume_and_reload_answer_with_the_status(store, services):
+    for do in ("pause", "resume", "reload"):
+        assert request_done(store, do)["asked"][-1] == do
+    assert request_status(store) == {"state": "idle", "asked": ["pause", "resume", "reload"]}
+    services.reload_error = ConfigError("/c:3: wrong")
+    with pytest.raises(ConfigError, match="/c:3: wrong"):
+        request_done(store, "reload")
+
+
+def test_nobody_listening_is_none_and_not_an_error(tmp_path):
+    assert request_status(str(tmp_path)) is None
+    assert request_status(str(tmp_path / "missing")) is None
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "control.sock"))
+    stale.close()
+    assert request_status(str(tmp_path)) is None
+    (tmp_path / "control.sock").unlink()
+    (tmp_path / "control.sock").write_text("a plain file")
+    assert request_snapshot(str(tmp_path)) is None
+
+
+def test_a_socket_left_by_a_killed_daemon_is_replaced(tmp_path, services):
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "control.sock"))
+    left.close()
+    server = Server(str(tmp_path), services, SystemClock())
+    assert request_status(str(tmp_path)) is not None
+    server.close()
+    assert not (tmp_path / "control.sock").exists()
+
+
+def test_a_store_with_a_path_longer_than_an_address_is_served_too(tmp_path, services):
+    deep = tmp_path.joinpath(*["directory-with-a-long-name"] * 8)
+    deep.mkdir(parents=True)
+    server = Server(str(deep), services, SystemClock())
+    assert request_status(str(deep)) is not None
+    server.close()
+
+
+def test_the_socket_is_for_owner_and_group_only_whatever_the_umask(tmp_path, services):
+    before = os.umask(0)
+    try:
+        server = Server(str(tmp_path), services, SystemClock())
+    finally:
+        os.umask(before)
+    assert (tmp_path / "control.sock").stat().st_mode & 0o777 == 0o660
+    server.close()
+
+
+def test_a_server_does_not_remove_a_socket_that_is_not_its_own(tmp_path, services):
+    first = Server(str(tmp_path), services, SystemClock())
+    second = Server(str(tmp_path), services, SystemClock())
+    assert not first.intact
+    first.close()
+    assert second.intact
+    assert request_status(str(tmp_path)) is not None
+    second.close()
+
+
+def test_a_store_that_is_not_there_can_not_be_served(tmp_path, services):
+    with pytest.raises(StoreError, match="cannot listen"):
+        Server(str(tmp_path / "missing"), services, SystemClock())
+
+
+def test_a_request_that_is_too_long_is_refused(store):
+    with connect(store) as client:
+        client.sendall(b"x" * (2 * LINE_BYTES_MAX))
+        assert "longer than" in answer(client)["error"]["message"]
+
+
+def test_clients_that_hang_up_early_or_say_nonsense_cost_nothing(store):
+    for line in (b"", b"half a line", b"\n", b"\x00\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n{}\n"):
+        with connect(store) as client:
+            client.sendall(line)
+    assert request_status(store)["state"] == "idle"
+
+
+def test_a_request_that_trickles_in_has_one_deadline_as_a_whole(store, monkeypatch):
+    monkeypatch.setattr("ciuicd.control._REQUEST_S", 0.3)
+    began = time.monotonic()
+    with connect(store) as client, pytest.raises(OSError):
+        while time.monotonic() < began + 10:
+            client.sendall(b" ")
+            time.sleep(0.02)
+    assert time.monotonic() < began + 5
+
+
+def test_more_clients_than_places_are_turned_away_and_places_come_back(store, services):
+    services.outcome = None
+    waiting = [connect(store) for _ in range(16)]
+    for client in waiting:
+        client.sendall(encode_line({"do": "snapshot"}))
+    # The first word to each says that it has its place.
+    assert all(client.recv(1000) for client in waiting)
+    with pytest.raises(BusyError, match="too many clients"):
+        request_status(store)
+
+    for job in services.jobs:
+        job.finish(REPORT)
+    for client in waiting:
+        client.close()
+    end = time.monotonic() + 20
+    while True:
+        try:
+            assert request_status(store) is not None
+            return
+        except BusyError:
+            assert time.monotonic() < end
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to speak as another user")
+def test_a_stranger_may_ask_for_the_status_and_nothing_else(store, services):
+    os.chmod(os.path.join(store, "control.sock"), 0o666)
+    parents = [store, os.path.dirname(store), os.path.dirname(os.path.dirname(store))]
+    modes = [os.stat(path).st_mode for path in parents]
+    for path in parents:
+        os.chmod(path, 0o755)
+    os.seteuid(65534)
+    try:
+        assert request_status(store)["state"] == "idle"
+        with pytest.raises(StoreError, match="user 65534 may ask"):
+            request_snapshot(store)
+        with pytest.raises(StoreError, match="user 65534 may ask"):
+            request_done(store, "pause")
+    finally:
+        os.seteuid(0)
+        for path, mode in zip(parents, modes, strict=True):
+            os.chmod(path, mode)
+    assert services.asked == []
+    assert services.jobs == []
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to speak as another user")
+def test_a_user_whom_the_socket_does_not_let_in_is_told_so(store):
+    os.seteuid(65534)
+    try:
+        with pytest.raises(StoreError, match="permission denied"):
+            request_snapshot(store)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"", "hung up"),
+        (b'{"status": {}}', "hung up"),
+        (b"nonsense\n", "makes no sense"),
+        (b"[]\n", "makes no sense"),
+        (b'{"status": 3}\n', "makes no sense"),
+        (b'{"report": {}}\n', "makes no sense"),
+        (b"[" * 100_000 + b"\n", "makes no sense"),
+        (b"\xff\n", "makes no sense"),
+    ],
+)
+def test_a_server_that_makes_no_sense_is_a_store_error(tmp_path, reply, said):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen()
+
+        def serve():
+            client, _ = listener.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(reply)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(StoreError, match=said):
+            request_status(str(tmp_path))
+        thread.join()
+
+
+def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("ciuic.control._ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen()
+        with pytest.raises(StoreError, match="does not answer"):
+            request_status(str(tmp_path))

@@ -1,0 +1,105 @@
+"""The store's header: what is refused, by which name, and with which advice."""
+
+import json
+
+import pytest
+
+from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.store import create_store, layout
+from ciuic.store.header import Chunking, Header, read_header
+from ciuic.store.sealed import seal
+from tests.kit.clock import ManualClock
+
+HEADER = Header(1, [], "ab" * 16, "2026-06-15T14:30:00+00:00", Chunking("fixed", 65_536))
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / layout.HEADER).write_bytes(HEADER.encode())
+    return tmp_path
+
+
+def rewrite(store, **changes):
+    document = json.loads(HEADER.encode()) | changes
+    del document["checksum"]
+    (store / layout.HEADER).write_bytes(seal(document | {"checksum": ""}))
+
+
+def test_a_header_comes_back(store):
+    found = read_header(str(store))
+    assert found.chunking == HEADER.chunking
+    assert found.encode() == HEADER.encode()
+
+
+def test_a_new_store_has_an_id_of_its_own(tmp_path):
+    ids = set()
+    for name in ("one", "two"):
+        assert create_store(str(tmp_path / name), ManualClock(0), chunk_bytes=4096)
+        header = read_header(str(tmp_path / name))
+        assert (header.created[:4], header.chunking) == ("1970", Chunking("fixed", 4096))
+        ids.add(header.store_id)
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"format": 0}, "format 0"),
+        ({"required": ["keyed-ids"]}, "keyed-ids"),
+        ({"chunking": {"kind": "content", "size_bytes": 65_536}}, "content"),
+        ({"chunking": {"kind": "fixed", "size_bytes": 4095}}, "4095"),
+        ({"chunking": {"kind": "fixed", "size_bytes": 2**25}}, str(2**25)),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(store, changes, words):
+    rewrite(store, **changes)
+    with pytest.raises(UnknownFormatError, match=words):
+        read_header(str(store))
+
+
+def test_the_version_is_looked_at_before_the_checksum(store):
+    (store / layout.HEADER).write_text('{"format": 3, "sealed": "in a way of the future"}')
+    with pytest.raises(UnknownFormatError, match="format 3"):
+        read_header(str(store))
+
+
+def test_fields_of_the_future_are_ignored(store):
+    rewrite(store, owner="somebody")
+    assert read_header(str(store)).chunking == HEADER.chunking
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 300,
+        b"[]",
+        b'{"format": "one"}',
+        b'{"format": 1, "required": ["\xff"]}',
+        HEADER.encode()[:-1],
+        HEADER.encode().replace(b"65536", b"65537"),
+        b"[" * 100000,
+    ],
+)
+def test_what_is_no_header_is_damage(store, data):
+    (store / layout.HEADER).write_bytes(data)
+    with pytest.raises(CorruptionError, match=r"ciuic-store\.json"):
+        read_header(str(store))
+
+
+def test_what_stands_where_a_store_should_be_is_said(tmp_path):
+    with pytest.raises(StoreError, match="there is no store") as missing:
+        read_header(str(tmp_path / "nothing"))
+    assert "init" in missing.value.hint
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="is a file"):
+        read_header(str(tmp_path / "file"))
+    with pytest.raises(StoreError, match="not a store"):
+        read_header(str(tmp_path))
+    (tmp_path / layout.PACKS).mkdir()
+    with pytest.raises(StoreError, match="not finished being created"):
+        read_header(str(tmp_path))
+    (tmp_path / layout.PACKS / ("0" * 64)).write_bytes(b"")
+    with pytest.raises(CorruptionError, match="lost its header"):
+        read_header(str(tmp_path))

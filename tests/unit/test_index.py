@@ -1,0 +1,177 @@
+"""The catalog database: a cache that says where chunks lie, and when it can't be believed."""
+
+import os
+import sqlite3
+
+import pytest
+
+from ciuic.errors import BusyError, StoreError
+from ciuic.hashing import data_id
+from ciuic.store import frame, pack
+from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "cata log?#%.sqlite")
+
+
+@pytest.fixture
+def index(path):
+    with_index = Index(path, write=True)
+    yield with_index
+    with_index.close()
+
+
+def frames_of(*groups):
+    """Frames of a pack, each with the chunks of one group of contents."""
+    packed, at = [], len(pack.MAGIC)
+    for group in groups:
+        one, _ = frame.encode_frame(frame.DATA, [(data_id(part), part) for part in group])
+        packed.append(pack.PackedFrame(at, one, one.encode_header()))
+        at += one.total_bytes
+    return packed
+
+
+def name_of(number):
+    return bytes([number]) * 32
+
+
+def test_chunks_are_found_where_they_were_put(index):
+    packed = frames_of([b"one", b"three"], [b"four"])
+    index.add_pack(name_of(1), 1000, packed)
+    found = index.places([data_id(b"three"), data_id(b"four"), data_id(b"none")])
+    first, second = [one.frame.total_bytes for one in packed]
+    assert found == {
+        data_id(b"three"): ChunkPlace(name_of(1), 8, first, 3, 5, frame.DATA),
+        data_id(b"four"): ChunkPlace(name_of(1), 8 + first, second, 0, 4, frame.DATA),
+    }
+    assert index.known([data_id(b"one"), data_id(b"none")]) == {data_id(b"one")}
+    assert index.packs() == {name_of(1): 1000}
+    assert index.totals() == (12, 1000, 3)
+
+
+def test_more_ids_than_a_query_may_have(index):
+    parts = [b"%d" % number for number in range(1700)]
+    index.add_pack(name_of(1), 9, frames_of(parts))
+    ids = [data_id(part) for part in parts]
+    assert index.known([*ids, data_id(b"none")]) == set(ids)
+    assert len(index.places(ids)) == 1700
+    assert index.known([]) == set()
+
+
+def test_a_pack_that_is_removed_takes_its_chunks_with_it(index):
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.add_pack(name_of(2), 2, frames_of([b"two"]))
+    index.remove_pack(name_of(1))
+    index.remove_pack(name_of(3))
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.packs() == {name_of(2): 2}
+
+
+def test_a_pack_that_is_added_again_replaces_what_was_said_of_it(index):
+    index.add_pack(name_of(1), 1, frames_of([b"one"], [b"two"]))
+    index.add_pack(name_of(1), 2, frames_of([b"two"]))
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.packs() == {name_of(1): 2}
+
+
+def test_what_is_not_committed_is_gone_after_closing(path):
+    index = Index(path, write=True)
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.commit()
+    index.add_pack(name_of(2), 2, frames_of([b"two"]))
+    index.close()
+    again = Index(path, write=False)
+    assert again.packs() == {name_of(1): 1}
+    again.close()
+
+
+def test_what_is_rolled_back_is_gone(index):
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.rollback()
+    assert index.packs() == {}
+
+
+def test_readers_see_what_was_committed_while_a_writer_works(index, path):
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.commit()
+    reader = Index(path, write=False)
+    index.add_pack(name_of(2), 2, frames_of([b"two"]))
+    assert reader.packs() == {name_of(1): 1}
+    index.commit()
+    assert reader.packs() == {name_of(1): 1, name_of(2): 2}
+    reader.close()
+
+
+def test_a_reader_changes_nothing_and_makes_nothing(path):
+    with pytest.raises(StoreError):
+        Index(path, write=False)
+    assert not os.path.exists(path)
+    Index(path, write=True).close()
+    reader = Index(path, write=False)
+    with pytest.raises(StoreError):
+        reader.add_pack(name_of(1), 1, frames_of([b"one"]))
+    reader.close()
+
+
+def test_snapshots_are_remembered_and_forgotten(index):
+    index.put_snapshot("cs-000001", 10, 20, 30, b"summary")
+    index.put_snapshot("cs-000001", 11, 21, 31, b"another")
+    index.put_snapshot("cs-000002", 1, 2, 3, b"")
+    index.drop_snapshot("cs-000002")
+    index.drop_snapshot("cs-000003")
+    assert index.snapshots() == {"cs-000001": (11, 21, b"another")}
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [b"this is no database, but it is quite long" * 100, b"SQLite format 3\x00" + bytes(4080)],
+)
+def test_a_file_that_is_no_database_is_damage(path, write, data):
+    with open(path, "wb") as file:
+        file.write(data)
+    with pytest.raises(IndexDamagedError):
+        Index(path, write=write)
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_the_schema_of_another_version_is_made_anew(path, write):
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(IndexDamagedError):
+        Index(path, write=write)
+
+
+def test_damage_in_the_middle_is_told_as_damage(path):
+    index = Index(path, write=True)
+    index.add_pack(name_of(1), 1, frames_of([b"%d" % number for number in range(5000)]))
+    index.commit()
+    index.close()
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(os.path.getsize(path) - 4096))
+    reader = Index(path, write=False)
+    with pytest.raises(IndexDamagedError):
+        reader.places([data_id(b"77")])
+    reader.close()
+
+
+def test_another_writers_lock_is_busy_and_not_damage(index, path, monkeypatch):
+    monkeypatch.setattr("ciuic.store.index._BUSY_MS", 1)
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    other = Index(path, write=False)
+    other.close()
+    with pytest.raises(BusyError):
+        Index(path, write=True).add_pack(name_of(2), 2, frames_of([b"two"]))
+
+
+def test_a_private_index_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index = Index("", write=True)
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    assert index.known([data_id(b"one")])
+    index.close()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,100 @@
+"""Manifests: what they hold, and what is refused."""
+
+import json
+
+import pytest
+
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.model import Root, SnapshotSummary, Trouble
+from ciuic.store.manifest import Manifest, decode_manifest, encode_manifest
+from ciuic.store.sealed import seal
+
+ID = "cs-1a2b3c"
+ROOTS = (Root(b"/a \xff\\x", bytes(range(32))), Root(b"/gone", b"", "No such file or directory"))
+SUMMARY = SnapshotSummary(
+    ID,
+    "delta",
+    "cs-000000",
+    10**18 + 1,
+    2,
+    3,
+    4,
+    5,
+    ("b", "a"),
+    1,
+    tuple(one.path for one in ROOTS),
+)
+ONE = Manifest(
+    SUMMARY,
+    ROOTS,
+    "host",
+    "ciuic 0",
+    6,
+    0.25,
+    ("*.tmp", "/caf\udcff"),
+    (Trouble(b"/a \xff\\x/b", "in flux"), Trouble(b"/s", "is a socket", harmless=True)),
+)
+
+
+def changed(**changes):
+    document = json.loads(encode_manifest(ONE)) | changes
+    del document["checksum"]
+    return seal(document | {"checksum": ""})
+
+
+def test_a_manifest_comes_back():
+    assert decode_manifest(encode_manifest(ONE), ID) == ONE
+
+
+def test_a_strict_reader_of_json_can_read_it():
+    data = encode_manifest(ONE)
+    data.decode("utf-8").encode("utf-8")
+    document = json.loads(data)
+    assert document["roots"][0]["path"] == "/a \\xff\\x5cx"
+    assert document["taken"] == "2001-09-09T01:46:40.000000+00:00"
+    assert document["taken_ns"] == 10**18 + 1
+
+
+@pytest.mark.parametrize("other", ["cs-1a2b3d", "cs-1a2b3c4", ""])
+def test_the_manifest_of_another_snapshot_is_refused(other):
+    with pytest.raises(CorruptionError, match=ID):
+        decode_manifest(encode_manifest(ONE), other)
+
+
+def test_a_later_format_is_refused_by_its_number():
+    with pytest.raises(UnknownFormatError, match="format 2"):
+        decode_manifest(changed(format=2), ID)
+
+
+def test_fields_of_the_future_are_ignored():
+    assert decode_manifest(changed(owner={"name": "somebody"}), ID) == ONE
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        {"path": "relative", "tree": "00" * 32},
+        {"path": "/a", "tree": "00" * 31},
+        {"path": "/a", "tree": "zz" * 32},
+        {"path": "/a\\", "tree": ""},
+        {"path": "/a\\x", "tree": ""},
+        {"path": "/a\\x  ", "tree": ""},
+        {"path": "/a\\x5", "tree": ""},
+        {"path": "/a\\xFF", "tree": ""},
+        {"path": "/a\\n", "tree": ""},
+        {"path": "/a\\x5c\\", "tree": ""},
+        {"path": 1, "tree": ""},
+        {"tree": ""},
+    ],
+)
+def test_a_root_that_is_none_is_damage(root):
+    with pytest.raises(CorruptionError):
+        decode_manifest(changed(roots=[root]), ID)
+
+
+@pytest.mark.parametrize("name", ["id", "roots", "taken_ns", "kind", "parent", "tags"])
+def test_a_field_that_is_missing_is_damage(name):
+    document = json.loads(encode_manifest(ONE))
+    del document[name]
+    with pytest.raises(CorruptionError):
+        decode_manifest(seal(document), ID)

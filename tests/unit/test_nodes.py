@@ -1,0 +1,226 @@
+"""Nodes: how lists are cut, and what a small change costs."""
+
+import msgspec
+import pytest
+
+from ciuic.errors import ChunkMissingError, CorruptionError
+from ciuic.hashing import data_id, node_id
+from ciuic.model import FLUX, Entry
+from ciuic.store import nodes
+from ciuic.store.frame import RECIPE, TREE
+from ciuic.store.nodes import Piece, RecipeBuilder, TreeBuilder
+
+
+class Memory:
+    """Nodes in a dictionary; ``written`` counts the new ones, ``read`` all that were read."""
+
+    def __init__(self):
+        self.nodes = {}
+        self.written = 0
+        self.read = 0
+
+    def put(self, kind, data):
+        name = node_id(kind, data)
+        self.written += (kind, name) not in self.nodes
+        self.nodes[kind, name] = data
+        return name
+
+    def get(self, kind, name):
+        self.read += 1
+        if (kind, name) not in self.nodes:
+            raise ChunkMissingError(f"node {name.hex()[:12]} is missing")
+        return self.nodes[kind, name]
+
+    def raw(self, kind, *node):
+        return self.put(kind, msgspec.msgpack.encode(node))
+
+
+@pytest.fixture
+def memory():
+    return Memory()
+
+
+def entry(name, **more):
+    return Entry(name, 0o100644, 1, 2, 3, 4, 5, **more)
+
+
+def directory(memory, names):
+    builder = TreeBuilder(memory.put)
+    for name in sorted(names):
+        builder.add(entry(name))
+    return builder.finish()
+
+
+def recipe(memory, pieces):
+    builder = RecipeBuilder(memory.put)
+    for piece in pieces:
+        builder.add(piece)
+    name, level = builder.finish()
+    size = sum([piece.length_bytes for piece in pieces])
+    return entry(b"file", size_bytes=size, content=name, level=level + 1)
+
+
+def names_of(count):
+    return [b"file %06d" % number for number in range(count)]
+
+
+def pieces_of(count):
+    return [Piece(4096, data_id(b"%d" % number)) for number in range(count)]
+
+
+def test_every_field_of_an_entry_comes_back(memory):
+    one = Entry(b"\xff", 0o120777, 2**32 - 1, 7, -1, 2**63 - 1, 2**64 - 1)
+    other = Entry(
+        b"\xff\x00", 1, 2, 3, 4, 5, 6, 7, FLUX, b"c", 8, 9, 10, ((b"n", b"v"), (b"o", b""))
+    )
+    builder = TreeBuilder(memory.put)
+    builder.add(one)
+    builder.add(other)
+    assert list(nodes.iter_tree(memory.get, *builder.finish())) == [one, other]
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 2048, 2049, 5000, 40_000])
+def test_directories_of_every_size_come_back(memory, count):
+    names = names_of(count)
+    name, level = directory(memory, names)
+    assert [one.name for one in nodes.iter_tree(memory.get, name, level)] == names
+    assert (level > 0) == (memory.written > 1)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 512, 513, 3000, 40_000])
+def test_recipes_of_every_size_come_back(memory, count):
+    pieces = pieces_of(count)
+    assert list(nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
+
+
+def test_a_name_is_found_by_reading_one_node_a_level(memory):
+    names = names_of(20_000)
+    name, level = directory(memory, names)
+    assert level >= 1
+    for wanted in (names[0], names[777], names[-1]):
+        memory.read = 0
+        found = nodes.find_entry(memory.get, name, level, wanted)
+        assert found is not None
+        assert found.name == wanted
+        assert memory.read == level + 1
+    for missing in (b"", b"file 000000x", b"zzz"):
+        assert nodes.find_entry(memory.get, name, level, missing) is None
+
+
+def test_an_empty_directory_has_a_node(memory):
+    name, level = directory(memory, [])
+    assert (level, memory.written) == (0, 1)
+    assert nodes.find_entry(memory.get, name, level, b"x") is None
+
+
+def test_one_more_file_in_a_large_directory_rewrites_one_leaf_and_what_is_above(memory):
+    names = names_of(20_000)
+    _, level = directory(memory, names)
+    all_nodes, memory.written = memory.written, 0
+    directory(memory, [*names, b"file 010000x"])
+    assert all_nodes > 20
+    assert memory.written <= 2 * (level + 1)
+
+
+def test_one_changed_chunk_of_a_large_file_rewrites_one_leaf_and_what_is_above(memory):
+    pieces = pieces_of(20_000)
+    level = recipe(memory, pieces).level
+    all_nodes, memory.written = memory.written, 0
+    pieces[10_000] = Piece(4096, data_id(b"changed"))
+    recipe(memory, pieces)
+    assert all_nodes > 50
+    assert memory.written <= 2 * level
+
+
+def test_a_file_of_one_chunk_needs_no_node(memory):
+    one = entry(b"f", size_bytes=5, content=data_id(b"x"))
+    assert list(nodes.iter_pieces(memory.get, one)) == [Piece(5, data_id(b"x"))]
+    assert list(nodes.iter_pieces(memory.get, entry(b"empty"))) == []
+
+
+def test_fields_that_were_added_later_are_ignored(memory):
+    fields = list(msgspec.msgpack.decode(msgspec.msgpack.encode(entry(b"name", size_bytes=9))))
+    name = memory.raw(TREE, 0, [[*fields, "added", {}], fields[:7]], b"added")
+    assert list(nodes.iter_tree(memory.get, name, 0)) == [
+        entry(b"name", size_bytes=9),
+        entry(b"name"),
+    ]
+
+
+@pytest.mark.parametrize("change", [-1, 1, 2**40])
+def test_pieces_that_do_not_add_up_are_damage(memory, change):
+    one = recipe(memory, pieces_of(40))
+    one.size_bytes += change
+    with pytest.raises(CorruptionError, match="pieces are"):
+        list(nodes.iter_pieces(memory.get, one))
+
+
+@pytest.mark.parametrize(
+    "piece", [(0, b""), (-1, b""), (5, b"short"), (5, b"x" * 33), (2**64 - 1, b"")]
+)
+def test_pieces_that_no_file_has_are_damage(memory, piece):
+    name = memory.raw(RECIPE, 0, [piece])
+    with pytest.raises(CorruptionError):
+        list(nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5, content=name, level=1)))
+
+
+def test_a_length_without_content_is_damage(memory):
+    with pytest.raises(CorruptionError):
+        list(nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5)))
+
+
+@pytest.mark.parametrize("level", [-1, 1, 9, 2**63])
+def test_a_node_of_another_level_than_expected_is_damage(memory, level):
+    name, _ = directory(memory, [b"a"])
+    with pytest.raises(CorruptionError):
+        list(nodes.iter_tree(memory.get, name, level))
+    with pytest.raises(CorruptionError):
+        nodes.find_entry(memory.get, name, level, b"a")
+
+
+@pytest.mark.parametrize("top", [nodes.LEVEL_MAX + 1, -1, -900])
+def test_towers_of_nodes_are_refused_at_their_top(memory, top):
+    below = memory.raw(TREE, top - 900, [])
+    for level in range(top - 899, top + 1):
+        below = memory.raw(TREE, level, [[1, b"", below]])
+    memory.read = 0
+    with pytest.raises(CorruptionError, match=f"level {top}"):
+        list(nodes.iter_tree(memory.get, below, top))
+    assert memory.read <= 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc0",
+        b"\x90",
+        b"\x92\x00",
+        b"\x92\x00\xc0",
+        b"\x92\x00\x91\x90",
+        b"\x92\x00\x90\x00",
+        b"\x91" * 100_000,
+        b"\x92\x00\xdd\xff\xff\xff\xff",
+        b"\x92\x00\x91\x93\xa1\xff\x00\x00",
+    ],
+    ids=range(10),
+)
+def test_what_is_no_node_is_damage(memory, data):
+    name = memory.put(TREE, data)
+    with pytest.raises(CorruptionError):
+        list(nodes.iter_tree(memory.get, name, 0))
+
+
+def test_a_missing_leaf_is_named_and_what_comes_before_it_is_had(memory):
+    names = names_of(20_000)
+    name, level = directory(memory, names)
+    leaf = nodes.find_entry(memory.get, name, level, names[-1])
+    assert leaf is not None
+    last = [key for key, data in memory.nodes.items() if names[-1] in data and data[1] == 0]
+    for key in last:
+        del memory.nodes[key]
+    found = []
+    with pytest.raises(ChunkMissingError, match="is missing"):
+        found.extend(one.name for one in nodes.iter_tree(memory.get, name, level))
+    assert len(found) > 10_000
+    assert found == names[: len(found)]

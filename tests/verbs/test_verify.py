@@ -1,0 +1,176 @@
+"""Verifying: everything that is damaged is named, once, and nothing else is."""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.model import VerifyReport
+from ciuic.store import open_store
+from tests.kit.box import Box
+from tests.kit.damage import flip_byte, flip_content, pack_of, packs
+
+MIB = 1024 * 1024
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def two(box: Box) -> Iterator[Box]:
+    """Two snapshots that share all but one file."""
+    write(box.source / "sub" / "shared", os.urandom(2 * MIB))
+    write(box.source / "sub" / "small", b"small")
+    write(box.source / "twin" / "shared", (box.source / "sub" / "shared").read_bytes())
+    write(box.source / "model", os.urandom(MIB))
+    box.take()
+    write(box.source / "model", os.urandom(MIB + 1))
+    box.take()
+    yield box
+
+
+def damaged(report: VerifyReport) -> list[list[str]]:
+    """The damaged paths of each snapshot, newest first."""
+    return [[os.fsdecode(bad.path) for bad in one.damaged] for one in report.snapshots]
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_sound_store_is_sound(two: Box, checksum: bool) -> None:
+    report = two.verify(checksum=checksum)
+    assert report.ok
+    assert len(report.snapshots) == 2
+    assert (report.read_bytes > 0) == checksum
+
+
+def test_an_empty_store_is_sound(box: Box) -> None:
+    assert box.verify().ok
+    assert box.ciuic("verify", "--all").code == 0
+    assert box.ciuic("verify").code == 1
+
+
+def test_a_flipped_bit_is_named_in_every_snapshot_and_under_every_name(two: Box) -> None:
+    flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    paths = [str(two.source / "sub" / "shared"), str(two.source / "twin" / "shared")]
+    assert damaged(two.verify()) == [paths, paths]
+    assert two.verify(checksum=False).ok, "without reading, a flipped bit can't be seen"
+    outcome = two.ciuic("verify", "--all", "--checksum", "--json")
+    assert outcome.code == 4
+    assert not outcome.document["ok"]
+    assert [one["ok"] for one in outcome.document["snapshots"]] == [False, False]
+
+
+def test_a_flipped_bit_of_one_snapshot_spares_the_other(two: Box) -> None:
+    flip_content(two.store, (two.source / "model").read_bytes()[:MIB])
+    newest, oldest = damaged(two.verify())
+    assert newest == [str(two.source / "model")]
+    assert oldest == []
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_lost_pack_of_contents_is_named_in_every_snapshot(two: Box, checksum: bool) -> None:
+    first = pack_of(two.store, b"small")
+    first.unlink()
+    newest, oldest = damaged(two.verify(checksum=checksum))
+    inner = [str(two.source / one) for one in ("sub/shared", "sub/small", "twin/shared")]
+    assert sorted(newest) == inner
+    assert sorted(oldest) == sorted([*inner, str(two.source / "model")])
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_lost_pack_of_trees_is_named_in_every_snapshot(two: Box, checksum: bool) -> None:
+    tree = two.entries()[os.fsencode(two.source / "sub")].content
+    with open_store(str(two.store)) as store:
+        pack = store.reader.places([tree])[tree].pack
+    (two.store / "packs" / pack.hex()).unlink()
+    report = two.verify(checksum=checksum)
+    assert [one.ok for one in report.snapshots] == [False, False]
+    newest = damaged(report)[0]
+    assert str(two.source / "sub") in newest
+    assert all(path.startswith(str(two.source)) for path in newest)
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_pack_that_was_cut_short_is_damage(two: Box, checksum: bool) -> None:
+    largest = packs(two.store)[0]
+    os.truncate(largest, 1000)
+    assert not two.verify(checksum=checksum).ok
+
+
+def test_flipped_bits_in_a_tree_are_named(two: Box) -> None:
+    nodes = packs(two.store)[-1]
+    for offset in range(150, nodes.stat().st_size - 60, 40):
+        flip_byte(nodes, offset)
+    report = two.verify()
+    assert not report.snapshots[0].ok
+    assert all(one.startswith(str(two.source)) for one in damaged(report)[0])
+
+
+@pytest.mark.parametrize("how", ["flipped", "empty", "cut", "another's", "text"])
+def test_a_damaged_manifest_is_damage_and_spares_the_other_snapshot(two: Box, how: str) -> None:
+    newest, oldest = two.snapshots()
+    path = two.store / "snapshots" / f"{oldest.id}.json"
+    if how == "flipped":
+        flip_byte(path, path.stat().st_size // 2)
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        os.truncate(path, path.stat().st_size - 10)
+    elif how == "text":
+        path.write_bytes(b"\xff\xfe not json")
+    else:
+        shutil.copy(two.store / "snapshots" / f"{newest.id}.json", path)
+    outcome = two.ciuic("verify", "--all", "--checksum", "--json")
+    assert outcome.code == 4
+    found = {one["id"]: one["ok"] for one in outcome.document["snapshots"]}
+    assert found == {newest.id: True, oldest.id: False}
+    named = two.ciuic("verify", oldest.id, "--json")
+    assert named.code == 4
+    listed = two.ciuic("list", "--json")
+    assert [one["id"] for one in listed.document] == [newest.id]
+    assert oldest.id in listed.err
+    assert two.ciuic("snapshot").code == 0
+
+
+def test_damage_in_a_footer_alone_costs_nothing(two: Box) -> None:
+    for pack in packs(two.store):
+        flip_byte(pack, -60)
+    (two.store / "catalog.sqlite").unlink()
+    assert two.verify().ok
+
+
+def test_two_bad_chunks_of_one_file_name_it_once(two: Box) -> None:
+    data = (two.source / "sub" / "shared").read_bytes()
+    shutil.rmtree(two.source / "twin")
+    two.take()
+    flip_content(two.store, data[:MIB])
+    flip_content(two.store, data[MIB:])
+    assert damaged(two.verify())[0] == [str(two.source / "sub" / "shared")]
+
+
+def test_what_was_never_stored_is_no_damage(box: Box) -> None:
+    victim = write(box.source / "a", b"x")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(box.source / "socket"))
+        asked: list[int] = []
+
+        def turn() -> bool:
+            asked.append(1)
+            if len(asked) == 3:
+                victim.unlink()
+                victim.mkdir()
+            return False
+
+        assert box.take(cancelled=turn).trouble_count == 1
+    assert box.verify().ok
+
+
+def test_a_store_of_nobody_elses_business_is_not_changed_by_verifying(two: Box) -> None:
+    before = {path: path.read_bytes() for path in two.store.rglob("*") if path.is_file()}
+    assert two.verify().ok
+    assert {path: path.read_bytes() for path in two.store.rglob("*") if path.is_file()} == before
