@@ -14,7 +14,15 @@ from ciuic.cli.look import cat, diff, find, list_, ls, show
 from ciuic.cli.maintain import completion, init, stats, status
 from ciuic.cli.proof import verify
 from ciuic.cli.putback import restore
-from ciuic.cli.session import FAILED, Session, exit_code, given, report_error, report_json
+from ciuic.cli.session import (
+    FAILED,
+    Session,
+    exit_code,
+    given,
+    late_options,
+    report_error,
+    report_json,
+)
 from ciuic.cli.take import snapshot
 from ciuic.errors import CancelledError, CiuicError, UsageError
 
@@ -51,6 +59,7 @@ def cli(context: click.Context, config: str | None, store: str | None) -> None:
 
 
 for command in (init, snapshot, list_, show, ls, cat, find, diff, verify, restore, stats, status):
+    command.params += late_options()
     cli.add_command(command)
 cli.add_command(completion)
 

@@ -33,6 +33,7 @@ __all__ = [
     "given",
     "interruptible",
     "json_option",
+    "late_options",
     "report_error",
     "report_json",
 ]
@@ -55,6 +56,10 @@ class Session:
     def __init__(self, config: str | None, store: str | None) -> None:
         self._config = config
         self._store = store
+
+    def override(self, option: str, value: str) -> None:
+        """Take ``--config`` or ``--store`` from behind the command, where people type it, too."""
+        setattr(self, f"_{option}", value)
 
     @property
     def config_path(self) -> str | None:
@@ -138,6 +143,22 @@ def given(context: click.Context, parameter: click.Parameter, value: T) -> T:
     if any(one == "" for one in values):
         raise click.BadParameter("is empty", context, parameter)
     return value
+
+
+def late_options() -> list[click.Parameter]:
+    """``--config`` and ``--store`` once more, for behind a command; the later one counts."""
+    return [
+        click.Option(
+            [f"--{name}"], expose_value=False, hidden=True, is_eager=True, callback=_override
+        )
+        for name in ("config", "store")
+    ]
+
+
+def _override(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    session = context.find_object(Session)
+    if session is not None and value is not None and parameter.name is not None:
+        session.override(parameter.name, given(context, parameter, value))
 
 
 def absolute(path: str) -> bytes:

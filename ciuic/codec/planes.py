@@ -7,6 +7,7 @@ Byte layout: docs/format.md, "Codec 2".
 """
 
 import struct
+import threading
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -56,17 +57,20 @@ def encode(plain: bytes | memoryview, plan: Plan) -> bytes:
     """Planes of ``plain`` according to a plan, and a rest that is no element."""
     width = plan.width
     count = len(plain) // width
-    rotated = _rotated_left(np.frombuffer(plain, dtype=f"<u{width}", count=count))
+    words = np.frombuffer(plain, dtype=f"<u{width}", count=count)
+    rotated, spare = _scratch.take(width, count)
+    _rotate_left(words, rotated, spare)
     headers, bodies = [bytes([width])], []
     for number, is_coded in enumerate(plan.coded):
-        plane = (rotated >> (8 * number) if number else rotated).astype(np.uint8)
+        plane = np.empty(count, dtype=np.uint8)
+        shifted = np.right_shift(rotated, 8 * number, out=spare) if number else rotated
+        np.copyto(plane, shifted, casting="unsafe")
         raw = memoryview(plane.data)
-        body = zstd.compress_entropy(raw) if is_coded else raw
-        is_smaller = len(body) < count
-        headers.append(
-            _PLANE.pack(_ZSTD if is_smaller else _RAW, len(body) if is_smaller else count)
-        )
-        bodies.append(body if is_smaller else raw)
+        coded = zstd.compress_entropy(raw) if is_coded else raw
+        is_smaller = len(coded) < count
+        body = coded if is_smaller else raw
+        headers.append(_PLANE.pack(_ZSTD if is_smaller else _RAW, len(body)))
+        bodies.append(body)
     return b"".join([*headers, *bodies, memoryview(plain)[count * width :]])
 
 
@@ -81,33 +85,54 @@ def decode(stored: memoryview, plain_bytes: int) -> memoryview:
         raise CorruptionError("a payload of byte planes has no valid header")
     count = plain_bytes // width
     at = 1 + width * _PLANE.size
-    out = np.empty(plain_bytes, dtype=np.uint8)
-    elements = out[: count * width]
+    planes = []
     for number in range(width):
         codec, length = _PLANE.unpack_from(stored, 1 + number * _PLANE.size)
-        elements[number::width] = _decode_plane(codec, stored[at : at + length], length, count)
+        planes.append(_decode_plane(codec, stored[at : at + length], length, count))
         at += length
-    words = elements.view(f"<u{width}")
-    words[:] = _rotated_right(words)
     rest = stored[at:]
     if len(rest) != plain_bytes - count * width:
         raise CorruptionError("a payload of byte planes does not have the length of its planes")
+    out = np.empty(plain_bytes, dtype=np.uint8)
+    words = out[: count * width].view(f"<u{width}")
+    np.copyto(words, planes[-1])
+    for plane in reversed(planes[:-1]):
+        np.left_shift(words, 8, out=words)
+        np.bitwise_or(words, plane, out=words)
+    _rotate_right(words, _scratch.take(width, count)[0])
     out[count * width :] = np.frombuffer(rest, dtype=np.uint8)
     return memoryview(out.data)
 
 
-def _rotated_left(words: Words) -> Words:
-    bits = words.dtype.itemsize * 8
-    rotated = words << 1
-    rotated |= words >> (bits - 1)
-    return rotated
+class _Scratch(threading.local):
+    """Two arrays a thread, used again: fresh memory is slower than the arithmetic in it."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty((2, 0), dtype=np.uint8)
+
+    def take(self, width: int, count: int) -> tuple[Words, Words]:
+        """Two arrays of ``count`` elements; their content is anything."""
+        if self._bytes.shape[1] < count * width:
+            self._bytes = np.empty((2, -(-count * width // 4096) * 4096), dtype=np.uint8)
+        first, second = self._bytes[:, : count * width].view(f"<u{width}")
+        return first, second
 
 
-def _rotated_right(words: Words) -> Words:
-    bits = words.dtype.itemsize * 8
-    rotated = words >> 1
-    rotated |= words << (bits - 1)
-    return rotated
+_scratch = _Scratch()
+
+
+def _rotate_left(words: Words, out: Words, spare: Words) -> None:
+    """One bit to the left, out of ``words`` and into ``out``."""
+    np.left_shift(words, 1, out=out)
+    np.right_shift(words, words.dtype.itemsize * 8 - 1, out=spare)
+    np.bitwise_or(out, spare, out=out)
+
+
+def _rotate_right(words: Words, spare: Words) -> None:
+    """One bit to the right, in place."""
+    np.left_shift(words, words.dtype.itemsize * 8 - 1, out=spare)
+    np.right_shift(words, 1, out=words)
+    np.bitwise_or(words, spare, out=words)
 
 
 def _decode_plane(codec: int, body: memoryview, length: int, count: int) -> Words:
@@ -125,7 +150,9 @@ def _decode_plane(codec: int, body: memoryview, length: int, count: int) -> Word
 def _plan(sample: bytes, width: int) -> Plan:
     """The plan for elements of this width, from the entropy of each plane of the sample."""
     words = np.frombuffer(sample, dtype=f"<u{width}", count=len(sample) // width)
-    planes = _rotated_left(words).view(np.uint8).reshape(-1, width)
+    rotated = np.empty_like(words)
+    _rotate_left(words, rotated, np.empty_like(words))
+    planes = rotated.view(np.uint8).reshape(-1, width)
     bits = [_entropy_bits(planes[:, number]) for number in range(width)]
     coded = tuple([one <= _NOISE_BITS for one in bits])
     kept = [one if one <= _NOISE_BITS else 8.0 for one in bits]

@@ -61,12 +61,13 @@ class Lock:
         Raises:
             BusyError: Somebody is taking packs away at this moment.
         """
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno in {errno.ENOENT, errno.EACCES, errno.EPERM}:
-                return
-            raise
+        with store_faults("lock", self.path):
+            try:
+                fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno in {errno.ENOENT, errno.EACCES, errno.EPERM}:
+                    return
+                raise
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -42,6 +42,10 @@ _TREE_ITEMS_MAX: Final = 2048
 _RECIPE_ITEMS_MAX: Final = 512
 _TREE_CUT_MASK: Final = 511
 _RECIPE_CUT_MASK: Final = 127
+_I64_MIN: Final = -(2**63)
+_I64_MAX: Final = 2**63 - 1
+_DEVICE_BITS: Final = 0xFFF_000F_FFFF
+"""Linux has 12 bits for a device's major number and 20 for its minor one."""
 
 
 class Piece(msgspec.Struct, array_like=True):
@@ -188,8 +192,7 @@ def iter_tree(get: GetNode, name: bytes, level: int) -> Iterator[Entry]:
         CorruptionError: A node is missing or is not what its parent says.
     """
     if level == 0:
-        leaf = _decoded(_tree_decoder, get(TREE, name), 0)
-        yield from leaf.items
+        yield from _entries(get(TREE, name))
         return
     for child in _children(get(TREE, name), level):
         yield from iter_tree(get, child.id, level - 1)
@@ -212,7 +215,7 @@ def find_entry(get: GetNode, name: bytes, level: int, wanted: bytes) -> Entry | 
         if chosen is None:
             return None
         name, level = chosen.id, level - 1
-    for entry in _decoded(_tree_decoder, get(TREE, name), 0).items:
+    for entry in _entries(get(TREE, name)):
         if entry.name == wanted:
             return entry
     return None
@@ -251,6 +254,22 @@ def _iter_recipe(get: GetNode, name: bytes, level: int) -> Iterator[Piece]:
         return
     for child in _children(get(RECIPE, name), level):
         yield from _iter_recipe(get, child.id, level - 1)
+
+
+def _entries(data: bytes) -> list[Entry]:
+    """The entries of a leaf, free of what no file system has and no system call takes."""
+    items = _decoded(_tree_decoder, data, 0).items
+    for one in items:
+        if (
+            (one.mode | one.uid | one.gid) >> 32
+            or one.size_bytes >> 63
+            or not _I64_MIN <= one.mtime_ns <= _I64_MAX
+            or one.rdev & ~_DEVICE_BITS
+            or (one.is_symlink and b"\0" in one.content)
+            or (one.xattrs and any(b"\0" in name for name, _ in one.xattrs))
+        ):
+            raise CorruptionError("an entry holds a value that is out of range")
+    return items
 
 
 def _children(data: bytes, level: int) -> list[_Child]:

@@ -8,6 +8,7 @@ btrfs and XFS; the rest is written past the page cache, where the file system al
 
 import errno
 import functools
+import itertools
 import os
 import threading
 from collections import defaultdict
@@ -15,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
-from ciuic import durable
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.hashing import data_id
 from ciuic.memory import BufferPool
@@ -27,7 +28,13 @@ from ciuic.store.frame import DATA, check_chunk
 from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import Piece, iter_pieces
 from ciuic.verbs.take import Progress
-from ciuic.verbs.target import apply_metadata, same_metadata, target_faults, temporary_prefix
+from ciuic.verbs.target import (
+    RUN_AGAIN,
+    apply_metadata,
+    same_metadata,
+    target_faults,
+    temporary_prefix,
+)
 
 __all__ = ["Filler", "Job", "Ledger", "Written"]
 
@@ -45,6 +52,7 @@ _OPEN_DIRECT: Final = os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _buffers: Final = BufferPool(_BUFFER_BYTES)
+_numbers: Final = itertools.count()
 
 
 class Job(NamedTuple):
@@ -55,6 +63,11 @@ class Job(NamedTuple):
     entry: Entry
     path: bytes
     old: os.stat_result | None
+
+    @property
+    def place(self) -> bytes:
+        """Where the file goes."""
+        return self.directory.join(self.name)
 
 
 class Written(NamedTuple):
@@ -155,6 +168,7 @@ class Filler:
         workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(workers, "restore")
         self._lock = threading.Lock()
+        self._default_acls: WeakKeyDictionary[DirectoryHandle, bool] = WeakKeyDictionary()
         self._small: list[Job] = []
         self._small_bytes = 0
         self.written: list[Written] = []
@@ -169,7 +183,7 @@ class Filler:
 
     def temporary_name(self) -> bytes:
         """A name for something that is not whole yet."""
-        return durable.temporary_name(self._prefix).encode()
+        return b"%s%016x" % (self._prefix, next(_numbers))
 
     def add(self, job: Job) -> None:
         """Place a file, now or with others like it."""
@@ -286,11 +300,12 @@ class Filler:
         """Write a file under a temporary name; ``fill`` returns how much it cloned."""
         temporary = self.temporary_name()
         try:
-            with target_faults(job.path):
+            with target_faults(job.place):
                 fd = os.open(temporary, _OPEN_TEMPORARY, 0o600, dir_fd=job.directory.fd)
                 try:
                     cloned_bytes = fill(fd, temporary)
-                    refused = apply_metadata(fd, job.entry, os.fstat(fd))
+                    bare = not job.entry.xattrs and not self._hands_down(job.directory)
+                    refused = apply_metadata(fd, job.entry, os.fstat(fd), bare=bare)
                 except BaseException:
                     _discard(job, temporary)
                     raise
@@ -304,6 +319,14 @@ class Filler:
             self.written_bytes += job.entry.size_bytes
         self._ledger.refused(job.path, refused)
         self._ledger.written(job.entry.size_bytes, cloned_bytes=cloned_bytes)
+
+    def _hands_down(self, directory: DirectoryHandle) -> bool:
+        """Files that are made in this directory are born with an ACL."""
+        known = self._default_acls.get(directory)
+        if known is None:
+            names = [name for name, _ in read_xattrs(directory.fd)]
+            known = self._default_acls[directory] = b"system.posix_acl_default" in names
+        return known
 
     def _place_large(self, job: Job) -> None:
         """Place a file of many pieces."""
@@ -388,14 +411,14 @@ class Filler:
             chunk = self._reader.chunk(piece.id, kind=DATA)
             if len(chunk) != piece.length_bytes:
                 raise CorruptionError("a chunk does not have the length of its piece")
-            with target_faults(job.path):
+            with target_faults(job.place):
                 output.write(chunk, offset)
 
         self._run([functools.partial(write, *one) for one in sorted(data, key=where)])
 
     def _check_cancelled(self) -> None:
         if self._cancelled():
-            raise CancelledError("the restore was interrupted")
+            raise CancelledError("the restore was interrupted", hint=RUN_AGAIN)
 
     def _run(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Run tasks side by side; when all have ended, the first error of one is raised."""

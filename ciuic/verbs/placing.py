@@ -21,6 +21,7 @@ from ciuic.store.nodes import iter_tree
 from ciuic.verbs.filling import Filler, Job, Ledger
 from ciuic.verbs.take import Progress
 from ciuic.verbs.target import (
+    RUN_AGAIN,
     apply_metadata,
     apply_special_metadata,
     count_files,
@@ -46,6 +47,30 @@ class _Link(NamedTuple):
 
     first: Job
     job: Job
+
+
+class _Place(NamedTuple):
+    """Where one entry goes.
+
+    Attributes:
+        directory: The open directory; None in a dry run where there is none.
+        name: In that directory.
+        path: Of the entry in the snapshot, for messages.
+        is_there: Something may stand there; a name that a listing did not have is not asked for.
+    """
+
+    directory: DirectoryHandle | None
+    name: bytes
+    path: bytes
+    is_there: bool
+
+    def where(self) -> bytes:
+        """The place in the target; in a dry run without one, the path itself."""
+        return self.path if self.directory is None else self.directory.join(self.name)
+
+    def status(self) -> os.stat_result | None:
+        """What stands there."""
+        return _status(self.directory, self.name) if self.is_there else None
 
 
 class _Level:
@@ -128,10 +153,10 @@ class Placer:
         if directory is not None:
             self._file_systems.setdefault(os.fstat(directory.fd).st_dev, directory)
             self._remove_leftovers(directory, directory.names())
-        self._place_one(directory, name, entry, path, levels)
+        self._place_one(_Place(directory, name, path, is_there=True), entry, levels)
         while levels:
             if self._cancelled():
-                raise CancelledError("the restore was interrupted")
+                raise CancelledError("the restore was interrupted", hint=RUN_AGAIN)
             level = levels[-1]
             inner = self._next_entry(level)
             if inner is None:
@@ -143,8 +168,10 @@ class Placer:
             if not _is_valid_name(inner.name):
                 self._ledger.lost(inside, "the store gives it a name that no file can have")
                 continue
+            is_there = inner.name in level.present
             level.present.discard(inner.name)
-            self._place_one(level.handle, inner.name, inner, inside, levels)
+            place = _Place(level.handle, inner.name, inside, is_there=is_there)
+            self._place_one(place, inner, levels)
 
     def _next_entry(self, level: _Level) -> Entry | None:
         try:
@@ -154,83 +181,67 @@ class Placer:
             level.present.clear()  # what else the snapshot has is unknown: delete nothing
             return None
 
-    def _place_one(
-        self,
-        directory: DirectoryHandle | None,
-        name: bytes,
-        entry: Entry,
-        path: bytes,
-        levels: list[_Level],
-    ) -> None:
+    def _place_one(self, place: _Place, entry: Entry, levels: list[_Level]) -> None:
         try:
-            with target_faults(path):
+            with target_faults(place.where()):
                 if entry.is_directory:
-                    self._place_directory(directory, name, entry, path, levels)
+                    self._place_directory(place, entry, levels)
                 elif entry.is_file:
-                    self._place_file(directory, name, entry, path)
+                    self._place_file(place, entry)
                 else:
-                    self._place_special(directory, name, entry, path)
+                    self._place_special(place, entry)
         except OSError as error:
-            self._ledger.failed(path, os.strerror(error.errno or 0))
+            self._ledger.failed(place.path, os.strerror(error.errno or 0))
 
-    def _place_directory(
-        self,
-        directory: DirectoryHandle | None,
-        name: bytes,
-        entry: Entry,
-        path: bytes,
-        levels: list[_Level],
-    ) -> None:
+    def _place_directory(self, place: _Place, entry: Entry, levels: list[_Level]) -> None:
         if entry.state == UNREADABLE:
-            self._ledger.lost(path, _UNREADABLE, damaged=False)
-        handle = self._open_directory(directory, name)
+            self._ledger.lost(place.path, _UNREADABLE, damaged=False)
+        handle = self._open_directory(place)
         if entry.state in {UNREADABLE, SKIPPED}:
             return
         present = set() if handle is None else set(handle.names())
         entries: Iterator[Entry] = iter(())
         if entry.content:
             entries = iter_tree(self._store.reader.node, entry.content, entry.level)
-        levels.append(_Level(handle, entry, path, entries, present))
+        levels.append(_Level(handle, entry, place.path, entries, present))
 
-    def _open_directory(
-        self, directory: DirectoryHandle | None, name: bytes
-    ) -> DirectoryHandle | None:
+    def _open_directory(self, place: _Place) -> DirectoryHandle | None:
         """The target's directory of this name, made if need be. A symlink is not followed."""
-        status = _status(directory, name)
-        if directory is None or (self._dry_run and not _is_directory(status)):
+        status = place.status()
+        if place.directory is None or (self._dry_run and not _is_directory(status)):
             return None
         if not _is_directory(status):
             if status is not None:
-                os.unlink(name, dir_fd=directory.fd)
-            os.mkdir(name, 0o700, dir_fd=directory.fd)
-        handle = directory.child(name)
+                os.unlink(place.name, dir_fd=place.directory.fd)
+            os.mkdir(place.name, 0o700, dir_fd=place.directory.fd)
+        handle = place.directory.child(place.name)
         self._file_systems.setdefault(os.fstat(handle.fd).st_dev, handle)
         return handle
 
-    def _place_file(
-        self, directory: DirectoryHandle | None, name: bytes, entry: Entry, path: bytes
-    ) -> None:
+    def _place_file(self, place: _Place, entry: Entry) -> None:
         if entry.state == UNREADABLE:
-            self._ledger.lost(path, _UNREADABLE, damaged=False)
+            self._ledger.lost(place.path, _UNREADABLE, damaged=False)
             return
         if entry.state == FLUX:
-            self._ledger.note(path, _IN_FLUX)
-        if directory is None:
-            self._would_write_new(entry, path)
+            self._ledger.note(place.path, _IN_FLUX)
+        if place.directory is None:
+            self._would_write_new(entry, place.path)
             return
-        if not self._clear(directory, name, path):
+        status = place.status()
+        if _is_directory(status) and not self._clear(place):
             return
-        status = _status(directory, name)
-        job = Job(directory, name, entry, path, status if _is_regular(status) else None)
+        old = status if status is not None and stat.S_ISREG(status.st_mode) else None
+        job = Job(place.directory, place.name, entry, place.path, old)
         if entry.link_dev and self._is_further_name(job):
             return
         self._filler.add(job)
         if self._is_barrier_due():
             self._barrier()
 
-    def _clear(self, directory: DirectoryHandle, name: bytes, path: bytes) -> bool:
+    def _clear(self, place: _Place) -> bool:
         """Make a place free of a directory, for something else; False if it may not be."""
-        if not _is_directory(_status(directory, name)):
+        directory, name, path = place.directory, place.name, place.path
+        if directory is None:
             return True
         if not self._delete and directory.child(name).names():
             self._ledger.failed(path, _OCCUPIED)
@@ -239,7 +250,7 @@ class Placer:
             self._ledger.deleted(count_files(directory, name, path, self._is_protected))
             return True
         self._ledger.deleted(remove_tree(directory, name, path, self._is_protected))
-        if _status(directory, name) is not None:
+        if place.status() is not None:
             self._ledger.failed(path, "a directory stands there that holds what is never deleted")
             return False
         return True
@@ -259,16 +270,16 @@ class Placer:
         self._links.append(_Link(first, job))
         return True
 
-    def _place_special(
-        self, directory: DirectoryHandle | None, name: bytes, entry: Entry, path: bytes
-    ) -> None:
+    def _place_special(self, place: _Place, entry: Entry) -> None:
+        """Place a symlink, FIFO or device node: made aside, then renamed over what is there."""
+        directory = place.directory
         if directory is None:
             self._ledger.written(0)
             return
-        if not self._clear(directory, name, path):
+        status = place.status()
+        if _is_directory(status) and not self._clear(place):
             return
-        status = _status(directory, name)
-        if status is not None and _is_same_special(directory, name, entry, status):
+        if status is not None and _is_same_special(directory, place.name, entry, status):
             self._ledger.kept()
             return
         self._ledger.written(0)
@@ -277,8 +288,8 @@ class Placer:
         temporary = self._filler.temporary_name()
         make_special(directory, temporary, entry)
         try:
-            self._ledger.refused(path, apply_special_metadata(directory, temporary, entry))
-            durable.publish_name(temporary, name, dir_fd=directory.fd)
+            self._ledger.refused(place.path, apply_special_metadata(directory, temporary, entry))
+            durable.publish_name(temporary, place.name, dir_fd=directory.fd)
         except OSError:
             os.unlink(temporary, dir_fd=directory.fd)
             raise
@@ -327,7 +338,7 @@ class Placer:
         for number, one in enumerate(written):
             job = one.job
             try:
-                with target_faults(job.path):
+                with target_faults(job.place):
                     durable.publish_name(one.temporary, job.name, dir_fd=job.directory.fd)
             except OSError as error:
                 os.unlink(one.temporary, dir_fd=job.directory.fd)
@@ -339,7 +350,7 @@ class Placer:
         links, self._links = self._links, []
         for link in links:
             try:
-                with target_faults(link.job.path):
+                with target_faults(link.job.place):
                     self._place_link(link)
             except OSError as error:
                 self._ledger.failed(link.job.path, os.strerror(error.errno or 0))
@@ -353,7 +364,7 @@ class Placer:
         if handle is None:
             return
         try:
-            with target_faults(level.path):
+            with target_faults(handle.path):
                 for name in level.extra:
                     self._delete_extra(handle, name, os.path.join(level.path, name))
                 if self._dry_run:
@@ -420,10 +431,6 @@ def _status(directory: DirectoryHandle | None, name: bytes) -> os.stat_result | 
 
 def _is_directory(status: os.stat_result | None) -> bool:
     return status is not None and stat.S_ISDIR(status.st_mode)
-
-
-def _is_regular(status: os.stat_result | None) -> bool:
-    return status is not None and stat.S_ISREG(status.st_mode)
 
 
 def _is_valid_name(name: bytes) -> bool:

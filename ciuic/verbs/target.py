@@ -17,6 +17,7 @@ from ciuic.model import Entry
 from ciuic.scan import DirectoryHandle, read_xattrs
 
 __all__ = [
+    "RUN_AGAIN",
     "IsProtected",
     "apply_metadata",
     "apply_special_metadata",
@@ -29,7 +30,8 @@ __all__ = [
     "temporary_prefix",
 ]
 
-_PREFIX: Final = ".ciuic-restore-"
+RUN_AGAIN: Final = "Run the command again: what is already right is left alone."
+_PREFIX: Final = b".ciuic-restore-"
 _LEFTOVER: Final = re.compile(rb"\.ciuic-restore-(\d+)-(\d+)-[0-9a-f]{16}")
 _ENDING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 """Errors of the target's file system: the next path would fail with them too."""
@@ -47,15 +49,14 @@ def target_faults(path: bytes) -> Iterator[None]:
             reason = os.strerror(error.errno)
             raise TargetError(
                 f"cannot write {os.fsdecode(path)!r}: {reason}",
-                hint="Make room or choose another place with -d, then run the command again;"
-                " what is already right is not written twice.",
+                hint=f"Make room or choose another place with -d. {RUN_AGAIN}",
             ) from error
         raise
 
 
-def temporary_prefix() -> str:
+def temporary_prefix() -> bytes:
     """Begins the names of files that are not whole yet; tells which process is at them."""
-    return f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}-"
+    return b"%s%d-%d-" % (_PREFIX, os.getpid(), _started(os.getpid()))
 
 
 def is_leftover(name: bytes) -> bool:
@@ -135,8 +136,12 @@ def make_special(directory: DirectoryHandle, name: bytes, entry: Entry) -> None:
         os.mknod(name, stat.S_IFMT(entry.mode) | 0o600, device, dir_fd=directory.fd)
 
 
-def apply_metadata(fd: int, entry: Entry, status: os.stat_result) -> list[str]:
+def apply_metadata(
+    fd: int, entry: Entry, status: os.stat_result, *, bare: bool = False
+) -> list[str]:
     """Set owner, mode, attributes and times of an open file or directory.
+
+    ``bare`` says that neither it nor the entry has extended attributes: most files have none.
 
     What this user may not do is no error: it is returned, in words. The order matters: chown
     clears the set-uid bits, chmod changes an ACL's mask, and only the times, set last, are not
@@ -150,7 +155,8 @@ def apply_metadata(fd: int, entry: Entry, status: os.stat_result) -> list[str]:
         # The file is somebody else's now: it must not run with that user's rights.
         mode &= ~(stat.S_ISUID | stat.S_ISGID)
     os.fchmod(fd, mode)
-    refused += _set_xattrs(fd, entry)
+    if not bare:
+        refused += _set_xattrs(fd, entry)
     os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
     return refused
 

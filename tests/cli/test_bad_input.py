@@ -116,14 +116,31 @@ def test_a_configuration_that_is_missing_or_no_file_is_named(tmp_path):
     refused(run("ciuic", "list", env={"CIUIC_CONFIG": str(missing)}), 2, str(missing))
 
 
-def test_no_configuration_at_all_says_what_to_do(tmp_path):
-    if any(os.path.lexists(f"/etc/{name}.conf") for name in ("ciuic", "ciuric")):
-        pytest.fail("this test needs a machine without a configuration in /etc")
+@pytest.fixture
+def system_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Where a configuration is looked for in the end; a machine may have one of its own in /etc."""
+    paths = (tmp_path / "etc-ciuic.conf", tmp_path / "etc-ciuric.conf")
+    monkeypatch.setattr("ciuic.config.SYSTEM_PATHS", tuple(map(str, paths)))
+    return paths
 
-    for command in (["list"], ["init"], ["snapshot"], ["verify"], ["status"]):
-        done = run_here(*command)
-        refused(done, 2, "configuration")
-        assert "--config" in done.err or "/etc/ciuic.conf" in done.err
+
+@pytest.mark.parametrize("command", ["list", "init", "snapshot", "verify", "status"])
+def test_no_configuration_at_all_says_what_to_do(system_paths, command):
+    done = run_here(command)
+
+    refused(done, 2, "configuration")
+    assert "--config" in done.err or "/etc/ciuic.conf" in done.err
+
+
+def test_the_configuration_is_looked_for_under_both_names_and_the_first_one_holds(
+    fresh, system_paths
+):
+    ciuic, ciuric = system_paths
+
+    ciuric.write_bytes(fresh.config.read_bytes())
+    assert run_here("list").code == 0
+    ciuic.write_text("nonsense\n")
+    refused(run_here("list"), 2, f"{ciuic}:1: ")
 
 
 def test_a_configuration_that_may_not_be_read_is_named(public):

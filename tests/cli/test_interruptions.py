@@ -111,7 +111,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("large") / "source"
     source.mkdir()
     block = os.urandom(4 * 1024 * 1024)
-    for number in range(30):
+    for number in range(40):
         start = number * 1009
         (source / f"{number}.bin").write_bytes(block[start:] + number.to_bytes(4, "little"))
     return source

@@ -21,7 +21,7 @@ from tests.kit.trees import Photo, differences, photograph
 MIB = 1024 * 1024
 KILLS = 25
 Known = dict[str, dict[bytes, Photo]]
-_LINE = re.compile(r"^\d+ +(\w+)\(")
+_LINE = re.compile(r"^(\d+) +(\w+)\(")
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ def test_a_store_that_is_killed_while_it_is_made_can_be_finished(tmp_path: Path)
 
 
 class Call(NamedTuple):
-    """One system call of a run: its name and which of its kind it was."""
+    """A system call: its name, and the how manieth of its kind it is in its thread."""
 
     name: str
     number: int
@@ -135,7 +135,6 @@ def injected(call: str, what: str, *arguments: str | Path) -> Outcome:
     wrapper = (
         "strace",
         "-f",
-        "--seccomp-bpf",
         "-qq",
         "-o",
         os.devnull,
@@ -161,99 +160,88 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Box:
     return box
 
 
-CALLS = (
-    "fsync",
-    "fdatasync",
-    "rename",
-    "write",
-    "pwrite64",
-    "ftruncate",
-    "unlink",
-    "mkdir",
-    "openat",
-    "fstat,newfstatat",
-)
+CALLS = ("fsync", "fdatasync", "rename", "write", "pwrite64", "ftruncate")
 
 
-def calls_of_a_run(box: Box, trace: Path) -> list[Call]:
-    """All calls that touch the store's files, in their order, numbered within their kind."""
-    store = trace.parent / "counted"
-    shutil.copytree(box.store, store)
-    outcome = ciuic(
-        "--config",
-        box.config,
-        "--store",
-        store,
-        "snapshot",
-        wrapper=("strace", "-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"),
-    )
+def calls_of_a_run(box: Box, directory: Path) -> list[Call]:
+    """All calls that change the store's files or bring them to the disk."""
+    need_strace()
+    trace = directory / "trace"
+    copy = copy_of(box, directory / "counted")
+    options = ("-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
+    outcome = ciuic("--config", copy.config, "snapshot", wrapper=("strace", *options))
     assert outcome.code == 0, outcome.err
-    shutil.rmtree(store)
-    counts: dict[str, int] = {}
-    found = []
+    shutil.rmtree(copy.directory)
+    counts: dict[tuple[str, str], int] = {}
+    found = set()
     for line in trace.read_text(errors="replace").splitlines():
         match = _LINE.match(line)
         if match is None:
             continue
-        counts[match[1]] = counts.get(match[1], 0) + 1
-        if str(store) in line:
-            found.append(Call(match[1], counts[match[1]]))
-    return found
+        key = (match[1], match[2])
+        counts[key] = counts.get(key, 0) + 1
+        if str(copy.store) in line:
+            found.add(Call(match[2], counts[key]))
+    return sorted(found)
 
 
 def sampled(calls: list[Call], count: int) -> list[Call]:
     """Some positions of each kind, the first and the last among them, evenly spread."""
-    chosen = []
+    chosen: list[Call] = []
     for name in sorted({one.name for one in calls}):
         own = [one for one in calls if one.name == name]
-        step = max(1, len(own) // count)
-        chosen += [*own[::step][:count], *([own[-1]] if own[-1] not in own[::step][:count] else [])]
+        steps = [round(step * (len(own) - 1) / max(1, count - 1)) for step in range(count)]
+        chosen += [own[step] for step in dict.fromkeys(steps)]
     return chosen
 
 
-WRITING = {"fsync", "fdatasync", "rename", "write", "pwrite64", "ftruncate"}
-
-
-@pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=SIGKILL"])
-def test_any_call_on_the_store_may_fail_or_be_the_last_one(
-    prepared: Box, tmp_path: Path, fault: str
+@pytest.mark.parametrize("kind", ["fails", "is the last one"])
+@pytest.mark.parametrize("changed", [True, False])
+def test_the_store_survives_when_any_one_call_on_it(
+    prepared: Box, tmp_path: Path, changed: bool, kind: str
 ) -> None:
-    need_strace()
-    calls = [one for one in calls_of_a_run(prepared, tmp_path / "trace") if one.name in WRITING]
-    assert {"fsync", "rename", "pwrite64"} <= {one.name for one in calls}
-    before = {one.id for one in prepared.snapshots()}
-    chosen = sampled(calls, 2)
+    """With a changed source packs are written; without, the first rename is the commit."""
+    box = copy_of(prepared, tmp_path / "base")
+    if not changed:
+        box.take()
+    before = {one.id for one in box.snapshots()}
+    calls = calls_of_a_run(box, tmp_path)
+    assert {"fsync", "rename", "write"} <= {one.name for one in calls}
+    chosen = sampled(calls, 2 if changed else 3)
     print(f"{len(chosen)} of {len(calls)} positions: {chosen}")
-    for call in chosen:
-        box = copy_of(prepared, tmp_path / "run")
+    hits = 0
+    for number, call in enumerate(chosen):
+        run = copy_of(box, tmp_path / "run")
+        fault = ("error=EIO", "error=ENOSPC")[number % 2] if kind == "fails" else "signal=SIGKILL"
         where = f"{fault} at {call.name} {call.number}"
-        outcome = injected(
-            call.name, f"{fault}:when={call.number}", "--config", box.config, "snapshot", "--json"
-        )
-        after = {one.id for one in box.snapshots()}
+        command = ("--config", run.config, "snapshot", "--json")
+        outcome = injected(call.name, f"{fault}:when={call.number}", *command)
+        hits += outcome.code != 0
+        after = {one.id for one in run.snapshots()}
         assert before <= after, where
-        report = box.verify()
+        # A name whose directory could not be synced any more may be there or not.
+        assert len(after) <= 1 + len(before), where
+        report = run.verify()
         assert report.ok, (where, report.as_json())
         if outcome.code == 0:
             assert outcome.document["id"] in after, where
         elif outcome.code > 0:
             assert outcome.code == 1, (where, outcome)
-            assert outcome.document["error"]["message"], where
             kinds = {"store_full"} if "ENOSPC" in fault else {"store"}
             if call.name == "fdatasync":  # SQLite's own, which tells its callers no more
                 kinds.add("store")
             assert outcome.document["error"]["kind"] in kinds, (where, outcome.err)
-            # A name in snapshots/ whose directory could not be synced may be there or not.
-            assert after == before or len(after) == 1 + len(before), where
-        again = box.take()
+        again = run.take()
         assert again.trouble_count == 0, (where, again.trouble)
-        assert os.listdir(box.store / "tmp") == [], where
-        assert box.verify().ok, where
-        box.restore(snapshot=again.id, to=tmp_path / "out")
+        assert os.listdir(run.store / "tmp") == [], where
+        assert run.verify().ok, where
+        run.restore(snapshot=again.id, to=tmp_path / "out")
         found = photograph(tmp_path / "out" / "source")
-        assert differences(photograph(box.source), found) == [], where
+        assert differences(photograph(run.source), found) == [], where
         shutil.rmtree(tmp_path / "out")
-        shutil.rmtree(tmp_path / "run")
+        shutil.rmtree(run.directory)
+    # Some calls may fail and the run be well: the catalog is a cache.
+    assert hits >= len(chosen) // 3, "the calls come in another order each time"
 
 
 def copy_of(box: Box, directory: Path) -> Box:

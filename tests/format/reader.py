@@ -348,9 +348,8 @@ class Store:
         self._lock = _shared_lock(os.path.join(path, "lock.read"))
         self._places: dict[bytes, list[Place]] = {}
         self._last: tuple[tuple[str, int], bytes] = (("", 0), b"")
-        for name in sorted(os.listdir(os.path.join(path, "packs"))):
-            if re.fullmatch("[0-9a-f]{64}", name):
-                self._index_pack(name)
+        for name in self._names("packs", "[0-9a-f]{64}"):
+            self._index_pack(name)
 
     def _index_pack(self, name: str) -> None:
         with open(os.path.join(self.path, "packs", name), "rb") as file:
@@ -364,8 +363,17 @@ class Store:
 
     def snapshots(self) -> list[str]:
         """IDs of all snapshots."""
-        names = os.listdir(os.path.join(self.path, "snapshots"))
-        return sorted([one[:-5] for one in names if re.fullmatch(r"cs-[0-9a-f]{6,64}\.json", one)])
+        return [one[:-5] for one in self._names("snapshots", r"cs-[0-9a-f]{6,64}\.json")]
+
+    def _names(self, directory: str, form: str) -> list[str]:
+        # Copies lose directories that are empty.
+        path = os.path.join(self.path, directory)
+        names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+        return [
+            one
+            for one in names
+            if re.fullmatch(form, one) and os.path.isfile(os.path.join(path, one))
+        ]
 
     def manifest(self, snapshot: str) -> dict[str, Any]:
         """A snapshot's manifest."""

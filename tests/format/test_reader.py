@@ -315,3 +315,20 @@ def test_a_header_that_is_not_understood_is_refused(copied, old, new, what):
     header.write_bytes(header.read_bytes().replace(old, new))
     with pytest.raises(reader.FormatError, match=what):
         reader.Store(str(path))
+
+
+def test_an_empty_store_that_lost_its_empty_directories_has_no_snapshots(taken, tmp_path):
+    header = Path(taken[1], layout.HEADER).read_bytes()
+    (tmp_path / layout.HEADER).write_bytes(header)
+    assert reader.Store(str(tmp_path)).snapshots() == []
+    with open_store(str(tmp_path)) as opened:
+        assert opened.snapshot_files() == {}
+
+
+def test_what_has_the_name_of_a_pack_and_is_none_is_not_opened(copied):
+    _, path, snapshot = copied
+    os.mkfifo(path / layout.PACKS / ("0" * 64))
+    (path / layout.PACKS / ("1" * 64)).mkdir()
+    (path / layout.SNAPSHOTS / "notes.txt").write_text("somebody else's")
+    assert reader.Store(str(path)).snapshots() == [snapshot]
+    assert unreadable(path, snapshot) == set()

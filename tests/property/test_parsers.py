@@ -292,12 +292,13 @@ msgpack_values = st.recursive(
     lambda inner: st.lists(inner, max_size=15),
     max_leaves=40,
 )
-names = st.binary(min_size=1, max_size=8).filter(lambda name: b"/" not in name)
+names = st.binary(min_size=1, max_size=8).filter(lambda name: not {0, 47} & set(name))
+u20 = st.integers(0, 2**20 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
 entries = st.builds(
     Entry,
     names,
-    st.integers(0, 0o177777),
+    st.integers(0, 0o177777).filter(lambda mode: mode & 0o170000 != 0o120000),
     u32,
     u32,
     i64,
@@ -308,8 +309,8 @@ entries = st.builds(
     content=st.binary(max_size=40),
     level=st.integers(0, 9),
     link_dev=u64,
-    rdev=u64,
-    xattrs=st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=2).map(tuple),
+    rdev=st.builds(lambda major, minor: major << 32 | minor, st.integers(0, 4095), u20),
+    xattrs=st.lists(st.tuples(names, st.binary(max_size=5)), max_size=2).map(tuple),
 )
 
 

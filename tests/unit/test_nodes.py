@@ -71,7 +71,7 @@ def pieces_of(count):
 def test_every_field_of_an_entry_comes_back(memory):
     one = Entry(b"\xff", 0o120777, 2**32 - 1, 7, -1, 2**63 - 1, 2**64 - 1)
     other = Entry(
-        b"\xff\x00", 1, 2, 3, 4, 5, 6, 7, FLUX, b"c", 8, 9, 10, ((b"n", b"v"), (b"o", b""))
+        b"\xff\x00", 1, 2, 3, 4, 5, 6, 7, FLUX, b"c", 8, 9, 10 << 32, ((b"n", b"v"), (b"o", b""))
     )
     builder = TreeBuilder(memory.put)
     builder.add(one)
@@ -209,6 +209,30 @@ def test_what_is_no_node_is_damage(memory, data):
     name = memory.put(TREE, data)
     with pytest.raises(CorruptionError):
         list(nodes.iter_tree(memory.get, name, 0))
+
+
+OUT_OF_RANGE = [
+    {"mode": 2**32},
+    {"uid": 2**32},
+    {"gid": -1},
+    {"mtime_ns": 2**63},
+    {"size_bytes": 2**63},
+    {"size_bytes": -1},
+    {"rdev": 1 << 44},
+    {"rdev": 1 << 20},
+    {"mode": 0o120777, "content": b"to\0where"},
+    {"xattrs": ((b"user.\0", b""),)},
+]
+
+
+@pytest.mark.parametrize("change", OUT_OF_RANGE, ids=lambda one: " ".join(one))
+def test_values_that_no_file_has_are_damage(memory, change):
+    one = msgspec.structs.replace(entry(b"a"), **change)
+    name = memory.raw(TREE, 0, [entry(b"0"), one])
+    with pytest.raises(CorruptionError, match="out of range"):
+        list(nodes.iter_tree(memory.get, name, 0))
+    with pytest.raises(CorruptionError, match="out of range"):
+        nodes.find_entry(memory.get, name, 0, b"a")
 
 
 def test_a_missing_leaf_is_named_and_what_comes_before_it_is_had(memory):
