@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ciuic.errors import SourceError, TornReadError, VanishedError
+from ciuic.errors import ResourceError, SourceError, TornReadError, VanishedError
 from ciuic.scan import read_xattrs
 
 __all__ = [
@@ -200,7 +200,9 @@ def source_faults() -> Iterator[None]:
         raise _source_error(error) from error
 
 
-def _source_error(error: OSError) -> SourceError:
+def _source_error(error: OSError) -> SourceError | ResourceError:
+    if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        return ResourceError(f"the snapshot can't go on: {os.strerror(error.errno)}")
     if error.errno == errno.ENOENT:
         return VanishedError("vanished while the snapshot was taken")
     if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:

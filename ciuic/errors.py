@@ -17,6 +17,7 @@
         PathNotFoundError       check the path
         TargetError             the place to restore to is not as it must be
         CancelledError          asked to stop; nothing was committed
+        ResourceError           this process may not open more files or use more memory
 
 A SourceError never becomes a StoreError nor the other way round: a full store that is taken
 for an unreadable file would be committed as a snapshot with a hole in it.
@@ -33,6 +34,7 @@ __all__ = [
     "CorruptionError",
     "DigestError",
     "PathNotFoundError",
+    "ResourceError",
     "SnapshotNotFoundError",
     "SourceError",
     "StoreError",
@@ -139,6 +141,12 @@ class PathNotFoundError(CiuicError):
 
 class TargetError(CiuicError):
     """The place to restore to exists already, or can't be written."""
+
+
+class ResourceError(CiuicError):
+    """The process ran into a limit of its own: no path is to blame, and none is spoiled."""
+
+    default_hint = "Raise the limit (ulimit -n, or LimitNOFILE= in the unit) and run it again."
 
 
 class CancelledError(CiuicError):

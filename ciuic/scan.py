@@ -82,6 +82,8 @@ def open_root(path: bytes) -> DirectoryHandle:
     try:
         return DirectoryHandle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
     except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+            raise
         raise SourceError(os.strerror(error.errno or 0)) from error
 
 

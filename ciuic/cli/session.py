@@ -149,7 +149,11 @@ def late_options() -> list[click.Parameter]:
     """``--config`` and ``--store`` once more, for behind a command; the later one counts."""
     return [
         click.Option(
-            [f"--{name}"], expose_value=False, hidden=True, is_eager=True, callback=_override
+            [f"--{name}"],
+            expose_value=False,
+            hidden=True,
+            callback=_override,
+            help="The same as before the command.",
         )
         for name in ("config", "store")
     ]

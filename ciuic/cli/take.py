@@ -49,7 +49,13 @@ def snapshot(
     settings = session.settings()
     store_path = session.store_path()
     read_header(store_path)  # who can't reach the store can't reach its daemon either
-    report = request_snapshot(store_path, base=base, tags=tags)
+    report = request_snapshot(
+        store_path,
+        base=base,
+        tags=tags,
+        roots=tuple(os.fsencode(path) for path in settings.snapshot_paths),
+        exclude=settings.exclude_patterns,
+    )
     if report is None:
         report = _take_here(settings, session, base=base, tags=tags, wait_s=wait_s)
     if as_json:

@@ -111,6 +111,12 @@ class Index:
             )
             self._db.execute("DELETE FROM pack WHERE name = ?", (name,))
 
+    def clear(self) -> None:
+        """Forget all packs and chunks."""
+        with self._lock, self._faults():
+            self._db.execute("DELETE FROM chunk")
+            self._db.execute("DELETE FROM pack")
+
     def packs(self) -> dict[bytes, int]:
         """Size in bytes of every pack that is recorded, by its ID."""
         with self._lock, self._faults():
@@ -198,7 +204,10 @@ class IndexDamagedError(StoreError):
 
 
 def _connect(path: str, *, write: bool) -> sqlite3.Connection:
-    mode = "rwc" if write else "ro"
+    if write and path:
+        # SQLite would make it with the umask's mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    mode = "rw" if write else "ro"
     target = f"file:{_uri_quoted(path)}?mode={mode}" if path else ""
     db = sqlite3.connect(target, uri=bool(path), check_same_thread=False, timeout=_BUSY_MS / 1000)
     db.execute("PRAGMA cache_size = -32768")

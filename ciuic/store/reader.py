@@ -42,16 +42,17 @@ class StoreReader:
     Args:
         store_path: The store's directory.
         index: Opens the catalog, when first needed.
-        rebuilt: Makes an index from the packs alone.
+        rebuilt: Makes an index from the packs alone, leaving out the one that it is told.
     """
 
     def __init__(
-        self, store_path: str, index: Callable[[], Index], rebuilt: Callable[[], Index]
+        self, store_path: str, index: Callable[[], Index], rebuilt: Callable[[bytes], Index]
     ) -> None:
         self._packs_path = os.path.join(store_path, layout.PACKS)
         self._open_index = index
         self._rebuild = rebuilt
         self._rebuilt_index: Index | None = None
+        self._others: dict[bytes, Index] = {}
         self._lock = threading.RLock()
         self._packs: OrderedDict[bytes, _Pack] = OrderedDict()
         self._frames: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
@@ -173,12 +174,21 @@ class StoreReader:
             return pack
 
     def _elsewhere(self, name: bytes, place: ChunkPlace) -> ChunkPlace | None:
-        """Another place of a chunk that is damaged at ``place``, according to the packs."""
+        """Another place of a chunk that is damaged at ``place``, according to the packs.
+
+        An index keeps one place for a chunk. What a crash or a healed loss stored twice is found
+        by asking the packs without the one that failed.
+        """
         found = self._from_packs().places([name]).get(name)
-        return None if found == place else found
+        if found is not None and found != place:
+            return found
+        with self._lock:
+            if place.pack not in self._others:
+                self._others[place.pack] = self._rebuild(place.pack)
+            return self._others[place.pack].places([name]).get(name)
 
     def _from_packs(self) -> Index:
         with self._lock:
             if self._rebuilt_index is None:
-                self._rebuilt_index = self._rebuild()
+                self._rebuilt_index = self._rebuild(b"")
             return self._rebuilt_index

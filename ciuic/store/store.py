@@ -14,6 +14,7 @@ from ciuic.errors import (
     CorruptionError,
     SnapshotNotFoundError,
     StoreError,
+    UnknownFormatError,
 )
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
@@ -61,6 +62,8 @@ def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFA
         durable.make_directory(path, _DIRECTORY_MODE)
         for name in (layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY):
             durable.make_directory(os.path.join(path, name), _DIRECTORY_MODE)
+        for name in (layout.WRITE_LOCK, layout.READ_LOCK):
+            os.close(os.open(os.path.join(path, name), os.O_RDWR | os.O_CREAT, _FILE_MODE))
         header = Header(
             format=FORMAT,
             required=[],
@@ -148,6 +151,7 @@ class Store:
         if write:
             self._write_lock.take_alone(wait_s)
             self.writable = True
+            self.snapshot_files()
             self._make_directories()
             self._clean_temporary()
             self._bring_up_to_date(self.index)
@@ -200,9 +204,14 @@ class Store:
     def snapshot_files(self) -> dict[str, os.stat_result]:
         """Every committed snapshot: its ID and its manifest's file status."""
         directory = os.path.join(self.path, layout.SNAPSHOTS)
-        found = {}
-        if not os.path.lexists(directory) and os.path.isdir(self.path):
-            return {}
+        found: dict[str, os.stat_result] = {}
+        if not os.path.lexists(directory):
+            if self._pack_files():
+                raise CorruptionError(
+                    f"the store {self.path} has lost its directory '{layout.SNAPSHOTS}'",
+                    hint="Put a copy of it back: without it nothing says what the packs hold.",
+                )
+            return found
         with store_faults("list", directory), os.scandir(directory) as entries:
             for entry in entries:
                 name = layout.parse_manifest_name(entry.name)
@@ -300,23 +309,29 @@ class Store:
     def _reconcile(self, index: Index) -> None:
         present = self._pack_files()
         recorded = index.packs()
-        stale = [name for name, size in recorded.items() if present.get(name) != size]
-        for name in stale:
-            index.remove_pack(name)
-        index.commit()
-        for name in sorted(present.keys() - (recorded.keys() - set(stale))):
-            with contextlib.suppress(CorruptionError):
-                index.add_pack(name, present[name], self._frames_of(name))
+        if any(present.get(name) != size for name, size in recorded.items()):
+            # A pack is gone or was cut. What it held may stand in another one as well, which an
+            # index with one place for a chunk can't tell: begin anew.
+            index.clear()
+            recorded = {}
+        new = {name: size for name, size in present.items() if name not in recorded}
+        self._add_packs(index, new)
         index.commit()
 
-    def _index_from_packs(self) -> Index:
+    def _index_from_packs(self, without: bytes = b"") -> Index:
         """A private index from what the packs say of themselves, damaged footers included."""
         index = Index("", write=True)
         self._temporary_indexes.append(index)
-        for name, size in sorted(self._pack_files().items()):
-            with contextlib.suppress(CorruptionError):
-                index.add_pack(name, size, self._frames_of(name))
+        packs = self._pack_files()
+        packs.pop(without, None)
+        self._add_packs(index, packs)
         return index
+
+    def _add_packs(self, index: Index, packs: dict[bytes, int]) -> None:
+        """Record packs as they describe themselves; one that can't be understood is left out."""
+        for name, size in sorted(packs.items()):
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                index.add_pack(name, size, self._frames_of(name))
 
     def _frames_of(self, name: bytes) -> list[PackedFrame]:
         path = os.path.join(self.path, layout.PACKS, layout.pack_name(name))

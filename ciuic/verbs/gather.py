@@ -40,6 +40,8 @@ _WAITING_MAX: Final = 20_000
 _BATCH_BYTES: Final = 512 * 1024
 _BATCH_FILES: Final = 256
 _LOOKUP_FILES: Final = 500
+_BATCH_DIRECTORIES: Final = 64
+"""A batch keeps the directories of its files open."""
 _DEPTH_MAX: Final = 900
 """Each level holds a descriptor; deeper trees than this are named and left out."""
 
@@ -104,6 +106,13 @@ class _Directory:
         self._old_next: Entry | None = None
         self._queue: deque[tuple[Entry, _Ticket | None]] = deque()
         self.walked = False
+
+    def leave(self) -> bytes:
+        """All names have been visited; the descriptor is given up. Returns the path."""
+        path = self.handle.path
+        del self.handle
+        self.walked = True
+        return path
 
     def append(self, entry: Entry, ticket: _Ticket | None) -> None:
         self._queue.append((entry, ticket))
@@ -179,6 +188,8 @@ class Gatherer:
         self._stack: list[_Directory] = []
         self._small: list[Wanted] = []
         self._small_bytes = 0
+        self._small_directories: set[int] = set()
+        self._lookup_directories: set[int] = set()
         self._small_ticket = _Ticket(self._flush_small)
         self._lookups: list[tuple[Wanted, Entry]] = []
         self._lookup_ticket = _Ticket(self._flush_lookups)
@@ -235,10 +246,9 @@ class Gatherer:
             top = self._stack[-1]
             name = next(top.names, None)
             if name is None:
-                top.walked = True
                 self._closing.append(self._stack.pop())
+                self._progress(self.files, self.logical_bytes, top.leave())
                 self._drain(wait=False)
-                self._progress(self.files, self.logical_bytes, top.handle.path)
                 continue
             if not (self._exclusions.any and self._exclusions.match(top.handle, name)):
                 self._visit(top, name)
@@ -405,7 +415,11 @@ class Gatherer:
         if old.level == 0 and len(old.content) == ID_BYTES:
             ticket = self._lookup_ticket
             self._lookups.append((Wanted(parent.handle, old), old))
-            if len(self._lookups) >= _LOOKUP_FILES:
+            self._lookup_directories.add(parent.handle.fd)
+            if (
+                len(self._lookups) >= _LOOKUP_FILES
+                or len(self._lookup_directories) >= _BATCH_DIRECTORIES
+            ):
                 self._flush_lookups()
             return ticket
         if self._has_all_pieces(old):
@@ -422,6 +436,7 @@ class Gatherer:
     def _flush_lookups(self) -> None:
         lookups, ticket = self._lookups, self._lookup_ticket
         self._lookups, self._lookup_ticket = [], _Ticket(self._flush_lookups)
+        self._lookup_directories = set()
         known = self._store.index.known([old.content for _, old in lookups])
         missing = [wanted for wanted, old in lookups if old.content not in known]
         ticket.flush = None
@@ -435,13 +450,18 @@ class Gatherer:
         ticket = self._small_ticket
         self._small.append(wanted)
         self._small_bytes += status.st_size
-        if self._small_bytes >= _BATCH_BYTES or len(self._small) >= _BATCH_FILES:
+        self._small_directories.add(wanted.directory.fd)
+        if (
+            self._small_bytes >= _BATCH_BYTES
+            or len(self._small) >= _BATCH_FILES
+            or len(self._small_directories) >= _BATCH_DIRECTORIES
+        ):
             self._flush_small()
         return ticket
 
     def _flush_small(self) -> None:
         files, ticket = self._small, self._small_ticket
-        self._small, self._small_bytes = [], 0
+        self._small, self._small_bytes, self._small_directories = [], 0, set()
         self._small_ticket = _Ticket(self._flush_small)
         ticket.flush = None
         ticket.futures = [self._content.submit_small(files)]

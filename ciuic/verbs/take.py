@@ -146,7 +146,7 @@ def take_snapshot(
             roots=roots,
         ),
         roots=recorded,
-        host=socket.gethostname(),
+        host=socket.gethostname().encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
         writer=f"ciuic {ciuic.__version__}",
         read_bytes=content.read_bytes,
         capture_s=round(capture_s, 6),

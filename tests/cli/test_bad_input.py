@@ -350,6 +350,17 @@ def test_a_relative_path_is_taken_from_the_current_directory(taken):
     refused(bad, 1, str(taken.directory / "odd"), "is not in snapshot")
 
 
+def test_store_and_config_are_understood_after_the_command_too(taken):
+    before = taken.run_here("list", "--machine-readable")
+
+    assert before.code == 0
+    assert run_here("list", "--machine-readable", "--store", taken.store) == before
+    assert run_here("list", "--config", taken.config, "--machine-readable") == before
+    refused(run_here("list", "--store", ""), 2)
+    refused(run_here("list", "--config", ""), 2)
+    refused(run_here("list", "--store"), 2, "--store")
+
+
 EMPTY = {
     "--store": ["--store", "", "list"],
     "init --store": ["--store", "", "init"],

@@ -125,7 +125,7 @@ def test_every_help_page_has_a_usage_line_and_a_sentence_for_every_option(name):
     assert command.help, f"{name} has no help"
     assert command.help.strip().splitlines()[0].endswith((".", ":"))
     for parameter in command.params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help, f"{name} {parameter.opts} has no help text"
             assert max(parameter.opts, key=len) in page
 

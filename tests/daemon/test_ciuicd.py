@@ -159,9 +159,8 @@ def test_terminate_in_the_middle_of_a_snapshot_ends_quickly_and_leaves_the_store
     packs = machine.store / "tmp"
 
     def writing():
-        # The header is a temporary file too, before there is a lock.
-        locked = (machine.store / "lock.write").exists()
-        return locked and any(packs.iterdir())
+        # The header is a temporary file, too, while the store is made.
+        return packs.is_dir() and any(one.name.startswith("pack-") for one in packs.iterdir())
 
     wait_until("a pack is being written", writing)
     # Stopped, it can't finish before the signal is there.

@@ -20,6 +20,7 @@ EXIT_CODES = {
     "CiuicError": 1,
     "UsageError": 2,
     "ConfigError": 2,
+    "ResourceError": 1,
     "SourceError": 1,
     "TornReadError": 1,
     "VanishedError": 1,
@@ -32,6 +33,7 @@ EXIT_CODES = {
     "DigestError": 4,
     "SnapshotNotFoundError": 1,
     "PathNotFoundError": 1,
+    "ResourceError": 1,
     "TargetError": 1,
     "CancelledError": 1,
 }

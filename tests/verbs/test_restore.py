@@ -281,6 +281,16 @@ def test_metadata_that_differs_is_put_right_in_place(taken: Box, tmp_path: Path)
     assert {name: inode(top / name) for name in inodes} == inodes
 
 
+def test_metadata_of_a_file_with_several_names_is_put_right_and_it_stays_one_file(
+    taken: Box, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    taken.restore(to=out)
+    (out / "source" / "small").chmod(0o777)
+    taken.restore(to=out, overwrite=True)
+    assert_equal(taken.source, out / "source")
+
+
 def test_files_that_the_snapshot_does_not_have_stay(taken: Box, tmp_path: Path) -> None:
     out = tmp_path / "out"
     taken.restore(to=out)
@@ -353,6 +363,7 @@ def test_delete_spares_excluded_files_inside_a_directory_that_goes(box: Box) -> 
     assert not (box.source / "new" / "other").exists()
 
 
+@pytest.mark.slow
 def test_delete_goes_a_thousand_levels_deep(box: Box) -> None:
     write(box.source / "file", b"x")
     box.take()
@@ -767,6 +778,7 @@ def test_a_destination_that_is_read_only_is_refused_with_one_sentence(
     assert os.listdir(out) == []
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("large", [True, False])
 def test_a_full_target_is_one_sentence_and_a_second_run_finishes(
@@ -883,8 +895,8 @@ def leftovers(top: Path) -> list[bytes]:
     return [path for _, path, _ in walk(top) if b".ciuic-restore-" in path]
 
 
-def kill_in_the_middle(command: list[str | bytes | Path], out: Path) -> None:
-    """Start a restore and end it with SIGKILL as soon as a file is under way."""
+def end_in_the_middle(command: list[str | bytes | Path], out: Path, number: signal.Signals) -> int:
+    """Start a restore and send it a signal as soon as a file is under way; its exit code."""
     process = subprocess.Popen(
         command, env=environment(), cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -897,10 +909,28 @@ def kill_in_the_middle(command: list[str | bytes | Path], out: Path) -> None:
         if found:
             break
         assert time.monotonic() < deadline, "the restore does not begin"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    return process.wait(60)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_restore_that_is_asked_to_stop_leaves_nothing_behind(
+    box: Box, tmp_path: Path, number: signal.Signals
+) -> None:
+    write(box.source / "large", os.urandom(60 * MIB))
+    box.take()
+    out = tmp_path / "out"
+    command = [*CIUIC, "--config", box.config, "restore", "-s", "latest", "-p", box.source]
+    code = end_in_the_middle([*command, "-d", out], out, number)
+    assert code in {0, 1, 130}
+    assert leftovers(out) == []
+    if code:
+        assert not (out / "source" / "large").exists()
+    assert box.restore(to=out, overwrite=True).failed == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("single", [True, False])
 def test_a_killed_restore_leaves_files_old_or_new_and_can_be_run_again(
     box: Box, tmp_path: Path, single: bool
@@ -924,7 +954,7 @@ def test_a_killed_restore_leaves_files_old_or_new_and_can_be_run_again(
         out,
         "--overwrite",
     ]
-    kill_in_the_middle([*CIUIC, *options], out)
+    end_in_the_middle([*CIUIC, *options], out, signal.SIGKILL)
     known = photograph(box.source)
     for inside, place, _ in walk(out):
         if b".ciuic-restore-" in place or not os.path.isfile(place):
@@ -1110,6 +1140,7 @@ def test_what_could_not_be_read_when_the_snapshot_was_taken_is_named_by_a_restor
     assert (tmp_path / "fallback" / "source" / "victim").read_bytes() == b"first version"
 
 
+@pytest.mark.slow
 def test_a_lost_or_damaged_catalog_does_not_keep_anything_from_being_restored(
     taken: Box, tmp_path: Path
 ) -> None:

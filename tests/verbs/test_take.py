@@ -1,8 +1,10 @@
 """Taking snapshots: what is in them, what is read for them, and what may go wrong meanwhile."""
 
+import contextlib
 import mmap
 import os
 import shutil
+import signal
 import socket
 import stat
 import struct
@@ -21,7 +23,7 @@ from tests.kit.box import Box, settle
 from tests.kit.clock import ManualClock
 from tests.kit.damage import pack_of, packs
 from tests.kit.filesystems import disk, tmpfs
-from tests.kit.program import as_nobody
+from tests.kit.program import CIUIC, as_nobody, ciuic, environment
 from tests.kit.trees import differences, photograph
 
 MIB = 1024 * 1024
@@ -191,6 +193,7 @@ def test_times_come_back_to_the_nanosecond_also_before_1970(box: Box, tmp_path: 
     assert_comes_back(box, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("seconds", [2**33, 99_999_999_999, -99_999_999_999, 2**55])
 def test_times_beyond_what_64_bits_of_nanoseconds_hold_spoil_nothing(
@@ -356,6 +359,7 @@ def test_an_empty_root_is_a_snapshot(box: Box, tmp_path: Path) -> None:
     assert list(restored(box, tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_directory_of_many_names_comes_back(box: Box, tmp_path: Path) -> None:
     for number in range(2500):
         (box.source / f"{number * 7919 % 2500:05}").write_bytes(b"%d" % (number % 50))
@@ -394,8 +398,6 @@ def test_unchanged_files_are_not_even_opened(three: Box, tmp_path: Path) -> None
         pytest.skip("strace is not installed")
     settle()
     trace = tmp_path / "trace"
-    from tests.kit.program import ciuic
-
     outcome = ciuic(
         "--config",
         three.config,
@@ -669,27 +671,50 @@ def test_a_directory_that_turns_into_a_symlink_is_not_followed(box: Box, tmp_pat
     assert not any(path.endswith(b"key") for path in box.entries())
 
 
-def test_a_write_through_a_mapping_right_before_the_snapshot_is_not_lost_with_a_missing_root(
-    box: Box, tmp_path: Path
+@contextlib.contextmanager
+def dirty_mapping(path: Path) -> Iterator[mmap.mmap]:
+    """A file on tmpfs, mapped and written to: further writes to that page move no stamp.
+
+    The kernel stamps the first write to a clean page only, and tmpfs never cleans one.
+    """
+    path.write_bytes(b"-" * 4096)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as mapped:
+        mapped[:5] = b"first"
+        before = path.stat().st_ctime_ns
+        yield mapped
+        assert path.stat().st_ctime_ns == before
+
+
+@pytest.mark.root
+def test_a_doubtful_stamp_stays_doubtful_over_a_snapshot_that_missed_the_root(
+    tmp_path: Path,
 ) -> None:
-    """The kernel stamps the first write to a clean page only: only an early ctime shows doubt."""
-    victim = write(box.source / "victim", b"-" * 8192)
-    with victim.open("r+b") as file:
-        os.fsync(file.fileno())
-        with mmap.mmap(file.fileno(), 8192) as mapped:
-            mapped[0:5] = b"first"
+    """What counts is when the tree was read that is believed, not when the last snapshot was."""
+    with tmpfs(tmp_path / "memory", size_mib=16) as memory:
+        box = Box(memory)
+        victim = box.source / "victim"
+        with dirty_mapping(victim) as mapped:
             clock = ManualClock(victim.stat().st_ctime_ns + 1_000_000)
             box.take(clock=clock)
-            stamp = victim.stat().st_ctime_ns
-            mapped[0:5] = b"later"
-            if victim.stat().st_ctime_ns != stamp:
-                pytest.skip("this file system stamps every write through a mapping")
-            box.source.rename(tmp_path / "away")
+            mapped[:5] = b"later"
+            box.source.rename(memory / "away")
+            clock.advance(60)
+            assert box.take(clock=clock).trouble_count == 1
+            (memory / "away").rename(box.source)
             clock.advance(60)
             box.take(clock=clock)
-            (tmp_path / "away").rename(box.source)
-            clock.advance(60)
-            box.take(clock=clock)
+            assert box.read(victim)[:5] == b"later"
+
+
+@pytest.mark.root
+def test_a_base_snapshot_sees_what_the_kernel_has_not_stamped(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "memory", size_mib=16) as memory:
+        box = Box(memory)
+        victim = box.source / "victim"
+        with dirty_mapping(victim) as mapped:
+            box.take()
+            mapped[:5] = b"later"
+            box.take(base=True)
             assert box.read(victim)[:5] == b"later"
 
 
@@ -700,6 +725,31 @@ def test_a_cancelled_snapshot_commits_nothing_and_the_next_one_reuses_its_packs(
         box.take(cancelled=lambda: next(calls) > 6)
     assert box.snapshots() == []
     assert list((box.store / "tmp").iterdir()) == []
+    assert box.take().trouble_count == 0
+    assert box.verify().ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_snapshot_that_is_asked_to_stop_commits_nothing(box: Box, number: signal.Signals) -> None:
+    write(box.source / "large", random_bytes(80 * MIB))
+    process = subprocess.Popen(
+        [*CIUIC, "--config", box.config, "snapshot", "--json"],
+        env=environment(),
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 30
+    while not os.listdir(box.store / "tmp") and process.poll() is None:
+        assert time.monotonic() < deadline, "the snapshot does not begin"
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in {0, 1, 130}
+    assert b"Traceback" not in err
+    assert len(box.snapshots()) == (process.returncode == 0)
+    assert os.listdir(box.store / "tmp") == []
     assert box.take().trouble_count == 0
     assert box.verify().ok
 
@@ -919,6 +969,7 @@ def remove_deep(top: Path) -> None:
     subprocess.run(["rm", "-rf", top], check=True)
 
 
+@pytest.mark.slow
 def test_directories_a_thousand_levels_deep_are_named_and_the_rest_is_taken(
     box: Box, tmp_path: Path
 ) -> None:
@@ -947,6 +998,7 @@ def test_directories_a_thousand_levels_deep_are_named_and_the_rest_is_taken(
         remove_deep(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [300, 600, 850])
 def test_directories_hundreds_of_levels_deep_come_back(
     box: Box, tmp_path: Path, levels: int
@@ -963,3 +1015,93 @@ def test_directories_hundreds_of_levels_deep_come_back(
     finally:
         remove_deep(box.source)
         remove_deep(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_paths_longer_than_the_system_allows_come_back(box: Box, tmp_path: Path) -> None:
+    names = [f"{level:03}" + "n" * 240 for level in range(30)]
+
+    def descend(top: Path, *, make: bool) -> int:
+        fd = os.open(top, os.O_RDONLY)
+        for name in names:
+            if make:
+                os.mkdir(name, dir_fd=fd)
+            inner = os.open(name, os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        return fd
+
+    fd = descend(box.source, make=True)
+    with os.fdopen(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=fd), "wb") as file:
+        file.write(b"deep down")
+    os.symlink("file", "link", dir_fd=fd)
+    os.link("file", "second", src_dir_fd=fd, dst_dir_fd=fd)
+    os.mkfifo("pipe", dir_fd=fd)
+    os.close(fd)
+    try:
+        outcome = box.ciuic("snapshot", "--json")
+        assert (outcome.code, outcome.document["trouble"]) == (0, [])
+        assert box.ciuic("verify", "--checksum").code == 0
+        for _ in range(2):
+            back = box.ciuic(
+                "restore", "-s", "latest", "-p", box.source, "-d", tmp_path / "out", "--overwrite"
+            )
+            assert back.code == 0, back.err
+        fd = descend(tmp_path / "out" / "source", make=False)
+        assert sorted(os.listdir(fd)) == ["file", "link", "pipe", "second"]
+        with os.fdopen(os.open("second", os.O_RDONLY, dir_fd=fd), "rb") as file:
+            assert file.read() == b"deep down"
+        assert os.readlink("link", dir_fd=fd) == "file"
+        os.close(fd)
+    finally:
+        remove_deep(box.source)
+        remove_deep(tmp_path / "out")
+
+
+@pytest.mark.root
+def test_the_root_of_the_file_system_is_a_root_like_any_other(tmp_path: Path) -> None:
+    """In a process whose root is a temporary directory: nothing else is in reach."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.chroot(tmp_path)
+            os.chdir("/")
+            everything_from_the_top()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def everything_from_the_top() -> None:
+    top = Path("/")
+    box = Box(top)
+    box.source = top
+    write(top / "etc" / "conf", b"conf")
+    (top / "proc").mkdir()
+    top.chmod(0o751)
+    first = box.take(top)
+    assert first.trouble_count == 0
+    entries = box.entries()
+    assert b"/etc/conf" in entries
+    assert not any(path.startswith(b"/store/") for path in entries)
+    assert box.read(top / "etc" / "conf") == b"conf"
+    assert box.verify().ok
+    second = box.take(top)
+    assert second.read_bytes == 0
+    write(top / "etc" / "conf", b"broken")
+    write(top / "etc" / "new", b"new")
+    top.chmod(0o700)
+    report = box.restore(top, overwrite=True, delete=True)
+    assert report.failed == []
+    assert (top / "etc" / "conf").read_bytes() == b"conf"
+    assert not (top / "etc" / "new").exists()
+    assert top.stat().st_mode & 0o777 == 0o751
+    assert box.verify().ok
+    (top / "out").mkdir()
+    report = box.restore(top, to=top / "out", overwrite=True)
+    assert report.failed == []
+    assert (top / "out" / "etc" / "conf").read_bytes() == b"conf"
+    report = box.restore(top, to=top / "fresh")
+    assert (top / "fresh" / "etc" / "conf").read_bytes() == b"conf"

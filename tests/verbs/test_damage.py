@@ -1,0 +1,172 @@
+"""Bits that turn, anywhere in a store: what comes back is right, or it is named."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
+from tests.kit.box import Box
+from tests.kit.clock import ManualClock
+from tests.kit.trees import Photo, photograph
+
+
+class Kept:
+    """A store and what its two snapshots must give back."""
+
+    def __init__(self, directory: Path) -> None:
+        box = Box(directory, chunk_bytes=4096)
+        (box.source / "sub" / "deep").mkdir(parents=True)
+        (box.source / "text").write_bytes(b"text that can be compressed " * 400)
+        (box.source / "noise").write_bytes(os.urandom(20_000))
+        (box.source / "sub" / "small").write_bytes(b"small")
+        os.link(box.source / "sub" / "small", box.source / "second name")
+        (box.source / "sub" / "deep" / "model").write_bytes(os.urandom(9000))
+        (box.source / "link").symlink_to("text")
+        with (box.source / "holes").open("wb") as file:
+            file.truncate(200_000)
+            file.seek(100_000)
+            file.write(b"x" * 5000)
+        self.photos = {box.take().id: photograph(box.source)}
+        (box.source / "text").write_bytes(b"another text " * 500)
+        self.photos[box.take().id] = photograph(box.source)
+        self.store = box.store
+        self.source = box.source
+        self.files = sorted(
+            str(path.relative_to(box.store))
+            for path in box.store.rglob("*")
+            if path.is_file() and path.stat().st_size and not path.name.startswith("lock")
+        )
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    return Kept(tmp_path_factory.mktemp("kept"))
+
+
+@contextlib.contextmanager
+def copied(kept: Kept) -> Iterator[Box]:
+    """The store in a place where it may be harmed."""
+    with tempfile.TemporaryDirectory(prefix="ciuic-test-") as directory:
+        box = Box.__new__(Box)
+        box.directory = Path(directory)
+        box.store, box.source = box.directory / "store", kept.source
+        box.config, box.clock = box.directory / "ciuic.conf", ManualClock()
+        shutil.copytree(kept.store, box.store)
+        box.configure()
+        yield box
+
+
+def wrong(expected: dict[bytes, Photo], out: Path) -> set[bytes]:
+    """Files that were restored and are not what they were."""
+    actual = photograph(out) if out.exists() else {}
+    return {
+        path
+        for path, photo in actual.items()
+        if path not in expected
+        or (photo.content, photo.size_bytes) != (expected[path].content, expected[path].size_bytes)
+    }
+
+
+def check(kept: Kept, box: Box) -> None:
+    """No snapshot gives back a wrong byte, and what is missing is named by restore and verify."""
+    for name, photo in kept.photos.items():
+        out = box.directory / f"out-{name}"
+        try:
+            report = box.restore(snapshot=name, to=out)
+        except CiuicError as error:
+            assert error.message
+            assert not out.exists() or wrong(photo, out / "source") == set()
+            assert_named(box, name)
+            continue
+        assert wrong(photo, out / "source") == set()
+        missing = photo.keys() - photograph(out / "source").keys()
+        if missing:
+            assert report.failed, (name, missing)
+            assert_named(box, name)
+        else:
+            assert report.failed == []
+
+
+def assert_named(box: Box, name: str) -> None:
+    """Verifying says that this snapshot is damaged; a store without a header can't say anything."""
+    with contextlib.suppress(CorruptionError, UnknownFormatError):
+        report = box.verify()
+        verdicts = {one.id: one.ok for one in report.snapshots}
+        assert verdicts[name] is False
+
+
+@given(st.data())
+def test_a_byte_that_turns_anywhere_in_the_store_is_noticed_or_does_not_matter(
+    kept: Kept, data: st.DataObject
+) -> None:
+    with copied(kept) as box:
+        name = data.draw(st.sampled_from(kept.files))
+        content = bytearray((box.store / name).read_bytes())
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] ^= data.draw(st.sampled_from([1, 0x80, 0xFF]))
+        (box.store / name).write_bytes(content)
+        check(kept, box)
+
+
+@given(st.data())
+def test_a_file_that_is_cut_or_zeroed_anywhere_is_noticed_or_does_not_matter(
+    kept: Kept, data: st.DataObject
+) -> None:
+    with copied(kept) as box:
+        name = data.draw(st.sampled_from(kept.files))
+        content = bytearray((box.store / name).read_bytes())
+        at = data.draw(st.integers(0, len(content) - 1))
+        if data.draw(st.booleans()):
+            del content[at:]
+        else:
+            content[at : at + 512] = bytes(len(content[at : at + 512]))
+        (box.store / name).write_bytes(content)
+        check(kept, box)
+
+
+def test_any_file_of_the_store_may_be_gone(kept: Kept) -> None:
+    for name in kept.files:
+        with copied(kept) as box:
+            (box.store / name).unlink()
+            if name.startswith("snapshots"):
+                assert len(box.snapshots()) == 1
+                continue
+            check(kept, box)
+
+
+def test_two_packs_that_have_changed_places_are_noticed(kept: Kept) -> None:
+    names = [name for name in kept.files if name.startswith("packs")]
+    for one, other in itertools.pairwise(names):
+        with copied(kept) as box:
+            (box.store / one).rename(box.store / "packs" / "spare")
+            (box.store / other).rename(box.store / one)
+            (box.store / "packs" / "spare").rename(box.store / other)
+            check(kept, box)
+
+
+def test_after_any_damage_the_next_snapshot_is_whole_or_says_why_not(kept: Kept) -> None:
+    for name in kept.files:
+        with copied(kept) as box:
+            path = box.store / name
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 0xFF
+            path.write_bytes(content)
+            try:
+                taken = box.take(base=True)
+            except CiuicError as error:
+                assert error.message
+                continue
+            report = box.verify()
+            verdicts = {one.id: one.ok for one in report.snapshots}
+            if verdicts[taken.id]:
+                out = box.directory / "out"
+                assert box.restore(snapshot=taken.id, to=out).failed == []
+                assert wrong(photograph(box.source), out / "source") == set()
