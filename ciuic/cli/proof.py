@@ -58,6 +58,8 @@ def verify(
             for bad in one.damaged:
                 click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}")
         read = f", {format_bytes(report.read_bytes)} read" if checksum else ""
+        if not ids and not every:
+            click.echo("only the newest; --all verifies every snapshot", err=True)
         click.echo(
             f"{len(report.snapshots)} verified, {report.chunks:,} chunks{read},"
             f" {format_duration(report.total_s)}",

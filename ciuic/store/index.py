@@ -228,7 +228,8 @@ def _uri_quoted(path: str) -> str:
 
 
 def _translated(error: sqlite3.OperationalError, path: str) -> StoreError:
-    code = error.sqlite_errorcode & 0xFF
+    # Errors of the binding itself ("could not decode") carry no code: what it read is damaged.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return StoreFullError(f"cannot write {path}: no space left on the device")
     if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:

@@ -30,7 +30,7 @@ __all__ = [
     "temporary_prefix",
 ]
 
-RUN_AGAIN: Final = "Run the command again: what is already right is left alone."
+RUN_AGAIN: Final = "Run it again, with --overwrite: what is already right is left alone."
 _PREFIX: Final = b".ciuic-restore-"
 _LEFTOVER: Final = re.compile(rb"\.ciuic-restore-(\d+)-(\d+)-[0-9a-f]{16}")
 _ENDING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}

@@ -116,29 +116,30 @@ def test_a_store_survives_being_unmounted(mounted: Disk, tmp_path: Path) -> None
     assert place.run("snapshot", "--json").document["read_bytes"] == 0
 
 
-@pytest.mark.parametrize("missing", [False, True])
 def test_a_store_on_a_read_only_mount_is_listed_verified_and_restored(
-    mounted: Disk, tmp_path: Path, missing: bool
+    mounted: Disk, tmp_path: Path
 ) -> None:
     place = Store(mounted.path / "store", tmp_path / "source", tmp_path / "ciuic.conf")
     fill(place.source)
     before = photograph(place.source, holes=False)
     place.run("init")
     place.run("snapshot")
-    if missing:
-        (place.store / "catalog.sqlite").unlink()
-        (place.store / "lock.read").unlink(missing_ok=True)
     mounted.remount("ro")
-    assert len(place.run("list", "--machine-readable").out.splitlines()) == 1
-    place.run("verify", "--all", "--checksum")
-    place.run("stats")
-    place.run("ls", "-R", "latest")
-    place.run("restore", "-s", "latest", "-p", place.source, "-d", tmp_path / "out")
-    after = photograph(tmp_path / "out" / "source", holes=False)
-    assert differences(before, after) == []
     refused = place.run("snapshot", code=1)
     assert "Read-only file system" in refused.err
     assert len(refused.err.splitlines()) <= 2
+    assert len(place.run("list", "--machine-readable").out.splitlines()) == 1
+    place.run("ls", "-R", "latest")
+    mounted.remount("rw")
+    for name in ("catalog.sqlite", "lock.read", "lock.write"):
+        (place.store / name).unlink(missing_ok=True)
+    mounted.remount("ro")
+    assert len(place.run("list", "--machine-readable").out.splitlines()) == 1
+    place.run("stats")
+    place.run("verify", "--all", "--checksum")
+    place.run("restore", "-s", "latest", "-p", place.source, "-d", tmp_path / "out")
+    after = photograph(tmp_path / "out" / "source", holes=False)
+    assert differences(before, after) == []
 
 
 @pytest.mark.parametrize("small_files", [False, True])
@@ -180,7 +181,7 @@ def test_a_store_that_fills_up_ends_the_snapshot_and_loses_nothing(
     assert differences(photograph(place.source), place.restore("latest", tmp_path / "out 2")) == []
 
 
-@pytest.mark.parametrize("left_kib", [0, 4, 16, 64, 200])
+@pytest.mark.parametrize("left_kib", [0, 16, 64, 200])
 def test_every_last_bit_of_room_is_no_reason_to_commit_half(
     small_disk: Disk, tmp_path: Path, left_kib: int
 ) -> None:

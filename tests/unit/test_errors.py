@@ -33,7 +33,6 @@ EXIT_CODES = {
     "DigestError": 4,
     "SnapshotNotFoundError": 1,
     "PathNotFoundError": 1,
-    "ResourceError": 1,
     "TargetError": 1,
     "CancelledError": 1,
 }
