@@ -2,8 +2,8 @@
 
 In place: the status of the open file before and after reading must be the same; if it is not,
 the file is read again, a bounded number of times. A torn read is thereby found wherever the
-kernel moves ctime on a write, which it does for write(2) and for a page that a mapping has
-made dirty and that has been written back since.
+kernel moves ctime on a write, which it does for write(2) and for the first write through a
+mapping to a clean page, but not for further ones: docs/guarantees.md, N3.
 """
 
 import contextlib

@@ -172,12 +172,25 @@ def apply_special_metadata(directory: DirectoryHandle, name: bytes, entry: Entry
 
         refused += _try_owner(give, entry)
     if not entry.is_symlink:
-        os.chmod(name, stat.S_IMODE(entry.mode), dir_fd=directory.fd)
+        _chmod_unopened(directory, name, entry)
     if entry.xattrs:
         refused += _set_xattrs(b"/proc/self/fd/%d/" % directory.fd + name, entry)
     times = (entry.mtime_ns, entry.mtime_ns)
     os.utime(name, ns=times, dir_fd=directory.fd, follow_symlinks=False)
     return refused
+
+
+def _chmod_unopened(directory: DirectoryHandle, name: bytes, entry: Entry) -> None:
+    """Set the mode of a FIFO or device node, which must not be opened for reading.
+
+    By way of a descriptor: chmod by name follows a symlink that somebody has put there since.
+    """
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
+    try:
+        if stat.S_IFMT(os.fstat(fd).st_mode) == stat.S_IFMT(entry.mode):
+            os.chmod(b"/proc/self/fd/%d" % fd, stat.S_IMODE(entry.mode))
+    finally:
+        os.close(fd)
 
 
 def _try_owner(change: Callable[[], None], entry: Entry) -> list[str]:
