@@ -113,7 +113,9 @@ def storable_ns(time_ns: int) -> int:
 
     tmpfs, btrfs and NFS keep seconds in 64 bits, so that a wrong clock can leave any year.
     """
-    return max(_TIME_MIN_NS, min(_TIME_MAX_NS, time_ns))
+    if _TIME_MIN_NS <= time_ns <= _TIME_MAX_NS:
+        return time_ns
+    return _TIME_MIN_NS if time_ns < 0 else _TIME_MAX_NS
 
 
 def read_xattrs(target: int | bytes) -> tuple[tuple[bytes, bytes], ...]:

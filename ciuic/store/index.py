@@ -247,10 +247,11 @@ def _rows(
     number: int, frames: Iterable[PackedFrame]
 ) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
     for packed in frames:
-        frame = packed.frame
+        frame, offset = packed.frame, packed.offset_bytes
+        total, kind = frame.total_bytes, frame.kind
         start = 0
         for name, length in frame.chunks:
-            yield name, number, packed.offset_bytes, frame.total_bytes, start, length, frame.kind
+            yield name, number, offset, total, start, length, kind
             start += length
 
 

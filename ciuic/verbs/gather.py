@@ -191,7 +191,7 @@ class Gatherer:
         self._small_directories: set[int] = set()
         self._lookup_directories: set[int] = set()
         self._small_ticket = _Ticket(self._flush_small)
-        self._lookups: list[tuple[Wanted, Entry]] = []
+        self._lookups: list[Wanted] = []
         self._lookup_ticket = _Ticket(self._flush_lookups)
         self.files = 0
         self.logical_bytes = 0
@@ -309,11 +309,11 @@ class Gatherer:
         self.logical_bytes += status.st_size
         if old is not None and self._believes(old, status):
             old.link_dev = status.st_dev if status.st_nlink > 1 else 0
-            ticket = self._reuse(parent, old)
+            ticket = self._reuse(Wanted(parent.handle, old, status))
             entry = old
         else:
-            entry = entry_of(name, status)
-            ticket = self._read(Wanted(parent.handle, entry), status)
+            entry = _unread_entry(name, status)
+            ticket = self._read(Wanted(parent.handle, entry, status))
         self._append(parent, entry, ticket)
         if status.st_nlink > 1:
             self._links[status.st_dev, status.st_ino] = (entry, ticket, status.st_nlink - 1)
@@ -328,7 +328,7 @@ class Gatherer:
         self._links[key] = (first, ticket, left - 1)
         if left <= 1:
             del self._links[key]
-        wanted = Wanted(parent.handle, entry_of(name, status))
+        wanted = Wanted(parent.handle, entry_of(name, status), status)
         self._append(parent, wanted.entry, self._copy_ticket(first, wanted, ticket))
         return True
 
@@ -408,14 +408,15 @@ class Gatherer:
             and is_settled(old.mtime_ns, old.ctime_ns, self._old_taken_ns)
         )
 
-    def _reuse(self, parent: _Directory, old: Entry) -> _Ticket | None:
+    def _reuse(self, wanted: Wanted) -> _Ticket | None:
         """Take over the parent's content, once it is sure that the store still has it."""
+        old = wanted.entry
         if not old.content:
             return None
         if old.level == 0 and len(old.content) == ID_BYTES:
             ticket = self._lookup_ticket
-            self._lookups.append((Wanted(parent.handle, old), old))
-            self._lookup_directories.add(parent.handle.fd)
+            self._lookups.append(wanted)
+            self._lookup_directories.add(wanted.directory.fd)
             if (
                 len(self._lookups) >= _LOOKUP_FILES
                 or len(self._lookup_directories) >= _BATCH_DIRECTORIES
@@ -424,7 +425,7 @@ class Gatherer:
             return ticket
         if self._has_all_pieces(old):
             return None
-        return self._large(Wanted(parent.handle, old))
+        return self._large(wanted)
 
     def _has_all_pieces(self, old: Entry) -> bool:
         try:
@@ -437,19 +438,19 @@ class Gatherer:
         lookups, ticket = self._lookups, self._lookup_ticket
         self._lookups, self._lookup_ticket = [], _Ticket(self._flush_lookups)
         self._lookup_directories = set()
-        known = self._store.index.known([old.content for _, old in lookups])
-        missing = [wanted for wanted, old in lookups if old.content not in known]
+        known = self._store.index.known([wanted.entry.content for wanted in lookups])
+        missing = [wanted for wanted in lookups if wanted.entry.content not in known]
         ticket.flush = None
         # One at a time, as large files are: this happens after damage, not every hour.
         ticket.futures = [self._content.submit_large(wanted) for wanted in missing]
         ticket.done = not missing
 
-    def _read(self, wanted: Wanted, status: os.stat_result) -> _Ticket:
-        if not self._content.is_small(status):
+    def _read(self, wanted: Wanted) -> _Ticket:
+        if not self._content.is_small(wanted.status):
             return self._large(wanted)
         ticket = self._small_ticket
         self._small.append(wanted)
-        self._small_bytes += status.st_size
+        self._small_bytes += wanted.status.st_size
         self._small_directories.add(wanted.directory.fd)
         if (
             self._small_bytes >= _BATCH_BYTES
@@ -470,6 +471,12 @@ class Gatherer:
         ticket = _Ticket()
         ticket.futures = [self._content.submit_large(wanted)]
         return ticket
+
+
+def _unread_entry(name: bytes, status: os.stat_result) -> Entry:
+    """The entry of a file that is to be read, which fills in the rest."""
+    link_dev = status.st_dev if status.st_nlink > 1 else 0
+    return Entry(name, status.st_mode, 0, 0, 0, 0, status.st_ino, link_dev=link_dev)
 
 
 def _same_inode(old: Entry, status: os.stat_result) -> bool:

@@ -34,10 +34,17 @@ Argument = TypeVar("Argument")
 
 
 class Wanted(NamedTuple):
-    """A regular file whose content is to be stored; ``entry`` is filled in."""
+    """A regular file whose content is to be stored.
+
+    Attributes:
+        directory: Where it is.
+        entry: Filled in from what is read; before that only its name counts.
+        status: What the listing saw, for a file that can't be read.
+    """
 
     directory: DirectoryHandle
     entry: Entry
+    status: os.stat_result
 
 
 class ContentReader:
@@ -130,7 +137,7 @@ class ContentReader:
 
     def _read_small(self, file: Wanted) -> bytes:
         entry = file.entry
-        owned = self._uid in {0, entry.uid}
+        owned = self._uid in {0, file.status.st_uid}
         small = read_small(file.directory.fd, entry.name, owned=owned)
         if small.is_torn:
             self._mark_torn(file)
@@ -199,10 +206,11 @@ class ContentReader:
         return name
 
     def _open(self, file: Wanted) -> OpenFile:
-        owned = self._uid in {0, file.entry.uid}
+        owned = self._uid in {0, file.status.st_uid}
         return OpenFile(file.directory.fd, file.entry.name, owned=owned)
 
     def _spoil(self, file: Wanted, error: SourceError) -> None:
+        _fill(file.entry, file.status, (), file.status.st_size)
         file.entry.state = UNREADABLE
         if isinstance(error, VanishedError):
             file.entry.mode = GONE_MODE

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from ciuic.catalog import list_snapshots
 from ciuic.clock import Clock, local_time_text
 from ciuic.errors import CiuicError, TargetError, UsageError
-from ciuic.memory import keep_freed_memory
+from ciuic.memory import prepare_for_bulk
 from ciuic.model import Entry, RestoreReport, SnapshotSummary, Trouble, path_text
 from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
@@ -87,7 +87,7 @@ def restore(
         CorruptionError: The way to a path is damaged; nothing has been touched.
         CancelledError: ``cancelled`` turned true; files are old or new, none is torn.
     """
-    keep_freed_memory()
+    prepare_for_bulk()
     began_s = clock.monotonic_s()
     targets = _resolve(store, manifest, request)
     _refuse_existing(targets, overwrite=request.overwrite)

@@ -13,7 +13,7 @@ from ciuic.catalog import list_snapshots, remember
 from ciuic.chunking import FixedChunker
 from ciuic.clock import Clock
 from ciuic.errors import UsageError
-from ciuic.memory import keep_freed_memory
+from ciuic.memory import prepare_for_bulk
 from ciuic.model import SnapshotSummary, TakeReport, Trouble
 from ciuic.scan import Exclusions
 from ciuic.store import Store
@@ -95,7 +95,7 @@ def take_snapshot(
         StoreError: The store failed.
         CancelledError: ``cancelled`` turned true.
     """
-    keep_freed_memory()
+    prepare_for_bulk()
     began_s = clock.monotonic_s()
     roots = _checked_roots(request.roots)
     _check_tags(request.tags)

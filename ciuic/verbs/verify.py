@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.clock import Clock
 from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
-from ciuic.memory import keep_freed_memory
+from ciuic.memory import prepare_for_bulk
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
 from ciuic.store import Store
 from ciuic.store.frame import DATA, check_chunk
@@ -72,7 +72,7 @@ def verify_snapshots(
     Raises:
         StoreError: The store itself can't be used. Damage is not raised but reported.
     """
-    keep_freed_memory()
+    prepare_for_bulk()
     began_s = clock.monotonic_s()
     chosen = list(snapshots)
     survey = _Survey(store)

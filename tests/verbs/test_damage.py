@@ -132,6 +132,22 @@ def test_a_file_that_is_cut_or_zeroed_anywhere_is_noticed_or_does_not_matter(
         check(kept, box)
 
 
+def test_a_bit_that_turns_in_what_the_catalog_says_in_its_schema_costs_nothing(
+    kept: Kept,
+) -> None:
+    """Not every complaint of SQLite about its file is an error of SQLite's own class."""
+    content = (kept.store / "catalog.sqlite").read_bytes()
+    start = content.index(b"CREATE TABLE")
+    for at in range(start, start + 300, 23):
+        with copied(kept) as box:
+            changed = bytearray(content)
+            changed[at] ^= 0x80
+            (box.store / "catalog.sqlite").write_bytes(changed)
+            check(kept, box)
+            assert len(box.snapshots()) == 2
+            assert box.verify().ok
+
+
 def test_any_file_of_the_store_may_be_gone(kept: Kept) -> None:
     for name in kept.files:
         with copied(kept) as box:

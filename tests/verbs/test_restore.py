@@ -1,6 +1,7 @@
 """Putting paths back: what is written, what is left alone, and what is never touched."""
 
 import os
+import random
 import resource
 import shutil
 import signal
@@ -560,6 +561,32 @@ def test_only_the_changed_ranges_of_a_large_file_come_from_the_store(
     report = box.restore(to=out, overwrite=True)
     assert (report.written_files, report.cloned_bytes) == (1, 7 * MIB + 123)
     assert (out / "source" / "model").read_bytes() == data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_large_files_of_any_layout_come_back_fresh_and_over_what_is_there(
+    box: Box, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    model = box.source / "model"
+    with model.open("wb") as file:
+        file.truncate(rng.randrange(9 * MIB, 20 * MIB))
+        for _ in range(rng.randrange(1, 40)):
+            file.seek(rng.randrange(18 * MIB))
+            file.write(rng.randbytes(rng.randrange(1, 900_000)))
+    box.take()
+    out = tmp_path / "out"
+    box.restore(to=out)
+    assert_equal(box.source, out / "source")
+    for _ in range(3):
+        with (out / "source" / "model").open("r+b") as file:
+            for _ in range(rng.randrange(1, 6)):
+                file.seek(rng.randrange(20 * MIB))
+                file.write(rng.randbytes(rng.randrange(1, 200_000)))
+            file.truncate(rng.choice((model.stat().st_size, rng.randrange(20 * MIB))))
+        box.restore(to=out, overwrite=True)
+        assert_equal(box.source, out / "source")
 
 
 @pytest.mark.parametrize("length", [0, 1, 2 * MIB + 1, 20 * MIB])
