@@ -110,7 +110,7 @@ def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
     for name, status in store.snapshot_files().items():
         row = recorded.get(name)
         if row is not None and row[:2] == (status.st_size, status.st_mtime_ns):
-            with contextlib.suppress(msgspec.MsgspecError):
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
                 found.append(_decoder.decode(row[2]))
                 continue
         try:

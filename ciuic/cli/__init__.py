@@ -69,6 +69,8 @@ def main() -> None:
     # Started with stdout closed, as cron and other daemons do: print into nothing.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    # numpy would start a thread a core for linear algebra, which nobody here does.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     as_json = "--json" in sys.argv
     try:
         code = _run()

@@ -14,9 +14,10 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ciuic.errors import BusyError, StoreError, StoreFullError
+from ciuic.hashing import ID_BYTES
 from ciuic.store.pack import PackedFrame
 
 __all__ = ["ChunkPlace", "Index", "IndexDamagedError"]
@@ -40,6 +41,7 @@ PRAGMA user_version = {_SCHEMA_VERSION};
 _INSERT_CHUNK: Final = "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
 _BATCH: Final = 500
 _BUSY_MS: Final = 10_000
+_NUMBER_MAX: Final = 2**62
 
 
 class ChunkPlace(NamedTuple):
@@ -144,7 +146,7 @@ class Index:
                     f" WHERE chunk.id IN ({_marks(len(part))})"
                 )
                 for row in self._db.execute(query, part):
-                    found[row[0]] = ChunkPlace(*row[1:])
+                    found[row[0]] = self._place(row[1:])
         return found
 
     def totals(self) -> tuple[int, int, int]:
@@ -163,7 +165,7 @@ class Index:
             rows = self._db.execute(
                 "SELECT id, file_bytes, file_mtime_ns, summary FROM snapshot"
             ).fetchall()
-        return {row[0]: (row[1], row[2], row[3]) for row in rows}
+        return {row[0]: (row[1], row[2], row[3]) for row in rows if isinstance(row[3], bytes)}
 
     def put_snapshot(
         self, name: str, file_bytes: int, file_mtime_ns: int, taken_ns: int, summary: bytes
@@ -193,8 +195,17 @@ class Index:
             yield
         except sqlite3.OperationalError as error:
             raise _translated(error, self._path) from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise IndexDamagedError(f"the catalog {self._path} is damaged: {error}") from error
+
+    def _place(self, row: tuple[Any, ...]) -> ChunkPlace:
+        """A row as a place, if it can be one: SQLite gives back whatever type stands there."""
+        pack, *numbers = row
+        if not isinstance(pack, bytes) or len(pack) != ID_BYTES:
+            raise IndexDamagedError(f"the catalog {self._path} names a pack that can't be")
+        if not all(isinstance(one, int) and 0 <= one < _NUMBER_MAX for one in numbers):
+            raise IndexDamagedError(f"the catalog {self._path} names a place that can't be")
+        return ChunkPlace(pack, *numbers)
 
 
 class IndexDamagedError(StoreError):

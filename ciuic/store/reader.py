@@ -101,6 +101,10 @@ class StoreReader:
             found.update(self._from_packs().places(missing))
         return found
 
+    def places_in_packs(self, names: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
+        """As ``places``, by what the packs say of themselves and not the catalog."""
+        return self._from_packs().places(names)
+
     def frame(self, place: ChunkPlace) -> tuple[Frame, bytes | memoryview]:
         """A whole frame, decoded; its chunks are not checked yet.
 

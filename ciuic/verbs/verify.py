@@ -202,6 +202,10 @@ class _Survey:
     def _look_up(self, kind: int, names: list[bytes]) -> None:
         new = [name for name in dict.fromkeys(names) if name not in self._present]
         places = self._store.reader.places(new)
+        doubtful = [name for name in new if name not in places or not self._fits(places[name])]
+        if doubtful:
+            # The catalog may be at fault, and no restore would fail for that.
+            places.update(self._store.reader.places_in_packs(doubtful))
         for name in new:
             place = places.get(name)
             if place is None or not self._fits(place):

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,35 @@ def test_a_bit_that_turns_in_what_the_catalog_says_in_its_schema_costs_nothing(
             check(kept, box)
             assert len(box.snapshots()) == 2
             assert box.verify().ok
+
+
+COLUMNS = {
+    "pack": ("name", "size_bytes"),
+    "chunk": ("pack", "offset_bytes", "frame_bytes", "start_bytes", "length_bytes", "kind"),
+    "snapshot": ("file_bytes", "file_mtime_ns", "taken_ns", "summary"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["'text'", "x'ff00ff'", "-1", "1.5", "9223372036854775807", "0"])
+def test_a_catalog_that_lies_in_any_column_costs_nothing(kept: Kept, value: str) -> None:
+    for table, columns in COLUMNS.items():
+        for column in columns:
+            with copied(kept) as box:
+                with contextlib.closing(sqlite3.connect(box.store / "catalog.sqlite")) as db:
+                    # A name that must be unique can only be wrong once.
+                    only = " WHERE rowid = 1" if column == "name" else ""
+                    db.execute(f"UPDATE {table} SET {column} = {value}{only}")
+                    db.commit()
+                for name, photo in kept.photos.items():
+                    out = box.directory / f"out-{name}"
+                    report = box.restore(snapshot=name, to=out)
+                    assert report.failed == [], (table, column)
+                    assert wrong(photo, out / "source") == set(), (table, column)
+                assert box.verify().ok, (table, column)
+                assert {one.id for one in box.snapshots()} == set(kept.photos), (table, column)
+                assert box.take().trouble_count == 0, (table, column)
+                assert box.verify().ok, (table, column)
 
 
 def test_any_file_of_the_store_may_be_gone(kept: Kept) -> None:
