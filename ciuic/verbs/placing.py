@@ -144,6 +144,9 @@ class Placer:
                 self._finish()
         finally:
             self._filler.close()
+            # Descriptors of the target are given up now: its file system may be unmounted next.
+            self._closed, self._links = [], []
+            self._first_names, self._file_systems = {}, {}
 
     def place(
         self, directory: DirectoryHandle | None, name: bytes, entry: Entry, path: bytes

@@ -189,10 +189,13 @@ def test_a_restore_that_is_stopped_leaves_whole_files_and_can_be_run_again(tmp_p
         assert (out / "source" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(taken):
-    path = taken.source / "checkpoints" / "step-1.pt"
+def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(fresh):
+    # Larger than a pipe: nobody reads more than a byte of it, so it is in the middle for good.
+    path = fresh.source / "checkpoints" / "large.pt"
+    path.write_bytes(os.urandom(4 * 1024 * 1024))
+    fresh.snapshot()
     process = subprocess.Popen(
-        ["ciuic", "--config", taken.config, "cat", "latest", path],
+        ["ciuic", "--config", fresh.config, "cat", "latest", path],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -201,7 +204,6 @@ def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(taken):
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)
-        # The file is larger than the pipe, which nobody reads any further: it is in the middle.
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         said = process.stderr.read().decode()

@@ -33,6 +33,11 @@ if [ "${BOOT_SYSTEMD_STAGE:-}" != inside ]; then
         --propagation private "$0" "$files" "$@"
 fi
 
+# These namespaces hold a copy of every mount there was. Loop mounts belong to other tests, which
+# could not take them away for good.
+findmnt --noheadings --list --output TARGET,SOURCE | awk '$2 ~ "^/dev/loop" { print $1 }' |
+    xargs --no-run-if-empty umount --lazy
+
 # The upper layer of an overlay can't lie on an overlay, which / may be: so it lies in memory.
 state=/mnt
 mount -t tmpfs -o mode=755 boot-systemd "$state"
