@@ -25,7 +25,7 @@ PLANES: Final = 2
 _PROBE_BYTES_MIN: Final = 64 * 1024
 """Below this a sample costs as much as the thing itself; small files are text more often."""
 _SAMPLE_PARTS: Final = 4
-_SAMPLE_PART_BYTES: Final = 4096
+_SAMPLE_PART_BYTES: Final = 2048
 _TEXT_RATIO: Final = 0.65
 """A sample that zstd shrinks below this is text, code, a log, or mostly zeros."""
 _WORTH_FRACTION: Final = 1 / 64
