@@ -165,7 +165,8 @@ class Filler:
         self._cancelled = cancelled
         self._progress = progress
         self._prefix = temporary_prefix()
-        workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+        # Twice the cores: while one decodes, another waits for the disk.
+        workers = min(_WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(workers, "restore")
         self._lock = threading.Lock()
         self._default_acls: WeakKeyDictionary[DirectoryHandle, bool] = WeakKeyDictionary()
