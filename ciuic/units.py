@@ -2,7 +2,13 @@
 
 import re
 
-__all__ = ["format_bytes", "format_duration", "parse_duration_s", "parse_size_bytes"]
+__all__ = [
+    "format_bytes",
+    "format_duration",
+    "format_files",
+    "parse_duration_s",
+    "parse_size_bytes",
+]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -38,6 +44,11 @@ def parse_size_bytes(text: str) -> int:
         raise ValueError(f"'{text}' is not a size; write a number and KiB, MiB, GiB or TiB: 64 MiB")
     unit = (match[2] or "").lower().removesuffix("i")
     return int(float(match[1]) * 1024 ** _POWERS[unit])
+
+
+def format_files(count: int) -> str:
+    """``1 file``, ``2,000 files``."""
+    return f"{count:,} file{'' if count == 1 else 's'}"
 
 
 def format_bytes(size_bytes: int) -> str:

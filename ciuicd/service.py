@@ -30,7 +30,7 @@ from ciuic.model import TakeReport, path_text
 from ciuic.store import create_store, open_store
 from ciuic.store.layout import DAEMON_LOCK, HEADER
 from ciuic.store.lock import Lock
-from ciuic.units import format_bytes, format_duration
+from ciuic.units import format_bytes, format_duration, format_files
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuicd.control import Job, Server
 from ciuicd.notify import Notifier
@@ -428,7 +428,7 @@ def _error_fields(error: CiuicError) -> dict[str, str]:
 
 def _describe(report: TakeReport) -> str:
     text = (
-        f"snapshot {report.id} ({report.kind}): {report.files} files, "
+        f"snapshot {report.id} ({report.kind}): {format_files(report.files)}, "
         f"{format_bytes(report.logical_bytes)}, {format_bytes(report.stored_bytes)} stored, "
         f"{format_duration(report.total_s)}, "
     )

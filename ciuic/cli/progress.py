@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from ciuic.cli.render import printable
-from ciuic.units import format_bytes
+from ciuic.units import format_bytes, format_files
 
 __all__ = ["Reporter", "progress"]
 
@@ -19,7 +19,7 @@ class Reporter:
     def update(self, files: int, size_bytes: int, path: bytes) -> None:
         """So many files and bytes are done; ``path`` is where the work is."""
         if self._show is not None:
-            text = f"{files:,} files, {format_bytes(size_bytes)}"
+            text = f"{format_files(files)}, {format_bytes(size_bytes)}"
             self._show(f"{text}  {printable(path)[-60:]}", None)
 
     def fraction(self, done: int, total: int) -> None:

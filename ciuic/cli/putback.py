@@ -17,7 +17,7 @@ from ciuic.cli.session import (
     json_option,
 )
 from ciuic.model import RestoreReport
-from ciuic.units import format_bytes, format_duration
+from ciuic.units import format_bytes, format_duration, format_files
 
 __all__ = ["restore"]
 
@@ -105,7 +105,7 @@ def _summarise(snapshot_id: str, report: RestoreReport) -> None:
     verb = "would write" if report.dry_run else "wrote"
     deleted = f", {report.deleted_files:,} deleted" if report.deleted_files else ""
     click.echo(
-        f"{snapshot_id}: {verb} {report.written_files:,} files"
+        f"{snapshot_id}: {verb} {format_files(report.written_files)}"
         f" ({format_bytes(report.written_bytes)}), kept {report.kept_files:,}{deleted},"
         f" {format_duration(report.total_s)}"
     )

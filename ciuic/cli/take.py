@@ -9,7 +9,7 @@ import click
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import TROUBLE, Session, interruptible, json_option
-from ciuic.units import format_bytes, format_duration, parse_duration_s
+from ciuic.units import format_bytes, format_duration, format_files, parse_duration_s
 
 __all__ = ["snapshot"]
 
@@ -92,7 +92,7 @@ def _take_here(
 def _summarise(report: dict[str, Any]) -> None:
     """What a person wants to know, on stderr: stdout has the ID and nothing else."""
     click.echo(
-        f"{report['kind']} snapshot of {report['files']:,} files,"
+        f"{report['kind']} snapshot of {format_files(report['files'])},"
         f" {format_bytes(report['logical_bytes'])}:"
         f" {format_bytes(report['read_bytes'])} read,"
         f" {format_bytes(report['new_bytes'])} new,"

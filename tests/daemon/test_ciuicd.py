@@ -56,7 +56,7 @@ def test_once_makes_the_store_and_takes_one_snapshot(machine):
     assert done.returncode == 0, done.stderr
     (snapshot,) = machine.snapshots()
     assert snapshot.kind == "base"
-    assert f"snapshot {snapshot.id} (base): 1 files" in done.stderr
+    assert f"snapshot {snapshot.id} (base): 1 file," in done.stderr
     assert "no trouble" in done.stderr
     assert machine.once().returncode == 0
     assert [one.kind for one in machine.snapshots()] == ["delta", "base"]

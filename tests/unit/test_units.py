@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.units import format_bytes, format_duration, parse_duration_s, parse_size_bytes
+from ciuic.units import (
+    format_bytes,
+    format_duration,
+    format_files,
+    parse_duration_s,
+    parse_size_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +101,11 @@ def test_what_is_printed_as_a_size_is_read_as_nearly_that_size(size):
 @given(st.floats(0, 10**8))
 def test_every_duration_has_a_short_text(seconds):
     assert len(format_duration(seconds)) <= 12
+
+
+def test_one_file_is_not_files():
+    assert [format_files(count) for count in (0, 1, 2000)] == [
+        "0 files",
+        "1 file",
+        "2,000 files",
+    ]
