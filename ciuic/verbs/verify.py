@@ -17,7 +17,7 @@ from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
 from ciuic.store import Store
-from ciuic.store.frame import DATA, check_chunk
+from ciuic.store.frame import DATA, chunk_id
 from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import iter_pieces, iter_tree
 
@@ -110,9 +110,8 @@ class _Survey:
         self._store = store
         self._bad = bad
         self._sound_trees: set[bytes] = set()
-        self._present: set[bytes] = set()
+        self._present: dict[bytes, int] = {}
         self._pack_sizes: dict[bytes, int | None] = {}
-        self._missing: set[bytes] = set()
         self.frames: _Frames = {}
         self.chunks = 0
 
@@ -168,29 +167,31 @@ class _Survey:
         wanted: list[tuple[Entry, list[tuple[bytes, int]]]] = []
         for entry in entries:
             try:
-                pieces = [
-                    (piece.id, piece.length_bytes)
-                    for piece in iter_pieces(self._node, entry)
-                    if piece.id
-                ]
+                wanted.append((entry, self._pieces(entry)))
             except (CorruptionError, UnknownFormatError) as error:
                 if entry.content:
                     yield Trouble(_join(path, entry.name), error.message)
-                continue
-            wanted.append((entry, pieces))
         self._look_up(DATA, [name for _, pieces in wanted for name, _ in pieces])
         for entry, pieces in wanted:
-            what = self._pieces_damage(pieces)
-            if what:
-                yield Trouble(_join(path, entry.name), what)
+            lost = [one for one in pieces if not self._is_sound(*one)]
+            if lost:
+                state = "damaged" if lost[0][0] in self._bad else "missing"
+                yield Trouble(
+                    _join(path, entry.name),
+                    f"{len(lost)} of its {len(pieces)} chunks can't be read;"
+                    f" {lost[0][0].hex()[:12]} is {state}",
+                )
 
-    def _pieces_damage(self, pieces: list[tuple[bytes, int]]) -> str:
-        damaged = [name for name, _ in pieces if name in self._missing or name in self._bad]
-        if not damaged:
-            return ""
-        first = damaged[0].hex()[:12]
-        state = "damaged" if damaged[0] in self._bad else "missing"
-        return f"{len(damaged)} of its {len(pieces)} chunks can't be read; {first} is {state}"
+    def _pieces(self, entry: Entry) -> list[tuple[bytes, int]]:
+        """ID and length of each of a file's chunks."""
+        if entry.level == 0 and entry.content:
+            return [(entry.content, entry.size_bytes)]
+        pieces = iter_pieces(self._node, entry)
+        return [(piece.id, piece.length_bytes) for piece in pieces if piece.id]
+
+    def _is_sound(self, name: bytes, length_bytes: int) -> bool:
+        """A chunk is there, as long as its file wants it, and not known to be damaged."""
+        return self._present.get(name) == length_bytes and name not in self._bad
 
     def _node(self, kind: int, name: bytes) -> bytes:
         if name in self._bad:
@@ -209,9 +210,8 @@ class _Survey:
         for name in new:
             place = places.get(name)
             if place is None or not self._fits(place):
-                self._missing.add(name)
                 continue
-            self._present.add(name)
+            self._present[name] = place.length_bytes
             self.chunks += 1
             key = (place.pack, place.offset_bytes)
             needed = _Needed(name, kind, place.start_bytes, place.length_bytes)
@@ -253,7 +253,8 @@ def _check_frame(store: Store, place: ChunkPlace, needed: list[_Needed]) -> list
         view = memoryview(plain)
         for one in needed:
             part = view[one.start_bytes : one.start_bytes + one.length_bytes]
-            check_chunk(one.kind, one.name, part)
+            if chunk_id(one.kind, part) != one.name:
+                raise CorruptionError("a chunk hashes to another name")
     except (CorruptionError, UnknownFormatError):
         return [one.name for one in needed if not _readable(store, one)]
     return []
