@@ -8,7 +8,6 @@ Sources: rename(2), fsync(2), syncfs(2); "a file's fsync does not sync its direc
 import contextlib
 import ctypes
 import os
-import secrets
 from collections.abc import Iterator
 
 __all__ = [
@@ -28,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def temporary_name(prefix: str) -> str:
     """A name that nobody else uses at this moment."""
-    return f"{prefix}{secrets.token_hex(8)}"
+    return f"{prefix}{os.urandom(8).hex()}"
 
 
 def make_directory(path: str, mode: int) -> None:

@@ -2,7 +2,7 @@
 
 import click
 
-from ciuic.cli.render import print_json, print_table
+from ciuic.cli.render import print_json, print_table, printable
 from ciuic.cli.session import Session, json_option
 from ciuic.errors import UsageError
 from ciuic.units import format_bytes, parse_size_bytes
@@ -36,7 +36,9 @@ def init(session: Session, *, chunk_size: str, as_json: bool) -> None:
     if as_json:
         print_json({"store": path, "created": created})
     else:
-        click.echo(f"{path}: {'store created' if created else 'the store is there already'}")
+        click.echo(
+            f"{printable(path)}: {'store created' if created else 'the store is there already'}"
+        )
 
 
 @click.command(short_help="Show how many bytes the store holds.")
@@ -91,7 +93,7 @@ def status(session: Session, *, as_json: bool) -> None:
             }
         )
         return
-    click.echo(f"store:   {path}")
+    click.echo(f"store:   {printable(path)}")
     if newest is None:
         click.echo("newest:  no snapshot yet")
     else:

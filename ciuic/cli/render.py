@@ -4,7 +4,6 @@ Names come from file systems and stores, and are hostile: nothing that could mov
 cursor is ever printed as it is. JSON has them exactly.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,8 @@ __all__ = ["as_json_text", "mode_text", "print_json", "print_table", "printable"
 
 def as_json_text(document: Any) -> str:
     """One JSON document; bytes that are not UTF-8 come as lone surrogates and survive."""
+    import json
+
     return json.dumps(document, indent=2, ensure_ascii=True)
 
 

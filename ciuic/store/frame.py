@@ -7,8 +7,7 @@ docs/format.md, "Frames". This module turns values into bytes and back; it opens
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic import codec
 from ciuic.errors import CorruptionError, DigestError, UnknownFormatError
@@ -45,8 +44,7 @@ _CHECKSUM_AT: Final = HEADER_BYTES - 8
 _NO_REFERENCE: Final = bytes(ID_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A frame's header: what is in it, not the bytes.
 
     Attributes:

@@ -8,8 +8,7 @@ docs/format.md, "Packs".
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError
 from ciuic.hashing import checksum, pack_id
@@ -29,8 +28,7 @@ _TRAILER: Final = struct.Struct("<QIIQ8s")
 _OFFSET: Final = struct.Struct("<Q")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFrame:
+class PackedFrame(NamedTuple):
     """A frame, where it starts in its pack, and its header as it stands there."""
 
     offset_bytes: int

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import sqlite3
 from collections.abc import Iterator
 from typing import Final
@@ -67,7 +66,7 @@ def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFA
         header = Header(
             format=FORMAT,
             required=[],
-            store_id=secrets.token_hex(16),
+            store_id=os.urandom(16).hex(),
             created=rfc3339(clock.now_ns()),
             chunking=Chunking("fixed", chunk_bytes),
         )
@@ -243,7 +242,7 @@ class Store:
         """An ID that no snapshot of this store has."""
         taken = self.snapshot_files()
         while True:
-            name = f"cs-{secrets.token_hex(_ID_DIGITS // 2)}"
+            name = f"cs-{os.urandom(_ID_DIGITS // 2).hex()}"
             if name not in taken:
                 return name
 

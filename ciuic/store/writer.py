@@ -19,7 +19,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from ciuic import durable
@@ -43,13 +42,13 @@ _BARRIER_PACKS: Final = 16
 Chunks = Sequence[tuple[bytes, bytes | memoryview]]
 
 
-@dataclass(slots=True)
 class WriteTotals:
     """What a writer added: plain bytes of file content, and bytes of pack files."""
 
-    new_bytes: int = 0
-    stored_bytes: int = 0
-    packs: int = 0
+    def __init__(self) -> None:
+        self.new_bytes = 0
+        self.stored_bytes = 0
+        self.packs = 0
 
 
 class _ByteQueue:

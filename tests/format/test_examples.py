@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,7 +122,7 @@ def test_the_pack(tmp_path):
     again = b"CIUICPK1"
     packed = []
     for one in frames:
-        packed.append(replace(one, offset_bytes=len(again)))
+        packed.append(one._replace(offset_bytes=len(again)))
         end = one.offset_bytes + one.frame.total_bytes
         again += one.frame.encode_header() + data[one.offset_bytes + one.frame.header_bytes : end]
     pack, footer = encode_footer(packed, len(again))
