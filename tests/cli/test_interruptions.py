@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import signal
 import subprocess
@@ -199,6 +200,8 @@ def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(fresh):
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background ignores SIGINT, and hands that down.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     with process:
         assert process.stdout is not None
