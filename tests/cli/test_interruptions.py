@@ -201,7 +201,9 @@ def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(fresh):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Whoever runs the tests in the background ignores SIGINT, and hands that down.
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=functools.partial(  # noqa: PLW1509 - this process has no other threads
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),
     )
     with process:
         assert process.stdout is not None
