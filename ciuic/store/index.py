@@ -177,11 +177,6 @@ class Index:
                 (name, file_bytes, file_mtime_ns, taken_ns, summary),
             )
 
-    def drop_snapshot(self, name: str) -> None:
-        """Forget a snapshot whose manifest is gone."""
-        with self._lock, self._faults():
-            self._db.execute("DELETE FROM snapshot WHERE id = ?", (name,))
-
     def _prepare(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version not in {0, _SCHEMA_VERSION}:
