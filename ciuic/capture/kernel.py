@@ -7,7 +7,6 @@ linux/fs.h, linux/fiemap.h and linux/btrfs.h, which never change them.
 
 import errno
 import fcntl
-import os
 import signal
 import struct
 from collections.abc import Iterator
