@@ -119,11 +119,14 @@ class Root(msgspec.Struct, frozen=True):
         tree: ID of a tree node of one entry, ``b"."``: the root itself. Empty if there was
             no root to be read; then ``missing`` says why.
         missing: Empty, or why the root could not be read at all.
+        capture: How its files were captured: "subvolume", "reflink", "in place"; empty in
+            snapshots of versions that did not say.
     """
 
     path: bytes
     tree: bytes
     missing: str = ""
+    capture: str = ""
 
 
 class SnapshotSummary(msgspec.Struct, frozen=True):
@@ -167,6 +170,7 @@ class TakeReport(msgspec.Struct, frozen=True):
         stored_bytes: Added to the store's files, metadata included.
         freeze_s: How long the source was looked at: until its last byte was captured.
         trouble: The first of the paths with trouble; ``trouble_count`` counts them all.
+        flux: The first of the files that somebody was writing.
     """
 
     id: str
@@ -182,6 +186,7 @@ class TakeReport(msgspec.Struct, frozen=True):
     total_s: float
     trouble: tuple[Trouble, ...]
     trouble_count: int
+    flux: tuple[bytes, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The document of ``ciuic snapshot --json``."""

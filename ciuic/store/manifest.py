@@ -42,6 +42,7 @@ class _RootRecord(msgspec.Struct):
     path: str
     tree: str
     missing: str = ""
+    capture: str = ""
 
 
 class _TroubleRecord(msgspec.Struct):
@@ -89,7 +90,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             host=manifest.host,
             writer=manifest.writer,
             roots=[
-                _RootRecord(_escaped(root.path), root.tree.hex(), root.missing)
+                _RootRecord(_escaped(root.path), root.tree.hex(), root.missing, root.capture)
                 for root in manifest.roots
             ],
             files=summary.files,
@@ -157,7 +158,7 @@ def _root(record: _RootRecord) -> Root:
         raise CorruptionError("a root's tree is not an ID") from error
     if not path.startswith(b"/") or len(tree) not in {0, ID_BYTES}:
         raise CorruptionError("a root is not an absolute path with a tree")
-    return Root(path, tree, record.missing)
+    return Root(path, tree, record.missing, record.capture)
 
 
 def _escaped(path: bytes) -> str:
