@@ -3,7 +3,8 @@
 __main__   arguments, logging, signals, exit code
 service    what it does, and everything that it is made of
 schedule   when a snapshot is due: arithmetic only
+followup   one more snapshot, once files in flux have been closed
+watch      events of such files
 control    the control socket: requests in, replies out
 notify     what systemd is told
-priority   stepping back behind everything else on the machine
 """

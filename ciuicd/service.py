@@ -27,14 +27,15 @@ from ciuic.clock import Clock, local_time_text, rfc3339
 from ciuic.config import Settings, load_settings
 from ciuic.errors import BusyError, CancelledError, CiuicError, ConfigError, StoreError
 from ciuic.model import TakeReport, path_text
+from ciuic.priority import describe_schedulers, lower_priority
 from ciuic.store import create_store, open_store
 from ciuic.store.layout import DAEMON_LOCK, HEADER
 from ciuic.store.lock import Lock
 from ciuic.units import format_bytes, format_duration, format_files
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuicd.control import Job, Server
+from ciuicd.followup import TAG, FollowUps
 from ciuicd.notify import Notifier
-from ciuicd.priority import describe_schedulers, lower_priority
 from ciuicd.schedule import covers, is_due, next_due_ns
 
 __all__ = ["Service", "sentence"]
@@ -77,6 +78,7 @@ class Service:
         self._retry_at_s = 0.0
         self._last_report: TakeReport | None = None
         self._last_error: dict[str, Any] | None = None
+        self._follow_ups = FollowUps(clock, lambda: self._inbox.put(None))
         self._moved_s = clock.monotonic_s()
 
     def stop(self) -> None:
@@ -119,6 +121,7 @@ class Service:
                 self._notifier.stopping()
                 self._stopping = True
                 self._refuse_jobs()
+                self._follow_ups.drop()
                 self._vacate()
 
     def status(self) -> dict[str, Any]:
@@ -138,6 +141,7 @@ class Service:
             "next": None if self._paused else rfc3339(due_ns),
             "newest": None if self._newest_ns is None else rfc3339(self._newest_ns),
             "progress": None if job is None else job.progress,
+            "follow_up": self._follow_ups.shown,
             "last_report": None if report is None else report.as_json(),
             "last_error": self._last_error,
         }
@@ -198,8 +202,13 @@ class Service:
             # What was taken until now may not hold the new ones: look again.
             self._paths_changed = False
             self._newest_ns = self._attempt_ended_ns = None
-        if not self._paused and self._is_due():
+        if self._paused:
+            self._follow_ups.drop()
+        elif self._is_due():
             self._take_scheduled()
+            return
+        elif self._follow_ups.is_due():
+            self._take_follow_up()
             return
         job = self._next_job()
         if job is not None:
@@ -210,6 +219,8 @@ class Service:
         due_s = (due_ns - self._clock.now_ns()) / _NS
         retry_s = self._retry_at_s - self._clock.monotonic_s()
         wait_s = _LOOK_S if self._paused else min(_LOOK_S, max(due_s, retry_s))
+        if self._follow_ups.next_look_s is not None:
+            wait_s = min(wait_s, self._follow_ups.next_look_s - self._clock.monotonic_s())
         try:
             return self._inbox.get(timeout=max(wait_s, 0.001))
         except queue.Empty:
@@ -236,12 +247,31 @@ class Service:
             # Somebody may have taken one by hand since we last looked.
             self._learn_newest()
             if self._is_due():
-                job.finish(self._take(job))
+                self._finish(job, self._take(job))
 
     def _take_for(self, job: Job) -> None:
         with self._attempt(job, scheduled=False):
             self._occupy()
-            job.finish(self._take(job, wait_s=_JOB_WAIT_S))
+            self._finish(job, self._take(job, wait_s=_JOB_WAIT_S))
+
+    def _take_follow_up(self) -> None:
+        job = Job(tags=(TAG,), scope=self._follow_ups.scope)
+        report = None
+        with self._attempt(job, scheduled=False):
+            self._occupy()
+            # That one file is closed now is no reason to read all the others again.
+            report = self._take(job, wait_s=_JOB_WAIT_S, may_be_base=False)
+        if report is None:
+            self._follow_ups.drop()
+        else:
+            self._follow_ups.taken(report)
+
+    def _finish(self, job: Job, report: TakeReport) -> None:
+        job.finish(report)
+        roots = job.scope[0] if job.scope is not None else _roots_of(self._settings)
+        self._follow_ups.consider(
+            report, job.scope, roots, interval_s=self._settings.snapshot_interval_s
+        )
 
     @contextlib.contextmanager
     def _attempt(self, job: Job, *, scheduled: bool) -> Iterator[None]:
@@ -275,14 +305,14 @@ class Service:
         self._last_error = {**_error_fields(error), "time": now}
         job.finish(error)
 
-    def _take(self, job: Job, *, wait_s: float = 0.0) -> TakeReport:
+    def _take(self, job: Job, *, wait_s: float = 0.0, may_be_base: bool = True) -> TakeReport:
         settings = self._settings
         roots, exclude = job.scope or (_roots_of(settings), settings.exclude_patterns)
         request = TakeRequest(
             roots=roots,
             exclude=exclude,
             base=job.base,
-            base_interval_s=settings.base_interval_s,
+            base_interval_s=settings.base_interval_s if may_be_base else 0.0,
             tags=job.tags,
         )
         self._notifier.status("taking a snapshot")

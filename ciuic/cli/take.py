@@ -70,6 +70,7 @@ def _take_here(
     settings: Any, session: Session, *, base: bool, tags: tuple[str, ...], wait_s: float
 ) -> dict[str, Any]:
     from ciuic.clock import SystemClock
+    from ciuic.priority import lower_priority
     from ciuic.verbs.take import TakeRequest, take_snapshot
 
     request = TakeRequest(
@@ -79,6 +80,8 @@ def _take_here(
         base_interval_s=settings.base_interval_s,
         tags=tags,
     )
+    # Where it can't be lowered the snapshot is as good; the daemon's log and doctor tell of it.
+    lower_priority(settings.io_priority)
     with (
         interruptible() as cancelled,
         session.opened(write=True, wait_s=wait_s) as store,

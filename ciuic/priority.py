@@ -1,7 +1,7 @@
 """Stepping back: idle I/O class and lowest CPU priority for the thread that takes snapshots.
 
 Linux keeps both for each thread, and a thread begins with those of the one that started it. So
-lowering the main thread lowers all that a snapshot starts, while the control socket, whose
+lowering the main thread lowers all that a snapshot starts, while the daemon's control socket, whose
 thread is there already, keeps answering.
 
 The I/O class only means something to some schedulers of the block layer: bfq, and mq-deadline
@@ -36,7 +36,7 @@ def lower_priority(io_priority: str) -> str | None:
             process.ionice(psutil.IOPRIO_CLASS_IDLE)
         else:
             process.ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_LEVEL)
-        # Never up: whoever started the daemon at 19 meant it, and may not be allowed to anyway.
+        # Never up: whoever started this at 19 meant it, and may not be allowed to anyway.
         process.nice(max(process.nice(), _NICE[io_priority]))
     except (OSError, psutil.Error) as error:
         return f"the priority can't be lowered: {error}"

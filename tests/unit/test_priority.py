@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ciuicd.priority import describe_schedulers, lower_priority, schedulers_of
+from ciuic.priority import describe_schedulers, lower_priority, schedulers_of
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_description_tells_what_heeds_the_priority_from_what_does_not(monkey
         "/b": {"nvme0n1": "none", "nvme1n1": "kyber"},
         "/c": {},
     }
-    monkeypatch.setattr("ciuicd.priority.schedulers_of", disks.__getitem__)
+    monkeypatch.setattr("ciuic.priority.schedulers_of", disks.__getitem__)
     assert describe_schedulers(["/a", "/b", "/c"]) == (
         "heeded by sda (bfq), sdb (mq-deadline); "
         "without effect on nvme0n1 (none), nvme1n1 (kyber), whose scheduler knows none; "
