@@ -1,0 +1,309 @@
+"""When a follow-up comes, and when none does: real files, real writers, a clock set by hand."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from ciuic.model import TakeReport
+from ciuicd.followup import FollowUps, is_being_written
+from ciuicd.watch import ClosingWatch
+from tests.kit.clock import ManualClock
+from tests.kit.daemon import REPOSITORY, wait_until
+
+HOUR_S = 3600.0
+
+
+def report_of(*flux, name="cs-000001"):
+    return TakeReport(
+        id=name,
+        kind="delta",
+        parent=None,
+        taken_ns=0,
+        files=1,
+        logical_bytes=0,
+        read_bytes=0,
+        new_bytes=0,
+        stored_bytes=0,
+        freeze_s=0.0,
+        total_s=0.0,
+        trouble=(),
+        trouble_count=len(flux),
+        flux=tuple(os.fsencode(path) for path in flux),
+    )
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def follow_ups(clock):
+    it = FollowUps(clock, lambda: None)
+    yield it
+    it.drop()
+
+
+@pytest.fixture
+def roots(tmp_path):
+    return (os.fsencode(tmp_path),)
+
+
+def due_within(follow_ups, clock, duration_s):
+    """Whether it becomes due, asked as often as it wants to be; how long that took."""
+    began_s = clock.monotonic_s()
+    for _ in range(10_000):
+        if follow_ups.is_due():
+            return clock.monotonic_s() - began_s
+        if follow_ups.next_look_s is None:
+            return None
+        step_s = max(0.001, follow_ups.next_look_s - clock.monotonic_s())
+        if clock.monotonic_s() + step_s > began_s + duration_s:
+            clock.advance(began_s + duration_s - clock.monotonic_s())
+            return None
+        clock.advance(step_s)
+    raise AssertionError("it wants to be asked all the time")
+
+
+def test_it_comes_once_the_writer_has_closed_the_file_and_not_before(
+    follow_ups, clock, roots, tmp_path
+):
+    path = tmp_path / "checkpoint.pt"
+    with path.open("wb") as writer:
+        follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+        assert due_within(follow_ups, clock, 120) is None
+        assert follow_ups.shown["open"] == 1
+        writer.write(b"whole")
+    waited_s = due_within(follow_ups, clock, 60)
+    assert waited_s is not None
+    assert follow_ups.shown["open"] == 0
+    follow_ups.taken(report_of())
+    assert follow_ups.shown is None
+
+
+def test_a_mapping_that_can_be_written_counts_as_a_writer(follow_ups, clock, roots, tmp_path):
+    import mmap
+
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(8192))
+    fd = os.open(path, os.O_RDWR)
+    mapped = mmap.mmap(fd, 8192)
+    os.close(fd)
+    follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+    assert due_within(follow_ups, clock, 60) is None
+    mapped.close()
+    assert due_within(follow_ups, clock, 60) is not None
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted", "turned into a directory", "unreadable"])
+def test_a_file_that_is_not_there_any_more_is_done_with(follow_ups, clock, roots, tmp_path, how):
+    path = tmp_path / "checkpoint.tmp"
+    with path.open("wb"):
+        follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+        assert due_within(follow_ups, clock, 60) is None
+        if how == "renamed":
+            path.rename(tmp_path / "checkpoint.pt")
+        else:
+            path.unlink()
+        if how == "turned into a directory":
+            path.mkdir()
+        if how == "unreadable":
+            os.mkfifo(path)
+        assert due_within(follow_ups, clock, 60) is not None
+
+
+def test_a_writer_that_opens_the_file_again_is_waited_for_again(follow_ups, clock, roots, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    path.touch()
+    follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+    clock.advance(1)
+    assert not follow_ups.is_due(), "nobody has it, but it has to stay so for a moment"
+    with path.open("ab"):
+        assert due_within(follow_ups, clock, 60) is None
+    assert due_within(follow_ups, clock, 60) is not None
+
+
+def test_a_writer_that_never_closes_costs_the_wait_and_one_line_that_names_it(
+    follow_ups, clock, roots, tmp_path, caplog
+):
+    path = tmp_path / "train.log"
+    program = f"file = open({str(path)!r}, 'wb'); print(flush=True); input()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        writer.stdout.readline()
+        caplog.set_level(logging.INFO)
+        follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+        looks = 0
+        while follow_ups.next_look_s is not None:
+            assert not follow_ups.is_due()
+            looks += 1
+            if follow_ups.next_look_s is not None:
+                clock.advance(max(0.001, follow_ups.next_look_s - clock.monotonic_s()))
+        assert looks < 30, "ten minutes"
+        begun, told = caplog.messages
+        assert "1 file in flux in cs-000001, a follow-up snapshot comes when closed" in begun
+        assert f"still in flux after 10 m 00 s, not waited for any longer: {path} (" in told
+        assert f"(pid {writer.pid})" in told
+
+        # The same file the next time: not a word.
+        follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+        assert due_within(follow_ups, clock, 700) is None
+        assert follow_ups.next_look_s is None
+        assert len(caplog.messages) == 2
+
+        # A checkpoint beside it is not held up by it.
+        other = tmp_path / "checkpoint.pt"
+        with other.open("wb"):
+            follow_ups.consider(report_of(path, other), None, roots, interval_s=HOUR_S)
+            assert due_within(follow_ups, clock, 60) is None
+        assert due_within(follow_ups, clock, 60) is not None
+        assert str(path) not in "".join(caplog.messages[2:])
+        follow_ups.drop()
+
+        # Its end is noticed all the same.
+        follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+        assert due_within(follow_ups, clock, 60) is None
+        writer.communicate(b"\n")
+        assert due_within(follow_ups, clock, 60) is not None
+
+
+def test_what_could_be_had_is_taken_when_the_time_is_over(
+    follow_ups, clock, roots, tmp_path, caplog
+):
+    done, held = tmp_path / "done", tmp_path / "held"
+    done.touch()
+    with held.open("wb"):
+        follow_ups.consider(report_of(done, held), None, roots, interval_s=120)
+        waited_s = due_within(follow_ups, clock, 100)
+        assert waited_s == pytest.approx(60, abs=1), "half an interval"
+    assert f"not waited for any longer: {held}" in caplog.text
+    assert str(done) not in caplog.text
+
+
+def test_a_follow_up_has_another_one_only_for_other_files_and_not_for_ever(
+    follow_ups, clock, roots, tmp_path
+):
+    path = tmp_path / "a"
+    path.touch()
+    follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+    assert due_within(follow_ups, clock, 60) is not None
+    follow_ups.taken(report_of(path))
+    assert follow_ups.next_look_s is None, "the same file again"
+
+    taken = 0
+    follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+    while due_within(follow_ups, clock, 60) is not None:
+        taken += 1
+        other = tmp_path / f"other-{taken}"
+        other.touch()
+        follow_ups.taken(report_of(path, other))
+    assert taken == 3
+
+
+def test_a_new_snapshot_of_the_same_roots_ends_the_wait_and_of_others_it_does_not(
+    follow_ups, clock, roots, tmp_path
+):
+    path, other = tmp_path / "a", tmp_path / "b"
+    with path.open("wb"), other.open("wb"):
+        follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
+        scope = ((b"/elsewhere",), ())
+        follow_ups.consider(report_of(other, name="cs-2"), scope, scope[0], interval_s=HOUR_S)
+        assert follow_ups.shown["after"] == "cs-000001"
+        follow_ups.consider(report_of(name="cs-3"), None, roots, interval_s=HOUR_S)
+        assert follow_ups.shown is None
+        follow_ups.consider(report_of(path, name="cs-4"), scope, roots, interval_s=HOUR_S)
+        assert (follow_ups.shown["after"], follow_ups.scope) == ("cs-4", scope)
+
+
+def test_where_no_lease_tells_a_file_that_stands_still_is_done(tmp_path):
+    path = tmp_path / "theirs"
+    path.write_bytes(b"1")
+    os.chmod(path, 0o644)
+    os.chmod(tmp_path, 0o755)
+    # Another user without CAP_LEASE may read the file, and gets no lease on it.
+    program = textwrap.dedent(f"""
+        import os, sys
+        sys.path.insert(0, {str(REPOSITORY)!r})
+        from ciuicd.followup import is_being_written
+        from ciuic.capture.kernel import has_writer
+        fd = os.open({str(path)!r}, os.O_RDONLY)
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+        assert has_writer(fd) is None
+        path = {os.fsencode(path)!r}
+        written, looks = is_being_written(path, None)
+        assert written, "never seen before"
+        written, again = is_being_written(path, looks)
+        assert not written and again == looks, "as it was"
+        """)
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    for directory in [tmp_path, *tmp_path.parents][:4]:
+        os.chmod(directory, os.stat(directory).st_mode | 0o055)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with path.open("ab") as file:
+        file.write(b"2")
+    assert is_being_written(os.fsencode(path), None)[0] is False, "its owner knows at once"
+
+
+@pytest.mark.parametrize("what", ["closed", "renamed away", "replaced", "deleted"])
+def test_an_event_wakes_whoever_waits_once(tmp_path, what):
+    directory = tmp_path / "näme\udcff"
+    directory.mkdir()
+    path, other = directory / "a.tmp", directory / "b"
+    other.touch()
+    woken = []
+    with path.open("wb"):
+        watch = ClosingWatch([os.fsencode(path)], lambda: woken.append(1))
+        try:
+            assert watch.is_complete
+            if what == "closed":
+                path.open("ab").close()
+                path.open("ab").close()
+            elif what == "renamed away":
+                path.rename(directory / "a")
+            elif what == "replaced":
+                other.rename(path)
+            else:
+                path.unlink()
+            wait_until("it was woken", lambda: bool(woken))
+            assert watch.take_note()
+            assert not watch.take_note()
+        finally:
+            watch.close()
+    assert woken == [1]
+
+
+def test_events_of_other_files_wake_nobody(tmp_path):
+    woken = []
+    watch = ClosingWatch([os.fsencode(tmp_path / "mine")], lambda: woken.append(1))
+    try:
+        for number in range(100):
+            (tmp_path / f"other-{number}").touch()
+        (tmp_path / "mine").touch()
+        wait_until("it was woken", lambda: bool(woken))
+        assert woken == [1]
+    finally:
+        watch.close()
+
+
+def test_thousands_of_directories_are_not_all_watched(tmp_path):
+    import threading
+
+    paths = [os.fsencode(tmp_path / str(number) / "file") for number in range(1000)]
+    for path in paths:
+        os.mkdir(os.path.dirname(path))
+    before = threading.active_count()
+    watch = ClosingWatch(paths, lambda: None)
+    try:
+        assert threading.active_count() - before < 50
+        assert not watch.is_complete
+        assert watch.problem is None
+    finally:
+        watch.close()
+    wait_until("its threads end", lambda: threading.active_count() == before)
