@@ -7,10 +7,11 @@ import sys
 import textwrap
 
 import pytest
+from watchdog.events import FileClosedEvent, FileMovedEvent
 
 from ciuic.model import TakeReport
 from ciuicd.followup import FollowUps, is_being_written
-from ciuicd.watch import ClosingWatch
+from ciuicd.watch import ClosingWatch, _Handler
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import REPOSITORY, wait_until
 
@@ -124,6 +125,8 @@ def test_a_writer_that_opens_the_file_again_is_waited_for_again(follow_ups, cloc
     assert not follow_ups.is_due(), "nobody has it, but it has to stay so for a moment"
     with path.open("ab"):
         assert due_within(follow_ups, clock, 60) is None
+    clock.advance(max(0.0, follow_ups.next_look_s - clock.monotonic_s()))
+    assert not follow_ups.is_due(), "only now is it seen to be closed"
     assert due_within(follow_ups, clock, 60) is not None
 
 
@@ -276,6 +279,15 @@ def test_an_event_wakes_whoever_waits_once(tmp_path, what):
             assert not watch.take_note()
         finally:
             watch.close()
+    assert woken == [1]
+
+
+def test_a_thousand_events_wake_once_until_somebody_takes_note(tmp_path):
+    woken = []
+    handler = _Handler(frozenset([b"/a"]), lambda: woken.append(1))
+    for _ in range(1000):
+        handler.on_any_event(FileClosedEvent("/a"))
+        handler.on_any_event(FileMovedEvent("/b", "/a"))
     assert woken == [1]
 
 
