@@ -3,16 +3,18 @@
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import measure, report
+from benchmarks import cow, measure, report
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
-from benchmarks.rows import Bench, measure_rows
+from benchmarks.mounts import KINDS
+from benchmarks.rows import DATA_SETS, Bench, measure_rows
 from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, find_ciuic
 
-ALL_ROWS = range(1, 9)
+ALL_ROWS = range(1, 14)
 SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
 
 
@@ -28,7 +30,16 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         action="append",
         choices=ALL_ROWS,
         metavar="ROW",
-        help="1 to 8; repeatable",
+        help="1 to 13; repeatable",
+    )
+    parser.add_argument(
+        "--data", choices=DATA_SETS, help="for rows 4, 5 and 8: only these files (default: both)"
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        choices=KINDS,
+        help="for rows 9 to 13: only this file system; repeatable",
     )
     parser.add_argument(
         "--turns", type=int, default=3, help="times that each tool has its turn (odd, default 3)"
@@ -67,11 +78,27 @@ def chosen_caches(wanted: str) -> list[str]:
     return ["warm", "cold"] if wanted == "both" else [wanted]
 
 
+def measure_all(bench: Bench, options: argparse.Namespace, size: str) -> None:
+    """All wanted rows; those that mount file systems last, as they leave no stores behind."""
+    wanted = set(options.only or ALL_ROWS)
+    measure_rows(bench, wanted, set(DATA_SETS) if options.data is None else {options.data})
+    if wanted & cow.ROWS and os.geteuid() != 0:
+        print("rows 9 to 13 mount file systems and need root: left out", file=sys.stderr)
+    elif wanted & cow.ROWS:
+        cow.measure_cow(bench, wanted, options.on or KINDS, cow.AMOUNTS[size])
+
+
+def stop(*_: object) -> None:
+    """Ends as Ctrl-C does, so that what is mounted is unmounted."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Measures, prints the table, writes the page. Exits 1 when a mark is missed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ciuic-bench"
     cache.mkdir(parents=True, exist_ok=True)
     options = parse_arguments(cache)
+    signal.signal(signal.SIGTERM, stop)
     size = QUICK if options.quick else FULL
     output: Path = options.output or cache / f"results-{size.name}.md"
     if free_space_bytes(options.place) < SPACE_BYTES[size.name]:
@@ -88,7 +115,10 @@ def main() -> int:
             caches=chosen_caches(options.cache),
         )
         try:
-            measure_rows(bench, set(options.only or ALL_ROWS))
+            measure_all(bench, options, size.name)
+        except KeyboardInterrupt:
+            print("scripts/bench: stopped", file=sys.stderr)
+            return 130
         except measure.RunFailedError as error:
             print(f"scripts/bench: {error}", file=sys.stderr)
             return 2
@@ -98,7 +128,10 @@ def main() -> int:
             output.write_text(report.page(bench.lines, tools, command, facts))
             output.with_suffix(".json").write_text(report.as_json(bench.lines))
             print(report.table(bench.lines), end="", flush=True)
-            print(f"written to {output}; tidying up", file=sys.stderr)
+            print(
+                f"written to {output}; now deleting stores and restored files, which takes minutes",
+                file=sys.stderr,
+            )
     return 1 if any(line.met is False for line in bench.lines) else 0
 
 

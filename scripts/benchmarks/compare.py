@@ -1,5 +1,9 @@
-"""Tells whether a restored tree is the source: names, kinds, bytes, modes, owners, times."""
+"""Tells whether a restored tree is the source: names, kinds, bytes, modes, owners, times.
 
+A tree that is restored onto itself is compared with fingerprints that were taken before.
+"""
+
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -8,12 +12,37 @@ from benchmarks.measure import RunFailedError
 
 PIECE_BYTES = 1 << 20
 
+Fingerprints = dict[str, tuple[int, int, int, int, str]]
+"""Mode, owner, group, modification time and digest of each file, by its path in the tree."""
+
 
 def require_equal(source: Path, restored: Path) -> None:
     """Raises when `restored` is not as `source` is; names the first few differences."""
     found = differences(source, restored)
     if found:
         raise RunFailedError(f"{restored} is not {source}: " + "; ".join(found[:5]))
+
+
+def fingerprints(directory: Path) -> Fingerprints:
+    """Looks at every byte of every regular file below the directory."""
+    found: Fingerprints = {}
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            path = Path(parent, name)
+            seen = path.lstat()
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            place = str(path.relative_to(directory))
+            found[place] = (seen.st_mode, seen.st_uid, seen.st_gid, seen.st_mtime_ns, digest)
+    return found
+
+
+def require_same(before: Fingerprints, directory: Path) -> None:
+    """Raises when the directory is not as it was when the fingerprints were taken."""
+    now = fingerprints(directory)
+    found = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if found:
+        raise RunFailedError(f"{directory} is not what it was: " + "; ".join(found[:5]))
 
 
 def differences(source: Path, restored: Path) -> list[str]:

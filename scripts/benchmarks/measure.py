@@ -22,7 +22,7 @@ GRAVEYARD = "done"
 
 
 class RunFailedError(Exception):
-    """A measured command exited with an unexpected code, or restored something wrong."""
+    """A command exited with an unexpected code, or restored something wrong."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def run(command: Command, *, sync: Path | None = None) -> Run:
     """Runs the command to its end; with `sync`, times a `sync -f` of that place on top."""
     with tempfile.TemporaryFile() as captured:
         start_s = time.perf_counter()
-        process = _start(command, captured.fileno())
-        code = process.wait()
+        with _start(command, captured.fileno()) as process:
+            code = _end_of(process)
         wall_s = time.perf_counter() - start_s
         if sync is not None and code == 0:
             subprocess.run(["sync", "-f", str(sync)], check=True)
@@ -130,6 +130,15 @@ def _start(command: Command, output: int) -> "subprocess.Popen[bytes]":
         cwd=command.directory,
         env={**os.environ, **command.environment},
     )
+
+
+def _end_of(process: "subprocess.Popen[bytes]") -> int:
+    try:
+        return process.wait()
+    except BaseException:
+        # Whoever stops the benchmark stops this as well: it may stand in a file system of ours.
+        process.kill()
+        raise
 
 
 def _read_back(descriptor: int) -> str:

@@ -5,6 +5,7 @@ within a turn, and a restore or a snapshot whose result is not the source, byte 
 benchmark with an error.
 """
 
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ PEERS = ("restic", "borg")
 MEMORY_MARK_MB = 250
 FLAT_FACTOR = 1.15
 LIST_TURNS = 21
+DATA_SETS = ("checkpoints", "small-files")
+BOTH_SETS = {4, 5, 8}
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Goal:
         return replace(self, what=f"{self.what}, {detail}")
 
     def judge(self, ratios: Mapping[str, Ratio]) -> bool | None:
-        """Whether the mark is reached; nothing when there is nothing to compare with."""
-        if not ratios:
+        """Whether the mark is reached; nothing without a mark, or with nothing to compare with."""
+        if not ratios or (self.factor is None and self.limit is None):
             return None
         bound = ratios.get("limit")
         within = self.limit is None or bound is None or bound.median <= self.limit
@@ -80,6 +83,10 @@ class Line:
     met: bool | None
 
 
+def _nothing() -> None:
+    """What there is to do before a turn when nothing changes between turns."""
+
+
 class Bench:
     """The contestants and their data, and the lines measured so far."""
 
@@ -95,11 +102,11 @@ class Bench:
         self.corpus = corpus
         self.lines: list[Line] = []
         self._tools = tools
-        self._ciuic = next((tool for tool in tools if isinstance(tool, Ciuic)), None)
-        self._stores = [tool for tool in tools if tool.name != "cp"]
-        self._work = work
-        self._turns = turns
-        self._caches = caches
+        self.ciuic = next((tool for tool in tools if isinstance(tool, Ciuic)), None)
+        self.stores = [tool for tool in tools if tool.name != "cp"]
+        self.work = work
+        self.turns = turns
+        self.caches = caches
         self._held: Sequence[Path] = ()
 
     def first_snapshot(self, goal: Goal, source: Path) -> None:
@@ -107,10 +114,10 @@ class Bench:
 
         def once(tool: Tool, cache: str) -> Run:
             tool.fresh([source])
-            self._prepare(cache, [source])
+            self.prepare(cache, [source])
             return measure.run(tool.snapshot())
 
-        self._race(goal, self._tools, once)
+        self.race(goal, self._tools, once)
         self._held = [source]
         for tool in self._tools:
             self._restore_once(tool, source, "warm", check=True)
@@ -119,11 +126,11 @@ class Bench:
         """A further snapshot of files that nobody touched."""
 
         def once(tool: Tool, cache: str) -> Run:
-            self._prepare(cache, [source])
+            self.prepare(cache, [source])
             return measure.run(tool.snapshot())
 
         self._stock([source])
-        self._race(goal, self._stores, once)
+        self.race(goal, self.stores, once)
         # The stores now hold more snapshots than other rows expect.
         self._held = ()
 
@@ -137,51 +144,51 @@ class Bench:
             return result
 
         self._stock([source])
-        self._race(goal, self._tools, once, durable=True)
+        self.race(goal, self._tools, once, durable=True)
 
     def verify(self, goal: Goal, source: Path) -> None:
         """Every byte in the store is read and checked."""
 
         def once(tool: Tool, cache: str) -> Run:
-            self._prepare(cache, [tool.store])
+            self.prepare(cache, [tool.store])
             return measure.run(tool.verify())
 
         self._stock([source])
-        self._race(goal, self._stores, once)
+        self.race(goal, self.stores, once)
 
     def size(self, goal: Goal, source: Path) -> None:
         """Bytes of the whole store directory, as file lengths and as allocated blocks."""
         self._stock([source])
         measure.settle()
         for kind, count in (("lengths", length_bytes), ("allocated", allocated_bytes)):
-            sizes = {tool.name: [count(tool.store) / 1e6] for tool in self._stores}
-            self._add(goal.about(kind), {**sizes, "limit": [count(source) / 1e6]}, unit="MB")
+            sizes = {tool.name: [count(tool.store) / 1e6] for tool in self.stores}
+            self.add(goal.about(kind), {**sizes, "limit": [count(source) / 1e6]}, unit="MB")
 
     def memory(self, row: int) -> None:
         """All processes of a command together: checkpoints, four times as many, small files."""
         first, more = self.corpus.checkpoints(), self.corpus.more_checkpoints()
-        for verb, peaks in self._peaks(self._stores, [self.corpus.small_files()]).items():
+        for verb, peaks in self._peaks(self.stores, [self.corpus.small_files()]).items():
             self._note_memory(row, f"memory, {verb} small files", peaks)
-        base = self._peaks(self._stores, [first])
+        base = self._peaks(self.stores, [first])
         for verb, peaks in base.items():
             self._note_memory(row, f"memory, {verb} checkpoints", peaks)
-        if self._ciuic is not None:
-            for verb, peaks in self._peaks([self._ciuic], [first, more]).items():
+        if self.ciuic is not None:
+            for verb, peaks in self._peaks([self.ciuic], [first, more]).items():
                 before = base[verb]["ciuic"]
                 self._note_memory(row, f"memory, {verb} 4x the checkpoints", peaks, before)
 
     def listing(self, goal: Goal, snapshots: int) -> None:
         """`ciuic list` on many snapshots against importing click with the same interpreter."""
-        if self._ciuic is None:
+        if self.ciuic is None:
             return
-        source = self._work / "tiny"
+        source = self.work / "tiny"
         source.mkdir(exist_ok=True)
-        self._ciuic.fresh([source])
+        self.ciuic.fresh([source])
         self._held = ()
-        python = str(self._ciuic.executable.with_name("python"))
+        python = str(self.ciuic.executable.with_name("python"))
         filler = str(Path(__file__).with_name("many_snapshots.py"))
-        measure.run(Command((python, filler, str(self._ciuic.store), str(source), str(snapshots))))
-        listed = self._ciuic.command("list")
+        measure.run(Command((python, filler, str(self.ciuic.store), str(source), str(snapshots))))
+        listed = self.ciuic.command("list")
         if len(measure.run(listed).output.splitlines()) < snapshots:
             raise measure.RunFailedError(f"ciuic list shows fewer than {snapshots} snapshots")
         commands = {"ciuic": listed, "limit": Command((python, "-c", "import click"))}
@@ -189,28 +196,27 @@ class Bench:
         for _ in range(LIST_TURNS):
             for name, command in commands.items():
                 times[name].append(measure.run(command).wall_s)
-        self._add(goal, times)
+        self.add(goal, times)
 
-    def _stock(self, sources: Sequence[Path]) -> None:
-        """Sees to it that every tool has a store with exactly one snapshot of the sources."""
-        if self._held == sources:
-            return
-        for tool in self._tools:
-            tool.fresh(sources)
-            measure.run(tool.snapshot())
-        self._held = sources
-
-    def _race(
+    def race(
         self,
         goal: Goal,
         tools: Sequence[Tool],
         once: Callable[[Tool, str], Run],
         *,
         durable: bool = False,
+        before_turn: Callable[[], None] = _nothing,
+        limit_s: float | None = None,
     ) -> None:
-        for cache in self._caches:
+        """Lets the tools take turns and notes a line for each state of the cache.
+
+        With `durable`, a second line has the times until all is on the disk. `limit_s` is what
+        ciuic is held against besides the peers, where that is a time and no other program.
+        """
+        for cache in self.caches:
             runs: dict[str, list[Run]] = {tool.name: [] for tool in tools}
-            for _ in range(self._turns):
+            for _ in range(self.turns):
+                before_turn()
                 for tool in tools:
                     runs[tool.name].append(once(tool, cache))
             # A plain copy is only worth comparing with once it is on the disk.
@@ -218,12 +224,15 @@ class Bench:
                 name: [run.durable_s if name == "cp" else run.wall_s for run in found]
                 for name, found in runs.items()
             }
-            self._add(goal.about(cache), _copy_as_limit(walls))
+            synced = {name: [run.durable_s for run in found] for name, found in runs.items()}
+            limits = {} if limit_s is None else {"limit": [limit_s] * self.turns}
+            self.add(goal.about(cache), {**_copy_as_limit(walls), **limits})
             if durable:
-                synced = {name: [run.durable_s for run in found] for name, found in runs.items()}
-                self._add(goal.about(f"{cache}, with sync -f"), _copy_as_limit(synced))
+                about = goal.about(f"{cache}, with sync -f")
+                self.add(about, {**_copy_as_limit(synced), **limits})
 
-    def _add(self, goal: Goal, turns: Mapping[str, Sequence[float]], unit: str = "s") -> None:
+    def add(self, goal: Goal, turns: Mapping[str, Sequence[float]], unit: str = "s") -> None:
+        """Notes a line: the medians of the turns, the ratios within them, and the verdict."""
         ratios: dict[str, Ratio] = {}
         for name, found in turns.items():
             pairs = list(zip(turns.get("ciuic", ()), found, strict=False))
@@ -252,7 +261,23 @@ class Bench:
         shown = ", ".join(f"{name} {value:.2f}" for name, value in line.values.items())
         print(f"{line.row} {line.what}: {shown} {line.unit}", file=sys.stderr, flush=True)
 
-    def _prepare(self, cache: str, places: Sequence[Path]) -> None:
+    def _stock(self, sources: Sequence[Path]) -> None:
+        """Sees to it that every tool has a store with exactly one snapshot of the sources."""
+        if self._held == sources:
+            return
+        for tool in self._tools:
+            tool.fresh(sources)
+            measure.run(tool.snapshot())
+        self._held = sources
+
+    def drop_stores(self) -> None:
+        """Throws all stores away and so makes room."""
+        self._held = ()
+        for tool in self._tools:
+            shutil.rmtree(tool.home, ignore_errors=True)
+
+    def prepare(self, cache: str, places: Sequence[Path]) -> None:
+        """Brings the page cache into the wanted state and writes out what is dirty."""
         if cache == "cold":
             measure.drop_caches()
             return
@@ -260,19 +285,19 @@ class Bench:
         measure.settle()
 
     def _restore_once(self, tool: Tool, path: Path, cache: str, *, check: bool) -> Run:
-        target = self._work / "target"
+        target = self.work / "target"
         target.mkdir()
         command = tool.restore([path], target)
-        self._prepare(cache, [tool.store])
+        self.prepare(cache, [tool.store])
         result = measure.run(command, sync=target)
         if check:
             compare.require_equal(path, tool.restored(path, target))
-        measure.put_away(target, self._work / GRAVEYARD)
+        measure.put_away(target, self.work / GRAVEYARD)
         return result
 
     def _peaks(self, tools: Sequence[Tool], sources: Sequence[Path]) -> dict[str, dict[str, float]]:
         found: dict[str, dict[str, float]] = {"snapshot": {}, "restore": {}, "verify": {}}
-        target = self._work / "target"
+        target = self.work / "target"
         self._held = ()
         for tool in tools:
             tool.fresh(sources)
@@ -280,7 +305,7 @@ class Bench:
             target.mkdir()
             restore = tool.restore(sources, target)
             found["restore"][tool.name] = measure.peak_memory_bytes(restore) / 1e6
-            measure.put_away(target, self._work / GRAVEYARD)
+            measure.put_away(target, self.work / GRAVEYARD)
             found["verify"][tool.name] = measure.peak_memory_bytes(tool.verify()) / 1e6
         return found
 
@@ -295,10 +320,14 @@ def allocated_bytes(directory: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in directory.rglob("*"))
 
 
-def measure_rows(bench: Bench, wanted: set[int]) -> None:
-    """Runs the wanted rows, in an order in which later ones can use the stores of earlier ones."""
-    _measure_checkpoints(bench, wanted)
-    _measure_small_files(bench, wanted)
+def measure_rows(bench: Bench, wanted: set[int], data: set[str]) -> None:
+    """Runs the wanted rows, in an order in which later ones can use the stores of earlier ones.
+
+    Of the rows that have both data sets, those in `data` are measured.
+    """
+    others = wanted - BOTH_SETS
+    _measure_checkpoints(bench, wanted if "checkpoints" in data else others)
+    _measure_small_files(bench, wanted if "small-files" in data else others)
     if 6 in wanted:
         bench.memory(6)
     if 7 in wanted:

@@ -21,6 +21,7 @@ class Tool(Protocol):
     """What the rows ask of a contestant."""
 
     name: str
+    home: Path
     store: Path
 
     def fresh(self, sources: Sequence[Path]) -> None:
@@ -34,6 +35,9 @@ class Tool(Protocol):
 
     def restored(self, path: Path, target: Path) -> Path:
         """Where `restore` has put `path`."""
+
+    def roll_back(self, path: Path) -> Command:
+        """Makes `path` what it was in the newest snapshot, in its place, whatever is there now."""
 
     def verify(self) -> Command:
         """Reads and checks everything in the store."""
@@ -77,6 +81,10 @@ class Ciuic:
         """The last component of the path, in the target."""
         return target / path.name
 
+    def roll_back(self, path: Path) -> Command:
+        """`ciuic restore -s latest -p PATH --overwrite`."""
+        return self.command("restore", "-s", "latest", "-p", str(path), "--overwrite")
+
     def verify(self) -> Command:
         """`ciuic verify --all --checksum`."""
         return self.command("verify", "--all", "--checksum")
@@ -116,6 +124,10 @@ class Restic:
     def restored(self, path: Path, target: Path) -> Path:
         """The whole path, below the target."""
         return target / path.relative_to("/")
+
+    def roll_back(self, path: Path) -> Command:
+        """`restic restore latest --target /`, which writes over what is there."""
+        return self.restore([path], Path("/"))
 
     def verify(self) -> Command:
         """`restic check --read-data`."""
@@ -168,6 +180,10 @@ class Borg:
         """The whole path, below the target."""
         return target / path.relative_to("/")
 
+    def roll_back(self, path: Path) -> Command:
+        """`borg extract`, run in `/`: it replaces what is there."""
+        return self.restore([path], Path("/"))
+
     def verify(self) -> Command:
         """`borg check --verify-data`."""
         return self._command("check", "--verify-data", str(self.store))
@@ -212,6 +228,10 @@ class Copy:
     def restored(self, path: Path, target: Path) -> Path:
         """The last component of the path, in the target."""
         return target / path.name
+
+    def roll_back(self, path: Path) -> Command:
+        """`cp -a` onto what is there."""
+        return self.restore([path], path.parent)
 
     def verify(self) -> Command:
         """There is nothing to check a copy against."""
