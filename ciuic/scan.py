@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic.errors import SourceError
 from ciuic.model import Entry
@@ -17,8 +17,11 @@ from ciuic.model import Entry
 __all__ = [
     "DirectoryHandle",
     "Exclusions",
+    "Mount",
     "PseudoMounts",
     "entry_of",
+    "mount_of",
+    "mounts",
     "open_root",
     "read_symlink",
     "read_xattrs",
@@ -32,6 +35,7 @@ _PSEUDO_TYPES: Final = frozenset(
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TIME_MIN_NS: Final = -(2**63)
 _TIME_MAX_NS: Final = 2**63 - 1
+_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 _NO_XATTRS: Final = {errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.EACCES}
 
 
@@ -228,17 +232,50 @@ def _next_part(pattern: bytes, at: int) -> tuple[bytes, int]:
     return re.escape(one), at + 1
 
 
+class Mount(NamedTuple):
+    """A mounted file system: proc(5), "mountinfo".
+
+    Attributes:
+        point: Where it is mounted; absolute.
+        kind: Type of the file system, as in ``mount -t``.
+        device: ``st_dev`` of its files; on btrfs that of the mounted subvolume at best.
+        is_readonly: It, or this mount of it, can't be written.
+    """
+
+    point: bytes
+    kind: bytes
+    device: int
+    is_readonly: bool
+
+
+def mounts(mount_info: bytes | None = None) -> list[Mount]:
+    """What this process sees mounted, in the order of mounting; nothing without /proc."""
+    if mount_info is None:
+        mount_info = _mount_info()
+    return list(_parsed_mounts(mount_info))
+
+
+def mount_of(path: bytes, known: Sequence[Mount]) -> Mount | None:
+    """The mount that an absolute path without symlinks lies in."""
+    holding = [one for one in known if _is_within(path, one.point)]
+    # The longest mount point wins; of several at one point, the last covers the others.
+    return max(reversed(holding), key=lambda one: len(one.point), default=None)
+
+
 class PseudoMounts:
     """Mounted file systems that hold no files but the kernel's view of itself: /proc, /sys."""
 
     def __init__(self, mount_info: bytes | None = None) -> None:
-        if mount_info is None:
-            mount_info = _mount_info()
-        self._devices = frozenset(_pseudo_devices(mount_info))
+        known = mounts(mount_info)
+        self._devices = frozenset([one.device for one in known if one.kind in _PSEUDO_TYPES])
 
     def holds(self, status: os.stat_result) -> bool:
         """This directory lies on such a file system."""
         return status.st_dev in self._devices
+
+
+def _is_within(path: bytes, outer: bytes) -> bool:
+    return (path + b"/").startswith(outer.rstrip(b"/") + b"/")
 
 
 def _mount_info() -> bytes:
@@ -249,11 +286,13 @@ def _mount_info() -> bytes:
         return b""
 
 
-def _pseudo_devices(mount_info: bytes) -> Iterator[int]:
-    """Device numbers of pseudo file systems: proc(5), "mountinfo"."""
+def _parsed_mounts(mount_info: bytes) -> Iterator[Mount]:
     for line in mount_info.splitlines():
         before, _, after = line.partition(b" - ")
         fields, types = before.split(), after.split()
-        if len(fields) > 2 and types and types[0] in _PSEUDO_TYPES:
-            major, _, minor = fields[2].partition(b":")
-            yield os.makedev(int(major), int(minor))
+        if len(fields) < 6 or len(types) < 3:
+            continue
+        major, _, minor = fields[2].partition(b":")
+        point = _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), fields[4])
+        options = set(fields[5].split(b",")) | set(types[2].split(b","))
+        yield Mount(point, types[0], os.makedev(int(major), int(minor)), b"ro" in options)

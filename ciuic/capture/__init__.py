@@ -1,5 +1,19 @@
-"""Files of the source -> their bytes as of one moment: frozen where the file system can."""
+"""Files of the source -> their bytes as of one moment: frozen where the file system can.
 
+providers  how a root can be captured, found by trying
+freezer    a snapshot's frozen side: begin, record, retain
+views      a root as the walk sees it: live, frozen, or cloned file by file
+frozen     where frozen copies lie and what is recorded of them
+extents    which ranges two frozen copies share
+reading    the bytes of a file, with a look before and after where it is not frozen
+cache      the page cache is left as it was found
+holders    which program writes to a file
+kernel     the system calls
+"""
+
+from ciuic.capture.freezer import Freezer
+from ciuic.capture.frozen import AREA_NAME, FrozenRoot
+from ciuic.capture.providers import IN_PLACE, REFLINK, SUBVOLUME, Choice, choose
 from ciuic.capture.reading import (
     ATTEMPTS,
     BLOCK_BYTES,
@@ -10,12 +24,24 @@ from ciuic.capture.reading import (
     same_content,
     source_faults,
 )
+from ciuic.capture.views import FrozenFile, RootView, SubvolumeView
 
 __all__ = [
+    "AREA_NAME",
     "ATTEMPTS",
     "BLOCK_BYTES",
+    "IN_PLACE",
+    "REFLINK",
+    "SUBVOLUME",
+    "Choice",
     "Extent",
+    "Freezer",
+    "FrozenFile",
+    "FrozenRoot",
     "OpenFile",
+    "RootView",
+    "SubvolumeView",
+    "choose",
     "is_settled",
     "read_small",
     "same_content",

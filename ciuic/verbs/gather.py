@@ -1,27 +1,39 @@
 """Roots -> tree nodes: walk, compare with the parent snapshot, hand changed files to be read.
 
+The walk freezes: it clones a changed file where it can, and leaves the reading of clones for when
+it has come to the end, so that all files are captured as soon as can be.
+
 The walk runs ahead of the reading. A directory's entries wait in a queue, in the order of their
 names, until their content is known; then they move on into tree nodes. The number of waiting
 entries is bounded, and with it the memory, whatever the size of the tree or of one directory.
 """
 
+import contextlib
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
-from ciuic.capture import is_settled, source_faults
+from ciuic.capture import (
+    AREA_NAME,
+    IN_PLACE,
+    REFLINK,
+    SUBVOLUME,
+    RootView,
+    SubvolumeView,
+    is_settled,
+    source_faults,
+)
 from ciuic.errors import CancelledError, CorruptionError, SourceError
 from ciuic.hashing import ID_BYTES
-from ciuic.model import GONE_MODE, SKIPPED, UNREADABLE, WHOLE, Entry, Root
+from ciuic.model import FLUX, GONE_MODE, SKIPPED, UNREADABLE, WHOLE, Entry, Root
 from ciuic.scan import (
     DirectoryHandle,
     Exclusions,
     PseudoMounts,
     entry_of,
-    open_root,
     read_symlink,
     read_xattrs,
     storable_ns,
@@ -29,19 +41,22 @@ from ciuic.scan import (
 from ciuic.store import Store
 from ciuic.store.nodes import TreeBuilder, iter_pieces, iter_tree
 from ciuic.store.writer import StoreWriter
-from ciuic.verbs.reading import ContentReader, Wanted
+from ciuic.verbs.reading import ContentReader, FluxSink, Wanted
 
 __all__ = ["Gatherer", "OldTree", "TroubleSink"]
 
 TroubleSink = Callable[[bytes, str, bool], None]
 """Told a path, what happened to it, and whether that is harmless."""
 
+_RANK: Final = {REFLINK: 0, IN_PLACE: 1, SUBVOLUME: 2}
 _WAITING_MAX: Final = 20_000
 _BATCH_BYTES: Final = 512 * 1024
 _BATCH_FILES: Final = 256
 _LOOKUP_FILES: Final = 500
 _BATCH_DIRECTORIES: Final = 64
 """A batch keeps the directories of its files open."""
+_HELD_DIRECTORIES: Final = 1000
+"""So many directories stay open for files whose clones wait to be read."""
 _DEPTH_MAX: Final = 900
 """Each level holds a descriptor; deeper trees than this are named and left out."""
 
@@ -52,10 +67,12 @@ class OldTree(NamedTuple):
     Attributes:
         tree: ID of the root's tree node.
         taken_ns: When that snapshot began: it saw nothing of what was written later.
+        snapshot_id: Which one it is.
     """
 
     tree: bytes
     taken_ns: int
+    snapshot_id: str
 
 
 class _Ticket:
@@ -96,9 +113,11 @@ class _Directory:
         entry: Entry,
         builder: TreeBuilder,
         old: Iterator[Entry],
+        view: RootView,
     ) -> None:
         self.handle = handle
         self.entry = entry
+        self.view = view
         self.ticket = _Ticket()
         self.names: Iterator[bytes] = iter(())
         self._builder = builder
@@ -148,6 +167,14 @@ class _Directory:
         return moved
 
 
+class _Started(NamedTuple):
+    """A root that has been walked; its tree is whole when all content is stored."""
+
+    root: Root
+    top: TreeBuilder | None
+    entry: Entry | None
+
+
 class Gatherer:
     """Walks roots and spells them in tree nodes.
 
@@ -156,7 +183,10 @@ class Gatherer:
         writer: Where nodes and chunks go.
         content: Stores file contents.
         exclusions: What is left out.
+        believe: What looks unchanged since the parent is not read again.
+        keep_clones: Unchanged files are to have clones, too.
         trouble: Told of everything that is not as it should be.
+        flux: Told of every file that somebody was writing.
         cancelled: Asked at every directory entry.
     """
 
@@ -167,7 +197,10 @@ class Gatherer:
         content: ContentReader,
         *,
         exclusions: Exclusions,
+        believe: bool,
+        keep_clones: bool,
         trouble: TroubleSink,
+        flux: FluxSink,
         cancelled: Callable[[], bool],
         progress: Callable[[int, int, bytes], None],
     ) -> None:
@@ -175,7 +208,10 @@ class Gatherer:
         self._writer = writer
         self._content = content
         self._exclusions = exclusions
+        self._believe = believe
+        self._keep_clones = keep_clones
         self._trouble = trouble
+        self._flux = flux
         self._cancelled = cancelled
         self._progress = progress
         self._old_taken_ns = 0
@@ -191,23 +227,40 @@ class Gatherer:
         self._small_directories: set[int] = set()
         self._lookup_directories: set[int] = set()
         self._small_ticket = _Ticket(self._flush_small)
+        self._held: list[_Ticket] = []
+        self._held_directories: set[int] = set()
         self._lookups: list[Wanted] = []
         self._lookup_ticket = _Ticket(self._flush_lookups)
         self.files = 0
         self.logical_bytes = 0
 
-    def gather(self, path: bytes, old: OldTree | None) -> Root:
-        """Spell one root.
+    def gather(
+        self,
+        roots: Sequence[tuple[RootView, OldTree | None]],
+        walked: Callable[[], None],
+    ) -> list[Root]:
+        """Spell roots.
 
         Args:
-            path: Absolute.
-            old: What an earlier snapshot says of this root; None to believe nothing.
+            roots: How to see each, and what an earlier snapshot says of it.
+            walked: Called when everything has been looked at: clones have been made by then, and
+                only what could not be frozen is still to be captured.
 
         Returns:
-            The root's record; a root that can't be read is recorded as missing.
+            The roots' records, in order; a root that can't be read is recorded as missing.
         """
+        # What has to be captured by walking comes before what is frozen already.
+        order = sorted(range(len(roots)), key=lambda at: _RANK[roots[at][0].how])
+        started = {at: self._start(*roots[at]) for at in order}
+        walked()
+        self._release()
+        self._drain(wait=True)
+        return [self._finished(started[at]) for at in range(len(roots))]
+
+    def _start(self, view: RootView, old: OldTree | None) -> _Started:
+        path = view.path
         try:
-            handle = open_root(path)
+            handle = view.open_top()
             with source_faults():
                 status = os.fstat(handle.fd)
                 entry = entry_of(b".", status)
@@ -215,14 +268,18 @@ class Gatherer:
                 names = handle.names()
         except SourceError as error:
             self._trouble(path, f"the root {error.message}", False)
-            return Root(path, b"", error.message)
-        top = TreeBuilder(self._writer.put_node)
-        directory = self._directory(handle, entry, self._old_root(old))
+            return _Started(Root(path, b"", error.message), None, None)
+        directory = self._directory(handle, entry, self._old_root(old), view)
         directory.names = iter(names)
         self._stack.append(directory)
         self._walk()
-        top.add(entry)
-        return Root(path, top.finish()[0])
+        return _Started(Root(path, b"", "", view.how), TreeBuilder(self._writer.put_node), entry)
+
+    def _finished(self, started: _Started) -> Root:
+        if started.top is None or started.entry is None:
+            return started.root
+        started.top.add(started.entry)
+        return Root(started.root.path, started.top.finish()[0], "", started.root.capture)
 
     def _old_root(self, old: OldTree | None) -> Entry | None:
         if old is None:
@@ -233,11 +290,13 @@ class Gatherer:
         except CorruptionError:
             return None
 
-    def _directory(self, handle: DirectoryHandle, entry: Entry, old: Entry | None) -> _Directory:
+    def _directory(
+        self, handle: DirectoryHandle, entry: Entry, old: Entry | None, view: RootView
+    ) -> _Directory:
         old_entries: Iterator[Entry] = iter(())
         if old is not None and old.is_directory and old.content:
             old_entries = iter_tree(self._store.reader.node, old.content, old.level)
-        return _Directory(handle, entry, TreeBuilder(self._writer.put_node), old_entries)
+        return _Directory(handle, entry, TreeBuilder(self._writer.put_node), old_entries, view)
 
     def _walk(self) -> None:
         while self._stack:
@@ -254,7 +313,8 @@ class Gatherer:
                 self._visit(top, name)
             if self._waiting > _WAITING_MAX:
                 self._make_room(top)
-        self._drain(wait=True)
+            if len(self._held_directories) > _HELD_DIRECTORIES:
+                self._release()
 
     def _drain(self, *, wait: bool) -> None:
         """Finish directories whose content is all there, children before parents."""
@@ -265,7 +325,16 @@ class Gatherer:
                 return
             self._closing.popleft()
 
+    def _release(self) -> None:
+        """Have clones read, those that were made first first."""
+        held, self._held = self._held, []
+        self._held_directories = set()
+        for ticket in held:
+            if ticket.flush is not None:
+                ticket.flush()
+
     def _make_room(self, top: _Directory) -> None:
+        self._release()
         self._drain(wait=True)
         for directory in self._stack:
             if directory is not top:
@@ -307,16 +376,55 @@ class Gatherer:
         if status.st_nlink > 1 and self._visit_link(parent, name, status):
             return
         self.logical_bytes += status.st_size
+        link_dev = _link_dev(parent, status)
         if old is not None and self._believes(old, status):
-            old.link_dev = status.st_dev if status.st_nlink > 1 else 0
-            ticket = self._reuse(Wanted(parent.handle, old, status))
+            old.link_dev = link_dev
+            self._keep_clone(parent, old, status)
+            ticket = self._reuse(self._wanted(parent, old, status))
             entry = old
         else:
-            entry = _unread_entry(name, status)
-            ticket = self._read(Wanted(parent.handle, entry, status))
+            entry = Entry(name, status.st_mode, 0, 0, 0, 0, status.st_ino, link_dev=link_dev)
+            wanted = self._captured(self._wanted(parent, entry, status), old, parent.view)
+            ticket = self._read(wanted)
         self._append(parent, entry, ticket)
         if status.st_nlink > 1:
             self._links[status.st_dev, status.st_ino] = (entry, ticket, status.st_nlink - 1)
+
+    def _wanted(self, parent: _Directory, entry: Entry, status: os.stat_result) -> Wanted:
+        is_frozen = isinstance(parent.view, SubvolumeView)
+        return Wanted(parent.handle, entry, status, is_frozen)
+
+    def _captured(self, wanted: Wanted, old: Entry | None, view: RootView) -> Wanted:
+        """Freeze a changed file, if it is not frozen yet, and see whether somebody writes to it."""
+        if view.previous is not None and old is not None and old.is_file:
+            wanted = wanted._replace(old=old, previous=view.previous)
+        status = wanted.status
+        if isinstance(view, SubvolumeView):
+            if view.is_written(wanted.path, status):
+                wanted.entry.state = FLUX
+                self._flux(wanted.path, (view.live_device, status.st_ino), "")
+            return wanted
+        if not view.can_clone(status):
+            return wanted
+        try:
+            clone = view.clone(wanted.directory.fd, wanted.entry.name)
+        except SourceError:
+            return wanted  # the reader comes to the same end, and says so
+        except OSError as error:
+            what = f"captured in place: {os.strerror(error.errno or 0)}"
+            self._trouble(wanted.path, what, True)
+            return wanted
+        if clone.is_flux:
+            wanted.entry.state = FLUX
+            self._flux(wanted.path, (status.st_dev, status.st_ino), "")
+        return wanted._replace(clone=clone)
+
+    def _keep_clone(self, parent: _Directory, old: Entry, status: os.stat_result) -> None:
+        """Let an unchanged file go on having a clone, for rollbacks."""
+        view = parent.view
+        if self._keep_clones and view.can_clone(status) and not view.keep(old):
+            with contextlib.suppress(OSError, SourceError):
+                view.clone(parent.handle.fd, old.name)
 
     def _visit_link(self, parent: _Directory, name: bytes, status: os.stat_result) -> bool:
         """Another name of a file that was seen in this run: its content is not read again."""
@@ -328,7 +436,9 @@ class Gatherer:
         self._links[key] = (first, ticket, left - 1)
         if left <= 1:
             del self._links[key]
-        wanted = Wanted(parent.handle, entry_of(name, status), status)
+        entry = entry_of(name, status)
+        entry.link_dev = _link_dev(parent, status)
+        wanted = self._wanted(parent, entry, status)
         self._append(parent, wanted.entry, self._copy_ticket(first, wanted, ticket))
         return True
 
@@ -352,8 +462,9 @@ class Gatherer:
     def _visit_directory(
         self, parent: _Directory, name: bytes, status: os.stat_result, old: Entry | None
     ) -> None:
-        if (status.st_dev, status.st_ino) == self._store_inode:
+        if name == AREA_NAME or (_device(parent, status), status.st_ino) == self._store_inode:
             return
+        view = parent.view
         entry = entry_of(name, status)
         if self._pseudo.holds(status):
             entry.state = SKIPPED
@@ -363,8 +474,17 @@ class Gatherer:
             if len(self._stack) >= _DEPTH_MAX:
                 raise SourceError(f"is more than {_DEPTH_MAX} directories deep")
             with source_faults():
-                handle = parent.handle.child(name)
-                if old is not None and _same_inode(old, status):
+                if view.is_elsewhere(parent.handle.join(name), status):
+                    handle, view = self._elsewhere(parent, name)
+                    status = os.fstat(handle.fd)
+                    entry = entry_of(name, status)
+                    if self._pseudo.holds(status):
+                        entry.state = SKIPPED
+                        self._append(parent, entry, None)
+                        return
+                else:
+                    handle = parent.handle.child(name)
+                if self._believe and old is not None and _same_inode(old, status):
                     entry.xattrs = old.xattrs
                 else:
                     entry.xattrs = read_xattrs(handle.fd)
@@ -374,10 +494,18 @@ class Gatherer:
             self._trouble(parent.handle.join(name), error.message, False)
             self._append(parent, entry, None)
             return
-        directory = self._directory(handle, entry, old)
+        directory = self._directory(handle, entry, old, view)
         directory.names = iter(names)
         self._append(parent, entry, directory.ticket)
         self._stack.append(directory)
+
+    def _elsewhere(self, parent: _Directory, name: bytes) -> tuple[DirectoryHandle, RootView]:
+        """The live directory where a frozen root has a mount point or another subvolume."""
+        path = parent.handle.join(name)
+        self._trouble(path, "is a file system or subvolume of its own: captured in place", True)
+        if isinstance(parent.view, SubvolumeView):
+            return parent.view.open_live(path), RootView(path)
+        return parent.handle.child(name), RootView(path)
 
     def _visit_special(
         self, parent: _Directory, name: bytes, status: os.stat_result, old: Entry | None
@@ -387,7 +515,7 @@ class Gatherer:
             with source_faults():
                 if stat.S_ISLNK(status.st_mode):
                     entry.content = read_symlink(parent.handle, name)
-                if old is not None and _same_inode(old, status):
+                if self._believe and old is not None and _same_inode(old, status):
                     entry.xattrs = old.xattrs
                 else:
                     entry.xattrs = read_xattrs(b"/proc/self/fd/%d/" % parent.handle.fd + name)
@@ -399,7 +527,8 @@ class Gatherer:
     def _believes(self, old: Entry, status: os.stat_result) -> bool:
         """The file is the one that the parent has, unchanged since."""
         return (
-            old.ctime_ns == status.st_ctime_ns
+            self._believe
+            and old.ctime_ns == status.st_ctime_ns
             and old.mtime_ns == status.st_mtime_ns
             and old.size_bytes == status.st_size
             and old.ino == status.st_ino
@@ -469,14 +598,28 @@ class Gatherer:
 
     def _large(self, wanted: Wanted) -> _Ticket:
         ticket = _Ticket()
-        ticket.futures = [self._content.submit_large(wanted)]
+        if wanted.clone is None and not wanted.is_frozen:
+            ticket.futures = [self._content.submit_large(wanted)]
+            return ticket
+
+        def flush() -> None:
+            ticket.flush = None
+            ticket.futures = [self._content.submit_large(wanted)]
+
+        ticket.flush = flush
+        self._held.append(ticket)
+        self._held_directories.add(wanted.directory.fd)
         return ticket
 
 
-def _unread_entry(name: bytes, status: os.stat_result) -> Entry:
-    """The entry of a file that is to be read, which fills in the rest."""
-    link_dev = status.st_dev if status.st_nlink > 1 else 0
-    return Entry(name, status.st_mode, 0, 0, 0, 0, status.st_ino, link_dev=link_dev)
+def _device(parent: _Directory, status: os.stat_result) -> int:
+    """``st_dev`` of the live file: a frozen subvolume has another."""
+    view = parent.view
+    return view.live_device if isinstance(view, SubvolumeView) else status.st_dev
+
+
+def _link_dev(parent: _Directory, status: os.stat_result) -> int:
+    return _device(parent, status) if status.st_nlink > 1 else 0
 
 
 def _same_inode(old: Entry, status: os.stat_result) -> bool:

@@ -14,16 +14,25 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
-from ciuic.capture import ATTEMPTS, OpenFile, read_small, source_faults
-from ciuic.chunking import Chunker
+from ciuic.capture import (
+    ATTEMPTS,
+    FrozenFile,
+    FrozenRoot,
+    OpenFile,
+    read_small,
+    source_faults,
+)
+from ciuic.chunking import FixedChunker
+from ciuic.clock import Clock
 from ciuic.errors import CancelledError, SourceError, TornReadError, VanishedError
 from ciuic.hashing import data_id
 from ciuic.model import FLUX, GONE_MODE, UNREADABLE, WHOLE, Entry
 from ciuic.scan import DirectoryHandle, read_xattrs, storable_ns
+from ciuic.store import Store
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder
 from ciuic.store.writer import StoreWriter
 
-__all__ = ["ContentReader", "Wanted"]
+__all__ = ["ContentReader", "FluxSink", "Wanted"]
 
 SMALL_BYTES: Final = 256 * 1024
 _READERS: Final = 2
@@ -31,6 +40,9 @@ _WORKERS_MAX: Final = 8
 _IN_FLIGHT_BYTES: Final = 48 * 1024 * 1024
 
 Argument = TypeVar("Argument")
+
+FluxSink = Callable[[bytes, tuple[int, int], str], None]
+"""Told a path, its device and inode, and what shows that it is in flux, if not a writer."""
 
 
 class Wanted(NamedTuple):
@@ -40,36 +52,61 @@ class Wanted(NamedTuple):
         directory: Where it is.
         entry: Filled in from what is read; before that only its name counts.
         status: What the listing saw, for a file that can't be read.
+        is_frozen: The directory is a frozen one: nobody writes to the file.
+        clone: What is read instead of the file, with the metadata that belongs to it.
+        old: What the parent snapshot says of the file at this path.
+        previous: Where a frozen copy of that may be.
     """
 
     directory: DirectoryHandle
     entry: Entry
     status: os.stat_result
+    is_frozen: bool = False
+    clone: FrozenFile | None = None
+    old: Entry | None = None
+    previous: FrozenRoot | None = None
+
+    @property
+    def path(self) -> bytes:
+        """Absolute, as the snapshot will have it."""
+        return self.directory.join(self.entry.name)
 
 
 class ContentReader:
     """Stores the content of files and fills in their entries.
 
     Args:
+        store: Where the parent's recipes are.
         writer: Where the chunks go.
-        chunker: Where large files are cut.
-        chunk_bytes: Upper bound of a chunk's length.
         trouble: Told of every path that is spoiled; called from several threads.
+        flux: Told of every file that is in flux, its device and inode, and how that shows, if
+            not by a writer; likewise.
         cancelled: Asked between blocks.
+        clock: Tells when the last live file had been read.
+
+    Attributes:
+        read_bytes: Read from the source until now.
+        captured_s: Monotonic moment at which the last file that is not frozen had been read.
     """
 
     def __init__(
         self,
+        store: Store,
         writer: StoreWriter,
-        chunker: Chunker,
-        chunk_bytes: int,
+        *,
         trouble: Callable[[bytes, str], None],
+        flux: FluxSink,
         cancelled: Callable[[], bool],
+        clock: Clock,
     ) -> None:
+        chunk_bytes = store.header.chunking.size_bytes
+        self._store = store
         self._writer = writer
-        self._chunker = chunker
+        self._chunker = FixedChunker(chunk_bytes)
         self._trouble = trouble
+        self._flux = flux
         self._cancelled = cancelled
+        self._clock = clock
         self._uid = os.geteuid()
         self._small_bytes = min(SMALL_BYTES, chunk_bytes)
         workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
@@ -82,6 +119,7 @@ class ContentReader:
         self._count_lock = threading.Lock()
         self._stopped = False
         self.read_bytes = 0
+        self.captured_s = 0.0
 
     def is_small(self, status: os.stat_result) -> bool:
         """The file is best read whole, together with others like it; holes need a closer look."""
@@ -132,15 +170,21 @@ class ContentReader:
             if data:
                 file.entry.content = data_id(data)
                 chunks.append((file.entry.content, data))
+        if not all(file.is_frozen for file in files):
+            self.captured_s = self._clock.monotonic_s()
         self._writer.add_data(chunks)
         self._count(read_bytes)
 
     def _read_small(self, file: Wanted) -> bytes:
-        entry = file.entry
+        entry, clone = file.entry, file.clone
+        if clone is not None:
+            small = read_small(clone.directory_fd, clone.name, owned=True, frozen=True)
+            _fill(entry, clone.status, clone.xattrs, len(small.data))
+            return small.data
         owned = self._uid in {0, file.status.st_uid}
-        small = read_small(file.directory.fd, entry.name, owned=owned)
-        if small.is_torn:
-            self._mark_torn(file)
+        small = read_small(file.directory.fd, entry.name, owned=owned, frozen=file.is_frozen)
+        if small.is_torn or small.has_writer:
+            self._mark_flux(file, small.status, is_torn=small.is_torn)
         _fill(entry, small.status, small.xattrs, len(small.data))
         return small.data
 
@@ -151,23 +195,40 @@ class ContentReader:
             self._spoil(file, error)
             return
         try:
-            self._store_opened(file, opened)
+            if file.is_frozen or file.clone is not None:
+                self._store_frozen(file, opened)
+            else:
+                self._store_live(file, opened)
         except SourceError as error:
             self._spoil(file, error)
         finally:
             opened.close()
 
-    def _store_opened(self, file: Wanted, opened: OpenFile) -> None:
-        for attempt in range(ATTEMPTS):
+    def _store_frozen(self, file: Wanted, opened: OpenFile) -> None:
+        entry = file.entry
+        entry.content, entry.level, size = self._spell(opened)
+        if file.clone is not None:
+            _fill(entry, file.clone.status, file.clone.xattrs, size)
+            return
+        with source_faults():
+            xattrs = read_xattrs(opened.fd)
+        _fill(entry, opened.before, xattrs, size)
+
+    def _store_live(self, file: Wanted, opened: OpenFile) -> None:
+        for attempt in range(1, ATTEMPTS + 1):
             content, level, size = self._spell(opened)
+            is_torn = False
             try:
                 opened.check_unchanged(size)
             except TornReadError:
-                if attempt + 1 < ATTEMPTS:
+                is_torn = True
+                if attempt < ATTEMPTS:
                     opened.look_again()
                     continue
-                self._mark_torn(file)
             break
+        self.captured_s = self._clock.monotonic_s()
+        if is_torn or opened.has_writer:
+            self._mark_flux(file, opened.before, is_torn=is_torn)
         file.entry.content = content
         file.entry.level = level
         with source_faults():
@@ -206,8 +267,10 @@ class ContentReader:
         return name
 
     def _open(self, file: Wanted) -> OpenFile:
+        if file.clone is not None:
+            return OpenFile(file.clone.directory_fd, file.clone.name, owned=True, private=True)
         owned = self._uid in {0, file.status.st_uid}
-        return OpenFile(file.directory.fd, file.entry.name, owned=owned)
+        return OpenFile(file.directory.fd, file.entry.name, owned=owned, private=file.is_frozen)
 
     def _spoil(self, file: Wanted, error: SourceError) -> None:
         _fill(file.entry, file.status, (), file.status.st_size)
@@ -216,12 +279,12 @@ class ContentReader:
             file.entry.mode = GONE_MODE
         file.entry.content = b""
         file.entry.level = 0
-        self._trouble(file.directory.join(file.entry.name), error.message)
+        self._trouble(file.path, error.message)
 
-    def _mark_torn(self, file: Wanted) -> None:
+    def _mark_flux(self, file: Wanted, status: os.stat_result, *, is_torn: bool) -> None:
         file.entry.state = FLUX
-        path = file.directory.join(file.entry.name)
-        self._trouble(path, f"in flux: changed while it was read, {ATTEMPTS} times over")
+        what = f"changed while it was read, {ATTEMPTS} times over" if is_torn else ""
+        self._flux(file.path, (status.st_dev, status.st_ino), what)
 
     def _count(self, read_bytes: int) -> None:
         with self._count_lock:

@@ -1,16 +1,23 @@
-"""Take a snapshot: gather, make durable, commit."""
+"""Take a snapshot: freeze, gather, make durable, commit.
+
+freeze     what can be frozen as a whole, in milliseconds; then file by file as the walk goes
+gather     walk, compare, read, encode, store
+durable    packs, by a barrier; the record of what is frozen
+commit     the manifest, last
+retain     frozen copies of older snapshots are given up
+"""
 
 import os
 import resource
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import ciuic
+from ciuic.capture import SUBVOLUME, Freezer, RootView
 from ciuic.catalog import list_snapshots, remember
-from ciuic.chunking import FixedChunker
 from ciuic.clock import Clock
 from ciuic.errors import UsageError
 from ciuic.memory import prepare_for_bulk
@@ -40,6 +47,7 @@ class TakeRequest:
         base_interval_s: Take a base snapshot by itself when the last one is as old as this;
             0: never.
         tags: Words to find the snapshot by.
+        hot_snapshots: How many of the newest snapshots keep their frozen copies.
     """
 
     roots: tuple[bytes, ...]
@@ -47,6 +55,7 @@ class TakeRequest:
     base: bool = False
     base_interval_s: float = 43_200.0
     tags: tuple[str, ...] = ()
+    hot_snapshots: int = 1
 
 
 class Progress(Protocol):
@@ -77,6 +86,67 @@ class _Troubles:
                 self.first.append(Trouble(path, what, harmless))
 
 
+class _Flux:
+    """Collects files in flux from several threads, and names who writes to them."""
+
+    def __init__(self, troubles: _Troubles) -> None:
+        self._troubles = troubles
+        self._lock = threading.Lock()
+        self._unnamed: list[tuple[bytes, tuple[int, int], str]] = []
+        self._paths: list[bytes] = []
+
+    def add(self, path: bytes, inode: tuple[int, int], what: str) -> None:
+        with self._lock:
+            self._unnamed.append((path, inode, what))
+
+    def name_holders(self) -> None:
+        """Turn what has gathered into trouble, soon: programs don't stay."""
+        with self._lock:
+            found, self._unnamed = self._unnamed, []
+        if not found:
+            return
+        # A twentieth of a second to import, for those who need it.
+        from ciuic.capture.holders import find_holders
+
+        # To look through all processes for many files takes no longer than for one.
+        holders = find_holders([inode for _, inode, what in found if not what])
+        for path, inode, what in found:
+            holder = f" by {holders[inode]}" if inode in holders else ""
+            self._troubles.add(path, f"in flux: {what or f'open for writing{holder}'}")
+        self._paths.extend([path for path, _, _ in found][: TROUBLE_MAX - len(self._paths)])
+
+    def paths(self) -> tuple[bytes, ...]:
+        """The first of them."""
+        return tuple(self._paths)
+
+
+class _Capture:
+    """How long the source had to hold still: from the first freeze to the last byte captured."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_s = self._ended_s = 0.0
+        self._all_frozen = False
+
+    def begin(self) -> None:
+        """Now."""
+        self._began_s = self._ended_s = self._clock.monotonic_s()
+
+    def frozen(self, views: Sequence[RootView]) -> None:
+        """What can be frozen as a whole is."""
+        self._ended_s = self._clock.monotonic_s()
+        self._all_frozen = all(view.how == SUBVOLUME for view in views)
+
+    def walked(self) -> None:
+        """Everything has been looked at, and cloned where that can be."""
+        if not self._all_frozen:
+            self._ended_s = self._clock.monotonic_s()
+
+    def duration_s(self, last_read_s: float) -> float:
+        """In all, when the last live file was read at a monotonic moment (0: there was none)."""
+        return max(self._ended_s, last_read_s) - self._began_s
+
+
 def take_snapshot(
     store: Store,
     request: TakeRequest,
@@ -102,14 +172,28 @@ def take_snapshot(
     _raise_open_files_limit()
     taken_ns = clock.now_ns()
     snapshots = list_snapshots(store)
+    snapshot_id = store.new_snapshot_id()
     parent = snapshots[0] if snapshots else None
     is_base = request.base or _base_is_due(snapshots, request.base_interval_s, taken_ns)
+    old = _old_trees(store, snapshots, roots)
     troubles = _Troubles()
-    chunk_bytes = store.header.chunking.size_bytes
+    flux = _Flux(troubles)
+    freezer = Freezer(store.header.store_id, snapshot_id, taken_ns)
+    capture = _Capture(clock)
+
+    def walked() -> None:
+        capture.walked()
+        flux.name_holders()
+
     writer = store.writer()
     try:
+        freezer.prepare(
+            roots,
+            existing=[one.id for one in snapshots],
+            previous={root: one.snapshot_id for root, one in old.items()},
+        )
         content = ContentReader(
-            writer, FixedChunker(chunk_bytes), chunk_bytes, troubles.add, cancelled
+            store, writer, trouble=troubles.add, flux=flux.add, cancelled=cancelled, clock=clock
         )
         try:
             gatherer = Gatherer(
@@ -117,45 +201,61 @@ def take_snapshot(
                 writer,
                 content,
                 exclusions=Exclusions(request.exclude),
+                believe=not is_base,
+                keep_clones=request.hot_snapshots > 0,
                 trouble=troubles.add,
+                flux=flux.add,
                 cancelled=cancelled,
                 progress=(progress or _Silent()).update,
             )
-            old = {} if is_base else _old_trees(store, snapshots, roots)
-            recorded = tuple([gatherer.gather(path, old.get(path)) for path in roots])
+            capture.begin()
+            views = freezer.begin()
+            capture.frozen(list(views.values()))
+            recorded = gatherer.gather(
+                [(views[root], old.get(root)) for root in roots],
+                walked=walked,
+            )
         finally:
             content.close()
-        capture_s = clock.monotonic_s() - began_s
+        flux.name_holders()
         totals = writer.finish()
+        freezer.record()
+        # From here on all that the manifest names is durable: this is the commit.
+        manifest = Manifest(
+            summary=SnapshotSummary(
+                id=snapshot_id,
+                kind="base" if is_base else "delta",
+                parent=parent.id if parent is not None else None,
+                taken_ns=taken_ns,
+                files=gatherer.files,
+                logical_bytes=gatherer.logical_bytes,
+                new_bytes=totals.new_bytes,
+                stored_bytes=totals.stored_bytes,
+                tags=request.tags,
+                trouble_count=troubles.count,
+                roots=roots,
+            ),
+            roots=tuple(recorded),
+            host=socket.gethostname().encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+            writer=f"ciuic {ciuic.__version__}",
+            read_bytes=content.read_bytes,
+            capture_s=round(capture.duration_s(content.captured_s), 6),
+            exclude=request.exclude,
+            trouble=tuple(troubles.first),
+        )
+        store.commit(manifest)
+        freezer.retain(_newest(snapshot_id, snapshots, request.hot_snapshots))
     except BaseException:
         writer.abort()
         raise
-    # From here on all that the manifest names is durable: this is the commit.
-    manifest = Manifest(
-        summary=SnapshotSummary(
-            id=store.new_snapshot_id(),
-            kind="base" if is_base else "delta",
-            parent=parent.id if parent is not None else None,
-            taken_ns=taken_ns,
-            files=gatherer.files,
-            logical_bytes=gatherer.logical_bytes,
-            new_bytes=totals.new_bytes,
-            stored_bytes=totals.stored_bytes,
-            tags=request.tags,
-            trouble_count=troubles.count,
-            roots=roots,
-        ),
-        roots=recorded,
-        host=socket.gethostname().encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
-        writer=f"ciuic {ciuic.__version__}",
-        read_bytes=content.read_bytes,
-        capture_s=round(capture_s, 6),
-        exclude=request.exclude,
-        trouble=tuple(troubles.first),
-    )
-    store.commit(manifest)
+    finally:
+        freezer.close()
     remember(store, manifest.summary)
-    return _report(manifest, clock.monotonic_s() - began_s)
+    return _report(manifest, clock.monotonic_s() - began_s, flux.paths())
+
+
+def _newest(snapshot_id: str, older: list[SnapshotSummary], count: int) -> list[str]:
+    return [snapshot_id, *[one.id for one in older]][:count]
 
 
 def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -199,7 +299,7 @@ def _old_trees(
             continue
         for root in store.manifest(snapshot.id).roots:
             if root.path in wanted and root.tree:
-                found[root.path] = OldTree(root.tree, snapshot.taken_ns)
+                found[root.path] = OldTree(root.tree, snapshot.taken_ns, snapshot.id)
                 wanted.discard(root.path)
     return found
 
@@ -212,7 +312,7 @@ def _raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _report(manifest: Manifest, total_s: float) -> TakeReport:
+def _report(manifest: Manifest, total_s: float, flux: tuple[bytes, ...]) -> TakeReport:
     summary = manifest.summary
     return TakeReport(
         id=summary.id,
@@ -228,4 +328,5 @@ def _report(manifest: Manifest, total_s: float) -> TakeReport:
         total_s=total_s,
         trouble=manifest.trouble,
         trouble_count=summary.trouble_count,
+        flux=flux,
     )

@@ -53,7 +53,7 @@ ASKS_THE_TIME = {
 HOMES = {
     "click": ("ciuic/cli/",),
     "pydantic": ("ciuic/config.py", "ciuic/control.py"),
-    "psutil": ("ciuicd/",),
+    "psutil": ("ciuicd/", "ciuic/capture/holders.py", "ciuic/priority.py"),
     "watchdog": ("ciuicd/",),
     "zstandard": ("ciuic/codec",),
     "blake3": ("ciuic/hashing.py",),
