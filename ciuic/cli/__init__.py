@@ -10,6 +10,7 @@ import click
 from click.shell_completion import shell_complete
 
 import ciuic
+from ciuic.cli.doctor import doctor
 from ciuic.cli.look import cat, diff, find, list_, ls, show
 from ciuic.cli.maintain import completion, init, stats, status
 from ciuic.cli.proof import verify
@@ -58,7 +59,21 @@ def cli(context: click.Context, config: str | None, store: str | None) -> None:
     context.obj = Session(config, store)
 
 
-for command in (init, snapshot, list_, show, ls, cat, find, diff, verify, restore, stats, status):
+for command in (
+    init,
+    snapshot,
+    list_,
+    show,
+    ls,
+    cat,
+    find,
+    diff,
+    verify,
+    restore,
+    stats,
+    status,
+    doctor,
+):
     command.params += late_options()
     cli.add_command(command)
 cli.add_command(completion)

@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-__all__ = ["as_json_text", "mode_text", "print_json", "print_table", "printable"]
+__all__ = [
+    "as_json_text",
+    "coloured",
+    "mode_text",
+    "print_json",
+    "print_table",
+    "printable",
+]
 
 
 def as_json_text(document: Any) -> str:
@@ -60,6 +67,11 @@ def print_table(
         ]
         line = "  ".join(parts).rstrip()
         click.echo(click.style(line, bold=True) if number == 0 and _has_style() else line)
+
+
+def coloured(text: str, colour: str) -> str:
+    """Text in a colour, where the terminal wants any; click takes it out of pipes."""
+    return click.style(text, fg=colour) if _has_style() else text
 
 
 def _has_style() -> bool:

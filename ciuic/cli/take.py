@@ -79,6 +79,7 @@ def _take_here(
         base=base,
         base_interval_s=settings.base_interval_s,
         tags=tags,
+        hot_snapshots=settings.hot_snapshots,
     )
     # Where it can't be lowered the snapshot is as good; the daemon's log and doctor tell of it.
     lower_priority(settings.io_priority)
