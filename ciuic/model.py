@@ -250,9 +250,11 @@ class RestoreReport(msgspec.Struct):
     """What a restore did, or with ``dry_run`` would do.
 
     Attributes:
-        cloned_bytes: Bytes of written files that came from the old file at the same place
-            instead of from the store.
+        cloned_bytes: Bytes of written files that share the blocks of a frozen copy, or came
+            from the old file at the same place, instead of from the store.
         failed: Paths that are not as the snapshot has them, and why.
+        flux: Files that were put back although somebody was writing them when the snapshot was
+            taken.
         damaged_paths: Those that damage in the store, or a failed read when the snapshot was
             taken, kept from being restored; ``--fallback`` looks for older versions of them.
         damaged: There was damage in the store, even if an older version could be had.
@@ -267,6 +269,7 @@ class RestoreReport(msgspec.Struct):
     total_s: float = 0.0
     failed: list[Trouble] = msgspec.field(default_factory=list)
     notes: list[Trouble] = msgspec.field(default_factory=list)
+    flux: list[bytes] = msgspec.field(default_factory=list)
     damaged_paths: set[bytes] = msgspec.field(default_factory=set)
     damaged: bool = False
 
@@ -282,6 +285,7 @@ class RestoreReport(msgspec.Struct):
             "total_s": round(self.total_s, 6),
             "failed": [one.as_json() for one in self.failed],
             "notes": [one.as_json() for one in self.notes],
+            "flux": [path_text(one) for one in self.flux],
         }
 
 

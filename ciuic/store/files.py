@@ -3,13 +3,14 @@
 A FIFO at the place of a manifest would hang whoever opens it.
 """
 
+import errno
 import os
 import stat
 from typing import Final
 
 from ciuic.errors import CorruptionError
 
-__all__ = ["open_regular", "read_regular"]
+__all__ = ["open_regular", "read_at", "read_regular"]
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -32,3 +33,18 @@ def read_regular(path: str, bytes_max: int) -> bytes:
     """The content of a regular file, up to ``bytes_max``; raises as ``open_regular``."""
     with open(open_regular(path), "rb") as file:
         return file.read(bytes_max)
+
+
+def read_at(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
+    """Up to so many bytes of a pack.
+
+    Raises:
+        CorruptionError: A sector can't be read: that spoils what lies on it, and not the run.
+        OSError: Anything else.
+    """
+    try:
+        return os.pread(fd, length_bytes, offset_bytes)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CorruptionError(f"byte {offset_bytes} of a pack can't be read") from error

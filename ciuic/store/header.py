@@ -5,6 +5,7 @@ not a store yet.
 """
 
 import os
+import re
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ CHUNK_BYTES_DEFAULT: Final = 1024 * 1024
 _CHUNK_BYTES_MIN: Final = 4096
 _CHUNK_BYTES_MAX: Final = 16 * 1024 * 1024
 _HEADER_BYTES_MAX: Final = 1024 * 1024
-
+_STORE_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 _NEW_HEADER: Final = (
     "Put a copy of the header back; the one of any store with the same chunk size serves."
@@ -90,6 +91,8 @@ def read_header(store_path: str) -> Header:
         header = unseal(data, Header)
     except CorruptionError as error:
         raise CorruptionError(f"{path}: {error.message}", hint=_NEW_HEADER) from error
+    if _STORE_ID.fullmatch(header.store_id) is None:
+        raise CorruptionError(f"{path}: {header.store_id!r} is not a store's ID", hint=_NEW_HEADER)
     cut = header.chunking
     if cut.kind != "fixed" or not _CHUNK_BYTES_MIN <= cut.size_bytes <= _CHUNK_BYTES_MAX:
         raise UnknownFormatError(f"{path}: chunking '{cut.kind}', {cut.size_bytes} is not known")

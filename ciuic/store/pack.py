@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError
 from ciuic.hashing import checksum, pack_id
+from ciuic.store.files import read_at
 from ciuic.store.frame import HEADER_BYTES, Frame, header_bytes_needed, parse_header
 
 __all__ = [
@@ -53,11 +54,11 @@ def read_footer(fd: int, name: bytes) -> list[PackedFrame]:
     size = os.fstat(fd).st_size
     if size < len(MAGIC) + _TRAILER.size:
         raise CorruptionError("the pack is cut short")
-    trailer = os.pread(fd, _TRAILER.size, size - _TRAILER.size)
+    trailer = read_at(fd, _TRAILER.size, size - _TRAILER.size)
     offset, length, count, own_sum, magic = _TRAILER.unpack(trailer)
     if magic != _END_MAGIC or offset + length + _TRAILER.size != size:
         raise CorruptionError("the pack has no footer")
-    footer = os.pread(fd, length, offset)
+    footer = read_at(fd, length, offset)
     if len(footer) != length or checksum(footer) != own_sum:
         raise CorruptionError("the pack's footer does not match its checksum")
     if pack_id(footer) != name:
@@ -79,8 +80,8 @@ def walk_frames(fd: int) -> Iterator[PackedFrame]:
     size = os.fstat(fd).st_size
     while offset + HEADER_BYTES <= size:
         try:
-            needed = header_bytes_needed(os.pread(fd, HEADER_BYTES, offset))
-            header = os.pread(fd, needed, offset)
+            needed = header_bytes_needed(read_at(fd, HEADER_BYTES, offset))
+            header = read_at(fd, needed, offset)
             frame = parse_header(header)
         except CorruptionError:
             return

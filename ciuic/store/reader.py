@@ -14,7 +14,7 @@ from typing import Final
 from ciuic.errors import ChunkMissingError, CorruptionError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular
+from ciuic.store.files import open_regular, read_at
 from ciuic.store.frame import Frame, check_chunk, decode_frame, parse_header
 from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
 
@@ -157,7 +157,7 @@ class StoreReader:
     def _read(self, place: ChunkPlace) -> bytes:
         pack = self._pack(place.pack)
         with store_faults("read", os.path.join(self._packs_path, layout.pack_name(place.pack))):
-            return os.pread(pack.fd, place.frame_bytes, place.offset_bytes)
+            return read_at(pack.fd, place.frame_bytes, place.offset_bytes)
 
     def _pack(self, name: bytes) -> _Pack:
         with self._lock:
