@@ -20,6 +20,7 @@ __all__ = [
     "clone_file",
     "clone_range",
     "has_writer",
+    "hold_lease",
     "map_extents",
     "remove_subvolume",
     "snapshot_subvolume",
@@ -51,6 +52,8 @@ _SNAP_ARGS: Final = struct.Struct("=qQQ32x4040s")
 _DESTROY_ARGS: Final = struct.Struct("=q4088s")
 _SUBVOLUME_INFO: Final = struct.Struct("=Q256sQQQQ16s16s16sQQ")
 _SUBVOLUME_INFO_BYTES: Final = 504
+
+_TOLD_BY: Final = int(signal.SIGURG)
 
 
 class MappedExtent(NamedTuple):
@@ -172,23 +175,41 @@ def subvolume_info(fd: int) -> SubvolumeInfo:
 
 
 def has_writer(fd: int) -> bool | None:
-    """Whether some process has the file open for writing at this moment: fcntl(2), F_SETLEASE.
+    """Whether some process has the file open for writing at this moment, memory maps included.
 
-    A read lease is granted if and only if nobody has, memory maps included. It is let go at
-    once; somebody who opens the file in between waits for a microsecond.
+    Somebody who opens the file in between waits for a microsecond.
 
     Args:
         fd: A regular file, opened for reading only.
 
     Returns:
-        None where it can't be known: a file of another user without CAP_LEASE, NFS, FUSE.
+        None where it can't be known: see ``hold_lease``.
+    """
+    found = hold_lease(fd)
+    if found is False:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return found
+
+
+def hold_lease(fd: int) -> bool | None:
+    """Whether some process has the file open for writing; if not, keep all from beginning to.
+
+    fcntl(2), F_SETLEASE: a read lease is granted if and only if nobody has, memory maps
+    included. It lasts until the descriptor is closed. Who opens the file for writing, or
+    truncates it, waits as long (with O_NONBLOCK: is refused), so it must be closed soon.
+
+    Args:
+        fd: A regular file, opened for reading only.
+
+    Returns:
+        False if the lease is held. None where it can't be known: a file of another user without
+        CAP_LEASE, NFS, FUSE.
     """
     try:
         # The kernel tells a lease's holder of an opener by SIGIO, which ends a process that has
         # not asked for it; this signal is ignored unless somebody handles it.
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, _TOLD_BY)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
         return True if error.errno == errno.EAGAIN else None
     return False

@@ -3,16 +3,20 @@
 In place: the status of the open file before and after reading must be the same; if it is not,
 the file is read again, a bounded number of times. A torn read is thereby found wherever the
 kernel moves ctime on a write, which it does for write(2) and for the first write through a
-mapping to a clean page, but not for further ones: docs/guarantees.md, N3.
+mapping to a clean page, but not for further ones: docs/guarantees.md, N3. So it is also asked
+whether some program has the file open for writing. The page cache is left as it was found.
 """
 
 import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from ciuic.capture.cache import CacheKeeper, read_whole
+from ciuic.capture.kernel import has_writer, hold_lease
 from ciuic.errors import ResourceError, SourceError, TornReadError, VanishedError
 from ciuic.scan import read_xattrs
 
@@ -35,7 +39,9 @@ _COARSE_NS: Final = 2_000_000_000
 _FINE_NS: Final = 20_000_000
 _SECOND_NS: Final = 1_000_000_000
 _ADVISE_BYTES_MIN: Final = 256 * 1024
-
+_AHEAD_BYTES: Final = 16 * 1024 * 1024
+_AHEAD_COUNT: Final = 256
+"""How far scattered reads are announced ahead: enough for a disk that answers many at a time."""
 
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Not blocking: a FIFO that has taken a file's place must not hang the snapshot."""
@@ -45,12 +51,18 @@ _TURNED: Final = "turned into something else while the snapshot was taken"
 
 
 class Small(NamedTuple):
-    """A small file as it was read."""
+    """A small file as it was read.
+
+    Attributes:
+        is_torn: It changed at every attempt.
+        has_writer: Some program had it open for writing when it was read; None: not known.
+    """
 
     data: bytes
     status: os.stat_result
     xattrs: tuple[tuple[bytes, bytes], ...]
     is_torn: bool
+    has_writer: bool | None = None
 
 
 class Extent(NamedTuple):
@@ -60,11 +72,18 @@ class Extent(NamedTuple):
     length_bytes: int
 
 
-def read_small(directory_fd: int, name: bytes, *, owned: bool) -> Small:
+def read_small(directory_fd: int, name: bytes, *, owned: bool, frozen: bool = False) -> Small:
     """All of a small file, with its metadata, in as few calls as it takes.
 
     A hundred thousand small files are mostly system calls and what is between them, so this is
-    one plain function. ``is_torn`` is set when the file changed at every attempt.
+    one plain function. While it reads, nobody can begin to write: an opener waits for the end,
+    a few microseconds or one read of the disk.
+
+    Args:
+        directory_fd: Where it is.
+        name: Of the file there.
+        owned: The access time can be left alone.
+        frozen: Nobody can write to it: a writer is not looked for.
 
     Raises:
         SourceError: It can't be read, or is not a regular file any longer.
@@ -72,18 +91,19 @@ def read_small(directory_fd: int, name: bytes, *, owned: bool) -> Small:
     try:
         fd = os.open(name, _OPEN_OWNED if owned else _OPEN, dir_fd=directory_fd)
         try:
+            writer = None if frozen else hold_lease(fd)
             after = os.fstat(fd)
             for _ in range(ATTEMPTS):
                 before = after
                 if not stat.S_ISREG(before.st_mode):
                     raise SourceError(_TURNED)
-                # One byte more than expected: a file that has grown shows by itself.
-                data = os.pread(fd, before.st_size + 1, 0)
+                # One byte more than expected comes if there is: a file that has grown shows.
+                data = read_whole(fd, before.st_size, before.st_dev)
                 after = os.fstat(fd)
                 is_torn = len(data) != before.st_size or not same_content(before, after)
                 if not is_torn:
                     break
-            return Small(data, before, read_xattrs(fd), is_torn)
+            return Small(data, before, read_xattrs(fd), is_torn, writer)
         finally:
             os.close(fd)
     except OSError as error:
@@ -93,21 +113,40 @@ def read_small(directory_fd: int, name: bytes, *, owned: bool) -> Small:
 class OpenFile:
     """A regular file that is being captured.
 
+    Args:
+        directory_fd: Where it is.
+        name: Of the file there.
+        owned: The access time can be left alone.
+        private: A frozen copy, which nobody writes and nobody else reads: a writer is not looked
+            for, and nothing of it stays in the page cache.
+
+    Attributes:
+        fd: Its descriptor, for as long as this is open.
+        before: Its status when this attempt began.
+        has_writer: Some program had it open for writing then; None: not known.
+        ended_early: It turned out shorter than ``before`` says.
+
     Raises:
         SourceError: It can't be opened, or is not a regular file any longer.
     """
 
-    def __init__(self, directory_fd: int, name: bytes, *, owned: bool) -> None:
+    def __init__(
+        self, directory_fd: int, name: bytes, *, owned: bool, private: bool = False
+    ) -> None:
         with source_faults():
             self.fd = os.open(name, _OPEN_OWNED if owned else _OPEN, dir_fd=directory_fd)
+        self._private = private
         self.ended_early = False
         self.before = os.fstat(self.fd)
         if not stat.S_ISREG(self.before.st_mode):
-            self.close()
+            os.close(self.fd)
             raise SourceError(_TURNED)
+        self.has_writer = None if private else has_writer(self.fd)
+        self._cache = CacheKeeper(self.fd, self.before.st_size, private=private)
 
     def close(self) -> None:
         """Close the file."""
+        self._cache.finish()
         os.close(self.fd)
 
     def extents(self) -> Iterator[Extent]:
@@ -142,13 +181,49 @@ class OpenFile:
         while offset < end:
             # Up to the next multiple: chunks are cut at multiples, and a block is cut at its end.
             wanted = min(BLOCK_BYTES - offset % BLOCK_BYTES, end - offset)
-            with source_faults():
-                data = os.pread(self.fd, wanted, offset)
-            if not data:
-                self.ended_early = True
+            self._cache.reach(offset, wanted)
+            block = self._read(offset, wanted)
+            if block is None:
                 return
-            yield offset, memoryview(data)
-            offset += len(data)
+            yield offset, block
+            offset += len(block)
+
+    def scattered_blocks(self, extents: Iterable[Extent]) -> Iterator[tuple[int, memoryview]]:
+        """The bytes of some stretches, in order, and from the disk nothing that lies between.
+
+        The disk is told ahead what comes, so that small stretches don't wait for one another.
+        Blocks are cut as ``blocks`` cuts them.
+        """
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        ahead: deque[Extent] = deque()
+        ahead_bytes = 0
+        for piece in _pieces(extents):
+            self._cache.reach(*piece)
+            os.posix_fadvise(self.fd, *piece, os.POSIX_FADV_WILLNEED)
+            ahead.append(piece)
+            ahead_bytes += piece.length_bytes
+            while ahead_bytes > _AHEAD_BYTES or len(ahead) > _AHEAD_COUNT:
+                ahead_bytes -= ahead[0].length_bytes
+                yield from self._blocks_of(ahead.popleft())
+                if self.ended_early:
+                    return
+        while ahead and not self.ended_early:
+            yield from self._blocks_of(ahead.popleft())
+
+    def _blocks_of(self, piece: Extent) -> Iterator[tuple[int, memoryview]]:
+        offset, end = piece.offset_bytes, piece.offset_bytes + piece.length_bytes
+        while offset < end and (block := self._read(offset, end - offset)) is not None:
+            yield offset, block
+            offset += len(block)
+
+    def _read(self, offset: int, length: int) -> memoryview | None:
+        self._cache.leave(offset)
+        with source_faults():
+            data = os.pread(self.fd, length, offset)
+        if data:
+            return memoryview(data)
+        self.ended_early = True
+        return None
 
     def check_unchanged(self, read_bytes: int) -> None:
         """Make sure that what was read is the file as it was at one moment.
@@ -167,8 +242,21 @@ class OpenFile:
     def look_again(self) -> None:
         """Begin another attempt."""
         self.ended_early = False
+        self._cache.finish()
         with source_faults():
             self.before = os.fstat(self.fd)
+        self.has_writer = None if self._private else has_writer(self.fd)
+        self._cache = CacheKeeper(self.fd, self.before.st_size, private=self._private)
+
+
+def _pieces(extents: Iterable[Extent]) -> Iterator[Extent]:
+    """The same, cut at multiples of a block."""
+    for extent in extents:
+        at, end = extent.offset_bytes, extent.offset_bytes + extent.length_bytes
+        while at < end:
+            wanted = min(BLOCK_BYTES - at % BLOCK_BYTES, end - at)
+            yield Extent(at, wanted)
+            at += wanted
 
 
 def same_content(one: os.stat_result, other: os.stat_result) -> bool:
