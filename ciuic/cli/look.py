@@ -10,12 +10,18 @@ from ciuic.cli.render import mode_text, print_json, print_table, printable
 from ciuic.cli.session import DAMAGE, SNAPSHOT, Session, absolute, given, json_option
 from ciuic.clock import local_time_text, rfc3339
 from ciuic.errors import CiuicError, UsageError
-from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, SnapshotSummary, path_text
+from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, Root, SnapshotSummary, Trouble, path_text
 from ciuic.units import format_bytes
 
 __all__ = ["cat", "diff", "find", "list_", "ls", "show"]
 
 _STATES = {FLUX: "in flux", UNREADABLE: "unreadable", SKIPPED: "left out"}
+_LEGEND = {
+    FLUX: "somebody was writing it: it may hold a mixture of old and new",
+    UNREADABLE: "it could not be read: the snapshot has no content of it",
+    SKIPPED: "left out on purpose, with all that is in it",
+}
+_CAPTURES = {"in place": "in place", "reflink": "by reflink", "subvolume": "as a subvolume"}
 _SIGNS = {
     "+": "added",
     "-": "removed",
@@ -122,7 +128,12 @@ def show(session: Session, *, snapshot_id: str, as_json: bool) -> None:
             "freeze_s": manifest.capture_s,
             "exclude": list(manifest.exclude),
             "roots": [
-                {"path": path_text(one.path), "tree": one.tree.hex(), "missing": one.missing}
+                {
+                    "path": path_text(one.path),
+                    "tree": one.tree.hex(),
+                    "missing": one.missing,
+                    "capture": one.capture,
+                }
                 for one in manifest.roots
             ],
             "trouble": [one.as_json() for one in manifest.trouble],
@@ -141,16 +152,26 @@ def show(session: Session, *, snapshot_id: str, as_json: bool) -> None:
     ]
     if summary.tags:
         lines.append(("tags", ", ".join(summary.tags)))
-    lines += [
-        ("root", path_text(root.path) + (f": {root.missing}" if root.missing else ""))
-        for root in manifest.roots
-    ]
-    lines += [("trouble", f"{path_text(one.path)}: {one.what}") for one in manifest.trouble]
+    lines += [("root", _root_text(root)) for root in manifest.roots]
+    lines += [_trouble_line(one) for one in manifest.trouble]
     unnamed = summary.trouble_count - sum(not one.harmless for one in manifest.trouble)
     if unnamed > 0:
         lines.append(("trouble", f"and {unnamed} more paths; 'ciuic ls -R' marks them"))
     for key, value in lines:
         click.echo(f"{key:10}{printable(value)}")
+
+
+def _root_text(root: Root) -> str:
+    if root.missing:
+        return f"{path_text(root.path)}: {root.missing}"
+    how = _CAPTURES.get(root.capture)
+    return f"{path_text(root.path)}, captured {how}" if how else path_text(root.path)
+
+
+def _trouble_line(trouble: Trouble) -> tuple[str, str]:
+    flux = f"{_STATES[FLUX]}: "
+    key = _STATES[FLUX] if trouble.what.startswith(flux) else "trouble"
+    return key, f"{path_text(trouble.path)}: {trouble.what.removeprefix(flux)}"
 
 
 @click.command()
@@ -162,7 +183,11 @@ def show(session: Session, *, snapshot_id: str, as_json: bool) -> None:
 def ls(
     session: Session, *, snapshot_id: str, path: str | None, recursive: bool, as_json: bool
 ) -> None:
-    """List a path of a snapshot; without PATH its roots."""
+    """List a path of a snapshot; without PATH its roots.
+
+    A file that is not as it should be is marked: [in flux] if somebody was writing it when the
+    snapshot was taken, [unreadable] or [left out] if the snapshot has no content of it.
+    """
     from ciuic.catalog import find_snapshot
     from ciuic.verbs.browse import Located, children, locate, root_entry, walk
 
@@ -187,6 +212,8 @@ def ls(
     whole = recursive or path is None
     for one in found:
         _print_entry(one.path if whole else os.path.basename(one.path), one.entry)
+    for state in sorted({one.entry.state for one in found} & _LEGEND.keys()):
+        click.echo(f"[{_STATES[state]}]: {_LEGEND[state]}", err=True)
 
 
 def _entry_json(path: bytes, entry: Entry) -> dict[str, Any]:
@@ -210,11 +237,14 @@ def _type_name(entry: Entry) -> str:
 
 def _print_entry(name: bytes, entry: Entry) -> None:
     target = f" -> {printable(entry.content)}" if entry.is_symlink else ""
-    state = f"  [{_STATES[entry.state]}]" if entry.state in _STATES else ""
     click.echo(
         f"{mode_text(entry.mode)} {entry.uid:>6} {entry.gid:>6} {entry.size_bytes:>14,}"
-        f" {local_time_text(entry.mtime_ns)} {printable(name)}{target}{state}"
+        f" {local_time_text(entry.mtime_ns)} {printable(name)}{target}{_mark(entry)}"
     )
+
+
+def _mark(entry: Entry) -> str:
+    return f"  [{_STATES[entry.state]}]" if entry.state in _STATES else ""
 
 
 @click.command()
@@ -271,7 +301,8 @@ def find(session: Session, *, pattern: str, snapshot_id: str | None, as_json: bo
             )
             return
         for name, one in found:
-            click.echo(f"{name}  {local_time_text(one.entry.mtime_ns)}  {printable(one.path)}")
+            when = local_time_text(one.entry.mtime_ns)
+            click.echo(f"{name}  {when}  {printable(one.path)}{_mark(one.entry)}")
 
 
 @click.command()

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ciuic.capture.frozen import frozen_snapshots, is_short_of_space
 from ciuic.capture.kernel import has_writer
-from ciuic.capture.providers import IN_PLACE, choose
+from ciuic.capture.providers import IN_PLACE, REFLINK, SUBVOLUME, choose
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.clock import Clock, local_time_text
 from ciuic.errors import CiuicError
@@ -270,9 +270,9 @@ def _capture(root: bytes, mount: Mount | None) -> Finding:
     if mount is not None:
         where = f"{os.fsdecode(mount.kind)} mounted on {path_text(mount.point)}"
         where += ", read-only" if mount.is_readonly else ""
-    what = f"{where}; captured by {choice.how}, since {choice.why}"
+    how = {REFLINK: "by reflink", SUBVOLUME: "as a subvolume"}.get(choice.how, IN_PLACE)
+    what = f"{where}; captured {how}, since {choice.why}"
     if choice.how == IN_PLACE:
-        what = f"{where}; captured in place, since {choice.why}"
         advice = "Works; on btrfs or XFS a snapshot would freeze all files within milliseconds."
         return Finding(NOTE, path_text(root), what, advice)
     if choice.place is not None:
