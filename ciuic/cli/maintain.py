@@ -1,11 +1,14 @@
 """``ciuic init``, ``stats``, ``status`` and ``completion``."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
 from ciuic.cli.render import print_json, print_table, printable
 from ciuic.cli.session import Session, json_option
 from ciuic.errors import UsageError
-from ciuic.units import format_bytes, parse_size_bytes
+from ciuic.units import format_bytes, format_duration, parse_size_bytes
 
 __all__ = ["completion", "init", "stats", "status"]
 
@@ -78,7 +81,6 @@ def status(session: Session, *, as_json: bool) -> None:
     from ciuic.catalog import latest_snapshot
     from ciuic.clock import SystemClock, local_time_text
     from ciuic.control import request_status
-    from ciuic.units import format_duration
 
     path = session.store_path()
     with session.opened() as store:
@@ -93,18 +95,50 @@ def status(session: Session, *, as_json: bool) -> None:
             }
         )
         return
-    click.echo(f"store:   {printable(path)}")
+    lines = [("store", path)]
     if newest is None:
-        click.echo("newest:  no snapshot yet")
+        lines.append(("newest", "no snapshot yet"))
     else:
         age_s = max(0.0, (SystemClock().now_ns() - newest.taken_ns) / 1e9)
         when = local_time_text(newest.taken_ns)
-        click.echo(f"newest:  {newest.id} of {when}, {format_duration(age_s)} ago")
-    if daemon is None:
-        click.echo("daemon:  not running on this store")
-        return
-    for key, value in daemon.items():
-        click.echo(f"daemon:  {key.replace('_', ' ')}: {value}")
+        lines.append(("newest", f"{newest.id} of {when}, {format_duration(age_s)} ago"))
+    lines += [("daemon", "not running on this store")] if daemon is None else _daemon_lines(daemon)
+    for key, value in lines:
+        click.echo(f"{key + ':':8} {printable(value)}")
+
+
+def _daemon_lines(daemon: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the daemon says, which may be of another version: any field may be missing."""
+    yield "daemon", f"{daemon.get('state')}, process {daemon.get('pid')}, {daemon.get('config')}"
+    roots = ", ".join(map(str, daemon.get("snapshot_paths") or ()))
+    interval_s = daemon.get("snapshot_interval_s")
+    if isinstance(interval_s, (int, float)):
+        yield "takes", f"{roots} every {format_duration(interval_s)}"
+    if isinstance(daemon.get("next"), str):
+        yield "next", _local(daemon["next"])
+    progress = daemon.get("progress")
+    if isinstance(progress, dict):
+        done = f", {progress['path']}" if "path" in progress else ""
+        yield "now", f"{progress.get('state')}{done}"
+    awaited = daemon.get("follow_up")
+    if isinstance(awaited, dict):
+        yield (
+            "awaits",
+            f"{awaited.get('open')} of {awaited.get('files')} files in flux in"
+            f" {awaited.get('after')} to be closed, for a follow-up snapshot, until"
+            f" {_local(str(awaited.get('until')))}",
+        )
+    error = daemon.get("last_error")
+    if isinstance(error, dict):
+        yield "failed", f"{error.get('message')} ({_local(str(error.get('time')))})"
+
+
+def _local(moment: str) -> str:
+    """A moment from a JSON document, as people read it here."""
+    from ciuic.clock import from_local_text, local_time_text
+
+    moment_ns = from_local_text(moment)
+    return moment if moment_ns is None else local_time_text(moment_ns)
 
 
 @click.command(short_help="Print what makes a shell complete commands and IDs.")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,10 @@ import textwrap
 import pytest
 from watchdog.events import FileClosedEvent, FileMovedEvent
 
-from ciuic.model import TakeReport
+from ciuic.control import request_done, request_snapshot, request_status
+from ciuic.model import FLUX, WHOLE, TakeReport
+from ciuic.store import open_store
+from ciuic.verbs.browse import locate, read_file
 from ciuicd.followup import FollowUps, is_being_written
 from ciuicd.watch import ClosingWatch, _Handler
 from tests.kit.clock import ManualClock
@@ -319,3 +323,130 @@ def test_thousands_of_directories_are_not_all_watched(tmp_path):
     finally:
         watch.close()
     wait_until("its threads end", lambda: threading.active_count() == before)
+
+
+WRITER = """
+import os, pickle, sys
+path, final = sys.argv[1:]
+data = pickle.dumps({"step": 400, "weights": os.urandom(3_000_000)})
+with open(path, "wb") as file:
+    file.write(data[:1_000_000])
+    file.flush()
+    print("half", flush=True)
+    sys.stdin.readline()
+    file.write(data[1_000_000:])
+os.rename(path, final)
+"""
+
+
+class Writer:
+    """A training program that is in the middle of saving a checkpoint."""
+
+    def __init__(self, path, final=None):
+        command = [sys.executable, "-c", WRITER, str(path), str(final or path)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+        assert self.process.stdout.readline() == b"half\n"
+
+    def finish(self):
+        self.process.communicate(b"\n")
+        assert self.process.returncode == 0
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def state_of(machine, snapshot_id, path):
+    """State of a file in a snapshot, and its bytes."""
+    with open_store(str(machine.store)) as store:
+        found = locate(store, store.manifest(snapshot_id), os.fsencode(path)).entry
+        return found.state, b"".join(read_file(store, found))
+
+
+def follow_up_of(machine):
+    wait_until(
+        "a follow-up was taken",
+        lambda: any(one.tags == ("follow-up",) for one in machine.snapshots()),
+    )
+    return machine.snapshots()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in place", "renamed", "asked for"])
+def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_up(machine, how):
+    path = machine.source / ("checkpoint.tmp" if how == "renamed" else "checkpoint.pt")
+    final = machine.source / "checkpoint.pt"
+    writer = Writer(path, final)
+    try:
+        if how == "asked for":
+            machine.once()
+        daemon = machine.start()
+        if how == "asked for":
+            request_snapshot(str(machine.store), roots=(os.fsencode(machine.source),))
+        daemon.wait_for_log("1 file in flux in cs-")
+        first = machine.snapshots()[0]
+        assert state_of(machine, first.id, path)[0] == FLUX
+        awaited = request_status(str(machine.store))["follow_up"]
+        assert (awaited["after"], awaited["files"], awaited["open"]) == (first.id, 1, 1)
+
+        writer.finish()
+        last = follow_up_of(machine)
+    finally:
+        writer.close()
+    assert (last.kind, last.parent, last.trouble_count) == ("delta", first.id, 0)
+    assert last.roots == first.roots
+    state, data = state_of(machine, last.id, final)
+    assert state == WHOLE
+    assert pickle.loads(data)["step"] == 400
+    wait_until(
+        "nothing is awaited", lambda: request_status(str(machine.store))["follow_up"] is None
+    )
+    assert daemon.log().count("in flux in cs-") == 1
+    # The schedule is where it was: no other snapshot came of it.
+    before = len(machine.snapshots())
+    assert request_status(str(machine.store))["state"] == "idle"
+    assert daemon.stop() == 0
+    assert len(machine.snapshots()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a namespace of users")
+def test_where_the_system_gives_no_events_the_files_are_looked_at_and_it_is_told_once(machine):
+    limits = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
+    wrapper = ("unshare", "--user", "--map-root-user", "sh", "-c", limits, "sh")
+    probe = subprocess.run([*wrapper, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"a namespace of users can't be made: {probe.stderr.strip()}")
+    path = machine.source / "checkpoint.pt"
+    writer = Writer(path)
+    try:
+        daemon = machine.launch(wrapper=wrapper)
+        daemon.wait_for_log("1 file in flux in cs-")
+        writer.finish()
+        last = follow_up_of(machine)
+    finally:
+        writer.close()
+    assert state_of(machine, last.id, path)[0] == WHOLE
+    assert daemon.log().count("looked at every 5.00 s, since there are no events of them") == 1
+    assert "Traceback" not in daemon.log()
+    assert daemon.stop() == 0
+
+
+def test_a_daemon_that_waits_for_writers_stops_at_once_and_a_pause_ends_the_wait(machine):
+    writer = Writer(machine.source / "checkpoint.pt")
+    try:
+        daemon = machine.start()
+        daemon.wait_for_log("1 file in flux in cs-")
+        request_done(str(machine.store), "pause")
+        wait_until(
+            "it waits no longer",
+            lambda: request_status(str(machine.store))["follow_up"] is None,
+        )
+        request_done(str(machine.store), "resume")
+        request_snapshot(str(machine.store))
+        daemon.wait_for_log("1 file in flux in cs-", count=2)
+        assert daemon.stop() == 0
+    finally:
+        writer.close()
+    assert [one.tags for one in machine.snapshots()] == [(), ()]

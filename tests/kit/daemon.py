@@ -65,10 +65,13 @@ class Machine:
         return daemon
 
     def launch(
-        self, environ: Mapping[str, str] | None = None, arguments: tuple[str, ...] = ()
+        self,
+        environ: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+        wrapper: tuple[str, ...] = (),
     ) -> "Daemon":
-        """Start a daemon, and return at once."""
-        daemon = Daemon(self, len(self.daemons), environ or {}, arguments)
+        """Start a daemon, in a wrapper that becomes it, and return at once."""
+        daemon = Daemon(self, len(self.daemons), environ or {}, arguments, wrapper)
         self.daemons.append(daemon)
         return daemon
 
@@ -89,11 +92,17 @@ class Daemon:
     """One process of ciuicd."""
 
     def __init__(
-        self, machine: Machine, number: int, environ: Mapping[str, str], arguments: tuple[str, ...]
+        self,
+        machine: Machine,
+        number: int,
+        environ: Mapping[str, str],
+        arguments: tuple[str, ...],
+        wrapper: tuple[str, ...],
     ) -> None:
         self._machine = machine
         self._log = machine.directory / f"daemon-{number}.log"
         command = [sys.executable, "-m", "ciuicd", "--config", str(machine.config), *arguments]
+        command = [*wrapper, *command]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, cwd=REPOSITORY, stdout=log, stderr=log, env={**os.environ, **environ}
