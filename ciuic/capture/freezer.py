@@ -38,6 +38,7 @@ class Freezer:
         self._store_id = store_id
         self._snapshot_id = snapshot_id
         self._taken_ns = taken_ns
+        self._existing: Sequence[str] = ()
         self._areas: dict[bytes, Area] = {}
         self._views: dict[bytes, RootView] = {}
 
@@ -52,6 +53,7 @@ class Freezer:
             previous: For a root, the snapshot whose tree the new one is compared with.
         """
         self._roots = roots
+        self._existing = existing
         self._choices = {root: choose(root) for root in roots}
         for root, choice in self._choices.items():
             if choice.place is not None:
@@ -85,10 +87,18 @@ class Freezer:
                 area.write_record(self._snapshot_id, self._taken_ns, records)
 
     def retain(self, snapshot_ids: Sequence[str]) -> None:
-        """Remove frozen copies of all snapshots but these."""
+        """Remove frozen copies of all snapshots but these; call it when all is recorded."""
         for area in self._areas.values():
+            area.end()
             with contextlib.suppress(OSError):
                 area.keep_only(snapshot_ids)
+
+    def abandon(self) -> None:
+        """Remove what this snapshot has frozen: there will be no such snapshot."""
+        for area in self._areas.values():
+            area.end()
+            with contextlib.suppress(OSError):
+                area.keep_only(self._existing)
 
     def close(self) -> None:
         """Give up descriptors and locks; what has no record is removed by the next run."""
@@ -106,6 +116,7 @@ class Freezer:
         except OSError as error:
             return choice._replace(how="in place", why=str(error), place=None)
         self._areas[place] = area
+        area.begin(self._snapshot_id)
         with contextlib.suppress(OSError):
             area.keep_only(existing)
             frozen = area.snapshots()

@@ -14,6 +14,7 @@ what no record names is left over from a run that was killed, and goes.
 
 import bisect
 import contextlib
+import errno
 import fcntl
 import json
 import mmap
@@ -176,6 +177,8 @@ class Area:
         self.path = path
         self._lock_fd = -1
         self._number = 0
+        self._first_number = 0
+        self._tree_prefix = b""
 
     @classmethod
     def find(cls, place: bytes, store_id: str) -> "Area | None":
@@ -225,16 +228,34 @@ class Area:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
+    def begin(self, snapshot_id: str) -> None:
+        """What is frozen from now on belongs to this snapshot, which has no record yet."""
+        self._number = self._first_number = max(self.numbers(), default=0) + 1
+        self._tree_prefix = snapshot_id.encode() + b"."
+
+    def end(self) -> None:
+        """The present snapshot has a record, if it has anything frozen."""
+        self._first_number, self._tree_prefix = 0, b""
+
     def clone(self, fd: int, copies_fd: int) -> int:
         """Clone an open file; returns the clone's number.
+
+        When there is no room, the frozen copies of earlier snapshots make some.
 
         Raises:
             OSError: It can't be cloned; nothing is left behind.
         """
-        if not self._number:
-            self._number = max(self.numbers(), default=0)
-        self._number += 1
-        name = copy_name(self._number)
+        try:
+            return self._clone(fd, copies_fd)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not self.snapshots():
+                raise
+            self.keep_only([])
+            return self._clone(fd, copies_fd)
+
+    def _clone(self, fd: int, copies_fd: int) -> int:
+        number, self._number = self._number, self._number + 1
+        name = copy_name(number)
         copy_fd = os.open(name, _NEW_COPY, _COPY_MODE, dir_fd=copies_fd)
         try:
             kernel.clone_file(fd, copy_fd)
@@ -243,7 +264,7 @@ class Area:
             raise
         finally:
             os.close(copy_fd)
-        return self._number
+        return number
 
     def copies_fd(self) -> int:
         """A descriptor of the directory of copies."""
@@ -284,7 +305,8 @@ class Area:
     def keep_only(self, snapshot_ids: Collection[str]) -> list[str]:
         """Remove what no record of these snapshots names; returns whose records were removed.
 
-        Records go first: what is only half removed is believed by nobody.
+        Records go first: what is only half removed is believed by nobody. What the present
+        snapshot has frozen has no record yet, and stays.
         """
         removed = []
         used: set[int] = set()
@@ -307,7 +329,8 @@ class Area:
     def _remove_copies(self, used: set[int]) -> None:
         directory = os.path.join(self.path, _COPIES)
         for name in os.listdir(directory):
-            if _number(name) not in used:
+            number = _number(name)
+            if number not in used and not 0 < self._first_number <= number:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(directory, name))
 
@@ -315,7 +338,9 @@ class Area:
         fd = os.open(os.path.join(self.path, _TREES), _OPEN_DIRECTORY)
         try:
             for name in map(os.fsencode, os.listdir(fd)):
-                if name not in used:
+                if name not in used and not (
+                    self._tree_prefix and name.startswith(self._tree_prefix)
+                ):
                     kernel.remove_subvolume(fd, name)
         finally:
             os.close(fd)

@@ -247,6 +247,7 @@ def take_snapshot(
         freezer.retain(_newest(snapshot_id, snapshots, request.hot_snapshots))
     except BaseException:
         writer.abort()
+        freezer.abandon()
         raise
     finally:
         freezer.close()
