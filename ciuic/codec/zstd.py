@@ -11,6 +11,7 @@ __all__ = ["compress", "compress_entropy", "compress_fast", "decompress", "probe
 
 _TEXT_LEVEL: Final = 3
 _FAST_LEVEL: Final = 1
+_ENTROPY_WINDOW_LOG: Final = 16
 
 
 class _Contexts(threading.local):
@@ -19,10 +20,15 @@ class _Contexts(threading.local):
     def __init__(self) -> None:
         self.text = zstandard.ZstdCompressor(level=_TEXT_LEVEL)
         self.fast = zstandard.ZstdCompressor(level=_FAST_LEVEL)
-        # Hardly any matches are looked for, which leaves a Huffman coder: exponent planes
-        # shrink more by it than at level 3, five times as fast.
+        # Hardly any matches are looked for, which leaves a Huffman coder: exponents shrink more
+        # by it than at level 3, five times as fast. A window makes a block, and each block has
+        # a table of its own: where tensors meet, that is worth more than the tables cost.
         entropy = zstandard.ZstdCompressionParameters.from_level(
-            _FAST_LEVEL, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6
+            _FAST_LEVEL,
+            strategy=zstandard.STRATEGY_FAST,
+            min_match=7,
+            hash_log=6,
+            window_log=_ENTROPY_WINDOW_LOG,
         )
         self.entropy = zstandard.ZstdCompressor(compression_params=entropy)
         self.decompressor = zstandard.ZstdDecompressor()

@@ -259,26 +259,52 @@ def _unzstd(stored: bytes, plain_length: int) -> bytes:
 
 
 def _join_planes(stored: bytes, plain_length: int) -> bytes:
-    width = stored[0] if stored else 0
-    if width not in {2, 4, 8} or len(stored) < 1 + 5 * width:
+    if len(stored) < 2 or stored[0] not in {2, 4, 8} or stored[1] >= stored[0]:
         raise FormatError("byte planes without a valid header")
-    count = plain_length // width
-    at = 1 + 5 * width
-    rotated = bytearray(count * width)
-    for number in range(width):
-        coding, length = struct.unpack_from("<BI", stored, 1 + 5 * number)
-        if coding not in {0, 1}:
-            raise FormatError(f"a byte plane has the coding {coding}, which is not known")
-        plane = stored[at : at + length]
+    width, skip = stored[0], stored[1]
+    count = max(plain_length - skip, 0) // (2 * width) * 2
+    columns: list[tuple[int, int, int]] = []
+    at = 2
+    while sum([size for size, _, _ in columns]) < width:
+        if at + 6 > len(stored) or stored[at] not in {1, 2, 4}:
+            raise FormatError("byte planes without a valid header")
+        columns.append(struct.unpack_from("<BBI", stored, at))
+        at += 6
+    sizes = [size for size, _, _ in columns]
+    if sum(sizes) != width or sizes[-2:] != [1, 1]:
+        raise FormatError("byte planes whose columns make no element")
+    elements = bytearray(count * width)
+    place = 0
+    for size, coding, length in columns:
+        column = _column(coding, stored[at : at + length], count * size, size)
         at += length
-        plane = _unzstd(plane, count) if coding == 1 else plane
-        if len(plane) != count:
-            raise FormatError("a byte plane does not have the length of the others")
-        rotated[number::width] = plane
-    top = 8 * width - 1
-    form = f"<{count}{ {2: 'H', 4: 'I', 8: 'Q'}[width] }"
-    words = [one >> 1 | (one & 1) << top for one in struct.unpack(form, rotated)]
-    return struct.pack(form, *words) + stored[at:]
+        for byte in range(size):
+            elements[place + byte :: width] = column[byte::size]
+        place += size
+    for end in range(width, len(elements) + 1, width):
+        top = int.from_bytes(elements[end - 2 : end], "little")
+        elements[end - 2 : end] = (top >> 1 | (top & 1) << 15).to_bytes(2, "little")
+    others = stored[at:]
+    return others[:skip] + bytes(elements) + others[skip:]
+
+
+def _column(coding: int, stored: bytes, length: int, size: int) -> bytes:
+    if coding == 0:
+        column = stored
+    elif coding == 1:
+        column = _unzstd(stored, length)
+    elif coding == 2 and size == 1 and len(stored) >= 5:
+        low_end = 5 + int.from_bytes(stored[1:5], "little")
+        low = _unzstd(stored[5:low_end], length // 2)
+        high = _unzstd(stored[low_end:], length // 2) if low_end < len(stored) else bytes(len(low))
+        first = [(a & 15) + 16 * (b & 15) for a, b in zip(low, high, strict=True)]
+        second = [(a >> 4) + 16 * (b >> 4) for a, b in zip(low, high, strict=True)]
+        column = bytes([(one + stored[0]) % 256 for one in first + second])
+    else:
+        raise FormatError(f"a byte plane has the coding {coding}, which is not known")
+    if len(column) != length:
+        raise FormatError("a byte plane does not have the length of the others")
+    return column
 
 
 # Sections 11 to 13: nodes

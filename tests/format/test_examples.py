@@ -141,10 +141,23 @@ def test_the_zstd_payload():
 
 
 def test_the_byte_planes():
-    plain, stored = bytes.fromhex("803f00c0aa"), from_hex("planes")
+    plain, stored = bytes.fromhex("aa803f00c0bb"), from_hex("planes")
     assert bytes(codec.decode(codec.PLANES, stored, len(plain))) == plain
-    assert planes.encode(plain, planes.Plan(2, (True, True), 1.0)) == stored
+    columns = (planes.Column(1, planes.RAW), planes.Column(1, planes.RAW))
+    assert bytes(planes.encode(plain, planes.Plan(2, 1, columns, 1.0))) == stored
     assert reader.decode_payload(2, stored, len(plain)) == plain
+
+
+def test_the_byte_planes_with_pairs():
+    plain = bytes.fromhex("803f004080400041" * 31 + "803f004080400000")
+    stored = from_hex("pairs")
+    assert bytes(codec.decode(codec.PLANES, stored, len(plain))) == plain
+    assert reader.decode_payload(2, stored, len(plain)) == plain
+    # Another release of zstandard may spell its frames in another way.
+    columns = (planes.Column(1, planes.ZSTD), planes.Column(1, planes.PAIRS, 0x7F))
+    again = bytes(planes.encode(plain, planes.Plan(2, 0, columns, 1.0)))
+    assert again[14 + 17 :][:5] == stored[14 + 17 :][:5] == bytes.fromhex("7f14000000")
+    assert reader.decode_payload(2, again, len(plain)) == plain
 
 
 def decoded(kind, name):

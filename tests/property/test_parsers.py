@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ciuic import codec
+from ciuic.codec import planes
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import checksum, data_id, node_id, pack_id
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble
@@ -145,18 +146,65 @@ def test_changed_zstd_payloads(changed):
     assert plain is None or len(plain) == size
 
 
+@st.composite
+def pairs(draw):
+    """What may stand in a column of pairs."""
+    low, high = draw(st.binary(max_size=20)), draw(st.binary(max_size=20))
+    low = draw(st.sampled_from([low, zstandard.compress(low)]))
+    high = draw(st.sampled_from([b"", high, zstandard.compress(high)]))
+    length = draw(st.sampled_from([len(low), len(low) + 1, 2**32 - 1]))
+    return draw(st.binary(min_size=1, max_size=1)) + length.to_bytes(4, "little") + low + high
+
+
 @given(
-    st.integers(0, 9),
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20) | u32), max_size=8),
-    st.binary(max_size=64),
+    st.sampled_from([2, 4, 8]) | st.integers(0, 255),
+    st.integers(0, 3) | st.integers(0, 255),
+    st.lists(
+        st.tuples(
+            st.integers(0, 5),
+            st.integers(0, 3),
+            st.binary(max_size=40) | st.binary(max_size=40).map(zstandard.compress) | pairs(),
+            st.sampled_from([0, 0, 0, 1, 2**31]),
+        ),
+        max_size=8,
+    ),
+    st.binary(max_size=20),
     st.integers(0, 64),
 )
-def test_hostile_byte_planes(width, planes, rest, plain_bytes):
-    head = bytes([width])
-    for coding, length in planes:
-        head += bytes([coding]) + length.to_bytes(4, "little")
-    plain = call(codec.decode, codec.PLANES, head + rest, plain_bytes)
+def test_hostile_byte_planes(width, skip, columns, rest, plain_bytes):
+    head, bodies = bytes([width, skip]), b""
+    for size, coding, body, more in columns:
+        head += bytes([size, coding]) + (len(body) + more).to_bytes(4, "little")
+        bodies += body
+    plain = call(codec.decode, codec.PLANES, head + bodies + rest, plain_bytes)
     assert plain is None or len(plain) == plain_bytes
+
+
+PLANS = {
+    width: planes.Plan(
+        width,
+        1,
+        tuple([planes.Column(size, coding, base=3) for size, coding in columns]),
+        1.0,
+    )
+    for width, columns in {
+        2: [(1, planes.ZSTD), (1, planes.PAIRS)],
+        4: [(2, planes.RAW), (1, planes.PAIRS), (1, planes.PAIRS)],
+        8: [(1, planes.PAIRS), (1, planes.RAW), (4, planes.ZSTD), (1, planes.RAW), (1, 1)],
+    }.items()
+}
+
+
+@given(st.sampled_from(sorted(PLANS)), st.binary(min_size=1, max_size=40), st.data())
+def test_changed_byte_planes(width, part, data):
+    """Payloads as they are written, all codings in them, with some bytes changed."""
+    plain = part * 30
+    stored = bytes(planes.encode(plain, PLANS[width]))
+    assert bytes(codec.decode(codec.PLANES, stored, len(plain))) == plain
+    changed = data.draw(mutations(stored))
+    size = data.draw(st.sampled_from([len(plain), len(plain) - 1, 0]))
+    found = call(codec.decode, codec.PLANES, changed, size)
+    assert found is None or len(found) == size
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["<f4", "<f8", "<f2", "<i8"]), st.integers(0, 9))
@@ -193,9 +241,12 @@ def peak_bytes(work):
 def test_a_zstd_bomb_is_refused_before_it_is_unpacked():
     bomb = zstandard.compress(bytes(128 * 1024 * 1024))
     assert len(bomb) < 20_000
+    length = len(bomb).to_bytes(4, "little")
+    longer = (len(bomb) + 5).to_bytes(4, "little")
     for number, stored in (
         (codec.ZSTD, bomb),
-        (codec.PLANES, b"\x02" + (b"\x01" + len(bomb).to_bytes(4, "little")) * 2 + bomb * 2),
+        (codec.PLANES, b"\x02\x00" + (b"\x01\x01" + length) * 2 + bomb * 2),
+        (codec.PLANES, b"\x02\x00" + (b"\x01\x02" + longer) * 2 + (b"\x00" + length + bomb) * 2),
     ):
         assert peak_bytes(lambda n=number, s=stored: call(codec.decode, n, s, 5000)) < 1_000_000
         assert call(codec.decode, number, stored, 5000) is None

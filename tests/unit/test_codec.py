@@ -8,6 +8,7 @@ import pytest
 import zstandard
 
 from ciuic import codec
+from ciuic.codec import planes
 from ciuic.errors import CorruptionError, UnknownFormatError
 
 SIZE = 256 * 1024
@@ -95,38 +96,119 @@ def test_a_zstd_payload_that_is_none_is_damage(stored):
         codec.decode(codec.ZSTD, stored, 5)
 
 
-def planes(width, *bodies, rest=b""):
-    head = bytes([width])
-    for coding, body in bodies:
-        head += bytes([coding]) + len(body).to_bytes(4, "little")
-    return head + b"".join([body for _, body in bodies]) + rest
+def payload(width, *columns, skip=0, rest=b""):
+    head, bodies = bytes([width, skip]), b""
+    for size, coding, body in columns:
+        head += bytes([size, coding]) + len(body).to_bytes(4, "little")
+        bodies += body
+    return head + bodies + rest
+
+
+def pairs(base, low, high=b""):
+    low = zstandard.compress(low)
+    high = high and zstandard.compress(high)
+    return bytes([base]) + len(low).to_bytes(4, "little") + low + high
+
+
+SIGNS = (1, 0, b"\x00\x01")
+EXPONENTS = (1, 0, b"\x7f\x80")
 
 
 def test_byte_planes_by_hand():
-    packed = zstandard.compress(b"\x7f\x80")
-    assert bytes(codec.decode(2, planes(2, (0, b"\x00\x01"), (1, packed)), 4)).hex() == "803f00c0"
-    assert bytes(codec.decode(2, planes(2, (0, b""), (0, b""), rest=b"!"), 1)) == b"!"
-    assert bytes(codec.decode(2, planes(4, *[(0, b"")] * 4), 0)) == b""
+    packed = (1, 1, zstandard.compress(b"\x7f\x80"))
+    for stored, plain in (
+        (payload(2, SIGNS, packed), "803f00c0"),
+        (payload(2, SIGNS, (1, 2, pairs(0x7F, b"\x10"))), "803f00c0"),
+        (payload(2, SIGNS, (1, 2, pairs(0xFE, b"\x21", b"\x88"))), "803f00c0"),
+        (payload(2, SIGNS, EXPONENTS, skip=1, rest=b"!?"), "21803f00c03f"),
+        (payload(2, (1, 0, b""), (1, 0, b""), rest=b"odd"), "6f6464"),
+        (payload(4, *[(1, 0, b"")] * 4), ""),
+        (payload(4, (2, 0, b"\1\2\3\4"), SIGNS, EXPONENTS), "0102803f030400c0"),
+        (payload(4, (1, 0, b"\1\3"), (1, 0, b"\2\4"), SIGNS, EXPONENTS), "0102803f030400c0"),
+        (
+            payload(8, (4, 0, b"12345678"), (2, 0, b"abcd"), SIGNS, EXPONENTS),
+            b"1234ab\x80\x3f5678cd\x00\xc0".hex(),
+        ),
+    ):
+        assert bytes(codec.decode(2, stored, len(plain) // 2)).hex() == plain
 
 
 @pytest.mark.parametrize(
     "stored",
     [
         b"",
+        b"\x02",
         b"\x03" + bytes(30),
         b"\x02\x00",
-        planes(2, (0, b"\x00"), (0, b"\x7f\x80")),
-        planes(2, (0, b"\x00\x01\x02"), (0, b"\x7f\x80")),
-        planes(2, (9, b"\x00\x01"), (0, b"\x7f\x80")),
-        planes(2, (1, b"\x00\x01"), (0, b"\x7f\x80")),
-        planes(2, (0, b"\x00\x01"), (0, b"\x7f\x80"), rest=b"more"),
-        planes(2, (0, b"\x00\x01"), (0, b"\x7f\x80"))[:-1],
+        payload(2, SIGNS, EXPONENTS, skip=2),
+        payload(2, (2, 0, b"\x00\x01\x7f\x80")),
+        payload(4, (3, 0, b""), SIGNS, EXPONENTS),
+        payload(4, SIGNS, EXPONENTS, (2, 0, b"\x00\x01\x7f\x80")),
+        payload(2, SIGNS, (2, 0, b"\x00\x01\x7f\x80")),
+        payload(2, (0, 0, b""), SIGNS, EXPONENTS),
+        payload(2, (1, 0, b"\x00"), EXPONENTS),
+        payload(2, (1, 0, b"\x00\x01\x02"), EXPONENTS),
+        payload(2, (1, 9, b"\x00\x01"), EXPONENTS),
+        payload(2, (1, 1, b"\x00\x01"), EXPONENTS),
+        payload(2, SIGNS, (1, 2, b"\x7f\x01")),
+        payload(2, SIGNS, (1, 2, b"\x7f\x09\0\0\0abc")),
+        payload(2, SIGNS, (1, 2, pairs(0, b"\x00\x01"))),
+        payload(2, SIGNS, (1, 2, pairs(0, b"\x00", b"\x01\x02"))),
+        payload(4, (2, 2, pairs(0, b"\x00")), SIGNS, EXPONENTS),
+        payload(2, SIGNS, EXPONENTS, rest=b"more"),
+        payload(2, SIGNS, EXPONENTS)[:-1],
     ],
-    ids=["empty", "width", "header", "short", "long", "coding", "no zstd", "behind", "cut"],
+    ids=[
+        "empty",
+        "no skip",
+        "width",
+        "no columns",
+        "skips an element",
+        "one column",
+        "three bytes",
+        "not by bytes on top",
+        "too wide",
+        "no bytes",
+        "short",
+        "long",
+        "coding",
+        "no zstd",
+        "no header of pairs",
+        "pairs cut short",
+        "too many pairs",
+        "too many high halves",
+        "pairs of two bytes",
+        "behind",
+        "cut",
+    ],
 )
-def test_byte_planes_that_are_none_are_damage(stored):
+@pytest.mark.parametrize("plain_bytes", [4, 0, 1])
+def test_byte_planes_that_are_none_are_damage(stored, plain_bytes):
     with pytest.raises(CorruptionError):
-        codec.decode(codec.PLANES, stored, 4)
+        codec.decode(codec.PLANES, stored, plain_bytes)
+
+
+def test_numbers_that_begin_anywhere_shrink_as_much():
+    plain = floats("<f4")
+    best = len(codec.encode(plain)[1])
+    for behind in (1, 2, 3):
+        other = plain[behind:] + plain[:behind]
+        number, stored = codec.encode(other)
+        assert number == codec.PLANES
+        assert len(stored) < 1.002 * best
+        assert bytes(codec.decode(number, stored, len(other))) == other
+
+
+@pytest.mark.parametrize("coding", [planes.ZSTD, planes.PAIRS])
+@pytest.mark.parametrize("base", [0, 100, 250])
+def test_a_column_comes_back_whatever_its_values(coding, base):
+    rng = np.random.default_rng(base)
+    values = rng.choice([0, 1, 17, 255], p=[0.9, 0.05, 0.04, 0.01], size=2 * SIZE)
+    plain = values.astype(np.uint8).tobytes()
+    columns = (planes.Column(1, coding, base), planes.Column(1, coding, base))
+    stored = planes.encode(plain, planes.Plan(2, 0, columns, 1.0))
+    assert len(stored) < len(plain) / 2
+    assert bytes(planes.decode(stored, len(plain))) == plain
 
 
 def test_threads_do_not_share_what_must_not_be_shared():
