@@ -1,0 +1,358 @@
+"""Frozen captures on real file systems: what a snapshot holds, and what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.capture.frozen import AREA_NAME, Area, give_up, open_frozen
+from ciuic.capture.kernel import remove_subvolume, snapshot_subvolume
+from ciuic.capture.providers import choose
+from ciuic.catalog import find_snapshot
+from ciuic.model import FLUX, WHOLE
+from ciuic.store import open_store
+from tests.kit.box import Box
+from tests.kit.filesystems import Disk, disk
+from tests.kit.trees import differences, photograph
+
+MIB = 1024 * 1024
+HOW = {"ext4": "in place", "xfs": "reflink", "btrfs": "subvolume"}
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+@pytest.fixture(params=["ext4", "xfs", "btrfs"])
+def any_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    """A file system of each kind."""
+    with disk(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(params=["xfs", "btrfs"])
+def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    """A file system that can freeze."""
+    with disk(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def btrfs(tmp_path: Path) -> Iterator[Disk]:
+    with disk("btrfs", tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def xfs(tmp_path: Path) -> Iterator[Disk]:
+    with disk("xfs", tmp_path) as made:
+        yield made
+
+
+def box_on(place: Disk) -> Box:
+    """A source and a store on one file system, with a few files of every size."""
+    home = place.path / "home"
+    home.mkdir()
+    box = Box(home)
+    (box.source / "run").mkdir()
+    (box.source / "run" / "model.pt").write_bytes(os.urandom(5 * MIB + 77))
+    (box.source / "run" / "shard.bin").write_bytes(os.urandom(40_000))
+    (box.source / "run" / "log.txt").write_text("step 1\n")
+    os.link(box.source / "run" / "model.pt", box.source / "best.pt")
+    return box
+
+
+def area_of(place: Disk, box: Box) -> Area:
+    with open_store(str(box.store)) as store:
+        area = Area.find(os.fsencode(place.path), store.header.store_id)
+    assert area is not None
+    return area
+
+
+def frozen_files(place: Disk, box: Box) -> set[str]:
+    """Everything in the area but its own directories, subvolumes not entered."""
+    area = Path(os.fsdecode(area_of(place, box).path))
+    return {f"{part.name}/{one.name}" for part in area.iterdir() for one in part.iterdir()}
+
+
+def captures(box: Box) -> list[str]:
+    with open_store(str(box.store)) as store:
+        return [root.capture for root in store.manifest(find_snapshot(store, "latest").id).roots]
+
+
+def test_each_file_system_is_captured_as_well_as_it_can_be(any_disk: Disk, tmp_path: Path) -> None:
+    box = box_on(any_disk)
+    before = photograph(box.source)
+
+    box.take()
+    box.restore(to=tmp_path)
+
+    assert captures(box) == [HOW[any_disk.kind]]
+    assert choose(os.fsencode(box.source)).how == HOW[any_disk.kind]
+    assert differences(before, photograph(tmp_path / "source")) == []
+    assert box.verify().ok
+
+
+def test_what_changes_after_the_freeze_is_not_in_the_snapshot(
+    cow_disk: Disk, tmp_path: Path
+) -> None:
+    box = box_on(cow_disk)
+    model = box.source / "run" / "model.pt"
+    before = model.read_bytes()
+    changed = threading.Event()
+
+    def overwrite() -> bool:
+        # The first question from a reading thread comes when every file has been frozen.
+        if threading.current_thread().name.startswith("read") and not changed.is_set():
+            changed.set()
+            with model.open("r+b") as file:
+                file.write(bytes(5 * MIB))
+        return False
+
+    report = box.take(cancelled=overwrite)
+    box.restore(box.source / "run", to=tmp_path)
+
+    assert changed.is_set()
+    assert report.trouble_count == 0
+    assert (tmp_path / "run" / "model.pt").read_bytes() == before
+    assert box.entries()[os.fsencode(model)].state == WHOLE
+
+
+def test_who_writes_is_found_and_named(any_disk: Disk) -> None:
+    box = box_on(any_disk)
+    model = box.source / "run" / "model.pt"
+    program = f"import signal; f = open({str(model)!r}, 'r+b'); print(flush=True); signal.pause()"
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        os.utime(model)
+        report = box.take()
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+
+    entries = box.entries()
+    assert report.trouble_count == 1
+    assert report.flux == (os.fsencode(report.trouble[0].path),)
+    assert f"(pid {writer.pid})" in report.trouble[0].what
+    assert entries[os.fsencode(model)].state == FLUX
+    assert entries[os.fsencode(box.source / "run" / "shard.bin")].state == WHOLE
+
+    again = box.take()
+    assert again.trouble_count == 0
+    assert again.read_bytes >= 0
+    assert box.entries()[os.fsencode(model)].state == WHOLE
+
+
+def test_the_area_is_never_part_of_a_snapshot(cow_disk: Disk) -> None:
+    box = Box(cow_disk.path)
+    (cow_disk.path / "model.pt").write_bytes(os.urandom(MIB))
+
+    for _ in range(3):
+        box.take(cow_disk.path)
+
+    names = [path for path in box.entries() if AREA_NAME in path or b"store/" in path]
+    assert names == []
+    assert box.verify().ok
+
+
+def test_only_the_newest_frozen_copies_are_kept(cow_disk: Disk) -> None:
+    box = box_on(cow_disk)
+    box.take()
+    newest = box.take().id
+
+    found = frozen_files(cow_disk, box)
+
+    assert {one for one in found if one.startswith("records/")} == {f"records/{newest}"}
+    assert len([one for one in found if one.startswith("trees/")]) == (cow_disk.kind == "btrfs")
+    assert len([one for one in found if one.startswith("copies/")]) == (
+        2 if cow_disk.kind == "xfs" else 0
+    )
+
+
+def test_an_unchanged_file_keeps_its_clone_and_gets_one_if_it_is_gone(xfs: Disk) -> None:
+    box = box_on(xfs)
+    box.take()
+    before = frozen_files(xfs, box)
+    box.take()
+    kept = {one for one in frozen_files(xfs, box) if one.startswith("copies/")}
+    assert kept == {one for one in before if one.startswith("copies/")}
+
+    copies = Path(os.fsdecode(area_of(xfs, box).path)) / "copies"
+    for one in copies.iterdir():
+        one.unlink()
+    box.take()
+
+    entry = box.entries()[os.fsencode(box.source / "run" / "model.pt")]
+    with open_store(str(box.store)) as store:
+        newest = find_snapshot(store, "latest").id
+        frozen = open_frozen(store.header.store_id, newest, os.fsencode(box.source))
+    assert frozen is not None
+    fd = frozen.open(os.fsencode(box.source / "run" / "model.pt"), entry)
+    frozen.close()
+    assert fd is not None
+    with open(fd, "rb") as file:
+        assert file.read() == (box.source / "run" / "model.pt").read_bytes()
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(cow_disk: Disk) -> None:
+    box = box_on(cow_disk)
+    box.take()
+    area = Path(os.fsdecode(area_of(cow_disk, box).path))
+    (area / "copies" / "00000000000000ff").write_bytes(b"left over")
+    (area / "records" / "cs-abcdef").write_bytes(b"left over")
+    if cow_disk.kind == "btrfs":
+        top, trees = os.open(cow_disk.path, os.O_RDONLY), os.open(area / "trees", os.O_RDONLY)
+        snapshot_subvolume(top, trees, b"cs-abcdef.0")
+        os.close(top)
+        os.close(trees)
+
+    newest = box.take().id
+
+    found = frozen_files(cow_disk, box)
+    assert "copies/00000000000000ff" not in found
+    assert {one for one in found if one.startswith("records/")} == {f"records/{newest}"}
+    assert "trees/cs-abcdef.0" not in found
+
+
+def test_a_run_that_is_broken_off_takes_its_frozen_copies_along(cow_disk: Disk) -> None:
+    box = box_on(cow_disk)
+    box.take()
+    before = frozen_files(cow_disk, box)
+    (box.source / "run" / "model.pt").write_bytes(os.urandom(3 * MIB))
+
+    with pytest.raises(Exception, match="interrupted"):
+        box.take(cancelled=lambda: threading.current_thread().name.startswith("read"))
+
+    assert frozen_files(cow_disk, box) == before
+
+
+def test_other_file_systems_and_subvolumes_inside_are_read_where_they_are(
+    btrfs: Disk, tmp_path: Path
+) -> None:
+    box = box_on(btrfs)
+    subprocess.run(
+        ["btrfs", "-q", "subvolume", "create", box.source / "inner"], check=True, timeout=60
+    )
+    (box.source / "inner" / "weights.pt").write_bytes(os.urandom(MIB))
+    inside = box.source / "mounted"
+    inside.mkdir()
+    with disk("ext4", tmp_path, size_mib=64) as other:
+        subprocess.run(["mount", "--bind", other.path, inside], check=True, timeout=60)
+        try:
+            (inside / "data.bin").write_bytes(os.urandom(MIB))
+            report = box.take()
+            entries = box.entries()
+            box.restore(box.source / "inner", box.source / "mounted", to=tmp_path / "out")
+            weights = (tmp_path / "out" / "inner" / "weights.pt").read_bytes()
+            data = (tmp_path / "out" / "mounted" / "data.bin").read_bytes()
+            assert weights == (box.source / "inner" / "weights.pt").read_bytes()
+            assert data == (inside / "data.bin").read_bytes()
+        finally:
+            subprocess.run(["umount", inside], check=True, timeout=60)
+
+    assert captures(box) == ["subvolume"]
+    assert os.fsencode(inside / "data.bin") in entries
+    named = {one.path for one in report.trouble if "captured in place" in one.what}
+    assert named == {os.fsencode(box.source / "inner"), os.fsencode(inside)}
+    assert report.trouble_count == 0
+
+
+def test_roots_of_one_subvolume_are_frozen_together(btrfs: Disk) -> None:
+    box = box_on(btrfs)
+    other = btrfs.path / "other"
+    other.mkdir()
+    (other / "x").write_bytes(os.urandom(MIB))
+
+    box.take(box.source, other)
+
+    assert captures(box) == ["subvolume", "subvolume"]
+    assert len([one for one in frozen_files(btrfs, box) if one.startswith("trees/")]) == 1
+
+
+def test_a_subvolume_that_was_made_writable_is_not_believed(btrfs: Disk) -> None:
+    box = box_on(btrfs)
+    snapshot = box.take().id
+    model = box.source / "run" / "model.pt"
+    entry = box.entries()[os.fsencode(model)]
+    tree = next((Path(os.fsdecode(area_of(btrfs, box).path)) / "trees").iterdir())
+    subprocess.run(["btrfs", "property", "set", tree, "ro", "false"], check=True, timeout=60)
+    frozen_model = tree / "home" / "source" / "run" / "model.pt"
+    times = frozen_model.stat()
+    with frozen_model.open("r+b") as file:
+        file.write(b"tampered")
+    os.utime(frozen_model, ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.sync()
+    subprocess.run(["btrfs", "property", "set", "-f", tree, "ro", "true"], check=True, timeout=60)
+
+    with open_store(str(box.store)) as store:
+        frozen = open_frozen(store.header.store_id, snapshot, os.fsencode(box.source))
+    assert frozen is not None
+    assert frozen.open(os.fsencode(model), entry) is None
+    frozen.close()
+
+
+@pytest.mark.parametrize("harm", ["write", "truncate", "replace", "touch"])
+def test_a_clone_that_was_touched_is_not_believed(xfs: Disk, harm: str) -> None:
+    box = box_on(xfs)
+    snapshot = box.take().id
+    model = os.fsencode(box.source / "run" / "model.pt")
+    entry = box.entries()[model]
+    copies = Path(os.fsdecode(area_of(xfs, box).path)) / "copies"
+    clone = max(copies.iterdir(), key=lambda one: one.stat().st_size)
+    if harm == "write":
+        with clone.open("r+b") as file:
+            file.write(b"tampered")
+    elif harm == "truncate":
+        os.truncate(clone, 100)
+    elif harm == "replace":
+        data = clone.read_bytes()
+        clone.unlink()
+        clone.write_bytes(data)
+    else:
+        os.utime(clone)
+
+    with open_store(str(box.store)) as store:
+        frozen = open_frozen(store.header.store_id, snapshot, os.fsencode(box.source))
+    assert frozen is not None
+    assert frozen.open(model, entry) is None
+    frozen.close()
+
+
+def test_frozen_copies_can_be_given_up(cow_disk: Disk) -> None:
+    box = box_on(cow_disk)
+    snapshot = box.take().id
+    with open_store(str(box.store)) as store:
+        removed = give_up(store.header.store_id, [os.fsencode(box.source)], keep=0)
+
+    assert removed == [snapshot]
+    assert frozen_files(cow_disk, box) == set()
+    box.take()
+    assert box.verify().ok
+
+
+def test_an_area_of_somebody_else_is_not_used(xfs: Disk) -> None:
+    box = box_on(xfs)
+    area = xfs.path / os.fsdecode(AREA_NAME)
+    area.mkdir(mode=0o777)
+    os.chown(area, 65534, 65534)
+
+    report = box.take()
+
+    assert captures(box) == ["in place"]
+    assert report.trouble_count == 0
+    assert list(area.iterdir()) == []
+    assert box.verify().ok
+
+
+def test_an_unfrozen_subvolume_does_not_stay(btrfs: Disk) -> None:
+    top = os.open(btrfs.path, os.O_RDONLY)
+    snapshot_subvolume(top, top, b"one")
+    remove_subvolume(top, b"one")
+    os.close(top)
+
+    assert not (btrfs.path / "one").exists()
