@@ -37,6 +37,7 @@ from ciuicd.control import Job, Server
 from ciuicd.followup import TAG, FollowUps
 from ciuicd.notify import Notifier
 from ciuicd.schedule import covers, is_due, next_due_ns
+from ciuicd.space import Space
 
 __all__ = ["Service", "sentence"]
 
@@ -79,6 +80,7 @@ class Service:
         self._last_report: TakeReport | None = None
         self._last_error: dict[str, Any] | None = None
         self._follow_ups = FollowUps(clock, lambda: self._inbox.put(None))
+        self._space = Space(clock)
         self._moved_s = clock.monotonic_s()
 
     def stop(self) -> None:
@@ -194,6 +196,7 @@ class Service:
     def _turn(self) -> None:
         """One round of the loop: reload, take what is due, or wait for something to do."""
         self._moved()
+        self._space.make_room(self._settings.snapshot_dir, _roots_of(self._settings))
         if self._reload_wanted:
             self._reload_wanted = False
             with contextlib.suppress(CiuicError):
