@@ -55,8 +55,10 @@ __all__ = ["restore"]
 @click.option(
     "--fallback",
     is_flag=True,
-    help="Take damaged files from the newest older snapshot that has them intact.",
+    help="Take files that are damaged or were in flux from the newest older snapshot that has"
+    " them whole.",
 )
+@click.option("--no-hot", is_flag=True, help="Read the store, even where a hot copy is at hand.")
 @json_option
 @click.pass_obj
 def restore(
@@ -69,12 +71,14 @@ def restore(
     delete: bool,
     dry_run: bool,
     fallback: bool,
+    no_hot: bool,
     as_json: bool,
 ) -> None:
     """Put files or directories of a snapshot back.
 
     Each file appears whole or not at all; files that are already right are left alone. A target
     that exists is refused unless --overwrite is given. An interrupted restore can be run again.
+    Large files come from hot copies, in an instant, where the snapshot still has them.
     """
     from ciuic.catalog import find_snapshot
     from ciuic.clock import SystemClock
@@ -88,6 +92,7 @@ def restore(
         delete=delete,
         dry_run=dry_run,
         fallback=fallback,
+        hot=not no_hot,
     )
     with interruptible() as cancelled, session.opened() as store, progress("restore") as shown:
         manifest = store.manifest(find_snapshot(store, snapshot_id).id)
@@ -98,7 +103,7 @@ def restore(
         print_json(report.as_json())
     else:
         _summarise(manifest.summary.id, report)
-    sys.exit(DAMAGE if report.damaged else TROUBLE if report.failed else 0)
+    sys.exit(DAMAGE if report.damaged else TROUBLE if report.failed or report.flux else 0)
 
 
 def _summarise(snapshot_id: str, report: RestoreReport) -> None:

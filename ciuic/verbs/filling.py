@@ -1,12 +1,12 @@
 """Contents of files -> the target: compare with what stands there, write what differs.
 
-A file that is right already stays, with its inode. Others are written under temporary names, in
-the order that their chunks lie in the packs, and wait to be published. Of a large file that
-differs, the ranges that are right are copied within the kernel, which shares their blocks on
-btrfs and XFS; the rest is written past the page cache, where the file system allows it.
+A file that is right already stays, with its inode. Others are made under temporary names and wait
+to be published: from a hot copy where there is one, by sharing its blocks; else from the store,
+in the order that their chunks lie in the packs. Of a large file that differs, the ranges that are
+right are copied within the kernel, which shares their blocks on btrfs and XFS; the rest is
+written past the page cache, where the file system allows it.
 """
 
-import errno
 import functools
 import itertools
 import os
@@ -14,19 +14,19 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.hashing import data_id
-from ciuic.memory import BufferPool
 from ciuic.model import WHOLE, Entry, RestoreReport, Trouble
 from ciuic.scan import DirectoryHandle, read_xattrs
 from ciuic.store import Store
 from ciuic.store.frame import DATA, check_chunk
 from ciuic.store.index import ChunkPlace
-from ciuic.store.nodes import Piece, iter_pieces
+from ciuic.verbs.hot import HOT_BYTES_MIN, HotCopies, has_same_bytes, share_blocks
+from ciuic.verbs.output import Output, write_all
+from ciuic.verbs.pieces import Part, held, in_frames, plain_parts, windows
 from ciuic.verbs.take import Progress
 from ciuic.verbs.target import (
     RUN_AGAIN,
@@ -39,19 +39,18 @@ from ciuic.verbs.target import (
 __all__ = ["Filler", "Job", "Ledger", "Written"]
 
 _WORKERS_MAX: Final = 8
-_SMALL_FILES: Final = 2048
-_SMALL_BYTES: Final = 64 * 1024 * 1024
-_WINDOW_PIECES: Final = 256
+_GATHERED_FILES: Final = 2048
+_GATHERED_BYTES: Final = 64 * 1024 * 1024
 _COMPARED_TOGETHER: Final = 64
+_CLONED_TOGETHER: Final = 4
+_COPIED_TOGETHER_BYTES: Final = 32 * 1024 * 1024
 _DIRECT_BYTES_MIN: Final = 8 * 1024 * 1024
 """Smaller files are better left in the page cache: somebody reads them next."""
-_ALIGNMENT: Final = 4096
-_BUFFER_BYTES: Final = 1024 * 1024
+_IN_FLUX: Final = "was in flux when the snapshot was taken: it may hold a mixture of two states"
 _OPEN_TEMPORARY: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DIRECT: Final = os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_buffers: Final = BufferPool(_BUFFER_BYTES)
 _numbers: Final = itertools.count()
 
 
@@ -75,6 +74,10 @@ class Written(NamedTuple):
 
     job: Job
     temporary: bytes
+
+
+class _NotClonedError(Exception):
+    """A hot copy can't serve a file after all; the store will."""
 
 
 class Ledger:
@@ -111,6 +114,12 @@ class Ledger:
         with self._lock:
             self._report.notes.append(Trouble(path, what))
 
+    def in_flux(self, path: bytes) -> None:
+        """A file is put back that somebody was writing when the snapshot was taken."""
+        self.note(path, _IN_FLUX)
+        with self._lock:
+            self._report.flux.append(path)
+
     def refused(self, path: bytes, refused: list[str]) -> None:
         """Metadata of a restored path that this user may not set."""
         with self._lock:
@@ -146,7 +155,7 @@ class Filler:
 
     Attributes:
         written: Files that wait to be published.
-        written_bytes: How long they are together.
+        written_bytes: How much of them is new data, which a barrier has to bring to the disk.
         unwritten_links: Files with several names that a dry run would write.
     """
 
@@ -155,11 +164,13 @@ class Filler:
         store: Store,
         ledger: Ledger,
         *,
+        hot: HotCopies | None,
         dry_run: bool,
         cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> None:
         self._reader = store.reader
+        self._hot = hot
         self._ledger = ledger
         self._dry_run = dry_run
         self._cancelled = cancelled
@@ -170,8 +181,8 @@ class Filler:
         self._pool = ThreadPoolExecutor(workers, "restore")
         self._lock = threading.Lock()
         self._default_acls: WeakKeyDictionary[DirectoryHandle, bool] = WeakKeyDictionary()
-        self._small: list[Job] = []
-        self._small_bytes = 0
+        self._gathered: list[Job] = []
+        self._gathered_bytes = 0
         self.written: list[Written] = []
         self.written_bytes = 0
         self.unwritten_links: set[bytes] = set()
@@ -188,27 +199,96 @@ class Filler:
 
     def add(self, job: Job) -> None:
         """Place a file, now or with others like it."""
-        if job.entry.level:
-            self._place_large(job)
-            return
-        self._small.append(job)
-        self._small_bytes += job.entry.size_bytes
-        if len(self._small) >= _SMALL_FILES or self._small_bytes >= _SMALL_BYTES:
+        self._gathered.append(job)
+        if not job.entry.level:
+            self._gathered_bytes += job.entry.size_bytes
+        if len(self._gathered) >= _GATHERED_FILES or self._gathered_bytes >= _GATHERED_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Place the files of one chunk that have gathered."""
-        jobs, self._small, self._small_bytes = self._small, [], 0
-        changed = [job for job, right in zip(jobs, self._compared(jobs), strict=True) if not right]
+        """Place the files that have gathered."""
+        jobs, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        left = self._unsettled(jobs)
+        self._place_small([job for job in left if not job.entry.level])
+        for job in left:
+            if job.entry.level:
+                self._place_large(job)
+        self._ledger.progress(self._progress, jobs[-1].path if jobs else b"")
+
+    def _unsettled(self, jobs: list[Job]) -> list[Job]:
+        """Keep what is right already, put back what has a hot copy; returns the others."""
+        light = [job for job in jobs if job.entry.size_bytes < HOT_BYTES_MIN]
+        heavy = [job for job in jobs if job.entry.size_bytes >= HOT_BYTES_MIN]
+        parts = [*_parts(light, _COMPARED_TOGETHER), *_parts(heavy, _CLONED_TOGETHER)]
+        return [job for left in self._pool.map(self._settle, parts) for job in left]
+
+    def _settle(self, jobs: list[Job]) -> list[Job]:
+        self._check_cancelled()
+        return [job for job in jobs if not self._is_settled(job)]
+
+    def _is_settled(self, job: Job) -> bool:
+        if _is_untouched(job):
+            self._ledger.kept()
+            return True
+        if self._from_hot_copy(job):
+            return True
+        return not job.entry.level and job.old is not None and self._is_right(job)
+
+    def _from_hot_copy(self, job: Job) -> bool:
+        """Keep a file that is like its hot copy, or put the copy in its place; False for neither.
+
+        Nothing that goes wrong here is an error: the store has the file as well.
+        """
+        copy_fd = self._hot.open(job.path, job.entry) if self._hot is not None else None
+        if self._hot is None or copy_fd is None:
+            return False
+        try:
+            if not self._hot.shares_blocks(copy_fd, job.directory):
+                return False
+            if self._is_like(job, copy_fd):
+                return True
+            if self._dry_run:
+                self._would_write(job, cloned_bytes=job.entry.size_bytes)
+                return True
+            return self._write_clone(job, copy_fd)
+        finally:
+            os.close(copy_fd)
+
+    def _is_like(self, job: Job, copy_fd: int) -> bool:
+        """What stands there has the copy's bytes, and its metadata is right now."""
+        fd = _open_old(job)
+        if fd < 0:
+            return False
+        try:
+            return has_same_bytes(copy_fd, fd) and self._keep(job, fd)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _write_clone(self, job: Job, copy_fd: int) -> bool:
+        def fill(fd: int, _temporary: bytes) -> int:
+            if not share_blocks(copy_fd, fd):
+                raise _NotClonedError
+            return job.entry.size_bytes
+
+        try:
+            self._write(job, fill)
+        except _NotClonedError:
+            return False
+        return True
+
+    def _place_small(self, jobs: list[Job]) -> None:
+        """Place files of one chunk that differ."""
         if self._dry_run:
-            for job in changed:
+            for job in jobs:
                 self._would_write(job)
             return
-        empty = [job for job in changed if _is_empty(job)]
+        empty = [job for job in jobs if _is_empty(job)]
         self._run([functools.partial(self._write_small, job, b"") for job in empty])
-        places = self._reader.places([job.entry.content for job in changed if not _is_empty(job)])
+        places = self._reader.places([job.entry.content for job in jobs if not _is_empty(job)])
         frames: dict[tuple[bytes, int], list[Job]] = defaultdict(list)
-        for job in changed:
+        for job in jobs:
             place = places.get(job.entry.content)
             if place is not None:
                 frames[place.pack, place.offset_bytes].append(job)
@@ -216,22 +296,9 @@ class Filler:
                 self._ledger.lost(job.path, "its content is missing from the store")
         ordered = [frames[key] for key in sorted(frames)]
         self._run([functools.partial(self._write_frame, part, places) for part in ordered])
-        self._ledger.progress(self._progress, jobs[-1].path if jobs else b"")
-
-    def _compared(self, jobs: list[Job]) -> list[bool]:
-        """Which files are right already; their metadata is put right at once."""
-        step = _COMPARED_TOGETHER
-        slices = [jobs[at : at + step] for at in range(0, len(jobs), step)]
-        return [one for part in self._pool.map(self._compare_slice, slices) for one in part]
-
-    def _compare_slice(self, jobs: list[Job]) -> list[bool]:
-        return [job.old is not None and self._is_right(job) for job in jobs]
 
     def _is_right(self, job: Job) -> bool:
         """A file of one chunk has the entry's content."""
-        if _is_untouched(job):
-            self._ledger.kept()
-            return True
         if job.old is None or job.old.st_size != job.entry.size_bytes:
             return False
         fd = _open_old(job)
@@ -292,7 +359,7 @@ class Filler:
 
     def _write_small(self, job: Job, data: bytes | memoryview) -> None:
         def fill(fd: int, _temporary: bytes) -> int:
-            _write_all(fd, data, 0)
+            write_all(fd, data, 0)
             return 0
 
         self._write(job, fill)
@@ -317,7 +384,7 @@ class Filler:
             return
         with self._lock:
             self.written.append(Written(job, temporary))
-            self.written_bytes += job.entry.size_bytes
+            self.written_bytes += job.entry.size_bytes - cloned_bytes
         self._ledger.refused(job.path, refused)
         self._ledger.written(job.entry.size_bytes, cloned_bytes=cloned_bytes)
 
@@ -331,9 +398,6 @@ class Filler:
 
     def _place_large(self, job: Job) -> None:
         """Place a file of many pieces."""
-        if _is_untouched(job):
-            self._ledger.kept()
-            return
         old_fd = _open_old(job)
         try:
             right = self._right_pieces(job, old_fd)
@@ -357,18 +421,19 @@ class Filler:
             self.unwritten_links.add(job.path)
 
     def _right_bytes(self, job: Job, right: bytearray) -> int:
-        pieces = iter_pieces(self._reader.node, job.entry)
-        pairs = zip(pieces, right, strict=False)  # no old file: nothing is right
-        return sum([one.length_bytes for one, is_right in pairs if is_right and one.id])
+        if not right:
+            return 0
+        parts = itertools.chain.from_iterable(windows(self._reader, job.entry))
+        pairs = zip(parts, right, strict=True)
+        return sum([one.piece.length_bytes for one, is_right in pairs if is_right and one.piece.id])
 
     def _right_pieces(self, job: Job, old_fd: int) -> bytearray:
         """One byte a piece: 1 where the old file holds the same bytes at the same place."""
         right = bytearray()
         if old_fd >= 0:
-            ranges = _ranges(iter_pieces(self._reader.node, job.entry))
-            while part := list(islice(ranges, _WINDOW_PIECES)):
+            for window in windows(self._reader, job.entry):
                 self._check_cancelled()
-                right.extend(self._pool.map(lambda one: _holds(old_fd, *one), part))
+                right.extend(held(self._reader, self._pool, old_fd, window))
         return right
 
     def _fill_large(
@@ -376,46 +441,38 @@ class Filler:
     ) -> int:
         """Write the pieces of a file, a window at a time in the order they lie in the packs."""
         os.ftruncate(fd, job.entry.size_bytes)
-        output = _Output(fd, _open_direct(job, temporary))
-        cloned_bytes = 0
+        output = Output(fd, _open_direct(job, temporary))
+        cloned_bytes = number = 0
         try:
-            numbered = enumerate(_ranges(iter_pieces(self._reader.node, job.entry)))
-            while part := list(islice(numbered, _WINDOW_PIECES)):
+            for window in windows(self._reader, job.entry):
                 self._check_cancelled()
-                data = [one for _, one in part if one[1].id]
-                copied = {one[0] for number, one in part if right[number : number + 1] == b"\1"}
-                self._write_window(job, output, old_fd, data, copied)
-                cloned_bytes += sum([one.length_bytes for at, one in data if at in copied])
+                flags = right[number : number + len(window)] or bytes(len(window))
+                number += len(window)
+                pairs = [one for one in zip(window, flags, strict=True) if one[0].piece.id]
+                copied = [part for part, is_right in pairs if is_right]
+                self._write_window(
+                    job, output, old_fd, copied, [part for part, is_right in pairs if not is_right]
+                )
+                cloned_bytes += sum([part.piece.length_bytes for part in copied])
                 self._ledger.progress(self._progress, job.path)
         finally:
             output.close()
         return cloned_bytes
 
     def _write_window(
-        self,
-        job: Job,
-        output: "_Output",
-        old_fd: int,
-        data: list[tuple[int, Piece]],
-        copied: set[int],
+        self, job: Job, output: Output, old_fd: int, copied: list[Part], fresh: list[Part]
     ) -> None:
-        places = self._reader.places([piece.id for at, piece in data if at not in copied])
+        def copy(offset: int, length_bytes: int) -> None:
+            output.copy(old_fd, offset, length_bytes)
 
-        def where(one: tuple[int, Piece]) -> tuple[bytes, int]:
-            place = places.get(one[1].id)
-            return (place.pack, place.offset_bytes) if place else (b"", one[0])
+        def write(group: list[Part]) -> None:
+            for offset, plain in plain_parts(self._reader, group):
+                with target_faults(job.place):
+                    output.write(plain, offset)
 
-        def write(offset: int, piece: Piece) -> None:
-            if offset in copied:
-                output.copy(old_fd, offset, piece.length_bytes)
-                return
-            chunk = self._reader.chunk(piece.id, kind=DATA)
-            if len(chunk) != piece.length_bytes:
-                raise CorruptionError("a chunk does not have the length of its piece")
-            with target_faults(job.place):
-                output.write(chunk, offset)
-
-        self._run([functools.partial(write, *one) for one in sorted(data, key=where)])
+        tasks = [functools.partial(copy, *stretch) for stretch in _stretches(copied)]
+        groups = in_frames(self._reader, fresh)
+        self._run(tasks + [functools.partial(write, group) for group in groups])
 
     def _check_cancelled(self) -> None:
         if self._cancelled():
@@ -429,60 +486,22 @@ class Filler:
             raise errors[0]
 
 
-class _Output:
-    """A large file that is being written, past the page cache where that can be.
+def _parts(jobs: list[Job], count: int) -> Iterator[list[Job]]:
+    for at in range(0, len(jobs), count):
+        yield jobs[at : at + count]
 
-    Args:
-        fd: The file.
-        direct_fd: The same file with O_DIRECT; -1 if the file system refuses that.
-    """
 
-    def __init__(self, fd: int, direct_fd: int) -> None:
-        self._fd = fd
-        self._direct_fd = direct_fd
-
-    def close(self) -> None:
-        """Close the second descriptor; the first is its owner's."""
-        if self._direct_fd >= 0:
-            os.close(self._direct_fd)
-
-    def copy(self, source_fd: int, offset: int, length: int) -> None:
-        """Take a range from another file, within the kernel."""
-        while length:
-            copied = os.copy_file_range(source_fd, self._fd, length, offset, offset)
-            if copied == 0:
-                raise CorruptionError("the old file became shorter while it was read")
-            offset += copied
-            length -= copied
-
-    def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write at a place of the file."""
-        view = memoryview(data)
-        direct = 0
-        if self._direct_fd >= 0 and offset % _ALIGNMENT == 0:
-            direct = len(view) // _ALIGNMENT * _ALIGNMENT
-            self._write_direct(view[:direct], offset)
-        _write_all(self._fd, view[direct:], offset + direct)
-
-    def _write_direct(self, view: memoryview, offset: int) -> None:
-        buffer = _buffers.take()
-        try:
-            for at in range(0, len(view), _BUFFER_BYTES):
-                part = view[at : at + _BUFFER_BYTES]
-                buffer[: len(part)] = part
-                with memoryview(buffer) as aligned, aligned[: len(part)] as block:
-                    self._write_block(block, offset + at)
-        finally:
-            _buffers.give_back(buffer)
-
-    def _write_block(self, block: memoryview, offset: int) -> None:
-        try:
-            _write_all(self._direct_fd, block, offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            # Some file systems take the flag and refuse the write.
-            _write_all(self._fd, block, offset)
+def _stretches(parts: list[Part]) -> Iterator[tuple[int, int]]:
+    """Offset and length of each run of parts that follow one another, up to a useful length."""
+    begin = end = 0
+    for offset, piece in parts:
+        if offset != end or end - begin >= _COPIED_TOGETHER_BYTES:
+            if end > begin:
+                yield begin, end - begin
+            begin = offset
+        end = offset + piece.length_bytes
+    if end > begin:
+        yield begin, end - begin
 
 
 def _is_empty(job: Job) -> bool:
@@ -528,36 +547,3 @@ def _discard(job: Job, temporary: bytes) -> None:
         os.unlink(temporary, dir_fd=job.directory.fd)
     except OSError:
         return  # the next restore into this directory removes it
-
-
-def _ranges(pieces: Iterator[Piece]) -> Iterator[tuple[int, Piece]]:
-    offset = 0
-    for piece in pieces:
-        yield offset, piece
-        offset += piece.length_bytes
-
-
-def _holds(fd: int, offset: int, piece: Piece) -> bool:
-    """The file has the piece's bytes at this place; an unreadable file has not."""
-    try:
-        if piece.id:
-            data = os.pread(fd, piece.length_bytes, offset)
-            return len(data) == piece.length_bytes and data_id(data) == piece.id
-        return _is_hole(fd, offset, piece.length_bytes)
-    except OSError:
-        return False
-
-
-def _is_hole(fd: int, offset: int, length: int) -> bool:
-    try:
-        return os.lseek(fd, offset, os.SEEK_DATA) >= offset + length
-    except OSError:
-        return os.fstat(fd).st_size >= offset + length  # ENXIO: nothing but a hole from here
-
-
-def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view = view[written:]
-        offset += written

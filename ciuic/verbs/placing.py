@@ -19,6 +19,7 @@ from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
 from ciuic.store.nodes import iter_tree
 from ciuic.verbs.filling import Filler, Job, Ledger
+from ciuic.verbs.hot import HotCopies
 from ciuic.verbs.take import Progress
 from ciuic.verbs.target import (
     RUN_AGAIN,
@@ -39,7 +40,6 @@ _BARRIER_BYTES: Final = 4 * 1024 * 1024 * 1024
 _OPEN_FILES_WANTED: Final = 65_536
 _OCCUPIED: Final = "a directory that is not empty stands there; --delete replaces it"
 _UNREADABLE: Final = "could not be read when the snapshot was taken"
-_IN_FLUX: Final = "was in flux when the snapshot was taken: it may hold a mixture of two states"
 
 
 class _Link(NamedTuple):
@@ -98,15 +98,21 @@ class _Level:
 
 
 class Placer:
-    """Places entries; used in a ``with`` block, whose end is the last barrier."""
+    """Places entries; used in a ``with`` block, whose end is the last barrier.
+
+    Attributes:
+        set_aside: Files in flux that were not placed, when ``sets_flux_aside`` was asked for.
+    """
 
     def __init__(
         self,
         store: Store,
         report: RestoreReport,
         *,
+        hot: HotCopies | None,
         delete: bool,
         dry_run: bool,
+        sets_flux_aside: bool,
         protected: Exclusions,
         cancelled: Callable[[], bool],
         progress: Progress | None,
@@ -119,8 +125,11 @@ class Placer:
         self._progress = progress
         self._ledger = Ledger(report)
         self._filler = Filler(
-            store, self._ledger, dry_run=dry_run, cancelled=cancelled, progress=progress
+            store, self._ledger, hot=hot, dry_run=dry_run, cancelled=cancelled, progress=progress
         )
+        self._sets_flux_aside = sets_flux_aside
+        self.set_aside: list[bytes] = []
+        self._times: dict[bytes, tuple[DirectoryHandle, int]] = {}
         own = os.stat(store.path)
         self._store_inode = (own.st_dev, own.st_ino)
         self._handles_max = _raised_open_files_limit() // 4
@@ -146,7 +155,11 @@ class Placer:
             self._filler.close()
             # Descriptors of the target are given up now: its file system may be unmounted next.
             self._closed, self._links = [], []
-            self._first_names, self._file_systems = {}, {}
+            self._first_names, self._file_systems, self._times = {}, {}, {}
+
+    def keep_time(self, directory: DirectoryHandle) -> None:
+        """What is placed into a directory that was restored before does not move its time."""
+        self._times.setdefault(directory.path, (directory, os.fstat(directory.fd).st_mtime_ns))
 
     def place(
         self, directory: DirectoryHandle | None, name: bytes, entry: Entry, path: bytes
@@ -225,8 +238,11 @@ class Placer:
         if entry.state == UNREADABLE:
             self._ledger.lost(place.path, _UNREADABLE, damaged=False)
             return
+        if entry.state == FLUX and self._sets_flux_aside:
+            self.set_aside.append(place.path)
+            return
         if entry.state == FLUX:
-            self._ledger.note(place.path, _IN_FLUX)
+            self._ledger.in_flux(place.path)
         if place.directory is None:
             self._would_write_new(entry, place.path)
             return
@@ -383,6 +399,8 @@ class Placer:
 
     def _finish(self) -> None:
         self._barrier()
+        for handle, mtime_ns in self._times.values():
+            os.utime(handle.fd, ns=(mtime_ns, mtime_ns))
         self._sync()
 
     def _place_link(self, link: _Link) -> None:

@@ -20,11 +20,12 @@ from ciuic.catalog import list_snapshots
 from ciuic.clock import Clock, local_time_text
 from ciuic.errors import CiuicError, TargetError, UsageError
 from ciuic.memory import prepare_for_bulk
-from ciuic.model import Entry, RestoreReport, SnapshotSummary, Trouble, path_text
+from ciuic.model import FLUX, Entry, RestoreReport, SnapshotSummary, Trouble, path_text
 from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
 from ciuic.store.manifest import Manifest
 from ciuic.verbs.browse import Located, locate
+from ciuic.verbs.hot import HotCopies
 from ciuic.verbs.placing import Placer
 from ciuic.verbs.take import Progress
 from ciuic.verbs.target import target_faults
@@ -44,7 +45,9 @@ class RestoreRequest:
         overwrite: Targets may exist: what differs is replaced.
         delete: What the snapshot does not have is removed from restored directories.
         dry_run: Say what would be done, and do nothing.
-        fallback: Take damaged paths from the newest older snapshot that has them intact.
+        fallback: Take paths that are damaged or were in flux from the newest older snapshot that
+            has them whole.
+        hot: Share the blocks of hot copies where there are any.
     """
 
     paths: tuple[bytes, ...]
@@ -53,6 +56,7 @@ class RestoreRequest:
     delete: bool = False
     dry_run: bool = False
     fallback: bool = False
+    hot: bool = True
 
 
 class _Target(NamedTuple):
@@ -66,6 +70,13 @@ class _Target(NamedTuple):
     @property
     def place(self) -> bytes:
         return os.path.join(self.parent, self.name)
+
+
+class _Wanted(NamedTuple):
+    """A path that another snapshot may have; ``trouble`` is None for one that was in flux."""
+
+    path: bytes
+    trouble: Trouble | None
 
 
 def restore(
@@ -194,34 +205,65 @@ class _Run:
         self._report = report
         self._cancelled = cancelled
         self._progress = progress
+        self._in_flux: list[bytes] = []
 
     def place_all(self, targets: list[_Target]) -> None:
         """Restore targets into their places."""
         request = self._request
-        with Placer(
-            self._store,
-            self._report,
+        with self._placer(
+            self._manifest,
             delete=request.delete,
-            dry_run=request.dry_run,
+            sets_flux_aside=request.fallback,
             protected=Exclusions(self._manifest.exclude),
-            cancelled=self._cancelled,
-            progress=self._progress,
         ) as placer:
             for target in targets:
                 with target_faults(target.place), _path_errors(target):
                     parent = self._open_parent(target.parent)
                     placer.place(parent, target.name, target.entry, target.path)
+            self._in_flux = placer.set_aside
+
+    @contextlib.contextmanager
+    def _placer(
+        self, manifest: Manifest, *, delete: bool, sets_flux_aside: bool, protected: Exclusions
+    ) -> Iterator[Placer]:
+        hot = HotCopies(self._store, manifest) if self._request.hot else None
+        try:
+            with Placer(
+                self._store,
+                self._report,
+                hot=hot,
+                delete=delete,
+                dry_run=self._request.dry_run,
+                sets_flux_aside=sets_flux_aside,
+                protected=protected,
+                cancelled=self._cancelled,
+                progress=self._progress,
+            ) as placer:
+                yield placer
+        finally:
+            if hot is not None:
+                hot.close()
 
     def fall_back(self, targets: list[_Target]) -> None:
-        """Take what is damaged from older snapshots, newest first."""
+        """Take what is damaged or was in flux from older snapshots, newest first.
+
+        Versions that were whole come first. Only where there is none, one that was in flux is
+        better than nothing: the snapshot's own, if it is not damaged.
+        """
         report = self._report
         lost = [one for one in report.failed if one.path in report.damaged_paths]
         report.failed = [one for one in report.failed if one.path not in report.damaged_paths]
+        wanted = [_Wanted(one.path, one) for one in lost]
+        wanted += [_Wanted(path, None) for path in self._in_flux]
         for summary in self._older():
-            if not lost:
-                break
-            lost = [one for path in lost for one in self._from_older(summary, path, targets)]
-        report.failed.extend(lost)
+            wanted = self._from_snapshot(summary, wanted, targets, also_flux=False)
+        in_flux = [one for one in wanted if one.trouble is None]
+        wanted = [one for one in wanted if one.trouble is not None]
+        wanted += self._from_snapshot(self._manifest.summary, in_flux, targets, also_flux=True)
+        for summary in self._older():
+            wanted = self._from_snapshot(summary, wanted, targets, also_flux=True)
+        report.failed.extend([one.trouble for one in wanted if one.trouble is not None])
+        report.damaged_paths = {one.path for one in wanted}
 
     def _older(self) -> Iterator[SnapshotSummary]:
         own = self._manifest.summary
@@ -229,46 +271,86 @@ class _Run:
             if (summary.taken_ns, summary.id) < (own.taken_ns, own.id):
                 yield summary
 
-    def _from_older(
-        self, summary: SnapshotSummary, lost: Trouble, targets: list[_Target]
-    ) -> list[Trouble]:
-        """Try one path from one snapshot; returns what is still lost."""
+    def _from_snapshot(
+        self,
+        summary: SnapshotSummary,
+        wanted: list[_Wanted],
+        targets: list[_Target],
+        *,
+        also_flux: bool,
+    ) -> list[_Wanted]:
+        """Try paths from one snapshot; returns those that are still wanted."""
+        if not wanted:
+            return []
         try:
-            located = locate(self._store, self._store.manifest(summary.id), lost.path)
+            manifest = self._store.manifest(summary.id)
         except CiuicError:
-            return [lost]
-        target = next(one for one in targets if _is_inside(lost.path, one.path))
-        inside = lost.path[len(target.path) :].lstrip(b"/")
-        place = os.path.join(target.place, inside) if inside else target.place
-        before = len(self._report.failed)
-        again = _Target(lost.path, located.entry, *os.path.split(place))
-        self._place_inside(target, again)
-        still, self._report.failed = self._report.failed[before:], self._report.failed[:before]
-        if not any(one.path == lost.path for one in still):
-            when = local_time_text(summary.taken_ns)
-            what = f"damaged in {self._manifest.summary.id}: taken from {summary.id} of {when}"
-            self._report.notes.append(Trouble(lost.path, what))
-        return still
+            return wanted
+        report = self._report
+        before, report.failed, report.damaged_paths = report.failed, [], set()
+        found = self._place_wanted(manifest, wanted, targets, also_flux=also_flux)
+        lost = {one.path: one for one in report.failed if one.path in report.damaged_paths}
+        elsewhere = [one for one in report.failed if one.path not in lost]
+        failed = {one.path for one in report.failed}
+        report.failed = before + elsewhere
+        for one in found:
+            if one.path not in failed:
+                self._note_fallback(one, summary)
+        # A directory was had, and something in it was not.
+        inner = [
+            _Wanted(path, lost[path]) for path in sorted(lost.keys() - {one.path for one in found})
+        ]
+        return [one for one in wanted if one not in found or one.path in lost] + inner
 
-    def _place_inside(self, outer: _Target, target: _Target) -> None:
+    def _note_fallback(self, one: _Wanted, summary: SnapshotSummary) -> None:
+        own = self._manifest.summary
+        if summary.id == own.id:
+            return
+        why = "in flux" if one.trouble is None else "damaged"
+        when = local_time_text(summary.taken_ns)
+        what = f"{why} in {own.id}: taken from {summary.id} of {when}"
+        self._report.notes.append(Trouble(one.path, what))
+
+    def _place_wanted(
+        self,
+        manifest: Manifest,
+        wanted: list[_Wanted],
+        targets: list[_Target],
+        *,
+        also_flux: bool,
+    ) -> list[_Wanted]:
+        """Place what a snapshot has of these paths; returns those that were tried."""
+        tried = []
+        with self._placer(
+            manifest, delete=False, sets_flux_aside=False, protected=Exclusions(())
+        ) as placer:
+            for one in wanted:
+                try:
+                    located = locate(self._store, manifest, one.path)
+                except CiuicError:
+                    continue
+                entry = located.entry
+                if entry.state == FLUX and not also_flux:
+                    continue
+                if one.trouble is None and not entry.is_file:
+                    continue
+                tried.append(one)
+                outer = next(target for target in targets if _is_inside(one.path, target.path))
+                self._place_inside(placer, outer, one.path, entry)
+        return tried
+
+    def _place_inside(self, placer: Placer, outer: _Target, path: bytes, entry: Entry) -> None:
         """Place a path below a target that has just been restored, following no symlink."""
-        with (
-            Placer(
-                self._store,
-                self._report,
-                delete=False,
-                dry_run=self._request.dry_run,
-                protected=Exclusions(()),
-                cancelled=self._cancelled,
-                progress=self._progress,
-            ) as placer,
-            target_faults(target.place),
-            _path_errors(target),
-        ):
+        inside = path[len(outer.path) :].lstrip(b"/")
+        place = os.path.join(outer.place, inside) if inside else outer.place
+        target = _Target(path, entry, *os.path.split(place))
+        with target_faults(target.place), _path_errors(target):
             handle = self._open_parent(outer.parent)
             below = target.parent[len(outer.parent) :].strip(b"/")
             for name in below.split(b"/") if below else []:
                 handle = handle.child(name) if handle is not None else None
+            if handle is not None and below:
+                placer.keep_time(handle)
             placer.place(handle, target.name, target.entry, target.path)
 
     def _open_parent(self, path: bytes) -> DirectoryHandle | None:

@@ -1,0 +1,80 @@
+"""A large file that is being written, past the page cache where that can be."""
+
+import errno
+import os
+from typing import Final
+
+from ciuic.errors import CorruptionError
+from ciuic.memory import BufferPool
+
+__all__ = ["Output", "write_all"]
+
+_ALIGNMENT: Final = 4096
+_BUFFER_BYTES: Final = 1024 * 1024
+
+_buffers: Final = BufferPool(_BUFFER_BYTES)
+
+
+class Output:
+    """The file; several threads may write to it at different places.
+
+    Args:
+        fd: The file.
+        direct_fd: The same file with O_DIRECT; -1 if the file system refuses that.
+    """
+
+    def __init__(self, fd: int, direct_fd: int) -> None:
+        self._fd = fd
+        self._direct_fd = direct_fd
+
+    def close(self) -> None:
+        """Close the second descriptor; the first is its owner's."""
+        if self._direct_fd >= 0:
+            os.close(self._direct_fd)
+
+    def copy(self, source_fd: int, offset: int, length: int) -> None:
+        """Take a range from another file, within the kernel."""
+        while length:
+            copied = os.copy_file_range(source_fd, self._fd, length, offset, offset)
+            if copied == 0:
+                raise CorruptionError("the old file became shorter while it was read")
+            offset += copied
+            length -= copied
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write at a place of the file."""
+        view = memoryview(data)
+        direct = 0
+        if self._direct_fd >= 0 and offset % _ALIGNMENT == 0:
+            direct = len(view) // _ALIGNMENT * _ALIGNMENT
+            self._write_direct(view[:direct], offset)
+        write_all(self._fd, view[direct:], offset + direct)
+
+    def _write_direct(self, view: memoryview, offset: int) -> None:
+        buffer = _buffers.take()
+        try:
+            for at in range(0, len(view), _BUFFER_BYTES):
+                part = view[at : at + _BUFFER_BYTES]
+                buffer[: len(part)] = part
+                with memoryview(buffer) as aligned, aligned[: len(part)] as block:
+                    self._write_block(block, offset + at)
+        finally:
+            _buffers.give_back(buffer)
+
+    def _write_block(self, block: memoryview, offset: int) -> None:
+        try:
+            write_all(self._direct_fd, block, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Some file systems take the flag and refuse the write.
+            write_all(self._fd, block, offset)
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of it, however many calls that takes."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view = view[written:]
+        offset += written
