@@ -1,15 +1,15 @@
 """The page cache, left as it was found: what a snapshot brings in goes out again.
 
 What of a file was not in the page cache before it was read is not there afterwards, and what was
-there still is: a training's data is not pushed out by a reader that never comes back. Dirty and
-mapped pages stay whatever happens. Small files are read with RWF_DONTCACHE (preadv2(2), Linux
-6.14), which is just this; else, and for large files, mincore(2) tells before the read what is
-there, and POSIX_FADV_DONTNEED drops the rest after it. cachestat(2), Linux 6.5, answers most
-questions about small files in one call.
+there still is: a training's data is not pushed out by a reader that never comes back. Small
+files are read with RWF_DONTCACHE (preadv2(2), Linux 6.14, ext4 and XFS), which is just this. Else,
+and for large files, mincore(2) tells before the read what is there, and POSIX_FADV_DONTNEED drops
+the rest after it; cachestat(2), Linux 6.5, answers most questions about small files in one call.
 
-The limits: what another program reads at the same moment may be dropped with it; mincore tells
-the truth only to who may write the file, and shows everything as present to others, so that
-nothing is dropped; where a file system has no page cache to speak of, nothing happens.
+The limits: what another program reads at the same moment may be dropped with it, unless it has it
+mapped; what it writes may go to the disk sooner. mincore tells the truth only to who may write
+the file, and shows everything as present to others, so that nothing is dropped. A reader that
+stops in the middle leaves what was being read ahead for it.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-__all__ = ["SMALL_BYTES_MAX", "WINDOW_BYTES", "CacheKeeper", "read_whole"]
+__all__ = ["SMALL_BYTES_MAX", "WINDOW_BYTES", "CacheKeeper", "read_whole", "without_dontcache"]
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 """What is looked at together: read-ahead reaches less far than this past what is being read, and
@@ -72,8 +72,8 @@ class _Own(threading.local):
 
 
 _own: Final = _Own()
-_refusing: Final[set[int]] = set()
-"""Devices whose file system, or kernel, knows no RWF_DONTCACHE."""
+without_dontcache: Final[set[int]] = set()
+"""Devices whose file system or kernel has no RWF_DONTCACHE."""
 
 
 def read_whole(fd: int, size_bytes: int, device: int) -> bytes:
@@ -85,7 +85,7 @@ def read_whole(fd: int, size_bytes: int, device: int) -> bytes:
         device: Where the file lies: ``st_dev``.
     """
     wanted = min(size_bytes + 1, SMALL_BYTES_MAX)
-    if device not in _refusing:
+    if device not in without_dontcache:
         try:
             buffer = _own.buffer
             count = os.preadv(fd, (buffer[:wanted],), 0, _RWF_DONTCACHE)
@@ -93,7 +93,7 @@ def read_whole(fd: int, size_bytes: int, device: int) -> bytes:
         except OSError as error:
             if error.errno not in _NOT_KNOWN:
                 raise
-            _refusing.add(device)
+            without_dontcache.add(device)
     runs = _absent_of_small(fd, min(size_bytes, SMALL_BYTES_MAX))
     try:
         return os.pread(fd, wanted, 0)
