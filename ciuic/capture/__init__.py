@@ -11,6 +11,7 @@ holders    which program writes to a file
 kernel     the system calls
 """
 
+from ciuic.capture.extents import Range, changed_ranges
 from ciuic.capture.freezer import Freezer
 from ciuic.capture.frozen import AREA_NAME, FrozenRoot
 from ciuic.capture.providers import IN_PLACE, REFLINK, SUBVOLUME, Choice, choose
@@ -39,8 +40,10 @@ __all__ = [
     "FrozenFile",
     "FrozenRoot",
     "OpenFile",
+    "Range",
     "RootView",
     "SubvolumeView",
+    "changed_ranges",
     "choose",
     "is_settled",
     "read_small",

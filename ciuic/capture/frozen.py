@@ -21,6 +21,7 @@ import mmap
 import os
 import stat
 import struct
+import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -421,9 +422,9 @@ class FrozenRoot:
         self.area = area
         self.how = record.how
         self._record = record
+        self._lock = threading.Lock()
         self._tree_fd: int | None = None
         self._copies_fd: int | None = None
-        self._owned = os.geteuid() == 0
 
     def close(self) -> None:
         """Give up the descriptors."""
@@ -457,8 +458,9 @@ class FrozenRoot:
         copy = self.find(entry)
         if copy is None:
             return None
-        if self._copies_fd is None:
-            self._copies_fd = self.area.copies_fd()
+        with self._lock:
+            if self._copies_fd is None:
+                self._copies_fd = self.area.copies_fd()
         fd = os.open(copy_name(copy.number), _OPEN_COPY, dir_fd=self._copies_fd)
         if copy.matches(fd, entry.size_bytes):
             return fd
@@ -466,8 +468,9 @@ class FrozenRoot:
         return None
 
     def _open_in_tree(self, path: bytes, entry: Entry) -> int | None:
-        if self._tree_fd is None:
-            self._tree_fd = self._open_tree()
+        with self._lock:
+            if self._tree_fd is None:
+                self._tree_fd = self._open_tree()
         root = self._record.path
         below = path[len(root) :].strip(b"/") if path != root else b""
         if self._tree_fd < 0 or not below:

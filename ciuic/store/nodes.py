@@ -24,6 +24,7 @@ __all__ = [
     "PutNode",
     "RecipeBuilder",
     "TreeBuilder",
+    "cut",
     "find_entry",
     "iter_pieces",
     "iter_tree",
@@ -49,10 +50,18 @@ _DEVICE_BITS: Final = 0xFFF_000F_FFFF
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """A stretch of a file: a chunk, or a hole when ``id`` is empty."""
+    """A stretch of a file: bytes of a chunk, or a hole when ``id`` is empty.
+
+    Attributes:
+        length_bytes: At least 1.
+        id: Of the chunk.
+        start_bytes: Where in the chunk they begin. Less than all of a chunk is a slice: what is
+            left of it where a file was changed in the middle.
+    """
 
     length_bytes: int
     id: bytes
+    start_bytes: int = 0
 
 
 class _Child(msgspec.Struct, array_like=True):
@@ -244,12 +253,26 @@ def iter_pieces(get: GetNode, entry: Entry) -> Iterator[Piece]:
         raise CorruptionError("a file's pieces are shorter than the file")
 
 
+def cut(chunk: memoryview, piece: Piece) -> memoryview:
+    """The bytes of a piece, out of its chunk.
+
+    Raises:
+        CorruptionError: The chunk does not have them.
+    """
+    end = piece.start_bytes + piece.length_bytes
+    if end > len(chunk):
+        raise CorruptionError("a chunk is shorter than its file wants it")
+    return chunk[piece.start_bytes : end]
+
+
 def _iter_recipe(get: GetNode, name: bytes, level: int) -> Iterator[Piece]:
     if level == 0:
         leaf = _decoded(_recipe_decoder, get(RECIPE, name), 0)
         for piece in leaf.items:
             if len(piece.id) not in {0, ID_BYTES}:
                 raise CorruptionError("a recipe names a chunk by an ID of a wrong length")
+            if not 0 <= piece.start_bytes <= _I64_MAX:
+                raise CorruptionError("a recipe names bytes that no chunk has")
         yield from leaf.items
         return
     for child in _children(get(RECIPE, name), level):

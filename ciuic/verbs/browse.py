@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ciuic.errors import CorruptionError, PathNotFoundError
+from ciuic.errors import CorruptionError, PathNotFoundError, UnknownFormatError
 from ciuic.model import Entry, Root, SnapshotSummary, path_text
 from ciuic.store import Store
+from ciuic.store.frame import DATA
 from ciuic.store.manifest import Manifest
-from ciuic.store.nodes import find_entry, iter_pieces, iter_tree
+from ciuic.store.nodes import Piece, cut, find_entry, iter_pieces, iter_tree
 
 __all__ = [
     "Change",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _NEAR_MAX: Final = 3
+_ZEROS: Final = memoryview(bytes(1024 * 1024))
 
 
 class Located(NamedTuple):
@@ -127,16 +129,19 @@ def read_file(store: Store, entry: Entry) -> Iterator[bytes | memoryview]:
     Raises:
         CorruptionError: Some of it is missing or damaged.
     """
-    zeros = memoryview(bytes(1024 * 1024))
     for piece in iter_pieces(store.reader.node, entry):
-        if piece.id:
-            yield store.reader.chunk(piece.id, kind=1)
-            continue
-        left = piece.length_bytes
-        while left:
-            part = zeros[: min(left, len(zeros))]
-            left -= len(part)
-            yield part
+        yield from _bytes_of(store, piece)
+
+
+def _bytes_of(store: Store, piece: Piece) -> Iterator[memoryview]:
+    if piece.id:
+        yield cut(memoryview(store.reader.chunk(piece.id, kind=DATA)), piece)
+        return
+    left = piece.length_bytes
+    while left:
+        part = _ZEROS[: min(left, len(_ZEROS))]
+        left -= len(part)
+        yield part
 
 
 def find(
@@ -211,16 +216,16 @@ def _compare(store: Store, path: bytes, old: Entry | None, new: Entry | None) ->
         if pair is None:
             waiting.pop()
             continue
-        change = _change(*pair)
+        change = _change(store, *pair)
         if change is not None:
             yield change
         if _tree(pair[1]) != _tree(pair[2]):
             waiting.append(_pairs(store, *pair))
 
 
-def _change(path: bytes, old: Entry | None, new: Entry | None) -> Change | None:
+def _change(store: Store, path: bytes, old: Entry | None, new: Entry | None) -> Change | None:
     if old is not None and new is not None:
-        sign = _sign(old, new)
+        sign = _sign(store, old, new)
         return Change(sign, path, old.size_bytes, new.size_bytes) if sign else None
     if new is not None:
         return Change("+", path, None, new.size_bytes)
@@ -234,16 +239,64 @@ def _pairs(
         yield _join(path, name), one, other
 
 
-def _sign(old: Entry, new: Entry) -> str:
+def _sign(store: Store, old: Entry, new: Entry) -> str:
     if old.mode >> 12 != new.mode >> 12:
         return "T"
-    if not old.is_directory and (
-        (old.content, old.size_bytes, old.rdev) != (new.content, new.size_bytes, new.rdev)
-    ):
+    if not old.is_directory and (old.size_bytes, old.rdev) != (new.size_bytes, new.rdev):
+        return "M"
+    if not old.is_directory and old.content != new.content and not _is_respelled(store, old, new):
         return "M"
     same = (old.mode, old.uid, old.gid, old.xattrs) == (new.mode, new.uid, new.gid, new.xattrs)
     moved = old.mtime_ns != new.mtime_ns and not old.is_directory
     return "" if same and not moved else "m"
+
+
+def _is_respelled(store: Store, old: Entry, new: Entry) -> bool:
+    """Two contents of one length are the same bytes, cut in other places.
+
+    What is cut at the same places has other bytes as soon as one ID differs; what a file's change
+    has left in slices is compared byte by byte, up to the first difference.
+    """
+    if not old.level and not new.level:
+        return False
+    try:
+        for one, other in _side_by_side(_pieces(store, old), _pieces(store, new)):
+            if one == other or (not one.id and not other.id):
+                continue
+            if b"".join(_bytes_of(store, one)) != b"".join(_bytes_of(store, other)):
+                return False
+    except (CorruptionError, UnknownFormatError):
+        return False
+    return True
+
+
+def _pieces(store: Store, entry: Entry) -> Iterator[Piece]:
+    """A file's pieces, holes in parts that fit into memory."""
+    for piece in iter_pieces(store.reader.node, entry):
+        left = piece
+        while not left.id and left.length_bytes > len(_ZEROS):
+            yield Piece(len(_ZEROS), b"")
+            left = Piece(left.length_bytes - len(_ZEROS), b"")
+        yield left
+
+
+def _side_by_side(old: Iterator[Piece], new: Iterator[Piece]) -> Iterator[tuple[Piece, Piece]]:
+    """The same stretches of two files of one length, cut where either is."""
+    one, other = next(old, None), next(new, None)
+    while one is not None and other is not None:
+        length = min(one.length_bytes, other.length_bytes)
+        yield _head(one, length), _head(other, length)
+        one = _tail(one, length) or next(old, None)
+        other = _tail(other, length) or next(new, None)
+
+
+def _head(piece: Piece, length_bytes: int) -> Piece:
+    return Piece(length_bytes, piece.id, piece.start_bytes)
+
+
+def _tail(piece: Piece, length_bytes: int) -> Piece | None:
+    left = piece.length_bytes - length_bytes
+    return Piece(left, piece.id, piece.start_bytes + length_bytes) if left else None
 
 
 def _tree(entry: Entry | None) -> tuple[bytes, int] | None:

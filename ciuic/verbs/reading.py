@@ -10,7 +10,7 @@ A source error spoils the one entry that it is about; a store error ends the run
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
@@ -19,18 +19,21 @@ from ciuic.capture import (
     FrozenFile,
     FrozenRoot,
     OpenFile,
+    Range,
+    changed_ranges,
     read_small,
     source_faults,
 )
 from ciuic.chunking import FixedChunker
 from ciuic.clock import Clock
-from ciuic.errors import CancelledError, SourceError, TornReadError, VanishedError
+from ciuic.errors import CancelledError, CorruptionError, SourceError, TornReadError, VanishedError
 from ciuic.hashing import data_id
 from ciuic.model import FLUX, GONE_MODE, UNREADABLE, WHOLE, Entry
 from ciuic.scan import DirectoryHandle, read_xattrs, storable_ns
 from ciuic.store import Store
-from ciuic.store.nodes import HOLE, Piece, RecipeBuilder
+from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
+from ciuic.verbs.tracking import Gap, Kept, believed, respell
 
 __all__ = ["ContentReader", "FluxSink", "Wanted"]
 
@@ -38,6 +41,9 @@ SMALL_BYTES: Final = 256 * 1024
 _READERS: Final = 2
 _WORKERS_MAX: Final = 8
 _IN_FLIGHT_BYTES: Final = 48 * 1024 * 1024
+_TASK_BYTES: Final = 256 * 1024
+_TASK_CHUNKS: Final = 64
+"""Chunks are stored so many at a time: the crumbs of a scattered change are 4 KiB each."""
 
 Argument = TypeVar("Argument")
 
@@ -78,6 +84,7 @@ class ContentReader:
     Args:
         store: Where the parent's recipes are.
         writer: Where the chunks go.
+        believe: What a frozen copy shows to be unchanged is not read.
         trouble: Told of every path that is spoiled; called from several threads.
         flux: Told of every file that is in flux, its device and inode, and how that shows, if
             not by a writer; likewise.
@@ -94,6 +101,7 @@ class ContentReader:
         store: Store,
         writer: StoreWriter,
         *,
+        believe: bool,
         trouble: Callable[[bytes, str], None],
         flux: FluxSink,
         cancelled: Callable[[], bool],
@@ -101,6 +109,8 @@ class ContentReader:
     ) -> None:
         chunk_bytes = store.header.chunking.size_bytes
         self._store = store
+        self._chunk_bytes = chunk_bytes
+        self._believe = believe
         self._writer = writer
         self._chunker = FixedChunker(chunk_bytes)
         self._trouble = trouble
@@ -112,7 +122,7 @@ class ContentReader:
         workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
         self._workers = ThreadPoolExecutor(workers, "encode")
         self._readers = ThreadPoolExecutor(_READERS, "read")
-        in_flight = max(_IN_FLIGHT_BYTES // chunk_bytes, 2 * workers)
+        in_flight = max(_IN_FLIGHT_BYTES // max(chunk_bytes, _TASK_BYTES), 2 * workers)
         self._window = in_flight // _READERS
         self._batches = threading.Semaphore(4 * workers)
         self._large = threading.Semaphore(4 * _READERS)
@@ -206,7 +216,7 @@ class ContentReader:
 
     def _store_frozen(self, file: Wanted, opened: OpenFile) -> None:
         entry = file.entry
-        entry.content, entry.level, size = self._spell(opened)
+        entry.content, entry.level, size = self._spell(opened, self._tracked(file, opened))
         if file.clone is not None:
             _fill(entry, file.clone.status, file.clone.xattrs, size)
             return
@@ -216,7 +226,7 @@ class ContentReader:
 
     def _store_live(self, file: Wanted, opened: OpenFile) -> None:
         for attempt in range(1, ATTEMPTS + 1):
-            content, level, size = self._spell(opened)
+            content, level, size = self._spell(opened, None)
             is_torn = False
             try:
                 opened.check_unchanged(size)
@@ -235,36 +245,123 @@ class ContentReader:
             xattrs = read_xattrs(opened.fd)
         _fill(file.entry, opened.before, xattrs, size)
 
-    def _spell(self, opened: OpenFile) -> tuple[bytes, int, int]:
-        """Store a file's data once through; returns content, level and the length found."""
-        spelling = _Spelling(self._writer)
-        under_way: deque[tuple[int, int, Future[bytes]]] = deque()
+    def _tracked(self, file: Wanted, opened: OpenFile) -> "_Tracked | None":
+        """What the parent has of a frozen file, if a frozen copy tells what has changed since.
+
+        Of a file that was in flux, too: what was stored is what the copy holds.
+        """
+        old, previous = file.old, file.previous
+        if old is None or previous is None or not old.level:
+            return None
+        fd = previous.open(file.path, old)
+        if fd is None:
+            return None
         try:
-            for offset, view in self._chunks(opened):
-                under_way.append((offset, len(view), self._workers.submit(self._store_chunk, view)))
-                if len(under_way) > self._window:
-                    spelling.add_data(*_result(under_way.popleft()))
-            while under_way:
-                spelling.add_data(*_result(under_way.popleft()))
+            size = opened.before.st_size
+            changed = changed_ranges(fd, old.size_bytes, opened.fd, size)
+            if changed is None:
+                return None
+            pieces = list(iter_pieces(self._store.reader.node, old))
+        except CorruptionError:
+            return None
         finally:
-            for _, _, future in under_way:
-                future.cancel()
+            os.close(fd)
+        return _Tracked(pieces, changed, file.path)
+
+    def _spell(self, opened: OpenFile, tracked: "_Tracked | None") -> tuple[bytes, int, int]:
+        """Store a file's data once through; returns content, level and the length found."""
+        if tracked is not None and self._believe:
+            plan = self._plan(opened, tracked)
+            if plan is not None:
+                return self._spell_plan(opened, plan)
+        spelling = _Spelling(self._writer)
+        if tracked is not None:
+            spelling = _Spelling(self._writer, self._expected(opened, tracked))
+        self._add_chunks(spelling, self._chunks(opened), iter(()))
+        if spelling.missed is not None and tracked is not None:
+            what = f"change tracking missed a change at byte {spelling.missed}; please report it"
+            self._trouble(tracked.path, what)
         return spelling.finish(0 if opened.ended_early else opened.before.st_size)
+
+    def _plan(self, opened: OpenFile, tracked: "_Tracked") -> list[Kept | Gap] | None:
+        """How to spell a file by what has changed; None if the store lacks what has not."""
+        size = opened.before.st_size
+        chunk_bytes = self._chunk_bytes
+        plan = list(respell(tracked.pieces, tracked.changed, size, chunk_bytes=chunk_bytes))
+        wanted = {one.piece.id for one in plan if isinstance(one, Kept) and one.piece.id}
+        return plan if self._store.index.known(list(wanted)) == wanted else None
+
+    def _expected(self, opened: OpenFile, tracked: "_Tracked") -> Iterator[Kept]:
+        size = opened.before.st_size
+        return believed(tracked.pieces, tracked.changed, size, chunk_bytes=self._chunk_bytes)
+
+    def _spell_plan(self, opened: OpenFile, plan: list[Kept | Gap]) -> tuple[bytes, int, int]:
+        spelling = _Spelling(self._writer)
+        gaps = [one for one in plan if isinstance(one, Gap)]
+        kept = iter([one for one in plan if isinstance(one, Kept)])
+        self._add_chunks(spelling, self._chunks_in(opened, gaps), kept)
+        return spelling.finish(opened.before.st_size)
+
+    def _add_chunks(
+        self,
+        spelling: "_Spelling",
+        chunks: Iterator[tuple[int, memoryview]],
+        kept: Iterator[Kept],
+    ) -> None:
+        """Store chunks, many at a time, and spell them in order with what is kept between them."""
+        under_way: deque[_Batch] = deque()
+        batch = _Batch()
+        next_kept = next(kept, None)
+        try:
+            for offset, view in chunks:
+                while next_kept is not None and next_kept.offset_bytes < offset:
+                    batch.items.append(next_kept)
+                    next_kept = next(kept, None)
+                batch.items.append(offset)
+                batch.views.append(view)
+                batch.size_bytes += len(view)
+                if batch.size_bytes >= _TASK_BYTES or len(batch.views) >= _TASK_CHUNKS:
+                    batch.future = self._workers.submit(self._store_chunks, batch.views)
+                    under_way.append(batch)
+                    batch = _Batch()
+                    if len(under_way) > self._window:
+                        under_way.popleft().spell(spelling)
+            batch.future = self._workers.submit(self._store_chunks, batch.views)
+            under_way.append(batch)
+            while under_way:
+                under_way.popleft().spell(spelling)
+        finally:
+            for one in under_way:
+                one.cancel()
+        while next_kept is not None:
+            spelling.add_kept(next_kept)
+            next_kept = next(kept, None)
 
     def _chunks(self, opened: OpenFile) -> Iterator[tuple[int, memoryview]]:
         for extent in opened.extents():
-            for offset, block in opened.blocks(extent):
-                self._check_stopped()
-                self._count(len(block))
-                at = offset
-                for view in self._chunker.cuts(offset, block):
-                    yield at, view
-                    at += len(view)
+            yield from self._cuts(opened.blocks(extent))
 
-    def _store_chunk(self, view: memoryview) -> bytes:
-        name = data_id(view)
-        self._writer.add_data([(name, view)])
-        return name
+    def _chunks_in(self, opened: OpenFile, gaps: list[Gap]) -> Iterator[tuple[int, memoryview]]:
+        extents = (
+            extent
+            for gap in gaps
+            for extent in opened.extents(gap.offset_bytes, gap.offset_bytes + gap.length_bytes)
+        )
+        return self._cuts(opened.scattered_blocks(extents))
+
+    def _cuts(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+        for offset, block in blocks:
+            self._check_stopped()
+            self._count(len(block))
+            at = offset
+            for view in self._chunker.cuts(offset, block):
+                yield at, view
+                at += len(view)
+
+    def _store_chunks(self, views: list[memoryview]) -> list[bytes]:
+        names = [data_id(view) for view in views]
+        self._writer.add_data(list(zip(names, views, strict=True)))
+        return names
 
     def _open(self, file: Wanted) -> OpenFile:
         if file.clone is not None:
@@ -292,24 +389,52 @@ class ContentReader:
 
 
 class _Spelling:
-    """Data and the holes between it -> a chunk ID or a recipe."""
+    """Data and the holes between it -> a chunk ID or a recipe.
 
-    def __init__(self, writer: StoreWriter) -> None:
+    Args:
+        writer: Where recipe nodes go.
+        expected: What should come out again, by what is known to be unchanged.
+
+    Attributes:
+        missed: The first offset at which something else came out.
+    """
+
+    def __init__(self, writer: StoreWriter, expected: Iterator[Kept] | None = None) -> None:
         self._builder = RecipeBuilder(writer.put_node)
         self._first: Piece | None = None
         self._count = 0
         self._end = 0
+        self._is_fresh = False
+        self._expected = iter(()) if expected is None else expected
+        self._expected_next = next(self._expected, None)
+        self.missed: int | None = None
 
     def add_data(self, offset: int, length: int, name: bytes) -> None:
         self._add_hole(offset)
+        self._compare(offset, name)
+        self._is_fresh = True
         self._add(Piece(length, name))
+
+    def add_kept(self, kept: Kept) -> None:
+        self._add_hole(kept.offset_bytes)
+        self._is_fresh = False  # it may be a slice: only a recipe can say so
+        self._add(kept.piece)
+
+    def _compare(self, offset: int, name: bytes) -> None:
+        while self._expected_next is not None and self._expected_next.offset_bytes < offset:
+            self._expected_next = next(self._expected, None)
+        wanted = self._expected_next
+        if wanted is None or wanted.offset_bytes != offset or wanted.piece.id == name:
+            return
+        if self.missed is None:
+            self.missed = offset
 
     def finish(self, size_bytes: int) -> tuple[bytes, int, int]:
         """Content, level and length. A file that is shorter now ends where its data did."""
         self._add_hole(size_bytes)
         if self._first is None:
             return b"", 0, self._end
-        if self._count == 1 and self._first.id != HOLE:
+        if self._count == 1 and self._first.id != HOLE and self._is_fresh:
             return self._first.id, 0, self._end
         if self._count == 1:
             self._builder.add(self._first)
@@ -331,8 +456,36 @@ class _Spelling:
         self._builder.add(piece)
 
 
-def _result(item: "tuple[int, int, Future[bytes]]") -> tuple[int, int, bytes]:
-    return item[0], item[1], item[2].result()
+class _Tracked(NamedTuple):
+    """What the parent snapshot has of a file, and where the file has changed since."""
+
+    pieces: list[Piece]
+    changed: list[Range]
+    path: bytes
+
+
+class _Batch:
+    """Chunks that are stored by one task, and what is kept between them, in order."""
+
+    def __init__(self) -> None:
+        self.items: list[Kept | int] = []
+        self.views: list[memoryview] = []
+        self.size_bytes = 0
+        self.future: Future[list[bytes]] | None = None
+
+    def cancel(self) -> None:
+        if self.future is not None:
+            self.future.cancel()
+
+    def spell(self, spelling: _Spelling) -> None:
+        names = self.future.result() if self.future is not None else []
+        stored = iter(zip(self.views, names, strict=True))
+        for item in self.items:
+            if isinstance(item, Kept):
+                spelling.add_kept(item)
+            else:
+                view, name = next(stored)
+                spelling.add_data(item, len(view), name)
 
 
 def _fill(

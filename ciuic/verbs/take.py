@@ -193,7 +193,13 @@ def take_snapshot(
             previous={root: one.snapshot_id for root, one in old.items()},
         )
         content = ContentReader(
-            store, writer, trouble=troubles.add, flux=flux.add, cancelled=cancelled, clock=clock
+            store,
+            writer,
+            believe=not is_base,
+            trouble=troubles.add,
+            flux=flux.add,
+            cancelled=cancelled,
+            clock=clock,
         )
         try:
             gatherer = Gatherer(

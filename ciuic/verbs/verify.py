@@ -19,7 +19,7 @@ from ciuic.model import Entry, Root, SnapshotSummary, Trouble, VerifyReport, Ver
 from ciuic.store import Store
 from ciuic.store.frame import DATA, chunk_id
 from ciuic.store.index import ChunkPlace
-from ciuic.store.nodes import iter_pieces, iter_tree
+from ciuic.store.nodes import Piece, iter_pieces, iter_tree
 
 __all__ = ["verify_all", "verify_snapshots"]
 
@@ -164,34 +164,37 @@ class _Survey:
         level.inner = iter([one for one in entries if one.is_directory and one.content])
 
     def _files_damage(self, path: bytes, entries: list[Entry]) -> Iterator[Trouble]:
-        wanted: list[tuple[Entry, list[tuple[bytes, int]]]] = []
+        wanted: list[tuple[Entry, list[Piece]]] = []
         for entry in entries:
             try:
                 wanted.append((entry, self._pieces(entry)))
             except (CorruptionError, UnknownFormatError) as error:
                 if entry.content:
                     yield Trouble(_join(path, entry.name), error.message)
-        self._look_up(DATA, [name for _, pieces in wanted for name, _ in pieces])
+        self._look_up(DATA, [piece.id for _, pieces in wanted for piece in pieces])
         for entry, pieces in wanted:
-            lost = [one for one in pieces if not self._is_sound(*one)]
+            whole = entry.level == 0
+            lost = dict.fromkeys([one.id for one in pieces if not self._is_sound(one, whole)])
             if lost:
-                state = "damaged" if lost[0][0] in self._bad else "missing"
+                first = next(iter(lost))
+                state = "damaged" if first in self._bad else "missing"
                 yield Trouble(
                     _join(path, entry.name),
-                    f"{len(lost)} of its {len(pieces)} chunks can't be read;"
-                    f" {lost[0][0].hex()[:12]} is {state}",
+                    f"{len(lost)} of its {len({one.id for one in pieces})} chunks can't be read;"
+                    f" {first.hex()[:12]} is {state}",
                 )
 
-    def _pieces(self, entry: Entry) -> list[tuple[bytes, int]]:
-        """ID and length of each of a file's chunks."""
+    def _pieces(self, entry: Entry) -> list[Piece]:
+        """Those of a file's pieces that are no holes."""
         if entry.level == 0 and entry.content:
-            return [(entry.content, entry.size_bytes)]
-        pieces = iter_pieces(self._node, entry)
-        return [(piece.id, piece.length_bytes) for piece in pieces if piece.id]
+            return [Piece(entry.size_bytes, entry.content)]
+        return [piece for piece in iter_pieces(self._node, entry) if piece.id]
 
-    def _is_sound(self, name: bytes, length_bytes: int) -> bool:
+    def _is_sound(self, piece: Piece, whole: bool) -> bool:
         """A chunk is there, as long as its file wants it, and not known to be damaged."""
-        return self._present.get(name) == length_bytes and name not in self._bad
+        there = self._present.get(piece.id, -1)
+        end = piece.start_bytes + piece.length_bytes
+        return (there == end if whole else there >= end) and piece.id not in self._bad
 
     def _node(self, kind: int, name: bytes) -> bytes:
         if name in self._bad:
