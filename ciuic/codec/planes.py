@@ -1,9 +1,9 @@
 """Byte planes: numbers of 2, 4 or 8 bytes, with their exponents taken out and coded.
 
-The highest 16 bits are rotated, so that a float's exponent fills the highest byte. It becomes a
-column of its own, which has little entropy and shrinks to a third. What is left is noise; it is
-stored as it is, in columns as wide as possible. Why so: decision 0007. Byte layout:
-docs/format.md, "Codec 2".
+A float's exponent lies across its two highest bytes, below the sign. It becomes a column of bytes
+of its own, which has little entropy and shrinks to a third. What is left is noise; it is stored
+as it is, in columns as wide as possible. Why so: decision 0007. Byte layout: docs/format.md,
+"Codec 2".
 
 All of it is arithmetic on whole arrays without strides: numpy shifts, narrows and widens
 neighbours at three times the speed at which it picks out every second of them. Where it is left
@@ -30,6 +30,8 @@ PAIRS: Final = 2
 _WIDTHS: Final = (2, 4, 8)
 _COLUMN_WIDTHS: Final = (1, 2, 4)
 _TOP_BYTES: Final = 2
+_SIGN_AND_LOW: Final = 0x807F
+_EXPONENT_BIT: Final = 7
 _HEADER: Final = struct.Struct("<BB")
 _COLUMN: Final = struct.Struct("<BBI")
 _PAIRS: Final = struct.Struct("<BI")
@@ -98,10 +100,8 @@ def encode(plain: bytes | memoryview, plan: Plan) -> memoryview:
     width, skip, columns, _ = plan
     count = _even(len(plain) - skip, width)
     words = np.frombuffer(plain, dtype=f"<u{width}", count=count, offset=skip)
-    spare, top, turned = _scratch.take(width, count)
+    spare, top, narrow = _scratch.take(width, count)
     _pick(words, width - _TOP_BYTES, top, spare)
-    narrow = spare.view("<u2")[:count]
-    _rotate_left(top, turned, narrow)
     header = bytearray(_HEADER.pack(width, skip))
     begin = at = len(header) + len(columns) * _COLUMN.size
     out = np.empty(begin + len(plain), dtype=np.uint8)
@@ -110,8 +110,10 @@ def encode(plain: bytes | memoryview, plan: Plan) -> memoryview:
         raw = out[at : at + count * column.width]
         if byte < width - _TOP_BYTES:
             _pick(words, byte, raw.view(f"<u{column.width}"), spare)
+        elif byte < width - 1:
+            _pick_signs(top, raw, narrow, spare.view("<u2")[:count])
         else:
-            _pick(turned, byte - width + _TOP_BYTES, raw, narrow)
+            _pick_exponents(top, raw, narrow)
         coding, length = RAW, len(raw)
         if column.coding != RAW:
             coded = _encode_column(column, raw)
@@ -141,7 +143,7 @@ def decode(stored: memoryview, plain_bytes: int) -> memoryview:
     out = np.empty(plain_bytes, dtype=np.uint8)
     end = skip + count * width
     words = out[skip:end].view(f"<u{width}")
-    spare, top, turned = _scratch.take(width, count)
+    spare, top, narrow = _scratch.take(width, count)
     byte = 0
     for column, coding, length in columns:
         body = stored[at : at + length]
@@ -150,11 +152,12 @@ def decode(stored: memoryview, plain_bytes: int) -> memoryview:
         values = _decode_column(coding, body, count, column)
         if byte < width - _TOP_BYTES:
             _put(values, byte, words, spare)
+        elif byte < width - 1:
+            _put_signs(values, top)
         else:
-            _put(values, byte - width + _TOP_BYTES, top, turned)
+            _put_exponents(values, top, narrow)
         at += length
         byte += column
-    _rotate_right(top, turned)
     _put(top, width - _TOP_BYTES, words, spare)
     rest = np.frombuffer(stored[at:], dtype=np.uint8)
     if len(rest) != plain_bytes - count * width:
@@ -204,18 +207,32 @@ def _put(values: Words, byte: int, words: Words, spare: Words) -> None:
     np.bitwise_or(words, spare, out=words)
 
 
-def _rotate_left(words: Words, out: Words, spare: Words) -> None:
-    """16-bit words, one bit to the left, out of ``words`` and into ``out``."""
-    np.add(words, words, out=out)
-    np.right_shift(words, 15, out=spare)
-    np.bitwise_or(out, spare, out=out)
+def _pick_signs(top: Words, out: Bytes, spare: Words, other: Words) -> None:
+    """The lowest 7 of 16 bits, and above them the highest: a float's sign."""
+    np.bitwise_and(top, _SIGN_AND_LOW, out=spare)
+    np.right_shift(spare, 8, out=other)
+    np.bitwise_or(spare, other, out=spare)
+    np.copyto(out, spare, casting="unsafe")
 
 
-def _rotate_right(words: Words, spare: Words) -> None:
-    """16-bit words, one bit to the right, in place."""
-    np.multiply(words, 1 << 15, out=spare)
-    np.right_shift(words, 1, out=words)
-    np.bitwise_or(words, spare, out=words)
+def _put_signs(signs: Bytes, top: Words) -> None:
+    """Undo ``_pick_signs``, and make an end of what was in ``top``."""
+    # As signed numbers: widening copies the sign to the bits between, and to the highest.
+    np.copyto(top.view("<i2"), signs.view(np.int8))
+    np.bitwise_and(top, _SIGN_AND_LOW, out=top)
+
+
+def _pick_exponents(top: Words, out: Bytes, spare: Words) -> None:
+    """The 8 bits between those of ``_pick_signs``."""
+    np.right_shift(top, _EXPONENT_BIT, out=spare)
+    np.copyto(out, spare, casting="unsafe")
+
+
+def _put_exponents(exponents: Bytes, top: Words, spare: Words) -> None:
+    """Undo ``_pick_exponents``; the bits must be clear in ``top``."""
+    np.copyto(spare, exponents)
+    np.multiply(spare, 1 << _EXPONENT_BIT, out=spare)
+    np.bitwise_or(top, spare, out=top)
 
 
 def _encode_column(column: Column, raw: Bytes) -> bytes:
@@ -297,11 +314,13 @@ def _decode_pairs(body: memoryview, size: int) -> Bytes:
 def _plan(sample: bytes, width: int, skip: int = 0) -> Plan:
     """The plan for elements of this width, from the order-0 entropy of each byte."""
     count = (len(sample) - skip) // width
-    turned = np.frombuffer(sample, f"<u{width}", count, skip).copy()
-    top = turned.view("<u2")[width // _TOP_BYTES - 1 :: width // _TOP_BYTES]
-    _rotate_left(top.copy(), top, np.empty_like(top))
-    flat = turned.view(np.uint8)
-    counts = np.array([np.bincount(flat[byte::width], minlength=256) for byte in range(width)])
+    flat = np.frombuffer(sample, np.uint8, count * width, skip)
+    parts = [flat[byte::width] for byte in range(width - _TOP_BYTES)]
+    top = flat.view("<u2")[width // _TOP_BYTES - 1 :: width // _TOP_BYTES].copy()
+    signs, exponents = np.empty((_TOP_BYTES, count), dtype=np.uint8)
+    _pick_signs(top, signs, np.empty_like(top), np.empty_like(top))
+    _pick_exponents(top, exponents, np.empty_like(top))
+    counts = np.array([np.bincount(one, minlength=256) for one in (*parts, signs, exponents)])
     weighted = np.multiply(counts, np.log2(np.maximum(counts, 1))).sum(axis=1)
     bits = [float(one) for one in np.log2(count) - weighted / count]
     kept = [one if one <= _NOISE_BITS else 8.0 for one in bits]

@@ -283,7 +283,8 @@ def _join_planes(stored: bytes, plain_length: int) -> bytes:
         place += size
     for end in range(width, len(elements) + 1, width):
         top = int.from_bytes(elements[end - 2 : end], "little")
-        elements[end - 2 : end] = (top >> 1 | (top & 1) << 15).to_bytes(2, "little")
+        top = (top & 0x80) << 8 | top >> 8 << 7 | top & 0x7F
+        elements[end - 2 : end] = top.to_bytes(2, "little")
     others = stored[at:]
     return others[:skip] + bytes(elements) + others[skip:]
 

@@ -110,7 +110,7 @@ def pairs(base, low, high=b""):
     return bytes([base]) + len(low).to_bytes(4, "little") + low + high
 
 
-SIGNS = (1, 0, b"\x00\x01")
+SIGNS = (1, 0, b"\x00\x80")
 EXPONENTS = (1, 0, b"\x7f\x80")
 
 
