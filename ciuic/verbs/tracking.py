@@ -63,16 +63,13 @@ def believed(
 ) -> Iterator[Kept]:
     """The pieces that a full read must find again if ``changed`` tells the truth.
 
-    Only those that are cut as a fresh read cuts them: others have no ID to compare with.
+    Only chunks of full length at their old places: what is shorter may be a slice, whose ID is that
+    of more bytes.
     """
     for one in _segments(pieces, changed, new_size):
-        if isinstance(one, Kept) and one.piece.id and not one.piece.start_bytes:
-            end = one.offset_bytes + one.length_bytes
-            if one.offset_bytes % chunk_bytes == 0 and (
-                one.length_bytes == chunk_bytes
-                or (one.length_bytes < chunk_bytes and end == new_size)
-            ):
-                yield one
+        is_aligned = one.offset_bytes % chunk_bytes == 0 and one.length_bytes == chunk_bytes
+        if isinstance(one, Kept) and one.piece.id and is_aligned:
+            yield one
 
 
 def _segments(
