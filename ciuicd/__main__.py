@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 
 import ciuic
 from ciuic import durable
+from ciuic.capture.frozen import AREA_NAME
+from ciuic.capture.providers import choose
 from ciuic.clock import SystemClock
 from ciuic.config import CONFIG_VARIABLE, SYSTEM_PATHS, find_config, load_settings, read_store_path
 from ciuic.errors import BusyError, CiuicError, ConfigError, CorruptionError, UsageError
@@ -69,6 +71,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.link_store is not None:
         _link_store(path, options.link_store)
         return 0
+    if options.link_frozen is not None:
+        _link_frozen(path, options.link_frozen)
+        return 0
     service = Service(load_settings(path), clock=SystemClock(), notifier=Notifier(os.environ))
     _handle_signals(service)
     if options.once:
@@ -94,6 +99,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="make the store if it is missing, make PATH a symlink to it, and exit: "
         "with it a service manager can open the store, and nothing else, for writing",
     )
+    what.add_argument(
+        "--link-frozen",
+        metavar="DIRECTORY",
+        help="make the directories that take frozen copies, make DIRECTORY/0, /1 and so on "
+        "symlinks to them, and exit: for the same end",
+    )
     parser.add_argument("--version", action="version", version=f"ciuicd {ciuic.__version__}")
     return parser.parse_args(arguments)
 
@@ -106,6 +117,20 @@ def _link_store(config: str, link: str) -> None:
         create_store(store, SystemClock())
         durable.remove_file(link)
         os.symlink(store, link)
+
+
+def _link_frozen(config: str, directory: str) -> None:
+    with contextlib.suppress(CiuicError, OSError):
+        roots = [os.fsencode(path) for path in load_settings(config).snapshot_paths]
+        places = {choose(root).place for root in roots}
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        for number, place in enumerate(sorted(filter(None, places))):
+            area = os.path.join(place, AREA_NAME)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(area, 0o700)
+            link = os.path.join(directory, str(number))
+            durable.remove_file(link)
+            os.symlink(area, link)
 
 
 def _handle_signals(service: Service) -> None:

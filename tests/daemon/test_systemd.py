@@ -209,6 +209,60 @@ def test_the_whole_life_of_the_service(boot, config):
     assert "Traceback" not in systemd.journal()
 
 
+@pytest.fixture
+def block_device(tmp_path) -> Iterator:
+    """Makes a file system in a file; its device's number is good for every namespace."""
+    made = []
+
+    def make(kind: str) -> str:
+        image = tmp_path / f"{kind}.img"
+        with image.open("wb") as file:
+            file.truncate(512 * 1024 * 1024)
+        if shutil.which(f"mkfs.{kind}") is None:
+            pytest.skip(f"mkfs.{kind} is not installed")
+        subprocess.run([f"mkfs.{kind}", "-q", str(image)], check=True, timeout=60)
+        command = ["losetup", "--find", "--show", str(image)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"there is no loop device: {done.stderr.strip()}")
+        made.append(done.stdout.strip())
+        return made[-1]
+
+    yield make
+    for device in made:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+@pytest.mark.parametrize(("kind", "how"), [("xfs", "reflink"), ("btrfs", "subvolume")])
+def test_the_sandbox_lets_roots_be_frozen_and_writers_be_named(block_device, boot, kind, how):
+    device = block_device(kind)
+    systemd = boot(CONFIG.replace("/srv/training", "/srv/disk/training") + "hot_snapshots = 1\n")
+    systemd.output("mknod", device, "b", "7", device.removeprefix("/dev/loop"))
+    systemd.output("mkdir", "/srv/disk")
+    systemd.output("mount", device, "/srv/disk")
+    systemd.output("cp", "-a", "/srv/training", "/srv/disk/")
+    hold = "exec 3>>/srv/disk/training/theirs; touch /srv/disk/training/held; exec sleep 600"
+    systemd.output("systemd-run", "setpriv", "--reuid=1234", "--clear-groups", "sh", "-c", hold)
+    held = "/srv/disk/training/held"
+    wait_until("somebody writes", lambda: systemd.run("test", "-e", held).returncode == 0)
+
+    systemd.output("systemctl", "start", "ciuicd")
+    systemd.wait_for_journal("snapshot cs-")
+    assert "theirs: in flux: open for writing by sleep (pid " in systemd.journal()
+    manifest = systemd.output("sh", "-c", "cat /.ciuic_snapshots/snapshots/*.json")
+    assert f'"capture":"{how}"' in manifest.replace(": ", ":")
+    frozen = systemd.output("sh", "-c", "ls -R /srv/disk/.ciuic-frozen")
+    assert "cs-" in frozen
+
+    main = systemd.show("MainPID")
+    inside = ("nsenter", "--target", main, "--mount", "--")
+    for place in ("/srv/disk", "/srv/disk/training"):
+        done = systemd.run(*inside, "touch", f"{place}/probe")
+        assert "Read-only file system" in done.stderr, place
+    systemd.output("systemctl", "stop", "ciuicd")
+    assert "Traceback" not in systemd.journal()
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

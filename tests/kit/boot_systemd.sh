@@ -34,8 +34,8 @@ if [ "${BOOT_SYSTEMD_STAGE:-}" != inside ]; then
 fi
 
 # These namespaces hold a copy of every mount there was. Loop mounts belong to other tests, which
-# could not take them away for good.
-findmnt --noheadings --list --output TARGET,SOURCE | awk '$2 ~ "^/dev/loop" { print $1 }' |
+# could not take them away for good. The innermost go first: with a mount goes what is on it.
+findmnt --noheadings --list --output TARGET,SOURCE | awk '$2 ~ "^/dev/loop" { print $1 }' | tac |
     xargs --no-run-if-empty umount --lazy
 
 # The upper layer of an overlay can't lie on an overlay, which / may be: so it lies in memory.
