@@ -159,7 +159,9 @@ class Placer:
 
     def keep_time(self, directory: DirectoryHandle) -> None:
         """What is placed into a directory that was restored before does not move its time."""
-        self._times.setdefault(directory.path, (directory, os.fstat(directory.fd).st_mtime_ns))
+        if not self._dry_run:
+            mtime_ns = os.fstat(directory.fd).st_mtime_ns
+            self._times.setdefault(directory.path, (directory, mtime_ns))
 
     def place(
         self, directory: DirectoryHandle | None, name: bytes, entry: Entry, path: bytes

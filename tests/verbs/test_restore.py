@@ -1,5 +1,6 @@
 """Putting paths back: what is written, what is left alone, and what is never touched."""
 
+import contextlib
 import os
 import random
 import resource
@@ -22,7 +23,7 @@ from ciuic.verbs.restore import RestoreRequest, restore
 from tests.kit.box import Box, settle
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.filesystems import disk, tmpfs
-from tests.kit.program import CIUIC, as_nobody, environment
+from tests.kit.program import CIUIC, Outcome, as_nobody, ciuic, environment
 from tests.kit.trees import differences, photograph, status_tree, walk
 
 MIB = 1024 * 1024
@@ -1138,6 +1139,177 @@ def test_fallback_puts_a_damaged_directory_back_from_the_older_snapshot(
     assert outcome.code == 4
     if (tmp_path / "out").exists():
         assert (tmp_path / "out" / "source" / "sub" / "file").read_bytes() == b"file"
+
+
+def take_in_flux(box: Box, *paths: Path) -> str:
+    """A snapshot that comes while somebody has these files open for writing."""
+    with contextlib.ExitStack() as open_files:
+        for path in paths:
+            open_files.enter_context(path.open("r+b"))
+        return box.take().id
+
+
+@pytest.mark.parametrize("size", [5, 200_000, 2 * MIB])
+def test_fallback_takes_what_was_in_flux_from_the_newest_older_snapshot_that_has_it_whole(
+    box: Box, tmp_path: Path, size: int
+) -> None:
+    model = write(box.source / "sub" / "model", os.urandom(size))
+    write(box.source / "sub" / "other", b"first")
+    box.take()
+    whole = write(model, os.urandom(size)).read_bytes()
+    good = box.take()
+    write(model, os.urandom(size))
+    take_in_flux(box, model)
+    write(box.source / "sub" / "other", b"last")
+    write(model, os.urandom(size))
+    take_in_flux(box, model)
+    directory = photograph(box.source, holes=False)[b"sub"]
+    out = tmp_path / "out"
+    arguments = ("restore", "-s", "latest", "-p", box.source, "-d", out, "--overwrite", "--json")
+    warned = box.ciuic(*arguments)
+    assert warned.code == 3
+    assert warned.document["flux"] == [str(model)]
+    assert "in flux" in warned.document["notes"][0]["what"]
+    assert (out / "source" / "sub" / "model").read_bytes() == model.read_bytes()
+    helped = box.ciuic(*arguments, "--fallback")
+    assert helped.code == 0
+    assert helped.document["failed"] == helped.document["flux"] == []
+    [note] = helped.document["notes"]
+    assert note["path"] == str(model)
+    assert f"taken from {good.id}" in note["what"]
+    assert (out / "source" / "sub" / "model").read_bytes() == whole
+    assert (out / "source" / "sub" / "other").read_bytes() == b"last"
+    assert photograph(out / "source", holes=False)[b"sub"] == directory
+
+
+def test_fallback_without_a_whole_version_puts_back_what_was_in_flux_and_warns(
+    box: Box, tmp_path: Path
+) -> None:
+    model = write(box.source / "model", os.urandom(MIB))
+    take_in_flux(box, model)
+    write(model, os.urandom(MIB))
+    take_in_flux(box, model)
+    helped = box.ciuic(
+        "restore", "-s", "latest", "-p", model, "-d", tmp_path / "out", "--fallback", "--json"
+    )
+    assert helped.code == 3
+    assert helped.document["flux"] == [str(model)]
+    assert (tmp_path / "out" / "model").read_bytes() == model.read_bytes()
+
+
+def test_fallback_prefers_what_was_whole_to_what_was_in_flux_when_the_store_is_damaged(
+    box: Box, tmp_path: Path
+) -> None:
+    model = write(box.source / "model", os.urandom(MIB))
+    first = model.read_bytes()
+    good = box.take()
+    write(model, os.urandom(MIB))
+    take_in_flux(box, model)
+    last = write(model, os.urandom(MIB)).read_bytes()
+    box.take()
+    flip_content(box.store, last)
+    helped = box.ciuic(
+        "restore", "-s", "latest", "-p", model, "-d", tmp_path / "out", "--fallback", "--json"
+    )
+    assert helped.code == 4
+    assert [good.id in one["what"] for one in helped.document["notes"]] == [True]
+    assert (tmp_path / "out" / "model").read_bytes() == first
+
+
+def test_fallback_passes_over_damage_in_the_older_snapshot_for_what_was_in_flux(
+    box: Box, tmp_path: Path
+) -> None:
+    versions = [os.urandom(MIB) for _ in range(3)]
+    model = box.source / "model"
+    for version in versions[:2]:
+        write(model, version)
+        box.take()
+    write(model, versions[2])
+    take_in_flux(box, model)
+    flip_content(box.store, versions[1])
+    report = box.restore(to=tmp_path / "out", fallback=True)
+    assert (report.failed, report.flux, report.damaged) == ([], [], True)
+    assert (tmp_path / "out" / "source" / "model").read_bytes() == versions[0]
+
+
+def test_hard_links_in_flux_stay_links_by_fallback(box: Box, tmp_path: Path) -> None:
+    model = write(box.source / "model", os.urandom(MIB))
+    os.link(model, box.source / "model too")
+    box.take()
+    before = photograph(box.source)
+    with model.open("r+b") as file:
+        file.write(b"torn")
+        file.flush()
+        box.take()
+    report = box.restore(to=tmp_path / "out", fallback=True)
+    assert report.failed == []
+    found = photograph(tmp_path / "out" / "source")
+    assert differences(before, found) == []
+
+
+def test_fallback_foretells_what_it_does_with_files_in_flux(box: Box) -> None:
+    model = write(box.source / "model", os.urandom(MIB))
+    box.take()
+    write(model, os.urandom(MIB))
+    take_in_flux(box, model)
+    before = status_tree(box.source)
+    foretold = box.restore(overwrite=True, dry_run=True, fallback=True)
+    assert status_tree(box.source) == before
+    done = box.restore(overwrite=True, fallback=True)
+    assert (foretold.written_files, foretold.written_bytes) == (done.written_files, MIB)
+    assert [one.what for one in foretold.notes] == [one.what for one in done.notes]
+
+
+# Disks that can't be read
+
+
+def failing(box: Box, pack: Path, when: str, *arguments: str | Path) -> Outcome:
+    """Run a command to whom reads of a pack fail: strace answers them in the kernel's place."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", str(pack), "-e", "trace=pread64")
+    inject = f"inject=pread64:error=EIO:when={when}"
+    return ciuic("--config", box.config, *arguments, wrapper=(*trace, "-e", inject))
+
+
+@pytest.mark.parametrize("when", ["1+", "3+", "2+3"])
+def test_a_sector_that_cannot_be_read_costs_the_files_that_lie_on_it(
+    box: Box, tmp_path: Path, when: str
+) -> None:
+    for number in range(6):
+        write(box.source / f"file {number}", os.urandom(2 * MIB))
+    for number in range(4):
+        write(box.source / f"small {number}", os.urandom(50_000))
+    write(box.source / "empty", b"")
+    (box.source / "link").symlink_to("empty")
+    box.take()
+    pack = pack_of(box.store, (box.source / "small 0").read_bytes())
+    out = tmp_path / "out"
+    arguments = ("restore", "-s", "latest", "-p", box.source, "-d", out, "--json")
+    outcome = failing(box, pack, when, *arguments)
+    assert outcome.code == 4, outcome.err
+    named = {Path(one["path"]).name for one in outcome.document["failed"]}
+    assert named
+    assert all(one["what"] for one in outcome.document["failed"])
+    for path in box.source.iterdir():
+        assert (path.name in named) != os.path.lexists(out / "source" / path.name)
+    for path in (out / "source").iterdir():
+        assert path.read_bytes() == (box.source / path.name).read_bytes()
+    # The disk is well again.
+    assert box.ciuic(*arguments, "--overwrite").code == 0
+    assert_equal(box.source, out / "source")
+
+
+def test_a_disk_that_cannot_be_read_is_told_path_by_path_by_verify(box: Box) -> None:
+    for number in range(4):
+        write(box.source / f"file {number}", os.urandom(2 * MIB))
+    box.take()
+    pack = pack_of(box.store, (box.source / "file 0").read_bytes()[:MIB])
+    outcome = failing(box, pack, "1+", "verify", "--checksum", "--json")
+    assert outcome.code == 4, outcome.err
+    [snapshot] = outcome.document["snapshots"]
+    named = sorted(one["path"] for one in snapshot["damaged"])
+    assert named == sorted(str(one) for one in box.source.iterdir())
 
 
 def test_what_could_not_be_read_when_the_snapshot_was_taken_is_named_by_a_restore(
