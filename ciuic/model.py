@@ -130,7 +130,12 @@ class Root(msgspec.Struct, frozen=True):
 
 
 class SnapshotSummary(msgspec.Struct, frozen=True):
-    """What a list shows of a snapshot; all sizes in bytes."""
+    """What a list shows of a snapshot; all sizes in bytes.
+
+    Attributes:
+        trouble_count: Paths that are not as they should be.
+        flux_count: How many of those were in flux.
+    """
 
     id: str
     kind: str
@@ -143,6 +148,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     tags: tuple[str, ...]
     trouble_count: int
     roots: tuple[bytes, ...]
+    flux_count: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``ciuic list --json``."""
@@ -157,6 +163,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "stored_bytes": self.stored_bytes,
             "tags": list(self.tags),
             "trouble_count": self.trouble_count,
+            "flux_count": self.flux_count,
             "roots": [path_text(root) for root in self.roots],
         }
 

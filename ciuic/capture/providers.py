@@ -10,7 +10,7 @@ import os
 from typing import Final, NamedTuple
 
 from ciuic.capture import kernel
-from ciuic.capture.frozen import candidate_places
+from ciuic.capture.frozen import AREA_NAME, candidate_places
 from ciuic.scan import mount_of, mounts
 
 __all__ = ["IN_PLACE", "REFLINK", "SUBVOLUME", "Choice", "choose", "subvolume_top"]
@@ -42,7 +42,7 @@ def choose(root: bytes) -> Choice:
         return Choice(IN_PLACE, "it is not there", None)
     mount = mount_of(real, mounts())
     kind = os.fsdecode(mount.kind) if mount is not None else "unknown"
-    place = next((one for one in candidate_places(root) if os.access(one, os.W_OK)), None)
+    place = next((one for one in candidate_places(root) if _is_usable(one)), None)
     if place is None:
         where = "is mounted read-only" if mount is not None and mount.is_readonly else "is not ours"
         return Choice(IN_PLACE, f"{kind} here {where}: no place for frozen copies", None)
@@ -52,7 +52,7 @@ def choose(root: bytes) -> Choice:
         why = "btrfs, but this user may not remove subvolumes"
     else:
         why = f"{kind} can share blocks between files"
-    reason = _try_clone(place)
+    reason = _try_clone(_writable_part(place))
     if reason:
         return Choice(IN_PLACE, f"{kind} can't share blocks between files: {reason}", None)
     return Choice(REFLINK, why, place)
@@ -73,6 +73,16 @@ def subvolume_top(real: bytes) -> bytes | None:
         if path in {mount.point, b"/"}:
             return None
         path = os.path.dirname(path)
+
+
+def _is_usable(place: bytes) -> bool:
+    return os.access(_writable_part(place), os.W_OK)
+
+
+def _writable_part(place: bytes) -> bytes:
+    """The area itself when it is there: a hardened service may write to nothing beside it."""
+    area = os.path.join(place, AREA_NAME)
+    return area if os.path.isdir(area) else place
 
 
 def _may_remove_subvolumes() -> bool:

@@ -73,6 +73,7 @@ class _Record(msgspec.Struct):
     tags: list[str]
     trouble_count: int
     trouble: list[_TroubleRecord]
+    flux_count: int = 0
     checksum: str = ""
 
 
@@ -102,6 +103,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             exclude=[_escaped(os.fsencode(one)) for one in manifest.exclude],
             tags=list(summary.tags),
             trouble_count=summary.trouble_count,
+            flux_count=summary.flux_count,
             trouble=[
                 _TroubleRecord(_escaped(one.path), one.what, one.harmless)
                 for one in manifest.trouble
@@ -135,6 +137,7 @@ def decode_manifest(data: bytes, snapshot_id: str) -> Manifest:
         tags=tuple(record.tags),
         trouble_count=record.trouble_count,
         roots=tuple([root.path for root in roots]),
+        flux_count=record.flux_count,
     )
     return Manifest(
         summary=summary,

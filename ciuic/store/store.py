@@ -339,7 +339,7 @@ class Store:
             try:
                 return read_footer(fd, name)
             except CorruptionError:
-                return list(walk_frames(fd))
+                return list(walk_frames(fd))  # up to what can't be read
             finally:
                 os.close(fd)
 

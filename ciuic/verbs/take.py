@@ -94,10 +94,12 @@ class _Flux:
         self._lock = threading.Lock()
         self._unnamed: list[tuple[bytes, tuple[int, int], str]] = []
         self._paths: list[bytes] = []
+        self.count = 0
 
     def add(self, path: bytes, inode: tuple[int, int], what: str) -> None:
         with self._lock:
             self._unnamed.append((path, inode, what))
+            self.count += 1
 
     def name_holders(self) -> None:
         """Turn what has gathered into trouble, soon: programs don't stay."""
@@ -240,6 +242,7 @@ def take_snapshot(
                 tags=request.tags,
                 trouble_count=troubles.count,
                 roots=roots,
+                flux_count=flux.count,
             ),
             roots=tuple(recorded),
             host=socket.gethostname().encode("utf-8", "surrogateescape").decode("utf-8", "replace"),

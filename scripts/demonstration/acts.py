@@ -249,20 +249,22 @@ def _look(scene: Scene, daemon: Process, death: Death) -> Choice:
 
     stage.wait_for("a snapshot taken after the kill", after_death, alive=(daemon,))
     stage.say("The daemon goes on and has taken another snapshot since. It is a true copy of a")
-    stage.say("directory with a broken checkpoint in it: which of its files a training can use,")
-    stage.say("only the training knows. So the newest are tried first, restored to a place aside.")
+    stage.say("directory with a broken checkpoint in it. The older ones know which files were")
+    stage.say("being written at the time. The newest are tried first, restored to a place aside.")
     stage.run(["ciuic", "list"])
     for listed in scene.snapshots()[:_TRIED_MAX]:
         aside = ["-p", scene.checkpoint, "-d", "aside", "--overwrite"]
-        stage.run(["ciuic", "restore", "-s", listed["id"], *aside])
+        restored = stage.run(["ciuic", "restore", "-s", listed["id"], *aside], expect=None)
+        if restored.code not in {0, 3}:
+            fail(f"the restore ended with exit code {restored.code}: {restored.errors}")
         done = stage.run(["python", "my-run/train.py", "--check", "aside/last.npz"], expect=None)
         if done.code == 0:
             found = json.loads(done.output)
             checkpoint = Checkpoint(found["step"], found["bytes"], found["sha256"])
             break
-        marked = listed["trouble_count"]
-        note = f" ({marked} of its paths changed while it was taken, 'ciuic show' names them)"
-        stage.say(f"{listed['id']} has it broken{note if marked else ''}. The next older one:")
+        marked = restored.code == 3
+        note = ", and says so: it was being written when the snapshot was taken" if marked else ""
+        stage.say(f"{listed['id']} has it broken{note}. The next older one:")
     else:
         fail(f"none of the newest {_TRIED_MAX} snapshots has a checkpoint that loads")
     choice = Choice(listed["id"], _moment(listed), checkpoint)
