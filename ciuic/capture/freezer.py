@@ -87,11 +87,14 @@ class Freezer:
                 area.write_record(self._snapshot_id, self._taken_ns, records)
 
     def retain(self, snapshot_ids: Sequence[str]) -> None:
-        """Remove frozen copies of all snapshots but these; call it when all is recorded."""
-        for area in self._areas.values():
+        """Remove frozen copies of all snapshots but these; call it when all is recorded.
+
+        Where space is short none are kept: they would hold on to whatever is deleted there.
+        """
+        for place, area in self._areas.items():
             area.end()
             with contextlib.suppress(OSError):
-                area.keep_only(snapshot_ids)
+                area.keep_only([] if is_short_of_space(place) else snapshot_ids)
 
     def abandon(self) -> None:
         """Remove what this snapshot has frozen: there will be no such snapshot."""
