@@ -110,9 +110,9 @@ def _disks_at(node: str) -> dict[str, str]:
     # A partition has no queue of its own; it lies in its disk's directory.
     for place in (node, os.path.dirname(node)):
         try:
-            with open(os.path.join(place, "queue", "scheduler"), encoding="ascii") as file:
-                text = file.read(4096)
-        except (OSError, ValueError):
+            with open(os.path.join(place, "queue", "scheduler"), "rb") as file:
+                text = file.read(4096).decode("utf-8", "replace")
+        except OSError:
             continue
         chosen = [word.strip("[]") for word in text.split() if word.startswith("[")]
         return {os.path.basename(place): chosen[0] if chosen else "none"}

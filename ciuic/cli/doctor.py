@@ -39,7 +39,7 @@ def doctor(session: Session, *, as_json: bool) -> None:
     counts = {level: sum(one.level == level for one in found) for level in LEVELS}
     is_well = not counts[PROBLEM]
     if as_json:
-        print_json({"ok": is_well, **counts, "findings": [one.as_json() for one in found]})
+        print_json({"ok": is_well, "counts": counts, "findings": [one.as_json() for one in found]})
     else:
         said = [_plural(counts[level], level) for level in reversed(LEVELS) if level != OK]
         click.echo(", ".join(said), err=True)

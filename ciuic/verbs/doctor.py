@@ -190,7 +190,8 @@ def _snapshots(
     if newest.trouble_count:
         bad = [one for one in store.manifest(newest.id).trouble if not one.harmless]
         first = f", first {path_text(bad[0].path)}: {bad[0].what}" if bad else ""
-        what = f"{newest.id} has {newest.trouble_count} paths in trouble{first}"
+        count = "1 path" if newest.trouble_count == 1 else f"{newest.trouble_count} paths"
+        what = f"{newest.id} has {count} in trouble{first}"
         yield Finding(WARNING, "snapshots", what, f"See them all: 'ciuic show {newest.id}'.")
     else:
         yield Finding(OK, "snapshots", f"{newest.id} has every path as it should be")
@@ -205,10 +206,10 @@ def _snapshots(
 def _ages(snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int) -> Iterator[Finding]:
     if not snapshots:
         return
-    age_s = (now_ns - snapshots[0].taken_ns) / _NS
+    age_s = max(0, now_ns - snapshots[0].taken_ns) / _NS
     what = f"the newest is {format_duration(age_s)} old"
     base = next((one for one in snapshots if one.kind == "base"), None)
-    base_age_s = (now_ns - base.taken_ns) / _NS if base is not None else None
+    base_age_s = max(0, now_ns - base.taken_ns) / _NS if base is not None else None
     if base_age_s is not None:
         what += f", the newest base {format_duration(base_age_s)}"
     if plan is None:
@@ -396,7 +397,7 @@ def _machine(subject: Subject) -> Iterator[Finding]:
 
 def _number(path: str) -> int:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, "rb") as file:
             return int(file.read(64))
     except (OSError, ValueError):
         return 0
@@ -427,8 +428,8 @@ def _tells_of_failures() -> bool:
         with contextlib.suppress(OSError):
             files += [os.path.join(drop_ins, name) for name in os.listdir(drop_ins)]
         for path in files:
-            with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
-                if any(line.startswith("OnFailure=") for line in file):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                if any(line.startswith(b"OnFailure=") for line in file):
                     return True
     return False
 

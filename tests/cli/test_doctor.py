@@ -1,0 +1,260 @@
+"""``ciuic doctor``: what it finds where all is well, and in ruins; and that it only looks."""
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from ciuic.control import request_done, request_snapshot, request_status
+from ciuic.errors import BusyError
+from ciuic.store import open_store
+from tests.cli.test_output import unsafe
+from tests.cli.test_terminal import ESCAPE, on_terminal
+from tests.kit.box import Box
+from tests.kit.clock import ManualClock
+from tests.kit.daemon import Machine, wait_until
+from tests.kit.filesystems import disk
+from tests.kit.installed import contents, run, run_here
+from tests.kit.program import as_nobody
+
+HOUR_NS = 3600 * 10**9
+
+
+def findings(done, level=None, about=None):
+    """The findings of a document, as sentences."""
+    return [
+        f"{one['about']}: {one['what']}"
+        for one in done.document["findings"]
+        if level in (None, one["level"]) and about in (None, one["about"])
+    ]
+
+
+def test_a_store_in_use_has_no_problem_and_everything_that_is_said_has_a_level_and_a_remedy(taken):
+    taken.store.chmod(0o700)
+    done = taken.run("doctor", "--json")
+    people = taken.run("doctor")
+
+    assert done.code == people.code == 0, done.said() + people.said()
+    document = done.document
+    assert document["ok"] is True
+    for one in document["findings"]:
+        assert set(one) == {"level", "about", "what", "advice"}
+        assert one["level"] in {"ok", "note", "warning", "problem"}
+        assert bool(one["advice"]) == (one["level"] != "ok"), one
+    for level in ("ok", "note", "warning", "problem"):
+        assert document["counts"][level] == len(findings(done, level))
+    said = "\n".join(findings(done))
+    for words in ("opens, format 1", "newest base", "captured", "none serves this store"):
+        assert words in said
+    for line in people.out.splitlines():
+        assert line.split()[0] in {"ok", "note", "warning"} or line.startswith(" " * 9)
+    assert people.err.startswith("0 problems, ")
+
+
+def test_it_changes_nothing(taken):
+    before = contents(taken.directory), contents(taken.source)
+    taken.run("doctor")
+    assert (contents(taken.directory), contents(taken.source)) == before
+
+
+def test_a_store_that_is_not_there_is_a_problem_and_the_roots_are_looked_at_all_the_same(fresh):
+    shutil.rmtree(fresh.store)
+    done = fresh.run_here("doctor", "--json")
+
+    assert done.code == 1
+    (problem,) = findings(done, "problem")
+    assert problem == f"store: there is no store at {fresh.store}"
+    assert findings(done, about=str(fresh.source))
+    assert not fresh.store.exists()
+
+
+def test_a_broken_configuration_is_a_problem_and_a_store_that_is_given_is_looked_at(taken):
+    taken.configure("this is not a configuration\n")
+    alone = taken.run_here("doctor", "--json")
+    given = taken.run_here("--store", taken.store, "doctor", "--json")
+
+    assert alone.code == given.code == 1
+    assert findings(alone, "problem")[0].startswith(f"configuration: {taken.config}:1: ")
+    assert "store" not in {one["about"] for one in alone.document["findings"]}
+    assert len(findings(given, "problem")) == 1
+    assert any("opens" in one for one in findings(given, "ok", "store"))
+
+
+def test_the_store_alone_is_enough_and_its_newest_snapshot_names_the_roots(taken, monkeypatch):
+    monkeypatch.setattr("ciuic.config.SYSTEM_PATHS", ())
+    done = run_here("--store", taken.store, "doctor", "--json")
+
+    assert done.code == 0, done.said()
+    assert findings(done, "note", "configuration")
+    assert findings(done, about=str(taken.source))
+
+
+def test_without_anything_it_says_so(monkeypatch):
+    monkeypatch.setattr("ciuic.config.SYSTEM_PATHS", ())
+    done = run_here("doctor", "--json")
+
+    assert done.code == 0
+    assert findings(done, "note", "configuration")
+    assert not findings(done, about="store")
+
+
+@pytest.mark.parametrize("where", ["", "packs"])
+def test_a_store_that_others_may_write_to_is_a_problem_and_one_they_may_read_a_warning(
+    taken, where
+):
+    (taken.store / where).chmod(0o777)
+    done = taken.run_here("doctor", "--json")
+    (problem,) = findings(done, "problem")
+    assert f"other users may write to {taken.store / where}" in problem
+
+    (taken.store / where).chmod(0o700)
+    taken.store.chmod(0o755)
+    done = taken.run_here("doctor", "--json")
+    assert done.code == 0
+    assert any("may read every file" in one for one in findings(done, "warning", "store"))
+
+
+def test_another_user_may_run_it(taken):
+    if as_nobody() is None:
+        pytest.skip("needs root to become another user")
+    done = taken.run("doctor", "--json", user=as_nobody())
+    assert done.code == 1
+    assert done.document["counts"]["problem"] >= 1
+    for one in [taken.store, *taken.store.rglob("*")]:
+        one.chmod(0o755 if one.is_dir() else 0o644)
+    for one in [taken.directory, *taken.directory.parents][:4]:
+        one.chmod(one.stat().st_mode | 0o055)
+    done = taken.run("--store", str(taken.store), "doctor", "--json", user=as_nobody())
+    assert any("may be read by this user and not written" in one for one in findings(done, "note"))
+
+
+def test_a_root_that_is_missing_or_no_directory_or_not_in_the_newest_snapshot_is_a_problem(taken):
+    file = taken.directory / "file"
+    file.touch()
+    new = taken.directory / "new"
+    new.mkdir()
+    roots = f"{taken.source}, {taken.directory}/gone, {file}, {new}"
+    taken.configure(f"snapshot_paths = {roots}\nsnapshot_dir = {taken.store}\n")
+    done = taken.run_here("doctor", "--json")
+
+    problems = findings(done, "problem")
+    assert done.code == 1
+    assert f"{taken.directory}/gone: no such file or directory" in problems
+    assert f"{file}: is not a directory" in problems
+    assert [one for one in problems if "does not hold" in one and str(new) in one]
+
+
+def test_a_root_that_is_a_symlink_is_named_with_what_it_means(fresh):
+    link = fresh.directory / "link"
+    link.symlink_to(fresh.source)
+    fresh.configure(f"snapshot_paths = {link}\nsnapshot_dir = {fresh.store}\n")
+    done = fresh.run_here("doctor", "--json")
+    assert f"{link}: is a symlink to {fresh.source}, which is what is taken" in findings(done)
+
+
+@pytest.mark.parametrize(
+    ("hours", "level", "words"),
+    [
+        (-48, "problem", "one is wanted every 1 h 00 m"),
+        (-48, "warning", "a base is wanted every 12 h 00 m"),
+        (48, "warning", "of the future"),
+        (0, "ok", "the newest is"),
+    ],
+)
+def test_the_age_of_what_there_is_against_what_is_wanted(tmp_path, hours, level, words):
+    box = Box(tmp_path)
+    box.config.write_text(f"snapshot_paths = {box.source}\nsnapshot_dir = {box.store}\n")
+    box.take(clock=ManualClock(time.time_ns() + hours * HOUR_NS))
+    done = box.ciuic("doctor", "--json")
+
+    assert [one for one in findings(done, level) if words in one], findings(done)
+    assert done.code == (1 if hours < 0 else 0)
+
+
+def test_trouble_in_the_newest_snapshot_and_a_damaged_manifest_are_named(tmp_path):
+    box = Box(tmp_path)
+    first = box.take()
+    box.take(box.source, box.directory / "gone")
+    done = box.ciuic("doctor", "--json")
+    (trouble,) = [one for one in findings(done, "warning") if "in trouble" in one]
+    assert f"1 path in trouble, first {box.directory}/gone: " in trouble
+
+    (box.store / "snapshots" / f"{first.id}.json").write_text("{")
+    done = box.ciuic("doctor", "--json")
+    assert done.code == 1
+    assert [one for one in findings(done, "problem") if f"manifest of {first.id}" in one]
+
+
+def test_names_never_reach_the_terminal_as_they_are(tmp_path):
+    box = Box(tmp_path)
+    root = tmp_path / "\x1b[31mred\x1b]0;title\x07 line\x85\udcff"
+    root.mkdir()
+    box.take(root)
+    command = ("ciuic", "--store", box.store, "doctor")
+    piped = run(*command)
+    code, shown = on_terminal(*command)
+    _, plain = on_terminal(*command, NO_COLOR="1")
+
+    assert piped.code == code == 0, piped.said()
+    assert unsafe(piped.out) == unsafe(piped.err) == []
+    assert "\\x1b[31mred" in piped.out
+    assert "\x1b[31mred" not in shown
+    assert ESCAPE in shown, "the words are coloured"
+    assert ESCAPE not in plain
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "how"), [("btrfs", "as a subvolume"), ("xfs", "by reflink")])
+def test_how_roots_are_captured_and_what_lies_in_them_by_itself(tmp_path, kind, how):
+    box = Box(tmp_path)
+    with disk(kind, tmp_path / "disk") as mounted:
+        root = mounted.path / "training"
+        inner = root / "data" / "other"
+        inner.mkdir(parents=True)
+        (root / "weights.bin").write_bytes(os.urandom(100_000))
+        box.configure(root)
+        subprocess.run(["mount", "-t", "tmpfs", "none", inner], check=True)
+        try:
+            if kind == "btrfs":
+                create = ["btrfs", "subvolume", "create", "-q", root / "nested"]
+                if subprocess.run(create, check=False).returncode:
+                    subprocess.run([*create[:3], create[-1]], check=True)
+            taken = box.ciuic("snapshot")
+            assert taken.code == 0, taken.err
+            done = box.ciuic("doctor", "--json")
+        finally:
+            subprocess.run(["umount", inner], check=True)
+        about = findings(done, about=str(root))
+        assert f"{root}: {kind} mounted on {mounted.path}; captured {how}" in about[0]
+        assert f"frozen copies go to {mounted.path}" in about[0]
+        (nested,) = [one for one in about if "captured in place" in one]
+        assert f"{inner} (tmpfs)" in nested
+        assert (f"{root}/nested (a btrfs subvolume)" in nested) == (kind == "btrfs")
+        (frozen,) = findings(done, "ok", "frozen copies")
+        assert f"{mounted.path}/.ciuic-frozen/" in frozen
+        assert f"frozen copies of {taken.out.strip()}" in frozen
+        assert findings(done, "ok", str(root))[-1].endswith("are told from others")
+
+
+def test_a_daemon_that_runs_is_paused_or_has_failed(tmp_path):
+    machine = Machine(tmp_path)
+    try:
+        daemon = machine.start()
+        daemon.wait_for_log("no trouble")
+        command = ("--config", machine.config, "doctor", "--json")
+        wait_until("it is idle", lambda: request_status(str(machine.store))["state"] == "idle")
+        done = run_here(*command)
+        assert findings(done, "ok", "daemon") == [f"daemon: runs as process {daemon.process.pid}"]
+        request_done(str(machine.store), "pause")
+        assert findings(run_here(*command), "warning", "daemon") == ["daemon: paused"]
+        request_done(str(machine.store), "resume")
+        with open_store(str(machine.store), write=True), pytest.raises(BusyError):
+            request_snapshot(str(machine.store))
+        done = run_here(*command)
+        assert done.code == 1
+        assert findings(done, "problem", "daemon")[0].startswith("daemon: its last try failed: ")
+    finally:
+        machine.close()
