@@ -6,7 +6,7 @@ one more file in a directory of a million, or one changed block in a terabyte, r
 and the nodes above it. Encoding: msgpack arrays, docs/format.md, "Nodes".
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -134,10 +134,14 @@ class _Builder(Generic[Item]):
 
     def _flush_leaf(self) -> None:
         items = self._leaf
-        name = self._put(self._kind, _encoder.encode([0, items]))
+        name = self._put(self._kind, _encoder.encode([0, self._fields(items)]))
         child = _Child(self._weight(items), self._first(items[0]) if items else b"", name)
         self._leaf = []
         self._add_child(0, child)
+
+    def _fields(self, items: list[Item]) -> Sequence[object]:
+        """What is encoded of a leaf's items."""
+        return items
 
     def _weight(self, items: list[Item]) -> int:
         raise NotImplementedError
@@ -189,6 +193,10 @@ class RecipeBuilder(_Builder[Piece]):
 
     def _first(self, item: Piece) -> bytes:  # noqa: ARG002 - recipes are searched by position
         return b""
+
+    def _fields(self, items: list[Piece]) -> Sequence[object]:
+        # One spelling only for each piece: equal contents must have equal IDs.
+        return [one if one.start_bytes else (one.length_bytes, one.id) for one in items]
 
     def _weight(self, items: list[Piece]) -> int:
         return sum([piece.length_bytes for piece in items])
@@ -271,7 +279,7 @@ def _iter_recipe(get: GetNode, name: bytes, level: int) -> Iterator[Piece]:
         for piece in leaf.items:
             if len(piece.id) not in {0, ID_BYTES}:
                 raise CorruptionError("a recipe names a chunk by an ID of a wrong length")
-            if not 0 <= piece.start_bytes <= _I64_MAX:
+            if piece.start_bytes and not (piece.id and 0 < piece.start_bytes <= _I64_MAX):
                 raise CorruptionError("a recipe names bytes that no chunk has")
         yield from leaf.items
         return

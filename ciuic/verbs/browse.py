@@ -4,6 +4,7 @@ import difflib
 import fnmatch
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -28,6 +29,8 @@ __all__ = [
 
 _NEAR_MAX: Final = 3
 _ZEROS: Final = memoryview(bytes(1024 * 1024))
+_KEPT_MAX: Final = 16
+"""Chunks, not bytes: the smallest may hold on to a frame."""
 
 
 class Located(NamedTuple):
@@ -129,19 +132,30 @@ def read_file(store: Store, entry: Entry) -> Iterator[bytes | memoryview]:
     Raises:
         CorruptionError: Some of it is missing or damaged.
     """
-    for piece in iter_pieces(store.reader.node, entry):
-        yield from _bytes_of(store, piece)
+    chunks = _Chunks(store)
+    for piece in _pieces(store, entry):
+        yield chunks.cut(piece)
 
 
-def _bytes_of(store: Store, piece: Piece) -> Iterator[memoryview]:
-    if piece.id:
-        yield cut(memoryview(store.reader.chunk(piece.id, kind=DATA)), piece)
-        return
-    left = piece.length_bytes
-    while left:
-        part = _ZEROS[: min(left, len(_ZEROS))]
-        left -= len(part)
-        yield part
+class _Chunks:
+    """Chunks that were read lately: slices of one chunk follow one another closely in a file."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: OrderedDict[bytes, memoryview] = OrderedDict()
+
+    def cut(self, piece: Piece) -> memoryview:
+        """The bytes of a piece; a hole is no longer than ``_ZEROS``."""
+        if not piece.id:
+            return _ZEROS[: piece.length_bytes]
+        chunk = self._kept.get(piece.id)
+        if chunk is None:
+            chunk = memoryview(self._store.reader.chunk(piece.id, kind=DATA))
+            self._kept[piece.id] = chunk
+            if len(self._kept) > _KEPT_MAX:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(piece.id)
+        return cut(chunk, piece)
 
 
 def find(
@@ -259,11 +273,10 @@ def _is_respelled(store: Store, old: Entry, new: Entry) -> bool:
     """
     if not old.level and not new.level:
         return False
+    chunks = _Chunks(store)
     try:
         for one, other in _side_by_side(_pieces(store, old), _pieces(store, new)):
-            if one == other or (not one.id and not other.id):
-                continue
-            if b"".join(_bytes_of(store, one)) != b"".join(_bytes_of(store, other)):
+            if one != other and chunks.cut(one) != chunks.cut(other):
                 return False
     except (CorruptionError, UnknownFormatError):
         return False

@@ -470,22 +470,28 @@ class Store:
         (entry,) = self.entries(bytes.fromhex(tree), 0)
         return entry
 
-    def pieces(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
-        """Length and ID of each piece of a file; a hole has an empty ID."""
+    def pieces(self, entry: Entry) -> Iterator[tuple[int, bytes, int | None]]:
+        """Length, chunk ID and start in it of each piece of a file.
+
+        A hole has an empty ID. No start: the piece must be all of the chunk.
+        """
         if not entry.content:
             if entry.size:
                 raise FormatError("a file without content has a size")
             return
         if entry.level == 0:
-            yield entry.size, entry.content
+            yield entry.size, entry.content, None
             return
         total = 0
         for record in self._leaves(RECIPE, entry.content, entry.level - 1):
             length, name = record[:2]
+            start = record[2] if len(record) > 2 else 0
             total += length
             if length <= 0 or total > entry.size:
                 raise FormatError("a file's pieces are longer than the file")
-            yield length, name
+            if start and not (name and 0 < start < 1 << 63):
+                raise FormatError("a piece begins where no chunk does")
+            yield length, name, start
         if total != entry.size:
             raise FormatError("a file's pieces are shorter than the file")
 
@@ -575,14 +581,15 @@ class Restorer:
             self.problems.append((path, "was in flux when the snapshot was taken"))
         with open(path, "xb") as file:
             file.truncate(entry.size)
-            for length, name in self._store.pieces(entry):
+            for length, name, start in self._store.pieces(entry):
                 if not name:
                     file.seek(length, os.SEEK_CUR)
                     continue
                 data = self._store.chunk(DATA, name)
-                if len(data) != length:
+                end = len(data) if start is None else start + length
+                if end > len(data) or end - (start or 0) != length:
                     raise FormatError("a chunk does not have the length of its piece")
-                file.write(data)
+                file.write(data[end - length : end])
 
     def _set_metadata(self, entry: Entry, path: bytes) -> None:
         try:

@@ -197,6 +197,21 @@ def test_the_recipe_leaf():
     assert found == [data]
 
 
+def test_the_recipe_with_slices():
+    data, own, get = decoded(RECIPE, "recipe-slices")
+    old, new = data_id(b"epoch 1\n"), data_id(b"9")
+    pieces = list(nodes.iter_pieces(get, Entry(b"", 0, 0, 0, 0, 0, 0, 8, 0, own, 1)))
+    assert pieces == [nodes.Piece(6, old), nodes.Piece(1, new), nodes.Piece(1, old, 7)]
+    chunks = {old: memoryview(b"epoch 1\n"), new: memoryview(b"9")}
+    assert b"".join(nodes.cut(chunks[one.id], one) for one in pieces) == b"epoch 9\n"
+    found = []
+    builder = nodes.RecipeBuilder(put_into(found))
+    for piece in pieces:
+        builder.add(piece)
+    assert builder.finish() == (own, 0)
+    assert found == [data]
+
+
 def test_the_recipe_index():
     data, own, get = decoded(RECIPE, "recipe-index")
     pieces = list(nodes.iter_pieces(get, Entry(b"", 0, 0, 0, 0, 0, 0, 8224, 0, own, 2)))

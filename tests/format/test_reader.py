@@ -230,9 +230,9 @@ def test_the_snapshot_has_index_nodes_of_both_kinds_and_holes(taken):
     assert entries[b"crowd"].level >= 1
     assert entries[b"many chunks"].level >= 2
     assert entries[b"small"].level == 0
-    holes = [length for length, name in store.pieces(entries[b"sparse"]) if not name]
+    holes = [length for length, name, _ in store.pieces(entries[b"sparse"]) if not name]
     assert sum(holes) > 49_000_000
-    assert [name for _, name in store.pieces(entries[b"only a hole"])] == [b""]
+    assert [name for _, name, _ in store.pieces(entries[b"only a hole"])] == [b""]
     codecs = {place.frame.codec for places in store._places.values() for place in places}
     assert codecs >= {0, 1}
 
@@ -253,7 +253,7 @@ def test_damage_costs_what_the_page_says_and_no_more(copied):
     store = reader.Store(str(path))
     root = root_entry(store, snapshot)
     (entry,) = [one for one in store.entries(root.content, root.level) if one.name == b"weights"]
-    _, chunk = next(iter(store.pieces(entry)))
+    _, chunk, _ = next(iter(store.pieces(entry)))
     (place,) = store._places[chunk]
     assert unreadable(path, snapshot) == set()
     # The header in front of the payload: the footer has a copy.
@@ -282,7 +282,7 @@ def unreadable(path, snapshot):
         if not stat.S_ISREG(entry.mode):
             continue
         try:
-            for _, name in store.pieces(entry):
+            for _, name, _ in store.pieces(entry):
                 if name:
                     store.chunk(reader.DATA, name)
         except reader.FormatError:

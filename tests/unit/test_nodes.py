@@ -156,12 +156,45 @@ def test_pieces_that_do_not_add_up_are_damage(memory, change):
 
 
 @pytest.mark.parametrize(
-    "piece", [(0, b""), (-1, b""), (5, b"short"), (5, b"x" * 33), (2**64 - 1, b"")]
+    "piece",
+    [
+        (0, b""),
+        (-1, b""),
+        (5, b"short"),
+        (5, b"x" * 33),
+        (2**64 - 1, b""),
+        (5, b"", 1),
+        (5, b"x" * 32, -1),
+        (5, b"x" * 32, 2**63),
+        (5, b"x" * 32, b""),
+    ],
 )
 def test_pieces_that_no_file_has_are_damage(memory, piece):
     name = memory.raw(RECIPE, 0, [piece])
     with pytest.raises(CorruptionError):
         list(nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5, content=name, level=1)))
+
+
+def test_slices_come_back(memory):
+    name = data_id(b"chunk")
+    pieces = [Piece(4096, name), Piece(1, b""), Piece(7, name, 1), Piece(2**40, name, 2**63 - 1)]
+    assert list(nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
+
+
+def test_a_piece_has_one_spelling_so_that_equal_files_have_equal_ids(memory):
+    whole = recipe(memory, [Piece(5, data_id(b"chunk")), Piece(9, b"")])
+    assert memory.raw(RECIPE, 0, [[5, data_id(b"chunk")], [9, b""]]) == whole.content
+    slices = recipe(memory, [Piece(5, data_id(b"chunk"), 300), Piece(9, b"")])
+    assert memory.raw(RECIPE, 0, [[5, data_id(b"chunk"), 300], [9, b""]]) == slices.content
+
+
+@pytest.mark.parametrize("start", [0, 3, 8])
+def test_a_slice_is_cut_out_of_its_chunk_and_never_beyond_its_end(start):
+    chunk = memoryview(b"0123456789")
+    found = nodes.cut(chunk, Piece(2, data_id(chunk), start))
+    assert bytes(found) == b"%d%d" % (start, start + 1)
+    with pytest.raises(CorruptionError, match="shorter"):
+        nodes.cut(chunk, Piece(11 - start, data_id(chunk), start))
 
 
 def test_a_length_without_content_is_damage(memory):
