@@ -267,7 +267,7 @@ class Gatherer:
                 entry.xattrs = read_xattrs(handle.fd)
                 names = handle.names()
         except SourceError as error:
-            self._trouble(path, f"the root {error.message}", False)
+            self._trouble(path, f"the root: {error.message}", False)
             return _Started(Root(path, b"", error.message), None, None)
         directory = self._directory(handle, entry, self._old_root(old), view)
         directory.names = iter(names)
