@@ -41,7 +41,11 @@ _SIGNS = {
 def list_(
     session: Session, *, machine_readable: bool, path: str | None, tag: str | None, as_json: bool
 ) -> None:
-    """List snapshots, newest first."""
+    """List snapshots, newest first.
+
+    TROUBLE counts paths that are not as they should be; FLUX those of them that somebody was
+    writing.
+    """
     from ciuic.catalog import damaged_manifests, list_snapshots
 
     if machine_readable and as_json:
@@ -91,7 +95,7 @@ def _print_snapshots(snapshots: list[SnapshotSummary], otherwise: str) -> None:
     if not snapshots:
         click.echo(otherwise, err=True)
         return
-    header = ("ID", "TAKEN", "KIND", "FILES", "SIZE", "NEW", "STORED", "TROUBLE", "TAGS")
+    header = ("ID", "TAKEN", "KIND", "FILES", "SIZE", "NEW", "STORED", "TROUBLE", "FLUX", "TAGS")
     rows = [
         (
             one.id,
@@ -101,12 +105,13 @@ def _print_snapshots(snapshots: list[SnapshotSummary], otherwise: str) -> None:
             format_bytes(one.logical_bytes),
             format_bytes(one.new_bytes),
             format_bytes(one.stored_bytes),
-            str(one.trouble_count) if one.trouble_count else "",
+            str(one.trouble_count or ""),
+            str(one.flux_count or ""),
             ",".join(one.tags),
         )
         for one in snapshots
     ]
-    print_table(header, rows, right=frozenset({3, 4, 5, 6, 7}))
+    print_table(header, rows, right=frozenset({3, 4, 5, 6, 7, 8}))
 
 
 @click.command()

@@ -64,6 +64,7 @@ LISTED: Shape = {
     "stored_bytes": int,
     "tags": [str],
     "trouble_count": int,
+    "flux_count": int,
 }
 VERIFIED: Shape = {
     "ok": bool,
@@ -92,7 +93,7 @@ ENTRY: Shape = {
 }
 SHOWN: Shape = LISTED | {
     "host": str,
-    "roots": [{"path": str, "missing": str}],
+    "roots": [{"path": str, "missing": str, "capture": str}],
     "exclude": [str],
     "trouble": [TROUBLE],
 }
@@ -103,6 +104,11 @@ CHANGE: Shape = {
     "size_after_bytes": (int, NoneType),
 }
 STATUS: Shape = {"store": str, "daemon": (dict, NoneType), "newest": LISTED}
+DOCTOR: Shape = {
+    "ok": bool,
+    "counts": {"ok": int, "note": int, "warning": int, "problem": int},
+    "findings": [{"level": str, "about": str, "what": str, "advice": str}],
+}
 ERROR: Shape = {"error": {"kind": str, "message": str, "hint": str}}
 
 
@@ -226,6 +232,10 @@ def test_a_root_that_is_not_there_is_trouble_by_name_and_exit_code_3(fresh):
 
 def test_the_list_document_has_every_field(taken):
     check(taken.run_here("list", "--json").document, [LISTED])
+
+
+def test_the_doctor_document_has_every_field(taken):
+    check(taken.run_here("doctor", "--json").document, DOCTOR)
 
 
 def test_the_show_document_has_every_field(taken):
