@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ciuic.capture.providers import IN_PLACE, choose
 from tests.kit import skips
 from tests.kit.box import Box
 
@@ -34,6 +35,16 @@ def public_box() -> Iterator[Box]:
         yield Box(directory)
     finally:
         shutil.rmtree(directory)
+
+
+@pytest.fixture
+def live_box(tmp_path: Path) -> Iterator[Box]:
+    """A box whose files are read where they lie, so that what happens meanwhile is seen."""
+    if choose(os.fsencode(tmp_path)).how == IN_PLACE:
+        yield Box(tmp_path)
+        return
+    with tempfile.TemporaryDirectory(prefix="ciuic-test-", dir="/dev/shm") as directory:
+        yield Box(Path(directory))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1313,12 +1313,12 @@ def test_a_disk_that_cannot_be_read_is_told_path_by_path_by_verify(box: Box) -> 
 
 
 def test_what_could_not_be_read_when_the_snapshot_was_taken_is_named_by_a_restore(
-    box: Box, tmp_path: Path
+    live_box: Box, tmp_path: Path
 ) -> None:
-    first = write(box.source / "victim", b"first version")
-    box.take()
+    first = write(live_box.source / "victim", b"first version")
+    live_box.take()
     first.write_bytes(b"second version, longer")
-    with open_store(str(box.store)):
+    with open_store(str(live_box.store)):
         pass
 
     def turn() -> bool:
@@ -1330,11 +1330,11 @@ def test_what_could_not_be_read_when_the_snapshot_was_taken_is_named_by_a_restor
         return False
 
     asked: list[int] = []
-    report = box.take(cancelled=turn)
+    report = live_box.take(cancelled=turn)
     assert report.trouble_count == 1
-    back = box.restore(to=tmp_path / "out")
+    back = live_box.restore(to=tmp_path / "out")
     assert [one.path for one in back.failed] == [os.fsencode(first)]
-    helped = box.restore(to=tmp_path / "fallback", fallback=True)
+    helped = live_box.restore(to=tmp_path / "fallback", fallback=True)
     assert helped.failed == []
     assert (tmp_path / "fallback" / "source" / "victim").read_bytes() == b"first version"
 

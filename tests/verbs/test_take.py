@@ -259,7 +259,8 @@ def test_posix_acls_come_back(box: Box, tmp_path: Path) -> None:
     after = subprocess.run(
         ["getfacl", "-Rn", "."], cwd=tmp_path / "out" / "source", capture_output=True, check=True
     ).stdout
-    assert before == after
+    # Blocks come in the order of the directory, which is the file system's business.
+    assert sorted(before.split(b"\n\n")) == sorted(after.split(b"\n\n"))
     assert b"user:1234:rwx" in after
 
 
@@ -526,44 +527,44 @@ def test_a_pack_that_was_cut_short_is_healed(three: Box) -> None:
 # What changes while it is read
 
 
-def test_a_file_that_vanishes_before_it_is_read_is_named_and_left_out(box: Box) -> None:
-    victim = write(box.source / "a victim", b"gone soon")
-    write(box.source / "b other", b"stays")
-    report = box.take(cancelled=Hook(asked(2), victim.unlink))
+def test_a_file_that_vanishes_before_it_is_read_is_named_and_left_out(live_box: Box) -> None:
+    victim = write(live_box.source / "a victim", b"gone soon")
+    write(live_box.source / "b other", b"stays")
+    report = live_box.take(cancelled=Hook(asked(2), victim.unlink))
     assert report.trouble_count == 1
     assert report.trouble[0].path == os.fsencode(victim)
     assert "vanished" in report.trouble[0].what
-    assert os.fsencode(victim) not in box.entries()
-    assert box.read(box.source / "b other") == b"stays"
-    assert box.verify().ok
+    assert os.fsencode(victim) not in live_box.entries()
+    assert live_box.read(live_box.source / "b other") == b"stays"
+    assert live_box.verify().ok
 
 
-def test_a_directory_that_vanishes_under_the_walk_is_named(box: Box) -> None:
-    write(box.source / "a" / "file", b"x")
-    write(box.source / "b", b"y")
-    report = box.take(cancelled=Hook(asked(1), lambda: shutil.rmtree(box.source / "a")))
+def test_a_directory_that_vanishes_under_the_walk_is_named(live_box: Box) -> None:
+    write(live_box.source / "a" / "file", b"x")
+    write(live_box.source / "b", b"y")
+    report = live_box.take(cancelled=Hook(asked(1), lambda: shutil.rmtree(live_box.source / "a")))
     assert report.trouble_count >= 1
-    assert box.read(box.source / "b") == b"y"
-    assert box.verify().ok
+    assert live_box.read(live_box.source / "b") == b"y"
+    assert live_box.verify().ok
 
 
-def test_another_name_of_a_file_survives_when_the_first_one_vanishes(box: Box) -> None:
-    write(box.source / "a", b"shared")
-    os.link(box.source / "a", box.source / "b")
-    write(box.source / "c", b"other")
-    report = box.take(cancelled=Hook(asked(3), (box.source / "a").unlink))
-    entries = box.entries()
-    assert os.fsencode(box.source / "b") in entries, report.trouble
-    assert box.read(box.source / "b") == b"shared"
+def test_another_name_of_a_file_survives_when_the_first_one_vanishes(live_box: Box) -> None:
+    write(live_box.source / "a", b"shared")
+    os.link(live_box.source / "a", live_box.source / "b")
+    write(live_box.source / "c", b"other")
+    report = live_box.take(cancelled=Hook(asked(3), (live_box.source / "a").unlink))
+    entries = live_box.entries()
+    assert os.fsencode(live_box.source / "b") in entries, report.trouble
+    assert live_box.read(live_box.source / "b") == b"shared"
 
 
 @pytest.mark.parametrize("size", [100, 300_000, 6 * MIB])
 @pytest.mark.parametrize("what", ["shrinks", "grows", "is emptied", "is rewritten"])
 def test_a_file_that_changes_once_while_it_is_read_is_read_again(
-    box: Box, size: int, what: str
+    live_box: Box, size: int, what: str
 ) -> None:
-    victim = write(box.source / "a victim", random_bytes(size))
-    write(box.source / "b", b"")
+    victim = write(live_box.source / "a victim", random_bytes(size))
+    write(live_box.source / "b", b"")
 
     def change() -> None:
         if what == "is rewritten":
@@ -573,35 +574,35 @@ def test_a_file_that_changes_once_while_it_is_read_is_read_again(
             os.truncate(victim, {"shrinks": size // 2, "grows": size + 9, "is emptied": 0}[what])
 
     when = reading(victim) if size > MIB else asked(2)
-    report = box.take(cancelled=Hook(when, change))
+    report = live_box.take(cancelled=Hook(when, change))
     assert report.trouble_count == 0, report.trouble
-    assert box.read(victim) == victim.read_bytes()
-    assert box.take().read_bytes <= victim.stat().st_size
-    assert box.verify().ok
+    assert live_box.read(victim) == victim.read_bytes()
+    assert live_box.take().read_bytes <= victim.stat().st_size
+    assert live_box.verify().ok
 
 
 def test_a_file_that_never_stands_still_is_marked_and_read_again_by_the_next_snapshot(
-    box: Box, tmp_path: Path
+    live_box: Box, tmp_path: Path
 ) -> None:
-    victim = write(box.source / "victim", random_bytes(6 * MIB))
+    victim = write(live_box.source / "victim", random_bytes(6 * MIB))
 
     def change() -> None:
         with victim.open("r+b") as file:
             file.seek(5 * MIB)
             file.write(random_bytes(16))
 
-    report = box.take(cancelled=Hook(reading(victim), change, times=1000))
+    report = live_box.take(cancelled=Hook(reading(victim), change, times=1000))
     assert report.trouble_count == 1
     assert "in flux" in report.trouble[0].what
-    assert box.entries()[os.fsencode(victim)].state == FLUX
-    assert box.verify().ok
-    back = box.restore(to=tmp_path / "out")
+    assert live_box.entries()[os.fsencode(victim)].state == FLUX
+    assert live_box.verify().ok
+    back = live_box.restore(to=tmp_path / "out")
     assert back.failed == []
     assert "in flux" in back.notes[0].what
-    again = box.take()
+    again = live_box.take()
     assert again.read_bytes == 6 * MIB
-    assert box.entries()[os.fsencode(victim)].state == WHOLE
-    assert box.read(victim) == victim.read_bytes()
+    assert live_box.entries()[os.fsencode(victim)].state == WHOLE
+    assert live_box.read(victim) == victim.read_bytes()
 
 
 def test_a_log_that_another_process_appends_to_is_taken_with_the_rest(box: Box) -> None:
@@ -633,9 +634,9 @@ def test_a_log_that_another_process_appends_to_is_taken_with_the_rest(box: Box) 
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "symlink", "device"])
-def test_a_file_that_turns_into_something_else_is_named(box: Box, kind: str) -> None:
-    victim = write(box.source / "a victim", b"plain")
-    write(box.source / "b", b"other")
+def test_a_file_that_turns_into_something_else_is_named(live_box: Box, kind: str) -> None:
+    victim = write(live_box.source / "a victim", b"plain")
+    write(live_box.source / "b", b"other")
     if kind == "device" and os.geteuid() != 0:
         pytest.skip("device nodes need root")
 
@@ -650,25 +651,27 @@ def test_a_file_that_turns_into_something_else_is_named(box: Box, kind: str) -> 
         else:
             os.mknod(victim, stat.S_IFCHR | 0o600, os.makedev(1, 5))
 
-    report = box.take(cancelled=Hook(asked(2), turn))
+    report = live_box.take(cancelled=Hook(asked(2), turn))
     assert [one.path for one in report.trouble] == [os.fsencode(victim)]
     assert report.trouble_count == 1
-    assert box.read(box.source / "b") == b"other"
-    assert box.verify().ok
-    assert box.take().trouble_count == 0
+    assert live_box.read(live_box.source / "b") == b"other"
+    assert live_box.verify().ok
+    assert live_box.take().trouble_count == 0
 
 
-def test_a_directory_that_turns_into_a_symlink_is_not_followed(box: Box, tmp_path: Path) -> None:
+def test_a_directory_that_turns_into_a_symlink_is_not_followed(
+    live_box: Box, tmp_path: Path
+) -> None:
     write(tmp_path / "secret" / "key", b"secret")
-    write(box.source / "a" / "file", b"x")
-    write(box.source / "b" / "file", b"y")
+    write(live_box.source / "a" / "file", b"x")
+    write(live_box.source / "b" / "file", b"y")
 
     def turn() -> None:
-        shutil.rmtree(box.source / "b")
-        (box.source / "b").symlink_to(tmp_path / "secret")
+        shutil.rmtree(live_box.source / "b")
+        (live_box.source / "b").symlink_to(tmp_path / "secret")
 
-    box.take(cancelled=Hook(asked(1), turn))
-    assert not any(path.endswith(b"key") for path in box.entries())
+    live_box.take(cancelled=Hook(asked(1), turn))
+    assert not any(path.endswith(b"key") for path in live_box.entries())
 
 
 @contextlib.contextmanager

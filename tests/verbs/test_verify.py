@@ -153,10 +153,10 @@ def test_two_bad_chunks_of_one_file_name_it_once(two: Box) -> None:
     assert damaged(two.verify())[0] == [str(two.source / "sub" / "shared")]
 
 
-def test_what_was_never_stored_is_no_damage(box: Box) -> None:
-    victim = write(box.source / "a", b"x")
+def test_what_was_never_stored_is_no_damage(live_box: Box) -> None:
+    victim = write(live_box.source / "a", b"x")
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(box.source / "socket"))
+        server.bind(str(live_box.source / "socket"))
         asked: list[int] = []
 
         def turn() -> bool:
@@ -166,8 +166,8 @@ def test_what_was_never_stored_is_no_damage(box: Box) -> None:
                 victim.mkdir()
             return False
 
-        assert box.take(cancelled=turn).trouble_count == 1
-    assert box.verify().ok
+        assert live_box.take(cancelled=turn).trouble_count == 1
+    assert live_box.verify().ok
 
 
 def test_a_store_of_nobody_elses_business_is_not_changed_by_verifying(two: Box) -> None:
