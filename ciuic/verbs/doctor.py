@@ -187,20 +187,29 @@ def _snapshots(
         return
     yield from _ages([one for one in snapshots if one not in future], plan, now_ns)
     newest = snapshots[0]
-    if newest.trouble_count:
-        bad = [one for one in store.manifest(newest.id).trouble if not one.harmless]
-        first = f", first {path_text(bad[0].path)}: {bad[0].what}" if bad else ""
-        count = "1 path" if newest.trouble_count == 1 else f"{newest.trouble_count} paths"
-        what = f"{newest.id} has {count} in trouble{first}"
-        yield Finding(WARNING, "snapshots", what, f"See them all: 'ciuic show {newest.id}'.")
-    else:
-        yield Finding(OK, "snapshots", f"{newest.id} has every path as it should be")
+    yield from _trouble(store, newest)
     if plan is not None:
         held = [root.rstrip(b"/") + b"/" for root in newest.roots]
         left = [path_text(one) for one in plan.roots if not (one + b"/").startswith(tuple(held))]
         if left:
             what = f"{newest.id} does not hold {_listed(left)}"
             yield Finding(PROBLEM, "snapshots", what, "Run 'ciuic snapshot', then doctor again.")
+
+
+def _trouble(store: Store, newest: SnapshotSummary) -> Iterator[Finding]:
+    if not newest.trouble_count:
+        yield Finding(OK, "snapshots", f"{newest.id} has every path as it should be")
+        return
+    # A log that is always open is nothing to be warned of every day.
+    is_flux = newest.flux_count == newest.trouble_count
+    bad = next((one for one in store.manifest(newest.id).trouble if not one.harmless), None)
+    count = "1 path" if newest.trouble_count == 1 else f"{newest.trouble_count} paths"
+    what = f"{newest.id} has {count} {'in flux' if is_flux else 'in trouble'}"
+    if bad is not None:
+        how = bad.what.removeprefix("in flux: ") if is_flux else bad.what
+        what += f", first {path_text(bad.path)}: {how}"
+    level = NOTE if is_flux else WARNING
+    yield Finding(level, "snapshots", what, f"See them all: 'ciuic show {newest.id}'.")
 
 
 def _ages(snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int) -> Iterator[Finding]:

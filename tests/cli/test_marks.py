@@ -77,6 +77,14 @@ def test_list_counts_what_was_in_flux(torn):
     assert torn.run("list", "--json").document[0]["flux_count"] == 2
 
 
+def test_doctor_makes_a_note_of_it_and_no_warning(torn):
+    found = torn.run("doctor", "--json").document["findings"]
+    (one,) = [one for one in found if "in flux" in one["what"]]
+    assert one["level"] == "note"
+    assert " has 2 paths in flux, first " in one["what"]
+    assert ": open for writing by " in one["what"]
+
+
 PROGRAM = """
 import atexit, os, psutil, sys
 def tell():

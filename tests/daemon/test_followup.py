@@ -18,6 +18,7 @@ from ciuicd.followup import FollowUps, is_being_written
 from ciuicd.watch import ClosingWatch, _Handler
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import REPOSITORY, wait_until
+from tests.kit.filesystems import disk
 
 HOUR_S = 3600.0
 
@@ -408,6 +409,32 @@ def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_u
     assert request_status(str(machine.store))["state"] == "idle"
     assert daemon.stop() == 0
     assert len(machine.snapshots()) == before
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["btrfs", "xfs"])
+def test_the_same_where_files_are_frozen(machine, kind):
+    with disk(kind, machine.directory / "disk") as mounted:
+        root = mounted.path / "training"
+        root.mkdir()
+        machine.configure(snapshot_paths=str(root))
+        path = root / "checkpoint.pt"
+        writer = Writer(path)
+        try:
+            daemon = machine.start()
+            daemon.wait_for_log("1 file in flux in cs-")
+            assert state_of(machine, machine.snapshots()[0].id, path)[0] == FLUX
+            writer.finish()
+            last = follow_up_of(machine)
+        finally:
+            writer.close()
+        state, data = state_of(machine, last.id, path)
+        assert state == WHOLE
+        assert pickle.loads(data)["step"] == 400
+        with open_store(str(machine.store)) as store:
+            assert store.manifest(last.id).roots[0].capture != "in place"
+        assert daemon.stop() == 0
 
 
 @pytest.mark.slow
