@@ -11,7 +11,7 @@ holders    which program writes to a file
 kernel     the system calls
 """
 
-from ciuic.capture.extents import Range, changed_ranges
+from ciuic.capture.extents import Range, changed_ranges, data_ranges
 from ciuic.capture.freezer import Freezer
 from ciuic.capture.frozen import AREA_NAME, FrozenRoot
 from ciuic.capture.providers import IN_PLACE, REFLINK, SUBVOLUME, Choice, choose
@@ -45,6 +45,7 @@ __all__ = [
     "SubvolumeView",
     "changed_ranges",
     "choose",
+    "data_ranges",
     "is_settled",
     "read_small",
     "same_content",

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "INEXACT_FLAGS",
     "SUBVOLUME_INODE",
+    "UNWRITTEN_FLAG",
     "MappedExtent",
     "SubvolumeInfo",
     "clone_file",
@@ -37,6 +38,8 @@ _FIEMAP_EXTENT: Final = struct.Struct("=QQQQQIIII")
 _FIEMAP_FLAG_SYNC: Final = 1
 _FIEMAP_PAGE: Final = 1024
 _EXTENT_LAST: Final = 0x1
+UNWRITTEN_FLAG: Final = 0x800
+"""Allocated and never written: it reads as zeros."""
 INEXACT_FLAGS: Final = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
 """UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL, UNWRITTEN: an
 extent with one of these says nothing about where its bytes lie."""

@@ -149,15 +149,10 @@ class OpenFile:
         self._cache.finish()
         os.close(self.fd)
 
-    def extents(self, start: int = 0, size: int | None = None) -> Iterator[Extent]:
-        """The stretches that hold data, in order: lseek(2), SEEK_DATA and SEEK_HOLE.
-
-        Args:
-            start: Where to begin.
-            size: Where to end; None: at the end of the file.
-        """
-        size = self.before.st_size if size is None else size
-        end = first = start
+    def extents(self) -> Iterator[Extent]:
+        """The stretches that hold data, in order: lseek(2), SEEK_DATA and SEEK_HOLE."""
+        size = self.before.st_size
+        end = 0
         while end < size:
             try:
                 start = os.lseek(self.fd, end, os.SEEK_DATA)
@@ -165,8 +160,8 @@ class OpenFile:
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     return
-                if error.errno == errno.EINVAL and end == first:
-                    start, end = first, size
+                if error.errno == errno.EINVAL and end == 0:
+                    start, end = 0, size
                 else:
                     raise _source_error(error) from error
             end = min(end, size)

@@ -16,11 +16,13 @@ from typing import Final, NamedTuple, TypeVar
 
 from ciuic.capture import (
     ATTEMPTS,
+    Extent,
     FrozenFile,
     FrozenRoot,
     OpenFile,
     Range,
     changed_ranges,
+    data_ranges,
     read_small,
     source_faults,
 )
@@ -259,21 +261,22 @@ class ContentReader:
         try:
             size = opened.before.st_size
             changed = changed_ranges(fd, old.size_bytes, opened.fd, size)
-            if changed is None:
+            data = data_ranges(opened.fd)
+            if changed is None or data is None:
                 return None
             pieces = list(iter_pieces(self._store.reader.node, old))
         except CorruptionError:
             return None
         finally:
             os.close(fd)
-        return _Tracked(pieces, changed, file.path)
+        return _Tracked(pieces, changed, data, file.path)
 
     def _spell(self, opened: OpenFile, tracked: "_Tracked | None") -> tuple[bytes, int, int]:
         """Store a file's data once through; returns content, level and the length found."""
         if tracked is not None and self._believe:
             plan = self._plan(opened, tracked)
             if plan is not None:
-                return self._spell_plan(opened, plan)
+                return self._spell_plan(opened, plan, tracked.data)
         spelling = _Spelling(self._writer)
         if tracked is not None:
             spelling = _Spelling(self._writer, self._expected(opened, tracked))
@@ -295,11 +298,14 @@ class ContentReader:
         size = opened.before.st_size
         return believed(tracked.pieces, tracked.changed, size, chunk_bytes=self._chunk_bytes)
 
-    def _spell_plan(self, opened: OpenFile, plan: list[Kept | Gap]) -> tuple[bytes, int, int]:
+    def _spell_plan(
+        self, opened: OpenFile, plan: list[Kept | Gap], data: list[Range]
+    ) -> tuple[bytes, int, int]:
         spelling = _Spelling(self._writer)
         gaps = [one for one in plan if isinstance(one, Gap)]
         kept = iter([one for one in plan if isinstance(one, Kept)])
-        self._add_chunks(spelling, self._chunks_in(opened, gaps), kept)
+        blocks = opened.scattered_blocks(_data_in(gaps, data))
+        self._add_chunks(spelling, self._cuts(blocks), kept)
         return spelling.finish(opened.before.st_size)
 
     def _add_chunks(
@@ -340,14 +346,6 @@ class ContentReader:
     def _chunks(self, opened: OpenFile) -> Iterator[tuple[int, memoryview]]:
         for extent in opened.extents():
             yield from self._cuts(opened.blocks(extent))
-
-    def _chunks_in(self, opened: OpenFile, gaps: list[Gap]) -> Iterator[tuple[int, memoryview]]:
-        extents = (
-            extent
-            for gap in gaps
-            for extent in opened.extents(gap.offset_bytes, gap.offset_bytes + gap.length_bytes)
-        )
-        return self._cuts(opened.scattered_blocks(extents))
 
     def _cuts(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
         for offset, block in blocks:
@@ -461,6 +459,7 @@ class _Tracked(NamedTuple):
 
     pieces: list[Piece]
     changed: list[Range]
+    data: list[Range]
     path: bytes
 
 
@@ -486,6 +485,22 @@ class _Batch:
             else:
                 view, name = next(stored)
                 spelling.add_data(item, len(view), name)
+
+
+def _data_in(gaps: list[Gap], data: list[Range]) -> Iterator[Extent]:
+    """Where gaps have data; both in order."""
+    at = 0
+    for gap in gaps:
+        end = gap.offset_bytes + gap.length_bytes
+        while at < len(data) and data[at].offset_bytes + data[at].length_bytes <= gap.offset_bytes:
+            at += 1
+        inner = at
+        while inner < len(data) and data[inner].offset_bytes < end:
+            one = data[inner]
+            first = max(gap.offset_bytes, one.offset_bytes)
+            last = min(end, one.offset_bytes + one.length_bytes)
+            yield Extent(first, last - first)
+            inner += 1
 
 
 def _fill(
