@@ -10,7 +10,7 @@ import pytest
 from tests.kit.box import Box, settle
 from tests.kit.filesystems import Disk, disk
 from tests.kit.program import Outcome, ciuic
-from tests.kit.trees import Photo, differences, photograph
+from tests.kit.trees import Photo, data_ranges, differences, photograph
 
 MIB = 1024 * 1024
 
@@ -71,6 +71,13 @@ def fill(source: Path) -> None:
     subprocess.run(["sync", "-f", source], check=True)
 
 
+def stretches(path: Path) -> tuple[tuple[int, int], ...]:
+    """Where a file's data lies between its holes, once all of it is on the disk."""
+    subprocess.run(["sync", "-f", path], check=True)
+    with path.open("rb") as file:
+        return data_ranges(file.fileno(), path.stat().st_size)
+
+
 def test_the_main_job_runs_on_every_kind_of_file_system(mounted: Disk, tmp_path: Path) -> None:
     place = Store(mounted.path / "store", mounted.path / "source", tmp_path / "ciuic.conf")
     fill(place.source)
@@ -82,6 +89,8 @@ def test_the_main_job_runs_on_every_kind_of_file_system(mounted: Disk, tmp_path:
     place.run("verify", "--checksum")
     out = mounted.path / "out"
     assert differences(before, place.restore("latest", out)) == []
+    for name in ("sparse", "zeros.bin"):
+        assert stretches(out / "source" / "runs" / name) == stretches(place.source / "runs" / name)
     second = place.run("snapshot", "--json").document
     assert (second["read_bytes"], second["new_bytes"]) == (0, 0)
     # A torn checkpoint, as a killed training leaves it.

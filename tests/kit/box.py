@@ -85,7 +85,7 @@ class Box:
         dry_run: bool = False,
         fallback: bool = False,
     ) -> RestoreReport:
-        """Put paths back in this process; without any, the source."""
+        """Put paths back in this process, from the store alone; without any path, the source."""
         request = RestoreRequest(
             tuple(os.fsencode(path) for path in paths or (self.source,)),
             destination=None if to is None else os.fsencode(to),
@@ -93,6 +93,7 @@ class Box:
             delete=delete,
             dry_run=dry_run,
             fallback=fallback,
+            hot=False,
         )
         with open_store(str(self.store)) as store:
             manifest = store.manifest(find_snapshot(store, snapshot).id)

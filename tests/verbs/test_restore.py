@@ -775,7 +775,7 @@ def test_hard_link_entries_of_different_content_never_give_one_file_the_bytes_of
         pair.append(entry)
     hostile(box, pair, root=box.source)
     outcome = box.ciuic(
-        "restore", "-s", "cs-bad000", "-p", box.source, "-d", tmp_path / "out", "--json"
+        "restore", "-s", "cs-bad000", "-p", box.source, "-d", tmp_path / "out", "--no-hot", "--json"
     )
     good = tmp_path / "out" / "source" / "good"
     if outcome.code == 0:
@@ -1023,7 +1023,7 @@ def test_a_restore_leaves_the_temporary_files_of_one_that_still_runs_alone(
 def test_damage_costs_the_damaged_files_only_and_they_are_named(taken: Box, tmp_path: Path) -> None:
     flip_content(taken.store, (taken.source / "large").read_bytes()[MIB : 2 * MIB])
     outcome = taken.ciuic(
-        "restore", "-s", "latest", "-p", taken.source, "-d", tmp_path / "out", "--json"
+        "restore", "-s", "latest", "-p", taken.source, "-d", tmp_path / "out", "--no-hot", "--json"
     )
     assert outcome.code == 4
     assert [one["path"] for one in outcome.document["failed"]] == [str(taken.source / "large")]
@@ -1064,7 +1064,7 @@ def test_every_name_of_a_damaged_file_is_named(box: Box, tmp_path: Path, names: 
     box.take()
     flip_content(box.store, data)
     outcome = box.ciuic(
-        "restore", "-s", "latest", "-p", box.source, "-d", tmp_path / "out", "--json"
+        "restore", "-s", "latest", "-p", box.source, "-d", tmp_path / "out", "--no-hot", "--json"
     )
     assert outcome.code == 4
     named = [one["path"] for one in outcome.document["failed"]]
@@ -1084,7 +1084,7 @@ def test_fallback_takes_the_newest_older_version_that_is_whole_and_says_so(
     flip_content(box.store, versions[2][:MIB])
     out = tmp_path / "out"
     outcome = box.ciuic(
-        "restore", "-s", "latest", "-p", box.source, "-d", out, "--fallback", "--json"
+        "restore", "-s", "latest", "-p", box.source, "-d", out, "--fallback", "--no-hot", "--json"
     )
     assert outcome.code == 4
     assert outcome.document["failed"] == []
@@ -1134,7 +1134,16 @@ def test_fallback_puts_a_damaged_directory_back_from_the_older_snapshot(
     # Take the whole node away by hand: its frame may hold other nodes too.
     flip_byte(box.store / "packs" / place.pack.hex(), place.offset_bytes + 100)
     outcome = box.ciuic(
-        "restore", "-s", second, "-p", box.source, "-d", tmp_path / "out", "--fallback", "--json"
+        "restore",
+        "-s",
+        second,
+        "-p",
+        box.source,
+        "-d",
+        tmp_path / "out",
+        "--fallback",
+        "--no-hot",
+        "--json",
     )
     assert outcome.code == 4
     if (tmp_path / "out").exists():
@@ -1190,7 +1199,16 @@ def test_fallback_without_a_whole_version_puts_back_what_was_in_flux_and_warns(
     write(model, os.urandom(MIB))
     take_in_flux(box, model)
     helped = box.ciuic(
-        "restore", "-s", "latest", "-p", model, "-d", tmp_path / "out", "--fallback", "--json"
+        "restore",
+        "-s",
+        "latest",
+        "-p",
+        model,
+        "-d",
+        tmp_path / "out",
+        "--fallback",
+        "--no-hot",
+        "--json",
     )
     assert helped.code == 3
     assert helped.document["flux"] == [str(model)]
@@ -1209,7 +1227,16 @@ def test_fallback_prefers_what_was_whole_to_what_was_in_flux_when_the_store_is_d
     box.take()
     flip_content(box.store, last)
     helped = box.ciuic(
-        "restore", "-s", "latest", "-p", model, "-d", tmp_path / "out", "--fallback", "--json"
+        "restore",
+        "-s",
+        "latest",
+        "-p",
+        model,
+        "-d",
+        tmp_path / "out",
+        "--fallback",
+        "--no-hot",
+        "--json",
     )
     assert helped.code == 4
     assert [good.id in one["what"] for one in helped.document["notes"]] == [True]
