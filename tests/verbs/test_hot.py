@@ -326,6 +326,8 @@ def test_a_copy_of_a_file_in_flux_is_not_used(hot: Box) -> None:
 
 def test_a_store_that_lies_gets_no_other_file_out_of_the_frozen_area(hot: Box) -> None:
     write(hot.directory / "secret", random_bytes(MIB))
+    subprocess.run(["sync", "-f", hot.directory], check=True)
+    hot.take()  # a frozen subvolume holds the secret too
     entries = hot.entries()
     model, middle = (os.fsencode(hot.source / name) for name in ("model", "middle"))
     status = (hot.directory / "secret").stat()
@@ -364,9 +366,13 @@ def test_extents_of_another_file_system_prove_nothing(tmp_path: Path) -> None:
         made.unmount()
         subprocess.run(["cp", "--sparse=always", made._image, image], check=True)
         made.mount()
-        subprocess.run(["mount", "-o", "loop,nouuid", image, twin], check=True)
+        mount = ["mount", "-o", "loop,nouuid", image, twin]
+        subprocess.run(mount, check=True)
         try:
+            # Nothing shares the file's blocks there: it can be written where it lies.
             subprocess.run(["rm", "-rf", twin / ".ciuic-frozen"], check=True)
+            subprocess.run(["umount", twin], check=True)
+            subprocess.run(mount, check=True)
             with (twin / "source" / "model").open("r+b") as file:
                 file.write(b"other")
             subprocess.run(["sync", "-f", twin], check=True)
