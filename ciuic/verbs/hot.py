@@ -24,7 +24,15 @@ from ciuic.store.manifest import Manifest
 from ciuic.verbs.browse import Located, root_entry, walk
 from ciuic.verbs.pieces import held, windows
 
-__all__ = ["HOT_BYTES_MIN", "HotCopies", "HotReport", "HotSnapshot", "verify_hot"]
+__all__ = [
+    "HOT_BYTES_MIN",
+    "HotCopies",
+    "HotReport",
+    "HotSnapshot",
+    "has_same_bytes",
+    "share_blocks",
+    "verify_hot",
+]
 
 HOT_BYTES_MIN: Final = 16 * 1024 + 1
 """Smaller files are written from the store: one write is shorter than finding a copy."""
