@@ -29,12 +29,14 @@ class Freezer:
     """The frozen side of one snapshot.
 
     Args:
-        store_id: Of the store that the snapshot goes to.
+        header_path: Of the header of the store that the snapshot goes to.
+        store_id: Of that store.
         snapshot_id: What the snapshot will be called.
         taken_ns: When it began.
     """
 
-    def __init__(self, store_id: str, snapshot_id: str, taken_ns: int) -> None:
+    def __init__(self, header_path: str, store_id: str, snapshot_id: str, taken_ns: int) -> None:
+        self._header_path = header_path
         self._store_id = store_id
         self._snapshot_id = snapshot_id
         self._taken_ns = taken_ns
@@ -115,7 +117,7 @@ class Freezer:
         if place is None or place in self._areas:
             return choice
         try:
-            area = Area.make(place, self._store_id)
+            area = Area.make(place, self._header_path, self._store_id)
         except OSError as error:
             return choice._replace(how="in place", why=str(error), place=None)
         self._areas[place] = area

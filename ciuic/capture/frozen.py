@@ -4,6 +4,7 @@
         copies/<number>          clones of single files
         trees/<snapshot ID>.<n>  read-only snapshots of subvolumes
         records/<snapshot ID>    what was frozen for a snapshot, sealed
+        store                    where the store's header is
 
 They serve two ends: the next snapshot compares extents with them instead of reading a file, and a
 restore clones from them. Nothing depends on them. A copy is believed only as long as its own inode,
@@ -19,6 +20,7 @@ import fcntl
 import json
 import mmap
 import os
+import shutil
 import stat
 import struct
 import threading
@@ -52,6 +54,7 @@ AREA_NAME: Final = b".ciuic-frozen"
 _COPIES: Final = b"copies"
 _TREES: Final = b"trees"
 _RECORDS: Final = b"records"
+_STORE: Final = b"store"
 _MODE: Final = 0o700
 _COPY_MODE: Final = 0o400
 _MAGIC: Final = b"ciuic frozen copies 1\n"
@@ -189,8 +192,14 @@ class Area:
         return cls(inner) if _is_own(path) and _is_own(inner) else None
 
     @classmethod
-    def make(cls, place: bytes, store_id: str) -> "Area":
-        """The area in a place, made if need be, and locked.
+    def make(cls, place: bytes, header_path: str, store_id: str) -> "Area":
+        """The area in a place, made if need be, and locked. Areas of stores that are gone go.
+
+        Args:
+            place: A directory.
+            header_path: Of the store's header: as long as that file is there and has the
+                store's ID in it, the area is not left over.
+            store_id: Of the store.
 
         Raises:
             OSError: It can't be made or written, is another user's, or is locked.
@@ -207,7 +216,34 @@ class Area:
                 os.mkdir(os.path.join(inner, name), _MODE)
         area = cls(inner)
         area.lock()
+        with open(os.path.join(inner, _STORE), "wb") as file:
+            file.write(os.fsencode(os.path.abspath(header_path)))
+        for name in os.listdir(path):
+            other = cls(os.path.join(path, name))
+            if other.path != inner and other._is_orphan():
+                with contextlib.suppress(OSError):
+                    other._remove()
         return area
+
+    def _is_orphan(self) -> bool:
+        """The store that this is for is not where it was, or another one is there."""
+        try:
+            with open(os.path.join(self.path, _STORE), "rb") as file:
+                header_path = file.read()
+            if not stat.S_ISREG(os.stat(header_path).st_mode):
+                return True
+            with open(header_path, "rb") as file:
+                return os.path.basename(self.path) not in file.read()
+        except OSError:
+            return True
+
+    def _remove(self) -> None:
+        self.lock()
+        try:
+            self.keep_only([])
+            shutil.rmtree(self.path)
+        finally:
+            self.close()
 
     def lock(self) -> None:
         """Keep other processes from changing the area.

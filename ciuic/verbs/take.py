@@ -24,6 +24,7 @@ from ciuic.memory import prepare_for_bulk
 from ciuic.model import SnapshotSummary, TakeReport, Trouble
 from ciuic.scan import Exclusions
 from ciuic.store import Store
+from ciuic.store.layout import HEADER
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
 from ciuic.verbs.gather import Gatherer, OldTree
 from ciuic.verbs.reading import ContentReader
@@ -180,7 +181,8 @@ def take_snapshot(
     old = _old_trees(store, snapshots, roots)
     troubles = _Troubles()
     flux = _Flux(troubles)
-    freezer = Freezer(store.header.store_id, snapshot_id, taken_ns)
+    header_path = os.path.join(store.path, HEADER)
+    freezer = Freezer(header_path, store.header.store_id, snapshot_id, taken_ns)
     capture = _Capture(clock)
 
     def walked() -> None:

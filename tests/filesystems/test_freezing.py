@@ -75,7 +75,8 @@ def area_of(place: Disk, box: Box) -> Area:
 def frozen_files(place: Disk, box: Box) -> set[str]:
     """Everything in the area but its own directories, subvolumes not entered."""
     area = Path(os.fsdecode(area_of(place, box).path))
-    return {f"{part.name}/{one.name}" for part in area.iterdir() for one in part.iterdir()}
+    parts = [area / name for name in ("copies", "trees", "records")]
+    return {f"{part.name}/{one.name}" for part in parts for one in part.iterdir()}
 
 
 def captures(box: Box) -> list[str]:
@@ -356,3 +357,20 @@ def test_an_unfrozen_subvolume_does_not_stay(btrfs: Disk) -> None:
     os.close(top)
 
     assert not (btrfs.path / "one").exists()
+
+
+def test_areas_of_stores_that_are_gone_go(cow_disk: Disk) -> None:
+    box = box_on(cow_disk)
+    box.take()
+    gone = Path(os.fsdecode(area_of(cow_disk, box).path))
+    box.store.rename(box.directory / "moved")
+
+    other_home = cow_disk.path / "other"
+    other_home.mkdir()
+    other = Box(other_home)
+    other.take(box.source)
+
+    assert not gone.exists()
+    assert frozen_files(cow_disk, other) != set()
+    other.take(box.source)
+    assert frozen_files(cow_disk, other) != set()
