@@ -43,11 +43,7 @@ def encode(plain: bytes | memoryview) -> Encoded:
     number, stored = _chosen(plain)
     if number == RAW or len(stored) > size - size * _WORTH_FRACTION:
         return RAW, plain
-    # By checksum: comparing a bytes object with a memoryview walks it element by element.
-    again = decode(number, stored, size)
-    if checksum(again) != checksum(plain):
-        return RAW, plain
-    return number, stored
+    return (number, stored) if _survives(number, stored, plain) else (RAW, plain)
 
 
 def decode(codec: int, stored: bytes | memoryview, plain_bytes: int) -> bytes | memoryview:
@@ -83,6 +79,16 @@ def _chosen(plain: bytes | memoryview) -> Encoded:
     if ratio < 1 - _WORTH_FRACTION:
         return ZSTD, zstd.compress_fast(plain)
     return RAW, plain
+
+
+def _survives(number: int, stored: bytes | memoryview, plain: bytes | memoryview) -> bool:
+    """Whether what was encoded can be had back."""
+    try:
+        again = decode(number, stored, len(plain))
+    except CorruptionError:
+        return False
+    # By checksum: comparing a bytes object with a memoryview walks it element by element.
+    return checksum(again) == checksum(plain)
 
 
 def _sample(plain: memoryview) -> bytes:

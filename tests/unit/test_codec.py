@@ -140,7 +140,7 @@ def test_byte_planes_by_hand():
         b"\x02",
         b"\x03" + bytes(30),
         b"\x02\x00",
-        payload(2, SIGNS, EXPONENTS, skip=2),
+        payload(2, (1, 0, b""), (1, 0, b""), skip=2, rest=b"skip"),
         payload(2, (2, 0, b"\x00\x01\x7f\x80")),
         payload(4, (3, 0, b""), SIGNS, EXPONENTS),
         payload(4, SIGNS, EXPONENTS, (2, 0, b"\x00\x01\x7f\x80")),
@@ -150,8 +150,9 @@ def test_byte_planes_by_hand():
         payload(2, (1, 0, b"\x00\x01\x02"), EXPONENTS),
         payload(2, (1, 9, b"\x00\x01"), EXPONENTS),
         payload(2, (1, 1, b"\x00\x01"), EXPONENTS),
+        payload(2, SIGNS, (1, 1, zstandard.compress(b"\x7f\x80") + b"!"))[:-1],
         payload(2, SIGNS, (1, 2, b"\x7f\x01")),
-        payload(2, SIGNS, (1, 2, b"\x7f\x09\0\0\0abc")),
+        payload(2, SIGNS, (1, 2, b"\x7f\x20\0\0\0" + zstandard.compress(b"\x10"))),
         payload(2, SIGNS, (1, 2, pairs(0, b"\x00\x01"))),
         payload(2, SIGNS, (1, 2, pairs(0, b"\x00", b"\x01\x02"))),
         payload(4, (2, 2, pairs(0, b"\x00")), SIGNS, EXPONENTS),
@@ -173,6 +174,7 @@ def test_byte_planes_by_hand():
         "long",
         "coding",
         "no zstd",
+        "zstd cut short",
         "no header of pairs",
         "pairs cut short",
         "too many pairs",
@@ -209,6 +211,19 @@ def test_a_column_comes_back_whatever_its_values(coding, base):
     stored = planes.encode(plain, planes.Plan(2, 0, columns, 1.0))
     assert len(stored) < len(plain) / 2
     assert bytes(planes.decode(stored, len(plain))) == plain
+
+
+@pytest.mark.parametrize("at", [0, 3, 5000, SIZE - 5000, -1])
+def test_a_fault_while_encoding_costs_a_raw_payload_and_no_more(monkeypatch, at):
+    plain, encode = floats("<f4"), planes.encode
+
+    def faulty(*arguments):
+        stored = bytearray(encode(*arguments))
+        stored[at % len(stored)] ^= 0x10
+        return memoryview(stored)
+
+    monkeypatch.setattr(planes, "encode", faulty)
+    assert codec.encode(plain) == (codec.RAW, plain)
 
 
 def test_threads_do_not_share_what_must_not_be_shared():
