@@ -6,7 +6,6 @@ Sources: rename(2), fsync(2), syncfs(2); "a file's fsync does not sync its direc
 """
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Iterator
 
@@ -21,8 +20,6 @@ __all__ = [
     "temporary_name",
     "write_whole",
 ]
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def temporary_name(prefix: str) -> str:
@@ -109,7 +106,11 @@ def sync_file_system(fd: int) -> None:
     Raises:
         OSError: Some write could not be brought to the disk.
     """
-    if _libc.syncfs(fd) != 0:
+    # Takes longer to load than most commands that never come here run.
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(fd) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -3,6 +3,7 @@
 Imported here is only what ``--help`` needs; each command imports the rest when it runs.
 """
 
+import contextlib
 import os
 import sys
 
@@ -27,7 +28,7 @@ from ciuic.cli.session import (
 from ciuic.cli.take import snapshot
 from ciuic.errors import CancelledError, CiuicError, UsageError
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "program"]
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -109,6 +110,21 @@ def main() -> None:
         code = FAILED
         _abandon_output()
     sys.exit(code)
+
+
+def program() -> None:
+    """What the installed scripts run: ``main``, and then nothing any more.
+
+    Python takes itself apart at its end, which takes as long as a short command; here everything
+    is closed and written by then, and what is not was given up.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(end.code if isinstance(end.code, int) else FAILED)
 
 
 def _run() -> int:

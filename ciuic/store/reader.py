@@ -5,13 +5,16 @@ not know a chunk, or points at something else, the packs themselves are asked on
 is a cache, and no restore may fail for a fault in it.
 """
 
+import contextlib
+import itertools
+import operator
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ciuic.errors import ChunkMissingError, CorruptionError
+from ciuic.errors import ChunkMissingError, CorruptionError, StoreError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
@@ -23,6 +26,9 @@ __all__ = ["StoreReader"]
 _CACHE_BYTES: Final = 24 * 1024 * 1024
 _CACHED_FRAME_MAX: Final = 2 * 1024 * 1024
 _OPEN_PACKS_MAX: Final = 64
+_EXPECTED_SHARE: Final = 2
+"""Frames that fill less than half of the stretch that they lie in are read one by one."""
+_EXPECTED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class _Pack:
@@ -122,6 +128,26 @@ class StoreReader:
             return frame, decode_frame(frame, raw[frame.header_bytes :])
         except CorruptionError as error:
             raise CorruptionError(f"{where}: {error.message}") from error
+
+    def expect(self, places: Iterable[ChunkPlace]) -> None:
+        """These will be read soon: the disk may begin while other things are made ready.
+
+        Loading what decodes the first frame takes longer than reading a hundred of them. Nothing
+        that goes wrong here matters: whoever reads is told.
+        """
+        left = _EXPECTED_BYTES_MAX
+        ranges = sorted({(one.pack, one.offset_bytes, one.frame_bytes) for one in places})
+        for name, group in itertools.groupby(ranges, key=operator.itemgetter(0)):
+            frames = list(group)
+            begin = frames[0][1]
+            end = frames[-1][1] + frames[-1][2]
+            wanted = sum([length for _, _, length in frames])
+            if wanted * _EXPECTED_SHARE < end - begin or left <= 0:
+                continue
+            length = min(end - begin, left)
+            left -= length
+            with contextlib.suppress(StoreError, CorruptionError, OSError):
+                os.posix_fadvise(self._pack(name).fd, begin, length, os.POSIX_FADV_WILLNEED)
 
     def pack_size(self, name: bytes) -> int | None:
         """Length of a pack's file; None if there is none."""

@@ -1,6 +1,5 @@
 """Looking into snapshots: find a path, walk a tree, compare two."""
 
-import difflib
 import fnmatch
 import os
 import re
@@ -354,6 +353,9 @@ def _near(store: Store, at: bytes, entry: Entry, name: bytes) -> str:
     if not entry.is_directory:
         return f"{path_text(at)} is not a directory there."
     names = {path_text(one.name): _join(at, one.name) for one in _entries(store, entry)}
+    # Only for who has mistyped: it takes longer to load than a list takes.
+    import difflib
+
     close = difflib.get_close_matches(path_text(name), names, n=_NEAR_MAX, cutoff=0.5)
     if close:
         return "Near it are " + ", ".join(path_text(names[one]) for one in close) + "."

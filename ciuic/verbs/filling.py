@@ -27,7 +27,7 @@ from ciuic.store.index import ChunkPlace
 from ciuic.verbs.hot import HOT_BYTES_MIN, HotCopies, has_same_bytes, share_blocks
 from ciuic.verbs.output import Output, write_all
 from ciuic.verbs.pieces import Part, held, in_frames, plain_parts, windows
-from ciuic.verbs.take import Progress
+from ciuic.verbs.progress import Progress
 from ciuic.verbs.target import (
     RUN_AGAIN,
     apply_metadata,

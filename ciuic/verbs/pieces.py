@@ -53,6 +53,7 @@ def in_frames(reader: StoreReader, parts: Iterable[Part]) -> list[list[Part]]:
     """Parts that have bytes, grouped by frame, in the order that frames lie in the packs."""
     wanted = [part for part in parts if part.piece.id]
     places = reader.places(list({part.piece.id for part in wanted}))
+    reader.expect(places.values())
     groups: dict[tuple[bytes, int], list[Part]] = {}
     for part in wanted:
         place = places.get(part.piece.id)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from ciuic import durable
+from ciuic.capture.frozen import AREA_NAME
 from ciuic.errors import CancelledError, CiuicError, CorruptionError, UnknownFormatError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, RestoreReport
 from ciuic.scan import DirectoryHandle, Exclusions
@@ -20,7 +21,7 @@ from ciuic.store import Store
 from ciuic.store.nodes import iter_tree
 from ciuic.verbs.filling import Filler, Job, Ledger
 from ciuic.verbs.hot import HotCopies
-from ciuic.verbs.take import Progress
+from ciuic.verbs.progress import Progress
 from ciuic.verbs.target import (
     RUN_AGAIN,
     apply_metadata,
@@ -344,7 +345,7 @@ class Placer:
 
     def _is_protected(self, path: bytes, status: os.stat_result) -> bool:
         """What a snapshot never holds is not missing from it: sockets, what is left out."""
-        if stat.S_ISSOCK(status.st_mode):
+        if stat.S_ISSOCK(status.st_mode) or os.path.basename(path) == AREA_NAME:
             return True
         if (status.st_dev, status.st_ino) == self._store_inode:
             return True

@@ -27,7 +27,7 @@ from ciuic.store.manifest import Manifest
 from ciuic.verbs.browse import Located, locate
 from ciuic.verbs.hot import HotCopies
 from ciuic.verbs.placing import Placer
-from ciuic.verbs.take import Progress
+from ciuic.verbs.progress import Progress
 from ciuic.verbs.target import target_faults
 
 __all__ = ["RestoreRequest", "restore"]

@@ -9,11 +9,10 @@ retain     frozen copies of older snapshots are given up
 
 import os
 import resource
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import ciuic
 from ciuic.capture import SUBVOLUME, Freezer, RootView
@@ -27,9 +26,10 @@ from ciuic.store import Store
 from ciuic.store.layout import HEADER
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
 from ciuic.verbs.gather import Gatherer, OldTree
+from ciuic.verbs.progress import Progress
 from ciuic.verbs.reading import ContentReader
 
-__all__ = ["Progress", "TakeRequest", "take_snapshot"]
+__all__ = ["TakeRequest", "take_snapshot"]
 
 _NS: Final = 1_000_000_000
 _OPEN_FILES_WANTED: Final = 4096
@@ -57,14 +57,6 @@ class TakeRequest:
     base_interval_s: float = 43_200.0
     tags: tuple[str, ...] = ()
     hot_snapshots: int = 1
-
-
-class Progress(Protocol):
-    """Told how far a long run has come; must return quickly."""
-
-    def update(self, files: int, size_bytes: int, path: bytes) -> None:
-        """So many files and bytes have been looked at; ``path`` is the latest."""
-        ...
 
 
 class _Silent:
@@ -247,7 +239,7 @@ def take_snapshot(
                 flux_count=flux.count,
             ),
             roots=tuple(recorded),
-            host=socket.gethostname().encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+            host=os.uname().nodename.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
             writer=f"ciuic {ciuic.__version__}",
             read_bytes=content.read_bytes,
             capture_s=round(capture.duration_s(content.captured_s), 6),
