@@ -191,6 +191,35 @@ def test_frozen_copies_that_vanish_meanwhile(mounted: Disk, rng: random.Random) 
     assert roll_back(box)["written_files"] == 0
 
 
+@pytest.mark.parametrize("mounted", ["xfs", "btrfs"], indirect=True)
+def test_a_whole_file_system_is_rolled_back_and_keeps_its_frozen_copies(
+    mounted: Disk, tmp_path: Path, rng: random.Random
+) -> None:
+    """The root is the mount point: the frozen area lies inside of what is restored."""
+    box = Box(tmp_path)
+    box.source = mounted.path
+    box.configure()
+    for number in range(5):
+        (mounted.path / f"shard {number}").write_bytes(rng.randbytes(300_000))
+    subprocess.run(["sync", "-f", mounted.path], check=True)
+    settle()
+    assert box.ciuic("snapshot").code == 0
+
+    def photo() -> dict[bytes, Photo]:
+        found = photograph(mounted.path)
+        return {path: one for path, one in found.items() if not path.startswith(b".ciuic-frozen")}
+
+    before = photo()
+    for _ in range(2):
+        for path in mounted.path.glob("shard*"):
+            path.write_bytes(b"torn")
+        (mounted.path / "new").write_bytes(b"new")
+        report = roll_back(box)
+        assert (report["failed"], report["cloned_bytes"]) == ([], 1_500_000)
+        assert report["deleted_files"] == 1
+        assert differences(before, photo()) == []
+
+
 def test_a_rollback_onto_another_file_system(
     mounted: Disk, tmp_path: Path, rng: random.Random
 ) -> None:
