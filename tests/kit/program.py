@@ -20,7 +20,7 @@ CIUIC = (
 """What the entry point runs, so that no test depends on where pip puts scripts."""
 NOBODY = 65534
 _AS_SOMEBODY = """
-import ctypes, importlib, os, pkgutil, sys, urllib.parse
+import ctypes, difflib, importlib, os, pkgutil, sys, urllib.parse
 import ciuic
 for module in pkgutil.walk_packages(ciuic.__path__, "ciuic."):
     importlib.import_module(module.name)
