@@ -20,7 +20,6 @@ import fcntl
 import json
 import mmap
 import os
-import shutil
 import stat
 import struct
 import threading
@@ -241,7 +240,9 @@ class Area:
         self.lock()
         try:
             self.keep_only([])
-            shutil.rmtree(self.path)
+            os.unlink(os.path.join(self.path, _STORE))
+            for name in (_COPIES, _TREES, _RECORDS, b""):
+                os.rmdir(os.path.join(self.path, name))
         finally:
             self.close()
 
