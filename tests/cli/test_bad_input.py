@@ -320,7 +320,7 @@ def test_two_paths_that_would_become_one_are_refused(taken):
     (taken.directory / "a" / "same").mkdir(parents=True)
     (taken.directory / "b" / "same").mkdir(parents=True)
     roots = f"{taken.directory}/a, {taken.directory}/b"
-    clash.configure(f"snapshot_paths = {roots}\nsnapshot_dir = {taken.store}\n")
+    clash.configure(f"snapshot_paths = {roots}\nsnapshot_dir = {taken.store}\nio_priority = none\n")
     clash.snapshot()
 
     done = clash.run_here(

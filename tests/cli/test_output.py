@@ -216,7 +216,10 @@ def test_the_snapshot_document_has_every_field(fresh):
 
 def test_a_root_that_is_not_there_is_trouble_by_name_and_exit_code_3(fresh):
     missing = fresh.directory / "not there"
-    fresh.configure(f"snapshot_paths = {fresh.source}, {missing}\nsnapshot_dir = {fresh.store}\n")
+    fresh.configure(
+        f"snapshot_paths = {fresh.source}, {missing}\nsnapshot_dir = {fresh.store}\n"
+        "io_priority = none\n"
+    )
 
     done = fresh.run_here("snapshot", "--json")
     said = fresh.run_here("snapshot")
@@ -429,7 +432,10 @@ def test_damage_below_a_hostile_name_is_named_safely_and_exactly(fresh):
 
 def test_trouble_with_a_hostile_name_is_told_safely(fresh):
     missing = f"{fresh.directory}/a\udcff|b"
-    fresh.configure(f"snapshot_paths = {fresh.source}, {missing}\nsnapshot_dir = {fresh.store}\n")
+    fresh.configure(
+        f"snapshot_paths = {fresh.source}, {missing}\nsnapshot_dir = {fresh.store}\n"
+        "io_priority = none\n"
+    )
 
     said = fresh.run_here("snapshot")
     document = fresh.run_here("snapshot", "--json").document
