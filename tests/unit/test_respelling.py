@@ -91,7 +91,8 @@ def test_a_region_of_which_little_is_left_is_read_whole():
 
 
 def test_the_end_of_a_long_gap_counts_in_the_region_that_it_ends_in():
-    assert plan(THREE, [(0, MIB + 900 * KIB)], 3 * MIB)[0] == Gap(0, 2 * MIB)
+    found = plan([Piece(3 * MIB, HOLE)], [(0, MIB + 900 * KIB)], 3 * MIB)
+    assert found == [Gap(0, 2 * MIB), Kept(2 * MIB, Piece(MIB, HOLE))]
 
 
 def test_what_is_beyond_the_old_recipe_is_read_to_the_last_byte():
