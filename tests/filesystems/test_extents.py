@@ -295,7 +295,7 @@ def torture(file: Path, freezer: Reflink | Subvolume, *, seed: int) -> int:
     dice = random.Random(seed)
     worked = Worked(file, dice)
     file.write_bytes(dice.randbytes(300_000))
-    old_fd = freezer.freeze()
+    last_fd = freezer.freeze()
     unchanged = 0
     try:
         for number in range(ROUNDS):
@@ -303,17 +303,18 @@ def torture(file: Path, freezer: Reflink | Subvolume, *, seed: int) -> int:
                 worked.work()
             if dice.random() < 0.3:
                 os.sync()
-            new_fd = freezer.freeze()
-            sizes = os.fstat(old_fd).st_size, os.fstat(new_fd).st_size
-            changed = changed_ranges(old_fd, sizes[0], new_fd, sizes[1])
-            assert changed is not None
-            check_ranges(changed, sizes[1])
-            assert missed(old_fd, new_fd, changed) == [], (seed, number, worked.done[-5:])
+            before_fd, last_fd = last_fd, freezer.freeze()
+            try:
+                sizes = os.fstat(before_fd).st_size, os.fstat(last_fd).st_size
+                changed = changed_ranges(before_fd, sizes[0], last_fd, sizes[1])
+                assert changed is not None
+                check_ranges(changed, sizes[1])
+                assert missed(before_fd, last_fd, changed) == [], (seed, number, worked.done[-5:])
+            finally:
+                os.close(before_fd)
             unchanged += sizes[1] - sum(one.length_bytes for one in changed)
-            os.close(old_fd)
-            old_fd = new_fd
     finally:
-        os.close(old_fd)
+        os.close(last_fd)
     assert len(set(worked.done)) >= 13
     return unchanged
 
