@@ -258,6 +258,22 @@ def check_ranges(changed: list[Range], size: int) -> None:
     assert at <= size
 
 
+Freeze = Callable[[Path], int]
+
+
+@pytest.fixture
+def reflink() -> Iterator[Freeze]:
+    """Freezes a file by a clone; what it gives is closed before the file system goes."""
+    with contextlib.ExitStack() as opened:
+
+        def freeze(file: Path) -> int:
+            fd = Reflink(file).freeze()
+            opened.callback(os.close, fd)
+            return fd
+
+        yield freeze
+
+
 @pytest.fixture(params=["xfs", "btrfs"])
 def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     with disk(request.param, tmp_path) as made:
@@ -336,60 +352,52 @@ def test_the_same_from_snapshot_to_snapshot_of_a_subvolume(tmp_path: Path, seed:
         assert torture(file, Subvolume(file), seed=seed) > ROUNDS * 50_000
 
 
-def test_a_change_of_two_blocks_is_two_blocks(cow_disk: Disk) -> None:
+def test_a_change_of_two_blocks_is_two_blocks(cow_disk: Disk, reflink: Freeze) -> None:
     file = cow_disk.path / "file"
     file.write_bytes(os.urandom(64 * MIB))
-    freezer = Reflink(file)
-    old = freezer.freeze()
+    old = reflink(file)
     with file.open("r+b") as opened:
         for at in (10 * MIB + 5, 50 * MIB):
             opened.seek(at)
             opened.write(b"changed")
-    new = freezer.freeze()
+    new = reflink(file)
     assert changed_ranges(old, 64 * MIB, new, 64 * MIB) == [
         Range(10 * MIB, BLOCK),
         Range(50 * MIB, BLOCK),
     ]
-    os.close(old)
-    os.close(new)
 
 
-def test_an_append_is_the_last_block_and_what_follows(cow_disk: Disk) -> None:
+def test_an_append_is_the_last_block_and_what_follows(cow_disk: Disk, reflink: Freeze) -> None:
     file = cow_disk.path / "file"
     file.write_bytes(os.urandom(8 * MIB + 10))
-    freezer = Reflink(file)
-    old = freezer.freeze()
+    old = reflink(file)
     with file.open("ab") as opened:
         opened.write(os.urandom(5000))
-    new = freezer.freeze()
+    new = reflink(file)
     (changed,) = changed_ranges(old, 8 * MIB + 10, new, 8 * MIB + 5010) or []
     assert changed.offset_bytes in {8 * MIB, 8 * MIB + 10}
     assert sum(changed) == 8 * MIB + 5010
-    os.close(old)
-    os.close(new)
 
 
-def test_a_compressed_extent_says_nothing_of_where_its_bytes_lie(tmp_path: Path) -> None:
-    with disk("btrfs", tmp_path) as made:
-        made.remount("compress-force=zstd")
-        file = made.path / "file"
-        file.write_bytes(b"".join([b"line %d\n" % at for at in range(12_000)]))
-        size = file.stat().st_size
-        os.sync()
-        freezer = Reflink(file)
-        old = freezer.freeze()
-        with file.open("r+b") as opened:
-            # Other bytes of the same extent: both have the place of its first byte.
-            kernel.clone_range(opened.fileno(), 2 * BLOCK, BLOCK, opened.fileno(), 0)
-        new = freezer.freeze()
-        assert whole(old)[:BLOCK] != whole(new)[:BLOCK]
-        (first, *_) = changed_ranges(old, size, new, size) or []
-        assert first.offset_bytes == 0
-        os.close(old)
-        os.close(new)
+@pytest.mark.parametrize("place", ["btrfs zstd"], indirect=True)
+def test_a_compressed_extent_says_nothing_of_where_its_bytes_lie(
+    place: Place, reflink: Freeze
+) -> None:
+    file = place.path / "file"
+    file.write_bytes(b"".join([b"line %d\n" % at for at in range(12_000)]))
+    size = file.stat().st_size
+    os.sync()
+    old = reflink(file)
+    with file.open("r+b") as opened:
+        # Other bytes of the same extent: both have the place of its first byte.
+        kernel.clone_range(opened.fileno(), 2 * BLOCK, BLOCK, opened.fileno(), 0)
+    new = reflink(file)
+    assert whole(old)[:BLOCK] != whole(new)[:BLOCK]
+    (first, *_) = changed_ranges(old, size, new, size) or []
+    assert first.offset_bytes == 0
 
 
-def test_extents_by_the_thousand_are_all_seen(cow_disk: Disk) -> None:
+def test_extents_by_the_thousand_are_all_seen(cow_disk: Disk, reflink: Freeze) -> None:
     file = cow_disk.path / "file"
     size, step = 40 * MIB, 2 * BLOCK
     with file.open("wb") as opened:
@@ -398,24 +406,23 @@ def test_extents_by_the_thousand_are_all_seen(cow_disk: Disk) -> None:
             opened.seek(at)
             opened.write(at.to_bytes(8, "big") * (BLOCK // 8))
         opened.truncate(size)
-    freezer = Reflink(file)
-    old = freezer.freeze()
+    old = reflink(file)
     assert sum(1 for _ in kernel.map_extents(old, sync=True)) == size // step == 5120
     with file.open("r+b") as opened:
         for at in range(0, size, 100 * step):
             opened.seek(at)
             opened.write(b"changed")
-    new = freezer.freeze()
+    new = reflink(file)
     expected = [Range(at, BLOCK) for at in range(0, size, 100 * step)]
     assert changed_ranges(old, size, new, size) == expected
-    os.close(old)
-    os.close(new)
 
 
-def test_a_copy_has_one_fingerprint_whatever_becomes_of_the_file(cow_disk: Disk) -> None:
+def test_a_copy_has_one_fingerprint_whatever_becomes_of_the_file(
+    cow_disk: Disk, reflink: Freeze
+) -> None:
     file = cow_disk.path / "file"
     file.write_bytes(os.urandom(20 * MIB))
-    copy = Reflink(file).freeze()
+    copy = reflink(file)
     first = fingerprint(copy)
     with file.open("r+b") as opened:
         opened.seek(7 * MIB)
@@ -427,7 +434,6 @@ def test_a_copy_has_one_fingerprint_whatever_becomes_of_the_file(cow_disk: Disk)
     # Nor can anybody touch the copy itself without another fingerprint.
     os.pwrite(copy, b"touched", 3 * MIB)
     assert fingerprint(copy) != first
-    os.close(copy)
 
 
 def test_without_a_map_there_is_no_telling(tmp_path: Path) -> None:
