@@ -210,15 +210,20 @@ class _Survey:
         if doubtful:
             # The catalog may be at fault, and no restore would fail for that.
             places.update(self._store.reader.places_in_packs(doubtful))
-        for name in new:
-            place = places.get(name)
-            if place is None or not self._fits(place):
+        lost = {name for name in doubtful if name not in places or not self._fits(places[name])}
+        present, frames = self._present, self.frames
+        for name, place in places.items():
+            if name in lost:
                 continue
-            self._present[name] = place.length_bytes
+            present[name] = place.length_bytes
             self.chunks += 1
-            key = (place.pack, place.offset_bytes)
             needed = _Needed(name, kind, place.start_bytes, place.length_bytes)
-            self.frames.setdefault(key, (place, []))[1].append(needed)
+            key = (place.pack, place.offset_bytes)
+            frame = frames.get(key)
+            if frame is None:
+                frames[key] = (place, [needed])
+            else:
+                frame[1].append(needed)
 
     def _fits(self, place: ChunkPlace) -> bool:
         if place.pack not in self._pack_sizes:
