@@ -1312,7 +1312,7 @@ def test_a_sector_that_cannot_be_read_costs_the_files_that_lie_on_it(
     box.take()
     pack = pack_of(box.store, (box.source / "small 0").read_bytes())
     out = tmp_path / "out"
-    arguments = ("restore", "-s", "latest", "-p", box.source, "-d", out, "--json")
+    arguments = ("restore", "-s", "latest", "-p", box.source, "-d", out, "--no-hot", "--json")
     outcome = failing(box, pack, when, *arguments)
     assert outcome.code == 4, outcome.err
     named = {Path(one["path"]).name for one in outcome.document["failed"]}
