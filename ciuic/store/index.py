@@ -23,7 +23,7 @@ from ciuic.store.pack import PackedFrame
 
 __all__ = ["ChunkPlace", "Index", "IndexDamagedError"]
 
-_SCHEMA_VERSION: Final = 1
+_SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = f"""
 CREATE TABLE pack (
     number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL
@@ -37,6 +37,10 @@ CREATE TABLE snapshot (
     id TEXT PRIMARY KEY, file_bytes INTEGER NOT NULL, file_mtime_ns INTEGER NOT NULL,
     taken_ns INTEGER NOT NULL, summary BLOB NOT NULL
 );
+CREATE TABLE pack_check (
+    name BLOB PRIMARY KEY, checked_ns INTEGER NOT NULL, read_bytes INTEGER NOT NULL,
+    what TEXT NOT NULL
+) WITHOUT ROWID;
 PRAGMA user_version = {_SCHEMA_VERSION};
 """
 _INSERT_CHUNK: Final = "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -99,7 +103,11 @@ class Index:
             self._db.rollback()
 
     def add_pack(self, name: bytes, size_bytes: int, frames: Iterable[PackedFrame]) -> None:
-        """Record a pack and its chunks. The pack must be durable before ``commit``."""
+        """Record a pack and its chunks. The pack must be durable before ``commit``.
+
+        What was known of a file of that name is forgotten with its rows; what was known of one
+        that is only recorded again, after ``clear``, stays.
+        """
         self.remove_pack(name)  # the same name again: the old file was damaged and is replaced
         with self._lock, self._faults():
             cursor = self._db.execute(
@@ -110,15 +118,19 @@ class Index:
             self._db.executemany(_INSERT_CHUNK, rows)
 
     def remove_pack(self, name: bytes) -> None:
-        """Forget a pack and all chunks that are said to lie in it."""
+        """Forget a pack, all chunks that are said to lie in it, and its last check."""
         with self._lock, self._faults():
+            self._db.execute(
+                "DELETE FROM pack_check WHERE name IN (SELECT name FROM pack WHERE name = ?)",
+                (name,),
+            )
             self._db.execute(
                 "DELETE FROM chunk WHERE pack = (SELECT number FROM pack WHERE name = ?)", (name,)
             )
             self._db.execute("DELETE FROM pack WHERE name = ?", (name,))
 
     def clear(self) -> None:
-        """Forget all packs and chunks."""
+        """Forget all packs and chunks, and keep what checks have found."""
         with self._lock, self._faults():
             self._db.execute("DELETE FROM chunk")
             self._db.execute("DELETE FROM pack")
@@ -152,6 +164,30 @@ class Index:
                 for row in self._db.execute(query, part):
                     found[row[0]] = self._place(row[1:])
         return found
+
+    def drop_chunks(self, ids: Sequence[bytes]) -> None:
+        """Forget where chunks lie that are known to be damaged: whoever has them stores them."""
+        with self._lock, self._faults():
+            self._db.executemany("DELETE FROM chunk WHERE id = ?", [(one,) for one in ids])
+
+    def put_check(self, name: bytes, checked_ns: int, read_bytes: int, what: str) -> None:
+        """Record that a pack was read in full, when, and what was wrong: ``""`` for nothing."""
+        with self._lock, self._faults():
+            self._db.execute(
+                "INSERT OR REPLACE INTO pack_check VALUES (?, ?, ?, ?)",
+                (name, checked_ns, read_bytes, what),
+            )
+
+    def checks(self) -> dict[bytes, tuple[int, int, str]]:
+        """When each pack was last read in full, how many bytes, and what was wrong; by its ID.
+
+        Packs that are gone may be among them; those that were never checked are not.
+        """
+        with self._lock, self._faults():
+            rows = self._db.execute(
+                "SELECT name, checked_ns, read_bytes, what FROM pack_check"
+            ).fetchall()
+        return {row[0]: self._check(row) for row in rows}
 
     def totals(self) -> tuple[int, int, int]:
         """Plain bytes of all file content, bytes of all packs, number of chunks."""
@@ -196,6 +232,13 @@ class Index:
             raise _translated(error, self._path) from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise IndexDamagedError(f"the catalog {self._path} is damaged: {error}") from error
+
+    def _check(self, row: tuple[Any, ...]) -> tuple[int, int, str]:
+        """A row as a check, if it can be one."""
+        match row:
+            case (bytes(), int(checked_ns), int(read_bytes), str(what)):
+                return checked_ns, read_bytes, what
+        raise IndexDamagedError(f"the catalog {self._path} has a check that can't be")
 
     def _place(self, row: tuple[Any, ...]) -> ChunkPlace:
         """A row as a place, if it can be one: SQLite gives back whatever type stands there."""

@@ -172,3 +172,55 @@ def test_a_private_index_leaves_no_file(tmp_path, monkeypatch):
     assert index.known([data_id(b"one")])
     index.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_the_last_check_of_a_pack_counts_and_is_kept(index, path):
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    assert index.checks() == {}
+    index.put_check(name_of(1), 5, 100, "the footer is damaged")
+    index.put_check(name_of(1), 7, 100, "")
+    index.put_check(name_of(2), 8, 50, "2 frames are damaged")
+    index.commit()
+    reader = Index(path, write=False)
+    assert reader.checks() == {
+        name_of(1): (7, 100, ""),
+        name_of(2): (8, 50, "2 frames are damaged"),
+    }
+    reader.close()
+
+
+def test_checks_outlive_the_rows_of_packs_that_are_recorded_anew(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    index.put_check(name_of(1), 5, 100, "damaged")
+    index.clear()
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    assert index.checks() == {name_of(1): (5, 100, "damaged")}
+
+
+@pytest.mark.parametrize("how", ["removed", "written again"])
+def test_the_check_of_a_pack_that_is_gone_or_replaced_is_forgotten(index, how):
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    index.put_check(name_of(1), 5, 100, "damaged")
+    if how == "removed":
+        index.remove_pack(name_of(1))
+    else:
+        index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    assert index.checks() == {}
+
+
+def test_chunks_that_are_dropped_are_stored_again(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.drop_chunks([data_id(b"one"), data_id(b"none")])
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    index.add_pack(name_of(2), 100, frames_of([b"one"]))
+    assert index.places([data_id(b"one")])[data_id(b"one")].pack == name_of(2)
+
+
+@pytest.mark.parametrize("row", ["1, 2, 3, 'x'", "x'00', 'a', 3, 'x'", "x'00', 1, 3, x'00'"])
+def test_a_check_that_cannot_be_is_damage(index, path, row):
+    db = sqlite3.connect(path)
+    db.execute(f"INSERT INTO pack_check VALUES ({row})")
+    db.commit()
+    db.close()
+    with pytest.raises(IndexDamagedError, match="a check that can't be"):
+        index.checks()
