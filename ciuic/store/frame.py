@@ -17,6 +17,7 @@ __all__ = [
     "CHUNKS_MAX",
     "DATA",
     "HEADER_BYTES",
+    "MAGIC",
     "PLAIN_BYTES_MAX",
     "RECIPE",
     "TREE",
