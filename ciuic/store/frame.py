@@ -18,6 +18,7 @@ __all__ = [
     "DATA",
     "HEADER_BYTES",
     "MAGIC",
+    "NO_REFERENCE",
     "PLAIN_BYTES_MAX",
     "RECIPE",
     "TREE",
@@ -42,7 +43,7 @@ HEADER_BYTES: Final = _HEADER.size
 CHUNKS_MAX: Final = 65_536
 PLAIN_BYTES_MAX: Final = 64 * 1024 * 1024
 _CHECKSUM_AT: Final = HEADER_BYTES - 8
-_NO_REFERENCE: Final = bytes(ID_BYTES)
+NO_REFERENCE: Final = bytes(ID_BYTES)
 
 
 class Frame(NamedTuple):
@@ -109,7 +110,7 @@ def encode_frame(
     frame = Frame(
         kind=kind,
         codec=number,
-        reference=_NO_REFERENCE,
+        reference=NO_REFERENCE,
         plain_bytes=len(plain),
         stored_bytes=len(payload),
         payload_checksum=checksum(payload),
@@ -165,7 +166,7 @@ def decode_frame(frame: Frame, payload: bytes | memoryview) -> bytes | memoryvie
     """
     if checksum(payload) != frame.payload_checksum:
         raise CorruptionError("a frame's payload does not match its checksum")
-    if frame.reference != _NO_REFERENCE:
+    if frame.reference != NO_REFERENCE:
         raise UnknownFormatError("a frame that is a delta is not known to this version of ciuic")
     return codec.decode(frame.codec, payload, frame.plain_bytes)
 

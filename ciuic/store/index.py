@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple
 
 from ciuic.errors import BusyError, StoreError, StoreFullError
 from ciuic.hashing import ID_BYTES
+from ciuic.store.frame import NO_REFERENCE
 from ciuic.store.pack import PackedFrame
 
-__all__ = ["ChunkPlace", "Index", "IndexDamagedError"]
+__all__ = ["ChunkPlace", "Emptied", "Index", "IndexDamagedError"]
 
 _SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = f"""
@@ -41,10 +42,14 @@ CREATE TABLE pack_check (
     name BLOB PRIMARY KEY, checked_ns INTEGER NOT NULL, read_bytes INTEGER NOT NULL,
     what TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE lost_chunk (id BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE reference (id BLOB PRIMARY KEY, base BLOB NOT NULL) WITHOUT ROWID;
 PRAGMA user_version = {_SCHEMA_VERSION};
 """
 _INSERT_CHUNK: Final = "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
+_REPLACE_CHUNK: Final = "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
 _BATCH: Final = 500
+_ROWS_AT_ONCE: Final = 10_000
 _BUSY_MS: Final = 10_000
 _NUMBERS: Final = struct.Struct("<IIIIB")
 """What the numbers of a place fit into: packing them is the fastest way to check them."""
@@ -70,6 +75,13 @@ class ChunkPlace(NamedTuple):
     start_bytes: int
     length_bytes: int
     kind: int
+
+
+class Emptied(NamedTuple):
+    """A pack whose needed chunks lie elsewhere by now, and all that it held."""
+
+    pack: bytes
+    chunks: Sequence[bytes]
 
 
 class Index:
@@ -114,8 +126,14 @@ class Index:
                 "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (name, size_bytes)
             )
             number = cursor.lastrowid
-            rows = sorted(_rows(number or 0, frames))
-            self._db.executemany(_INSERT_CHUNK, rows)
+            self._insert(number or 0, _INSERT_CHUNK, frames)
+            # Recorded anew after ``clear``: what a check has found to be damaged is not there.
+            self._db.execute(
+                "DELETE FROM chunk WHERE id IN (SELECT id FROM lost_chunk) AND pack IN"
+                " (SELECT number FROM pack JOIN pack_check USING (name)"
+                " WHERE name = ? AND what != '')",
+                (name,),
+            )
 
     def remove_pack(self, name: bytes) -> None:
         """Forget a pack, all chunks that are said to lie in it, and its last check."""
@@ -128,6 +146,51 @@ class Index:
                 "DELETE FROM chunk WHERE pack = (SELECT number FROM pack WHERE name = ?)", (name,)
             )
             self._db.execute("DELETE FROM pack WHERE name = ?", (name,))
+
+    def remove_packs(self, names: Sequence[bytes]) -> None:
+        """As ``remove_pack`` for many, in one pass over all chunks."""
+        with self._lock, self._faults():
+            self._db.execute("CREATE TEMP TABLE gone (name BLOB PRIMARY KEY) WITHOUT ROWID")
+            self._db.executemany("INSERT INTO gone VALUES (?)", [(one,) for one in names])
+            numbers = "SELECT number FROM pack JOIN gone USING (name)"
+            self._db.execute(f"DELETE FROM chunk WHERE pack IN ({numbers})")  # noqa: S608 - ours
+            self._db.execute("DELETE FROM pack_check WHERE name IN (SELECT name FROM gone)")
+            self._db.execute("DELETE FROM pack WHERE name IN (SELECT name FROM gone)")
+            self._db.execute("DROP TABLE gone")
+
+    def move(
+        self,
+        name: bytes,
+        size_bytes: int,
+        frames: Iterable[PackedFrame],
+        emptied: Iterable[Emptied],
+    ) -> None:
+        """Record a pack that took what was still needed of others, and forget those.
+
+        Chunks that it holds lie there from now on, wherever they lay before.
+
+        Args:
+            name: The new pack, durable already.
+            size_bytes: Its length.
+            frames: What it holds.
+            emptied: Packs that are not needed any more, and what they held.
+        """
+        with self._lock, self._faults():
+            cursor = self._db.execute(
+                "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (name, size_bytes)
+            )
+            self._insert(cursor.lastrowid or 0, _REPLACE_CHUNK, frames)
+            for old in emptied:
+                found = self._db.execute("SELECT number FROM pack WHERE name = ?", (old.pack,))
+                # One by one by their IDs: there is no index by pack, which every snapshot
+                # would have to keep up.
+                for (number,) in found.fetchall():
+                    self._db.executemany(
+                        "DELETE FROM chunk WHERE id = ? AND pack = ?",
+                        [(one, number) for one in sorted(old.chunks)],
+                    )
+                self._db.execute("DELETE FROM pack_check WHERE name = ?", (old.pack,))
+                self._db.execute("DELETE FROM pack WHERE name = ?", (old.pack,))
 
     def clear(self) -> None:
         """Forget all packs and chunks, and keep what checks have found."""
@@ -165,10 +228,35 @@ class Index:
                     found[row[0]] = self._place(row[1:])
         return found
 
+    def chunk_ids(self) -> Iterator[list[tuple[bytes, int]]]:
+        """ID and kind of every chunk in the order of the IDs, so many at a time.
+
+        Nothing else may be asked before the iteration has ended.
+        """
+        with self._lock, self._faults():
+            cursor = self._db.execute("SELECT id, kind FROM chunk ORDER BY id")
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                yield rows
+
+    def references(self) -> dict[bytes, bytes]:
+        """Chunks that are stored as a difference, and the chunk that each builds on."""
+        with self._lock, self._faults():
+            return dict(self._db.execute("SELECT id, base FROM reference"))
+
     def drop_chunks(self, ids: Sequence[bytes]) -> None:
         """Forget where chunks lie that are known to be damaged: whoever has them stores them."""
+        rows = [(one,) for one in ids]
         with self._lock, self._faults():
-            self._db.executemany("DELETE FROM chunk WHERE id = ?", [(one,) for one in ids])
+            self._db.executemany("DELETE FROM chunk WHERE id = ?", rows)
+            self._db.executemany("INSERT OR IGNORE INTO lost_chunk VALUES (?)", rows)
+
+    def lost_chunks(self) -> set[bytes]:
+        """Chunks that were dropped, and have not been stored again or mended since."""
+        with self._lock, self._faults():
+            rows = self._db.execute(
+                "SELECT id FROM lost_chunk WHERE id NOT IN (SELECT id FROM chunk)"
+            ).fetchall()
+        return {row[0] for row in rows}
 
     def put_check(self, name: bytes, checked_ns: int, read_bytes: int, what: str) -> None:
         """Record that a pack was read in full, when, and what was wrong: ``""`` for nothing."""
@@ -232,6 +320,20 @@ class Index:
             raise _translated(error, self._path) from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise IndexDamagedError(f"the catalog {self._path} is damaged: {error}") from error
+
+    def _insert(self, number: int, statement: str, frames: Iterable[PackedFrame]) -> None:
+        """Rows of a pack's chunks; the lock is held."""
+        listed = list(frames)
+        self._db.executemany(statement, sorted(_rows(number, listed)))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO reference VALUES (?, ?)",
+            [
+                (name, one.frame.reference)
+                for one in listed
+                if one.frame.reference != NO_REFERENCE
+                for name, _ in one.frame.chunks
+            ],
+        )
 
     def _check(self, row: tuple[Any, ...]) -> tuple[int, int, str]:
         """A row as a check, if it can be one."""

@@ -8,7 +8,7 @@ import pytest
 from ciuic.errors import BusyError, StoreError
 from ciuic.hashing import data_id
 from ciuic.store import frame, pack
-from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
+from ciuic.store.index import ChunkPlace, Emptied, Index, IndexDamagedError
 
 
 @pytest.fixture
@@ -224,3 +224,73 @@ def test_a_check_that_cannot_be_is_damage(index, path, row):
     db.close()
     with pytest.raises(IndexDamagedError, match="a check that can't be"):
         index.checks()
+
+
+def test_what_was_dropped_is_lost_until_it_is_stored_again(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.drop_chunks([data_id(b"one"), data_id(b"two")])
+    assert index.lost_chunks() == {data_id(b"one"), data_id(b"two")}
+    index.add_pack(name_of(2), 100, frames_of([b"one"]))
+    assert index.lost_chunks() == {data_id(b"two")}
+
+
+def test_what_a_check_found_lost_stays_lost_when_packs_are_recorded_anew(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.put_check(name_of(1), 5, 100, "damaged")
+    index.drop_chunks([data_id(b"one")])
+    index.clear()
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    # Mended by whoever writes the pack again under its name.
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    assert index.lost_chunks() == set()
+
+
+def test_many_packs_are_removed_with_their_chunks_and_checks(index):
+    for number in range(1, 5):
+        index.add_pack(name_of(number), number, frames_of([b"%d" % number]))
+        index.put_check(name_of(number), 5, 100, "")
+    index.remove_packs([name_of(1), name_of(3), name_of(9)])
+    assert index.packs() == {name_of(2): 2, name_of(4): 4}
+    assert set(index.checks()) == {name_of(2), name_of(4)}
+    assert index.known([data_id(b"%d" % one) for one in range(1, 5)]) == {
+        data_id(b"2"),
+        data_id(b"4"),
+    }
+    index.remove_packs([])
+    assert len(index.packs()) == 2
+
+
+def test_chunks_move_to_a_new_pack_and_the_rest_of_the_old_ones_goes(index):
+    old, other, new = (
+        frames_of([b"one", b"two"]),
+        frames_of([b"three"]),
+        frames_of([b"one", b"three"]),
+    )
+    index.add_pack(name_of(1), 1, old)
+    index.add_pack(name_of(2), 2, other)
+    index.put_check(name_of(1), 5, 100, "")
+    index.move(name_of(3), 3, new, [Emptied(name_of(1), [data_id(b"one"), data_id(b"two")])])
+    assert index.packs() == {name_of(2): 2, name_of(3): 3}
+    places = index.places([data_id(b"one"), data_id(b"two"), data_id(b"three")])
+    assert {name: place.pack for name, place in places.items()} == {
+        data_id(b"one"): name_of(3),
+        data_id(b"three"): name_of(3),
+    }
+    assert index.checks() == {}
+
+
+def test_all_chunks_come_in_the_order_of_their_ids(index):
+    parts = [b"%d" % number for number in range(30)]
+    index.add_pack(name_of(1), 9, frames_of(parts))
+    rows = [row for some in index.chunk_ids() for row in some]
+    assert rows == sorted((data_id(part), frame.DATA) for part in parts)
+    assert index.known([data_id(b"3")]) == {data_id(b"3")}
+
+
+def test_what_a_difference_builds_on_is_recorded(index):
+    packed = frames_of([b"one"], [b"two"])
+    base = data_id(b"two")
+    delta = packed[0]._replace(frame=packed[0].frame._replace(reference=base))
+    index.add_pack(name_of(1), 9, [delta, packed[1]])
+    assert index.references() == {data_id(b"one"): base}
