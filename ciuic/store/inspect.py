@@ -13,10 +13,10 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.hashing import checksum
 from ciuic.memory import BufferPool
 from ciuic.store import layout
@@ -48,12 +48,14 @@ class BadFrame(NamedTuple):
         length_bytes: How long it is.
         chunks: What was stored there; empty where nothing tells, or where nothing was.
         what: What is wrong with it.
+        kind: Of the chunks: ``DATA``, ``RECIPE`` or ``TREE``; 0 without any.
     """
 
     offset_bytes: int
     length_bytes: int
     chunks: tuple[bytes, ...]
     what: str
+    kind: int = 0
 
 
 class PackCheck(NamedTuple):
@@ -74,10 +76,18 @@ class PackCheck(NamedTuple):
     what: str
 
 
-def inspect_pack(store_path: str, pack: bytes) -> PackCheck:
+def inspect_pack(
+    store_path: str, pack: bytes, *, cancelled: Callable[[], bool] = lambda: False
+) -> PackCheck:
     """Read a whole pack and compare it with its checksums.
 
+    Args:
+        store_path: The store's directory.
+        pack: The pack's ID.
+        cancelled: Asked before each read; ends the work when it turns true.
+
     Raises:
+        CancelledError: ``cancelled`` turned true.
         StoreError: It can't be read for a reason that is not damage. Damage is not raised.
         UnknownFormatError: It is sound, and of a later version.
     """
@@ -90,7 +100,7 @@ def inspect_pack(store_path: str, pack: bytes) -> PackCheck:
         except CorruptionError:
             return PackCheck(pack, 0, footer_ok=False, bad=(), what="it is not a regular file")
         try:
-            with _Window(fd) as window:
+            with _Window(fd, cancelled) as window:
                 return _inspect(window, pack)
         finally:
             os.close(fd)
@@ -169,7 +179,7 @@ def _suspects(
 
 def _bad(one: PackedFrame, what: str) -> BadFrame:
     names = tuple([name for name, _ in one.frame.chunks])
-    return BadFrame(one.offset_bytes, one.frame.total_bytes, names, what)
+    return BadFrame(one.offset_bytes, one.frame.total_bytes, names, what, one.frame.kind)
 
 
 def _fault(window: "_Window", one: PackedFrame) -> str:
@@ -317,10 +327,12 @@ class _Window:
 
     Args:
         fd: An open file; stays open, and at its place.
+        cancelled: Asked before each read.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, cancelled: Callable[[], bool] = lambda: False) -> None:
         self.fd = fd
+        self._cancelled = cancelled
         self.size_bytes = os.fstat(fd).st_size
         self._buffer = _windows.take()
         self._large: mmap.mmap | None = None
@@ -350,6 +362,7 @@ class _Window:
 
         Raises:
             CorruptionError: A sector among them can't be read.
+            CancelledError: There is to be no more reading.
             OSError: Anything else that is wrong.
         """
         end = min(offset_bytes + length_bytes, self.size_bytes)
@@ -390,6 +403,8 @@ class _Window:
         self._begin = begin
 
     def _read(self, into: memoryview, at: int) -> int:
+        if self._cancelled():
+            raise CancelledError("the scrub was asked to stop")
         try:
             if self._direct_fd is not None:
                 try:
