@@ -1,0 +1,58 @@
+"""A snapshot whose file is spelled as one likes: by slices, and by what no writer would write."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ciuic.catalog import find_snapshot
+from ciuic.hashing import data_id
+from ciuic.store import Store, open_store
+from ciuic.store.nodes import Piece, RecipeBuilder, TreeBuilder, iter_tree
+from ciuic.verbs.browse import root_entry
+
+__all__ = ["commit_spelled", "spell"]
+
+
+def commit_spelled(
+    store_path: Path, name: bytes, pieces: Sequence[Piece], *, chunks: Sequence[bytes] = ()
+) -> str:
+    """Commit the newest snapshot again, but with other pieces for a file at its root's top."""
+    with open_store(os.fspath(store_path), write=True) as store:
+        return spell(store, name, pieces, chunks=chunks)
+
+
+def spell(
+    store: Store, name: bytes, pieces: Sequence[Piece], *, chunks: Sequence[bytes] = ()
+) -> str:
+    """As ``commit_spelled``, in a store that is open for writing; returns the snapshot's ID."""
+    newest = store.manifest(find_snapshot(store, "latest").id)
+    top = root_entry(store, newest.roots[0])
+    writer = store.writer()
+    writer.add_data([(data_id(chunk), chunk) for chunk in chunks])
+    recipe = RecipeBuilder(writer.put_node)
+    for piece in pieces:
+        recipe.add(piece)
+    content, level = recipe.finish()
+    size = sum(piece.length_bytes for piece in pieces)
+    tree = TreeBuilder(writer.put_node)
+    for entry in iter_tree(store.reader.node, top.content, top.level):
+        if entry.name == name:
+            entry.content, entry.level, entry.size_bytes = content, level + 1, size
+        tree.add(entry)
+    top.content, top.level = tree.finish()
+    root = TreeBuilder(writer.put_node)
+    root.add(top)
+    tree_id, _ = root.finish()
+    writer.finish()
+    summary = msgspec.structs.replace(
+        newest.summary,
+        id=store.new_snapshot_id(),
+        kind="delta",
+        parent=newest.summary.id,
+        taken_ns=newest.summary.taken_ns + 1_000_000_000,
+    )
+    roots = (msgspec.structs.replace(newest.roots[0], tree=tree_id),)
+    store.commit(msgspec.structs.replace(newest, summary=summary, roots=roots))
+    return summary.id
