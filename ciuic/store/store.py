@@ -196,6 +196,30 @@ class Store:
                 self._write_lock.take_alone()
             self._remove_catalog()
 
+    def drop_catalog(self) -> None:
+        """Remove the catalog while the store is open for writing, so that its room is free."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        self._remove_catalog()
+
+    def renew_catalog(self) -> None:
+        """Make the catalog anew from the packs; to be called after ``drop_catalog``."""
+        self._bring_up_to_date(self.index)
+
+    def pack_files(self) -> dict[bytes, int]:
+        """Size in bytes of every pack that is there, by its ID."""
+        directory = os.path.join(self.path, layout.PACKS)
+        found: dict[bytes, int] = {}
+        if not os.path.lexists(directory):
+            return found  # all packs are gone: damage, which a verification names path by path
+        with store_faults("list", directory), os.scandir(directory) as entries:
+            for entry in entries:
+                name = layout.parse_pack_name(entry.name)
+                if name is not None:
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+        return found
+
     def writer(self) -> StoreWriter:
         """Begin to add chunks; the store must be open for writing."""
         return StoreWriter(self.path, self.index)
@@ -205,7 +229,7 @@ class Store:
         directory = os.path.join(self.path, layout.SNAPSHOTS)
         found: dict[str, os.stat_result] = {}
         if not os.path.lexists(directory):
-            if self._pack_files():
+            if self.pack_files():
                 raise CorruptionError(
                     f"the store {self.path} has lost its directory '{layout.SNAPSHOTS}'",
                     hint="Put a copy of it back: without it nothing says what the packs hold.",
@@ -306,7 +330,7 @@ class Store:
             self._reconcile(self._index)
 
     def _reconcile(self, index: Index) -> None:
-        present = self._pack_files()
+        present = self.pack_files()
         recorded = index.packs()
         if any(present.get(name) != size for name, size in recorded.items()):
             # A pack is gone or was cut. What it held may stand in another one as well, which an
@@ -321,7 +345,7 @@ class Store:
         """A private index from what the packs say of themselves, damaged footers included."""
         index = Index("", write=True)
         self._temporary_indexes.append(index)
-        packs = self._pack_files()
+        packs = self.pack_files()
         packs.pop(without, None)
         self._add_packs(index, packs)
         return index
@@ -342,18 +366,6 @@ class Store:
                 return list(walk_frames(fd))  # up to what can't be read
             finally:
                 os.close(fd)
-
-    def _pack_files(self) -> dict[bytes, int]:
-        directory = os.path.join(self.path, layout.PACKS)
-        found: dict[bytes, int] = {}
-        if not os.path.lexists(directory):
-            return found  # all packs are gone: damage, which a verification names path by path
-        with store_faults("list", directory), os.scandir(directory) as entries:
-            for entry in entries:
-                name = layout.parse_pack_name(entry.name)
-                if name is not None:
-                    found[name] = entry.stat(follow_symlinks=False).st_size
-        return found
 
     def _make_directories(self) -> None:
         """Copies of a store lose directories that are empty."""
