@@ -14,7 +14,7 @@ import ciuic
 from ciuic.cli.doctor import doctor
 from ciuic.cli.look import cat, diff, find, list_, ls, show
 from ciuic.cli.maintain import completion, init, stats, status
-from ciuic.cli.proof import verify
+from ciuic.cli.proof import scrub, verify
 from ciuic.cli.putback import restore
 from ciuic.cli.session import (
     FAILED,
@@ -70,6 +70,7 @@ for command in (
     find,
     diff,
     verify,
+    scrub,
     restore,
     stats,
     status,

@@ -1,18 +1,20 @@
-"""``ciuic verify``."""
+"""``ciuic verify`` and ``ciuic scrub``."""
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
-from ciuic.cli.session import DAMAGE, SNAPSHOT, Session, json_option
+from ciuic.cli.session import DAMAGE, FAILED, SNAPSHOT, Session, given, interruptible, json_option
 from ciuic.errors import UsageError
 from ciuic.units import format_bytes, format_duration
 
-__all__ = ["verify"]
+__all__ = ["scrub", "verify"]
+
+_NAMED_MAX = 5
 
 
 @click.command(short_help="Prove that snapshots can be restored.")
@@ -116,3 +118,113 @@ def _verify_hot(session: Session, ids: tuple[str, ...], *, every: bool, as_json:
             err=True,
         )
     sys.exit(0 if report.ok else DAMAGE)
+
+
+@click.command(short_help="Read the store's packs and remember what was sound when.")
+@click.option(
+    "--budget",
+    metavar="AMOUNT",
+    callback=given,
+    help="How much to read: a time (10m, 2h) or a size (10GiB); otherwise everything, once.",
+)
+@json_option
+@click.pass_obj
+def scrub(session: Session, *, budget: str | None, as_json: bool) -> None:
+    """Read packs in full and compare them with their checksums, to find rot while it can be mended.
+
+    Packs that were checked longest ago come first, and what was found is remembered: a scrub can
+    be stopped at any time, and the next one goes on. Damage is told as packs, files and
+    snapshots. The next snapshot stores again what is lost and still stands in its files.
+    """
+    from ciuic.clock import SystemClock
+    from ciuic.verbs.scrub import Budget, parse_budget
+    from ciuic.verbs.scrub import scrub as read_packs
+
+    try:
+        amount = Budget() if budget is None else parse_budget(budget)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    with interruptible() as cancelled, progress("scrub") as shown:
+        report = read_packs(
+            session.store_path(),
+            clock=SystemClock(),
+            budget=amount,
+            cancelled=cancelled,
+            progress=shown.fraction,
+        )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        _print_scrub(report)
+    sys.exit(DAMAGE if not report.ok else FAILED if report.stopped == "asked" else 0)
+
+
+def _print_scrub(report: Any) -> None:
+    from ciuic.clock import SystemClock
+
+    for one in report.manifests:
+        click.echo(f"{printable(one.path)}: DAMAGED: {printable(one.what)}")
+    for one in report.damaged:
+        _print_pack(one)
+    for file in report.missing:
+        _print_file(file, "")
+    now_ns = SystemClock().now_ns()
+    for known in report.known:
+        age = _age(now_ns, known.checked_ns)
+        click.echo(f"pack {known.pack.hex()[:12]}: DAMAGED since {age} ago: {known.what}")
+    for one in report.unread:
+        click.echo(f"not read: {printable(one.path)}: {printable(one.what)}", err=True)
+    health = report.health
+    click.echo(
+        f"{report.read_packs:,} of {health.packs:,} packs read, {format_bytes(report.read_bytes)},"
+        f" {format_duration(report.total_s)}: {'no damage' if report.ok else 'DAMAGE'}",
+        err=True,
+    )
+    if report.stopped:
+        turn = "were never read" if health.unchecked else "were read longest ago"
+        click.echo(
+            f"stopped {'at the budget' if report.stopped == 'budget' else 'as asked'};"
+            f" the next scrub goes on with packs that {turn}",
+            err=True,
+        )
+    if report.not_remembered:
+        click.echo(
+            f"what was found is not remembered: {printable(report.not_remembered)}", err=True
+        )
+    if not report.ok:
+        click.echo(
+            "'ciuic repair' shows what can be mended; 'ciuic snapshot' stores again what still"
+            " stands in its files",
+            err=True,
+        )
+
+
+def _print_pack(one: Any) -> None:
+    click.echo(f"pack {one.check.pack.hex()[:12]}: DAMAGED: {one.check.what}")
+    for bad in one.check.bad[:_NAMED_MAX]:
+        click.echo(f"  {bad.length_bytes:,} bytes at {bad.offset_bytes:,}: {bad.what}")
+    if len(one.check.bad) > _NAMED_MAX:
+        click.echo(f"  and {len(one.check.bad) - _NAMED_MAX} stretches more")
+    if one.saved:
+        click.echo(f"  {_chunks(one.saved)} damaged here can be had all the same")
+    if one.lost:
+        click.echo(
+            f"  {_chunks(len(one.lost))} lost{':' if one.files else ', which no snapshot needs'}"
+        )
+    for file in one.files:
+        _print_file(file, "    ")
+
+
+def _print_file(file: Any, indent: str) -> None:
+    some = ", ".join(file.snapshots[:_NAMED_MAX])
+    more = len(file.snapshots) - _NAMED_MAX
+    where = f"{some} and {more} more" if more > 0 else some
+    click.echo(f"{indent}{printable(os.fsdecode(file.path))}: {printable(file.what)}; in {where}")
+
+
+def _chunks(count: int) -> str:
+    return "1 chunk" if count == 1 else f"{count:,} chunks"
+
+
+def _age(now_ns: int, then_ns: int) -> str:
+    return format_duration(max(0.0, (now_ns - then_ns) / 1e9))

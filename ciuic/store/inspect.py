@@ -26,7 +26,7 @@ from ciuic.store.frame import HEADER_BYTES, header_bytes_needed, parse_header
 from ciuic.store.frame import MAGIC as FRAME_MAGIC
 from ciuic.store.pack import MAGIC, PackedFrame, read_footer
 
-__all__ = ["BadFrame", "PackCheck", "inspect_pack", "salvage_frames"]
+__all__ = ["BadFrame", "PackCheck", "inspect_pack", "list_packs", "pack_frames", "salvage_frames"]
 
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
 _SECTOR_BYTES: Final = 4096
@@ -76,6 +76,26 @@ class PackCheck(NamedTuple):
     what: str
 
 
+def list_packs(store_path: str) -> dict[bytes, int]:
+    """Every file that has the name of a pack, and its length in bytes.
+
+    Raises:
+        StoreError: The directory can't be read.
+    """
+    directory = os.path.join(store_path, layout.PACKS)
+    found: dict[bytes, int] = {}
+    with store_faults("list", directory):
+        if not os.path.lexists(directory):
+            return found
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = layout.parse_pack_name(entry.name)
+                if name is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        found[name] = entry.stat(follow_symlinks=False).st_size
+    return found
+
+
 def inspect_pack(
     store_path: str, pack: bytes, *, cancelled: Callable[[], bool] = lambda: False
 ) -> PackCheck:
@@ -102,6 +122,24 @@ def inspect_pack(
         try:
             with _Window(fd, cancelled) as window:
                 return _inspect(window, pack)
+        finally:
+            os.close(fd)
+
+
+def pack_frames(store_path: str, pack: bytes) -> list[PackedFrame]:
+    """What a pack says that it holds: by its footer, or by whatever else tells.
+
+    Raises:
+        StoreError: It can't be read.
+        UnknownFormatError: It is of a later version.
+    """
+    path = os.path.join(store_path, layout.PACKS, layout.pack_name(pack))
+    with store_faults("read", path):
+        fd = open_regular(path)
+        try:
+            return read_footer(fd, pack)
+        except CorruptionError:
+            return salvage_frames(fd)
         finally:
             os.close(fd)
 

@@ -1,0 +1,478 @@
+"""Reading packs again and again, so that rot is found while it can still be mended.
+
+A scrub reads packs in full, those first that were checked longest ago, compares them with their
+checksums, and remembers in the catalog what it found and when. So it can be stopped at any
+moment and goes on where it was, a little every day.
+
+Damage is told as packs -> chunks -> files -> snapshots, each once. Chunks that no pack has any
+more are struck from the catalog: the next snapshot that still finds their bytes stores them again,
+and with that every snapshot that needs them is whole.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from ciuic.catalog import list_snapshots
+from ciuic.clock import Clock, rfc3339
+from ciuic.errors import (
+    CancelledError,
+    CiuicError,
+    CorruptionError,
+    SnapshotNotFoundError,
+    StoreError,
+    UnknownFormatError,
+)
+from ciuic.memory import prepare_for_bulk
+from ciuic.model import Trouble, path_text
+from ciuic.store import Store, open_store
+from ciuic.store.inspect import PackCheck, inspect_pack, list_packs, pack_frames
+from ciuic.store.survey import Survey, known_lost
+from ciuic.units import parse_duration_s, parse_size_bytes
+
+__all__ = [
+    "Budget",
+    "DamagedFile",
+    "DamagedPack",
+    "Health",
+    "KnownDamage",
+    "ScrubReport",
+    "health",
+    "parse_budget",
+    "scrub",
+]
+
+_NS: Final = 1_000_000_000
+_REMEMBER_S: Final = 20.0
+"""A killed scrub reads again what it read in this time."""
+_LOCK_WAIT_S: Final = 10.0
+
+OnProgress = Callable[[int, int], None]
+"""Told packs read and packs that will be read."""
+
+
+class Budget(NamedTuple):
+    """How much a scrub may read. One pack is read in any case, or none would ever be."""
+
+    duration_s: float = math.inf
+    size_bytes: float = math.inf
+
+
+_ALL: Final = Budget()
+
+
+class DamagedFile(NamedTuple):
+    """A path that can't be had, and the snapshots in which it can't, newest first."""
+
+    path: bytes
+    what: str
+    snapshots: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """A part of the document of ``ciuic scrub --json``."""
+        return {
+            "path": path_text(self.path),
+            "what": self.what,
+            "snapshots": list(self.snapshots),
+        }
+
+
+@dataclass(slots=True)
+class DamagedPack:
+    """A pack that was found to be damaged in this run.
+
+    Attributes:
+        check: What is wrong with it.
+        is_new: The last check did not find that.
+        lost: Chunks that can't be had from anywhere.
+        saved: Damaged chunks that another pack has, or that can be mended.
+        files: What the lost ones cost. A file that lost chunks in several packs stands with the
+            first of them.
+    """
+
+    check: PackCheck
+    is_new: bool
+    lost: tuple[bytes, ...] = ()
+    saved: int = 0
+    files: list[DamagedFile] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """A part of the document of ``ciuic scrub --json``."""
+        return {
+            "pack": self.check.pack.hex(),
+            "new": self.is_new,
+            "what": self.check.what,
+            "footer_ok": self.check.footer_ok,
+            "stretches": [
+                {
+                    "offset_bytes": one.offset_bytes,
+                    "length_bytes": one.length_bytes,
+                    "what": one.what,
+                    "chunks": [name.hex() for name in one.chunks],
+                }
+                for one in self.check.bad
+            ],
+            "lost_chunks": len(self.lost),
+            "saved_chunks": self.saved,
+            "files": [one.as_json() for one in self.files],
+        }
+
+
+class KnownDamage(NamedTuple):
+    """A pack that an earlier check found to be damaged, and that was not read since."""
+
+    pack: bytes
+    what: str
+    checked_ns: int
+
+    def as_json(self) -> dict[str, Any]:
+        """A part of the documents of ``ciuic scrub --json`` and ``stats --json``."""
+        return {"pack": self.pack.hex(), "what": self.what, "checked": rfc3339(self.checked_ns)}
+
+
+@dataclass(slots=True)
+class Health:
+    """What earlier checks found, as the catalog remembers it.
+
+    Attributes:
+        packs: How many there are.
+        unchecked: How many of them were never read in full.
+        oldest_ns: When the one was read whose turn comes next; None if some never were, or
+            there is none.
+        damaged: What is known to be damaged.
+        lost_chunks: Chunks that were lost, and have not been stored again or mended since.
+    """
+
+    packs: int
+    unchecked: int
+    oldest_ns: int | None
+    damaged: tuple[KnownDamage, ...]
+    lost_chunks: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The field ``checks`` of ``ciuic stats --json`` and ``status --json``."""
+        return {
+            "packs": self.packs,
+            "unchecked": self.unchecked,
+            "oldest": None if self.oldest_ns is None else rfc3339(self.oldest_ns),
+            "damaged": [one.as_json() for one in self.damaged],
+            "lost_chunks": self.lost_chunks,
+        }
+
+
+@dataclass(slots=True)
+class ScrubReport:
+    """What a scrub did and found.
+
+    Attributes:
+        health: As the catalog has it by now.
+        damaged: Packs that were read and found damaged.
+        missing: Files whose chunks are in no pack that was read.
+        manifests: Snapshots whose manifest can't be read.
+        unread: Packs that could not be read for another reason than damage.
+        not_remembered: Why the catalog does not know of this; empty if it does.
+        stopped: Empty if there was nothing left to read; "budget", or "asked".
+    """
+
+    read_packs: int = 0
+    read_bytes: int = 0
+    total_s: float = 0.0
+    health: Health = field(default_factory=lambda: Health(0, 0, None, (), 0))
+    damaged: list[DamagedPack] = field(default_factory=list)
+    missing: list[DamagedFile] = field(default_factory=list)
+    manifests: list[Trouble] = field(default_factory=list)
+    unread: list[Trouble] = field(default_factory=list)
+    not_remembered: str = ""
+    stopped: str = ""
+
+    @property
+    def known(self) -> tuple[KnownDamage, ...]:
+        """Damage that was found earlier and lies in packs that were not read now."""
+        now = {one.check.pack for one in self.damaged}
+        return tuple([one for one in self.health.damaged if one.pack not in now])
+
+    @property
+    def ok(self) -> bool:
+        """No damage is known, from this run or an earlier one."""
+        return not (self.damaged or self.missing or self.manifests or self.known)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of ``ciuic scrub --json``."""
+        return {
+            "ok": self.ok,
+            "stopped": self.stopped,
+            "read_packs": self.read_packs,
+            "read_bytes": self.read_bytes,
+            "total_s": round(self.total_s, 6),
+            "checks": self.health.as_json(),
+            "damaged": [one.as_json() for one in self.damaged],
+            "missing": [one.as_json() for one in self.missing],
+            "manifests": [one.as_json() for one in self.manifests],
+            "known": [one.as_json() for one in self.known],
+            "unread": [one.as_json() for one in self.unread],
+            "not_remembered": self.not_remembered,
+        }
+
+
+def parse_budget(text: str) -> Budget:
+    """``10m`` or ``2h`` of time, or ``10 GiB`` of reading.
+
+    Raises:
+        ValueError: It is neither, or nothing.
+    """
+    with contextlib.suppress(ValueError):
+        duration_s = parse_duration_s(text)
+        if duration_s:
+            return Budget(duration_s=duration_s)
+    with contextlib.suppress(ValueError):
+        size_bytes = parse_size_bytes(text)
+        if size_bytes:
+            return Budget(size_bytes=size_bytes)
+    raise ValueError(f"'{text}' is neither a time such as 10m or 2h, nor a size such as 10GiB")
+
+
+def health(store: Store) -> Health:
+    """What earlier checks found. Reads no pack.
+
+    Raises:
+        StoreError: The directory of packs can't be read.
+    """
+    packs = list_packs(store.path)
+    checks = {name: one for name, one in _checks(store).items() if name in packs}
+    unchecked = len(packs) - len(checks)
+    damaged = [
+        KnownDamage(name, what, checked_ns)
+        for name, (checked_ns, _, what) in sorted(checks.items(), key=lambda one: one[1][0])
+        if what
+    ]
+    oldest_ns = min((one[0] for one in checks.values()), default=None)
+    return Health(
+        packs=len(packs),
+        unchecked=unchecked,
+        oldest_ns=None if unchecked else oldest_ns,
+        damaged=tuple(damaged),
+        lost_chunks=len(known_lost(store)),
+    )
+
+
+def scrub(
+    store_path: str,
+    *,
+    clock: Clock,
+    budget: Budget = _ALL,
+    rest_s: float = 0.0,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress | None = None,
+) -> ScrubReport:
+    """Read packs in full, those first that were checked longest ago.
+
+    No lock is held while packs are read: snapshots are taken and packs pruned meanwhile.
+
+    Args:
+        store_path: The store's directory.
+        clock: Tells the time.
+        budget: How much to read.
+        rest_s: Packs that were checked less than this ago are left alone.
+        cancelled: Asked often; when it turns true, the scrub ends, and remembers what it read.
+        progress: Told how far it has come.
+
+    Raises:
+        StoreError: The store can't be used. Damage is not raised but reported.
+    """
+    prepare_for_bulk()
+    return _Scrub(store_path, clock, cancelled).run(budget, rest_s, progress)
+
+
+class _Scrub:
+    """One run."""
+
+    def __init__(self, store_path: str, clock: Clock, cancelled: Callable[[], bool]) -> None:
+        self._store_path = store_path
+        self._clock = clock
+        self._cancelled = cancelled
+        self._report = ScrubReport()
+        self._checks: dict[bytes, tuple[int, int, str]] = {}
+        self._waiting: list[tuple[PackCheck, int]] = []
+        self._lost: dict[bytes, bytes] = {}
+
+    def run(self, budget: Budget, rest_s: float, progress: OnProgress | None) -> ScrubReport:
+        began_s = self._clock.monotonic_s()
+        report = self._report
+        with open_store(self._store_path) as store:
+            self._checks = _checks(store)
+            recorded = _recorded(store)
+            packs = list_packs(self._store_path)
+            report.manifests = _damaged_manifests(store)
+        self._note_gone([name for name in recorded if name not in packs])
+        turn = self._in_turn(packs, rest_s)
+        remembered_s = began_s
+        for number, name in enumerate(turn):
+            now_s = self._clock.monotonic_s()
+            if self._cancelled():
+                report.stopped = "asked"
+                break
+            if number and _is_spent(budget, now_s - began_s, report.read_bytes + packs[name]):
+                report.stopped = "budget"
+                break
+            try:
+                self._read(name)
+            except CancelledError:
+                report.stopped = "asked"
+                break
+            if self._clock.monotonic_s() - remembered_s > _REMEMBER_S:
+                self._remember(wait_s=0.0)
+                remembered_s = self._clock.monotonic_s()
+            if progress is not None:
+                progress(number + 1, len(turn))
+        self._remember(wait_s=0.0 if report.stopped == "asked" else _LOCK_WAIT_S)
+        is_whole = not report.stopped and len(turn) == len(packs)
+        with open_store(self._store_path) as store:
+            if report.damaged or is_whole:
+                self._tell_files(store, whole=is_whole)
+            report.health = health(store)
+        report.total_s = self._clock.monotonic_s() - began_s
+        return report
+
+    def _in_turn(self, packs: Iterable[bytes], rest_s: float) -> list[bytes]:
+        """Packs to read, those checked longest ago first, those never checked before them."""
+        now_ns = self._clock.now_ns()
+        since: dict[bytes, int] = {}
+        for name in packs:
+            checked_ns = self._checks.get(name, (0, 0, ""))[0]
+            # One of the future was noted before the clock was set back, and tells nothing.
+            since[name] = checked_ns if checked_ns <= now_ns else 0
+        rested = [name for name in since if now_ns - since[name] >= rest_s * _NS]
+        return sorted(rested, key=lambda name: (since[name], name))
+
+    def _read(self, name: bytes) -> None:
+        report = self._report
+        try:
+            check = inspect_pack(self._store_path, name, cancelled=self._cancelled)
+        except UnknownFormatError as error:
+            report.unread.append(Trouble(os.fsencode(f"packs/{name.hex()}"), error.message))
+            return
+        if not check.read_bytes and check.what and not self._is_recorded(name):
+            return  # pruned meanwhile
+        report.read_packs += 1
+        report.read_bytes += check.read_bytes
+        self._waiting.append((check, self._clock.now_ns()))
+        if check.what:
+            self._note_damage(check)
+            # So that nothing is stored as a reference to what has just been found to be lost.
+            self._remember(wait_s=0.0)
+
+    def _note_gone(self, names: list[bytes]) -> None:
+        for name in names:
+            if self._is_recorded(name):
+                check = PackCheck(name, 0, footer_ok=False, bad=(), what="it is gone")
+                self._report.damaged.append(DamagedPack(check, is_new=True))
+
+    def _is_recorded(self, name: bytes) -> bool:
+        """The catalog names the pack still: who prunes strikes it from there first."""
+        with open_store(self._store_path) as store:
+            return name in _recorded(store)
+
+    def _note_damage(self, check: PackCheck) -> None:
+        before = self._checks.get(check.pack, (0, 0, ""))[2]
+        found = DamagedPack(check, is_new=before != check.what)
+        with open_store(self._store_path) as store:
+            names = [(name, one.kind) for one in check.bad for name in one.chunks]
+            lost = [
+                name for name, kind in dict.fromkeys(names) if not _can_be_had(store, name, kind)
+            ]
+        found.lost = tuple(lost)
+        found.saved = len(set(names)) - len(lost)
+        self._lost |= dict.fromkeys(lost, check.pack)
+        self._report.damaged.append(found)
+
+    def _remember(self, *, wait_s: float) -> None:
+        """Write to the catalog what was found; what can't be written now waits."""
+        if not self._waiting:
+            return
+        try:
+            with open_store(self._store_path, write=True, wait_s=wait_s) as store:
+                for check, checked_ns in self._waiting:
+                    self._put(store, check, checked_ns)
+                store.index.commit()
+        except StoreError as error:
+            self._report.not_remembered = error.message
+        else:
+            self._report.not_remembered = ""
+            self._waiting = []
+
+    def _put(self, store: Store, check: PackCheck, checked_ns: int) -> None:
+        index = store.index
+        if self._checks.get(check.pack, (0, 0, ""))[2] and not check.what:
+            # It was mended, or only the cable was at fault: what it holds is there again.
+            index.add_pack(check.pack, check.read_bytes, pack_frames(store.path, check.pack))
+        index.put_check(check.pack, checked_ns, check.read_bytes, check.what)
+        lost = [name for name, pack in self._lost.items() if pack == check.pack]
+        places = index.places(lost)
+        for name, place in places.items():
+            if place.pack != check.pack:  # a snapshot has stored it again by now
+                del self._lost[name]
+        index.drop_chunks([name for name in lost if name in self._lost])
+
+    def _tell_files(self, store: Store, *, whole: bool) -> None:
+        """Which files of which snapshots the damage costs."""
+        found: dict[bytes, tuple[str, list[str], bytes]] = {}
+        survey = Survey(store, self._lost.keys() | known_lost(store))
+        for snapshot in list_snapshots(store):
+            if self._cancelled():
+                return
+            with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
+                for one in survey.damage(snapshot.id):
+                    packs = [self._lost[name] for name in one.chunks if name in self._lost]
+                    row = found.setdefault(one.path, (one.what, [], packs[0] if packs else b""))
+                    row[1].append(snapshot.id)
+        by_pack = {one.check.pack: one for one in self._report.damaged}
+        for path, (what, snapshots, pack) in sorted(found.items()):
+            file = DamagedFile(path, what, tuple(snapshots))
+            if pack in by_pack:
+                by_pack[pack].files.append(file)
+            elif whole or any(not one.check.read_bytes for one in self._report.damaged):
+                self._report.missing.append(file)
+
+
+def _checks(store: Store) -> dict[bytes, tuple[int, int, str]]:
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.checks()
+    return {}
+
+
+def _recorded(store: Store) -> set[bytes]:
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return set(index.packs())
+    return set()
+
+
+def _damaged_manifests(store: Store) -> list[Trouble]:
+    """Every manifest is read: the catalog's copies say nothing about the disk."""
+    found = []
+    for name in sorted(store.snapshot_files()):
+        with contextlib.suppress(SnapshotNotFoundError):
+            try:
+                store.manifest(name)
+            except (CorruptionError, UnknownFormatError) as error:
+                found.append(Trouble(os.fsencode(f"snapshots/{name}.json"), error.message))
+    return found
+
+
+def _can_be_had(store: Store, name: bytes, kind: int) -> bool:
+    """Another pack has the chunk, or the reader can mend it."""
+    try:
+        store.reader.chunk(name, kind=kind)
+    except CiuicError:
+        return False
+    return True
+
+
+def _is_spent(budget: Budget, spent_s: float, read_bytes: int) -> bool:
+    return spent_s >= budget.duration_s or read_bytes > budget.size_bytes

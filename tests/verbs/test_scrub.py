@@ -1,0 +1,324 @@
+"""Scrubbing: rot is found, told once, remembered, and healed by the next snapshot."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.store import open_store
+from ciuic.verbs.scrub import Budget, Health, ScrubReport, health, parse_budget, scrub
+from tests.kit.box import Box
+from tests.kit.clock import ManualClock
+from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
+
+MIB = 1024 * 1024
+HOUR_NS = 3600 * 10**9
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def two(box: Box) -> Iterator[Box]:
+    """Two snapshots that share all but one file."""
+    write(box.source / "sub" / "shared", os.urandom(2 * MIB))
+    write(box.source / "twin" / "shared", (box.source / "sub" / "shared").read_bytes())
+    write(box.source / "model", os.urandom(MIB))
+    box.take()
+    write(box.source / "model", os.urandom(MIB + 1))
+    box.take()
+    yield box
+
+
+def scrubbed(box: Box, **options: object) -> ScrubReport:
+    return scrub(str(box.store), clock=box.clock, **options)  # type: ignore[arg-type]
+
+
+def known(box: Box) -> Health:
+    with open_store(str(box.store)) as store:
+        return health(store)
+
+
+def test_a_sound_store_is_sound_and_every_byte_of_its_packs_was_read(two: Box) -> None:
+    assert known(two).unchecked == len(packs(two.store))
+    report = scrubbed(two)
+    assert report.ok
+    assert report.stopped == ""
+    assert report.read_packs == len(packs(two.store))
+    assert report.read_bytes == sum(one.stat().st_size for one in packs(two.store))
+    assert known(two) == report.health
+    assert known(two).unchecked == 0
+    assert known(two).oldest_ns == two.clock.now_ns()
+
+
+def test_damage_is_told_once_as_packs_chunks_files_and_snapshots(two: Box) -> None:
+    shared = (two.source / "sub" / "shared").read_bytes()
+    flip_content(two.store, shared[:MIB])
+    report = scrubbed(two)
+    assert not report.ok
+    [pack] = report.damaged
+    assert pack.is_new
+    assert pack.check.pack.hex() == pack_of_first(two, shared)
+    assert len(pack.check.bad) == len(pack.lost) == 1
+    ids = tuple(one.id for one in two.snapshots())
+    assert [(os.fsdecode(one.path), one.snapshots) for one in pack.files] == [
+        (str(two.source / "sub" / "shared"), ids),
+        (str(two.source / "twin" / "shared"), ids),
+    ]
+    assert report.missing == []
+
+    again = scrubbed(two)
+    assert [one.is_new for one in again.damaged] == [False], "it is there still, and no news"
+
+
+def pack_of_first(box: Box, content: bytes) -> str:
+    """The pack in which damage was found, by the chunk that is still whole beside it."""
+    return pack_of(box.store, content[MIB:]).name
+
+
+def test_what_was_found_is_remembered_and_told_by_the_next_scrub_that_reads_others(
+    two: Box,
+) -> None:
+    flip_content(two.store, (two.source / "model").read_bytes()[:MIB])
+    first = scrubbed(two)
+    [damaged] = first.damaged
+    two.clock = ManualClock(two.clock.now_ns() + HOUR_NS)
+    write(two.source / "other", os.urandom(MIB))
+    two.take()
+    two.clock = ManualClock(two.clock.now_ns() + HOUR_NS)
+    report = scrubbed(two, budget=Budget(size_bytes=1))
+    assert report.stopped == "budget"
+    assert report.read_packs == 1, "a new pack, which comes before those that were checked"
+    assert report.damaged == []
+    assert [one.pack for one in report.known] == [damaged.check.pack]
+    assert not report.ok
+    outcome = two.ciuic("scrub", "--budget", "1KiB")
+    assert outcome.code == 4
+    assert f"pack {damaged.check.pack.hex()[:12]}: DAMAGED since" in outcome.out
+
+
+def test_packs_that_were_checked_longest_ago_come_first_and_a_budget_is_kept(box: Box) -> None:
+    for number in range(4):
+        write(box.source / f"file {number}", os.urandom(MIB))
+        box.take()
+    count = len(packs(box.store))
+    seen: list[set[bytes]] = []
+    for _ in range(count + 1):
+        box.clock = ManualClock(box.clock.now_ns() + HOUR_NS)
+        before = checked(box)
+        report = scrubbed(box, budget=Budget(size_bytes=1))
+        assert report.read_packs == 1
+        after = checked(box)
+        seen.append({name for name, when in after.items() if before.get(name) != when})
+    assert len(set.union(*seen[:count])) == count, "each once, before any a second time"
+    assert seen[count] == seen[0]
+    assert scrubbed(box, budget=Budget(size_bytes=3 * MIB)).read_packs >= 2
+
+
+def checked(box: Box) -> dict[bytes, int]:
+    with open_store(str(box.store)) as store:
+        index = store.existing_index
+        assert index is not None
+        return {name: one[0] for name, one in index.checks().items()}
+
+
+def test_packs_that_were_checked_lately_are_left_alone_if_asked(two: Box) -> None:
+    scrubbed(two)
+    assert scrubbed(two, rest_s=3600).read_packs == 0
+    two.clock = ManualClock(two.clock.now_ns() + HOUR_NS)
+    assert scrubbed(two, rest_s=3600).read_packs == len(packs(two.store))
+    # A check of the future was noted before the clock was set back.
+    two.clock = ManualClock(two.clock.now_ns() - 1000 * HOUR_NS)
+    assert scrubbed(two, rest_s=3600).read_packs == len(packs(two.store))
+
+
+def test_a_snapshot_taken_later_heals_what_is_lost_and_all_snapshots_with_it(two: Box) -> None:
+    flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    assert not two.verify().ok
+    two.take()
+    assert not two.verify().ok, "nobody has looked yet, so nobody knows"
+    scrubbed(two)
+    assert known(two).lost_chunks == 1
+    report = two.take()
+    assert report.new_bytes == MIB
+    assert known(two).lost_chunks == 0
+    assert two.verify().ok
+    assert [one.files for one in scrubbed(two).damaged] == [[]]
+
+
+def test_damage_that_only_seemed_to_be_there_is_forgotten_by_the_next_scrub(two: Box) -> None:
+    content = (two.source / "model").read_bytes()[:MIB]
+    place, pack = place_of(two.store, content), pack_of(two.store, content)
+    flip_content(two.store, content)
+    scrubbed(two)
+    assert known(two).lost_chunks == 1
+    flip_byte(pack, place.offset_bytes + place.frame_bytes - 1)
+    assert scrubbed(two).ok
+    assert known(two).lost_chunks == 0
+    assert known(two).damaged == ()
+    assert place_of(two.store, content) == place
+
+
+def test_what_another_pack_has_as_well_is_damaged_and_not_lost(two: Box) -> None:
+    content = (two.source / "model").read_bytes()[:MIB]
+    pack = pack_of(two.store, content)
+    aside = pack.rename(two.directory / "aside")
+    (two.store / "catalog.sqlite").unlink()
+    write(two.source / "more", b"or the new pack would be the same, name and all")
+    two.take(base=True)
+    aside.rename(pack)
+    (two.store / "catalog.sqlite").unlink()
+    flip_byte(pack, 200)
+    report = scrubbed(two)
+    [found] = report.damaged
+    assert found.lost == ()
+    assert found.saved >= 1
+    assert found.files == []
+    assert two.verify().ok
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "empty"])
+def test_a_pack_that_is_gone_or_cut_is_damage_and_names_files(two: Box, how: str) -> None:
+    pack = pack_of(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    if how == "gone":
+        pack.unlink()
+    else:
+        os.truncate(pack, 0 if how == "empty" else 5000)
+    report = scrubbed(two)
+    assert [one.check.pack.hex() for one in report.damaged] == [pack.name]
+    files = {one.path for pack in report.damaged for one in pack.files}
+    files |= {one.path for one in report.missing}
+    names = ("sub/shared", "twin/shared", "model")
+    assert {os.fsencode(two.source / name) for name in names} >= files
+    assert os.fsencode(two.source / "sub" / "shared") in files
+    outcome = two.ciuic("scrub")
+    assert outcome.code == 4
+    assert str(two.source / "sub" / "shared") in outcome.out
+
+
+def test_a_lost_footer_is_damage_that_costs_no_file(two: Box) -> None:
+    pack = packs(two.store)[0]
+    flip_byte(pack, -3)
+    report = scrubbed(two)
+    [found] = report.damaged
+    assert not found.check.footer_ok
+    assert (found.lost, found.files, report.missing) == ((), [], [])
+    assert two.verify().ok
+
+
+def test_damaged_nodes_cost_what_lies_below_them(two: Box) -> None:
+    tree = two.entries()[os.fsencode(two.source / "sub")].content
+    with open_store(str(two.store)) as store:
+        place = store.reader.places([tree])[tree]
+    flip_byte(two.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1)
+    [found] = scrubbed(two).damaged
+    assert tree in found.lost
+    assert os.fsencode(two.source / "sub") in {one.path for one in found.files}
+
+
+def test_a_manifest_that_cannot_be_read_is_told(two: Box) -> None:
+    name = two.snapshots()[1].id
+    flip_byte(two.store / "snapshots" / f"{name}.json", 100)
+    report = scrubbed(two)
+    assert not report.ok
+    assert [os.fsdecode(one.path) for one in report.manifests] == [f"snapshots/{name}.json"]
+
+
+def test_a_scrub_that_is_stopped_remembers_what_it_read(two: Box) -> None:
+    read: list[int] = []
+    report = scrubbed(two, cancelled=lambda: bool(read), progress=lambda done, _: read.append(done))
+    assert report.stopped == "asked"
+    assert report.read_packs == 1
+    assert known(two).unchecked == len(packs(two.store)) - 1
+
+
+def test_a_scrub_beside_a_writer_reads_and_says_that_it_could_not_write(two: Box) -> None:
+    read: list[int] = []
+    with open_store(str(two.store), write=True):
+        report = scrubbed(
+            two, cancelled=lambda: bool(read), progress=lambda done, _: read.append(done)
+        )
+        assert report.read_packs == 1
+        assert "in use" in report.not_remembered
+    assert known(two).unchecked == len(packs(two.store))
+
+
+def test_a_snapshot_is_taken_while_a_pack_is_being_read(two: Box) -> None:
+    taken: list[str] = []
+
+    def take(*_: int) -> None:
+        if not taken:
+            taken.append(two.take(base=True).id)
+
+    report = scrubbed(two, progress=take)
+    assert report.ok
+    assert taken[0] == two.snapshots()[0].id
+
+
+def test_without_a_catalog_the_checks_begin_anew(two: Box) -> None:
+    scrubbed(two)
+    (two.store / "catalog.sqlite").unlink()
+    assert known(two).unchecked == len(packs(two.store))
+    assert scrubbed(two).ok
+    assert known(two).unchecked == 0
+
+
+def test_damage_stays_known_when_packs_are_recorded_anew(two: Box) -> None:
+    """Another pack is gone, and the catalog is made anew from the footers of the others."""
+    content = (two.source / "sub" / "shared").read_bytes()[:MIB]
+    flip_content(two.store, content)
+    scrubbed(two)
+    pack_of(two.store, (two.source / "model").read_bytes()[MIB:]).unlink()
+    two.take()
+    assert two.verify().snapshots[0].ok
+
+
+def test_a_budget_is_a_time_or_a_size() -> None:
+    assert parse_budget("10m") == Budget(duration_s=600)
+    assert parse_budget("10 GiB") == Budget(size_bytes=10 * 1024**3)
+    assert parse_budget("10M") == Budget(size_bytes=10 * MIB)
+    for text in ("0", "0s", "", "10x", "-5m", "m", "1e3"):
+        with pytest.raises(ValueError, match="neither a time"):
+            parse_budget(text)
+
+
+def test_the_command_tells_people_and_programs(two: Box) -> None:
+    outcome = two.ciuic("scrub")
+    assert outcome.code == 0
+    assert outcome.out == ""
+    assert "no damage" in outcome.err
+    flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    outcome = two.ciuic("scrub")
+    assert outcome.code == 4
+    assert outcome.out.count(str(two.source / "sub" / "shared")) == 1
+    assert all(one.id in outcome.out for one in two.snapshots())
+    assert "ciuic repair" in outcome.err
+    outcome = two.ciuic("scrub", "--json")
+    assert outcome.code == 4
+    document = outcome.document
+    assert not document["ok"]
+    [pack] = document["damaged"]
+    assert pack["lost_chunks"] == 1
+    assert pack["stretches"][0]["chunks"]
+    assert [one["path"] for one in pack["files"]] == [
+        str(two.source / "sub" / "shared"),
+        str(two.source / "twin" / "shared"),
+    ]
+    assert document["checks"]["unchecked"] == 0
+    assert document["checks"]["damaged"][0]["pack"] == pack["pack"]
+
+
+@pytest.mark.parametrize("budget", ["0", "soon", "10 minutes", ""])
+def test_a_wrong_budget_is_wrong_usage(two: Box, budget: str) -> None:
+    outcome = two.ciuic("scrub", "--budget", budget)
+    assert outcome.code == 2
+    assert outcome.err.count("\n") <= 4
+
+
+def test_a_store_without_packs_or_snapshots_is_sound(box: Box) -> None:
+    assert scrubbed(box).ok
+    assert box.ciuic("scrub").code == 0
