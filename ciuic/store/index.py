@@ -176,6 +176,8 @@ class Index:
             emptied: Packs that are not needed any more, and what they held.
         """
         with self._lock, self._faults():
+            # Left by a run that was killed; what it holds is what the new one holds.
+            self._db.execute("DELETE FROM pack WHERE name = ?", (name,))
             cursor = self._db.execute(
                 "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (name, size_bytes)
             )

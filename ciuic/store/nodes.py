@@ -7,7 +7,7 @@ and the nodes above it. Encoding: msgpack arrays, docs/format.md, "Nodes".
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ __all__ = [
     "HOLE",
     "LEVEL_MAX",
     "GetNode",
+    "Node",
     "Piece",
     "PutNode",
     "RecipeBuilder",
@@ -28,6 +29,7 @@ __all__ = [
     "find_entry",
     "iter_pieces",
     "iter_tree",
+    "references",
 ]
 
 PutNode = Callable[[int, bytes], bytes]
@@ -62,6 +64,14 @@ class Piece(msgspec.Struct, array_like=True):
     length_bytes: int
     id: bytes
     start_bytes: int = 0
+
+
+class Node(NamedTuple):
+    """A node that another one refers to."""
+
+    kind: int
+    level: int
+    id: bytes
 
 
 class _Child(msgspec.Struct, array_like=True):
@@ -261,6 +271,32 @@ def iter_pieces(get: GetNode, entry: Entry) -> Iterator[Piece]:
         raise CorruptionError("a file's pieces are shorter than the file")
 
 
+def references(kind: int, data: bytes, level: int) -> tuple[list[Node], list[bytes]]:
+    """The nodes and the data chunks that a node refers to, as they stand in it.
+
+    Raises:
+        CorruptionError: It is not a node of this kind and level, or refers to what can't be.
+    """
+    if level > 0:
+        return [Node(kind, level - 1, one.id) for one in _children(data, level)], []
+    if kind == RECIPE:
+        return [], [piece.id for piece in _pieces(data) if piece.id]
+    nodes, chunks = [], []
+    for entry in _entries(data):
+        content = entry.content
+        if not content:
+            continue
+        if entry.is_directory:
+            nodes.append(Node(TREE, entry.level, content))
+        elif not entry.is_file:
+            continue
+        elif entry.level:
+            nodes.append(Node(RECIPE, entry.level - 1, content))
+        else:
+            chunks.append(content)
+    return nodes, chunks
+
+
 def cut(chunk: memoryview, piece: Piece) -> memoryview:
     """The bytes of a piece, out of its chunk.
 
@@ -275,16 +311,21 @@ def cut(chunk: memoryview, piece: Piece) -> memoryview:
 
 def _iter_recipe(get: GetNode, name: bytes, level: int) -> Iterator[Piece]:
     if level == 0:
-        leaf = _decoded(_recipe_decoder, get(RECIPE, name), 0)
-        for piece in leaf.items:
-            if len(piece.id) not in {0, ID_BYTES}:
-                raise CorruptionError("a recipe names a chunk by an ID of a wrong length")
-            if piece.start_bytes and not (piece.id and 0 < piece.start_bytes <= _I64_MAX):
-                raise CorruptionError("a recipe names bytes that no chunk has")
-        yield from leaf.items
+        yield from _pieces(get(RECIPE, name))
         return
     for child in _children(get(RECIPE, name), level):
         yield from _iter_recipe(get, child.id, level - 1)
+
+
+def _pieces(data: bytes) -> list[Piece]:
+    """The pieces of a leaf, free of what no chunk has."""
+    items = _decoded(_recipe_decoder, data, 0).items
+    for piece in items:
+        if len(piece.id) not in {0, ID_BYTES}:
+            raise CorruptionError("a recipe names a chunk by an ID of a wrong length")
+        if piece.start_bytes and not (piece.id and 0 < piece.start_bytes <= _I64_MAX):
+            raise CorruptionError("a recipe names bytes that no chunk has")
+    return items
 
 
 def _entries(data: bytes) -> list[Entry]:

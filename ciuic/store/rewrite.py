@@ -1,0 +1,326 @@
+"""Taking packs away, and moving what is needed out of those that are mostly garbage.
+
+A pack is never changed. Of a worn one the needed frames are copied into a new pack as they are,
+without decoding; of a frame that is itself mostly garbage, the needed chunks are encoded again
+with others of the kind. Order of durable writes, portion by portion (docs/format.md, "Order of
+removal"):
+
+    1. a new pack is synced and gets its name, and the directory of packs is synced;
+    2. one transaction of the catalog: the chunks lie in the new pack, the emptied packs are gone;
+    3. the emptied packs are unlinked.
+
+A crash leaves chunks that lie in two packs, or packs that the catalog does not know: garbage,
+which the next prune takes away. A reader that misses a pack finds its chunks by the catalog.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from ciuic import durable
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.hashing import checksum
+from ciuic.store import layout
+from ciuic.store.faults import store_faults
+from ciuic.store.files import open_regular, read_at
+from ciuic.store.frame import DATA, NO_REFERENCE, Frame, check_chunk, decode_frame, encode_frame
+from ciuic.store.index import Emptied, Index
+from ciuic.store.mark import Marks
+from ciuic.store.pack import MAGIC, PackedFrame, encode_footer, read_footer
+from ciuic.store.packfile import PackFile
+from ciuic.store.reader import StoreReader
+from ciuic.store.sweep import Census, PackUse, is_worn, kept_chunks, pack_path, read_frames
+from ciuic.store.writer import PACK_BYTES
+
+__all__ = ["Rewriter", "remove_packs"]
+
+_GROUP_BYTES: Final = {True: 1024 * 1024, False: 256 * 1024}
+"""Plain bytes that are encoded together of what is left of frames: of data, and of nodes."""
+_PORTION_BYTES_MIN: Final = 1024 * 1024
+_PORTION_SHARE: Final = 8
+"""A new pack takes at most this part of the room that there is; two may be open at once."""
+
+
+def remove_packs(store_path: str, index: Index | None, names: Sequence[bytes]) -> None:
+    """Remove packs that nobody needs; durable when this returns.
+
+    Args:
+        store_path: The store's directory, whose write lock is held.
+        index: The catalog; None if there is none at the moment.
+        names: The packs.
+
+    Raises:
+        StoreFullError: The catalog has no room to forget them; no pack was removed.
+        StoreError: The store failed; some may be gone.
+    """
+    if not names:
+        return
+    if index is not None:
+        index.remove_packs(names)
+        # Whoever looks for a chunk must not be sent to a pack that is gone.
+        index.commit()
+    _unlink(store_path, names)
+    packs = os.path.join(store_path, layout.PACKS)
+    with store_faults("sync", packs):
+        durable.sync_directory(packs)
+
+
+def _unlink(store_path: str, names: Iterable[bytes]) -> None:
+    for name in names:
+        path = pack_path(store_path, name)
+        with store_faults("remove", path):
+            durable.remove_file(path)
+
+
+class _Counted:
+    """As ``PackFile``, and writes nothing: what the pack would be, to the byte."""
+
+    def __init__(self) -> None:
+        self.frames: list[PackedFrame] = []
+        self.size_bytes = len(MAGIC)
+
+    def add(self, frame: Frame, _payload: bytes | memoryview) -> None:
+        """Count one frame."""
+        self.frames.append(PackedFrame(self.size_bytes, frame, frame.encode_header()))
+        self.size_bytes += frame.total_bytes
+
+    def complete(self) -> bytes:
+        """Count the footer; returns the pack's ID."""
+        name, end = encode_footer(self.frames, self.size_bytes)
+        self.size_bytes += len(end)
+        return name
+
+
+class Rewriter:
+    """Moves what is needed out of worn packs, and removes them.
+
+    In portions: when a new pack is full it is made durable, and the old packs that are empty by
+    then go. So there is never need for more room than two new packs take, one of data and one of
+    nodes, and less where there is not so much.
+
+    Args:
+        store_path: The store's directory, whose write lock is held.
+        index: The catalog.
+        reader: Finds what is damaged in a pack in another way, if there is one.
+        marks: Of all that is needed.
+        census: Of the packs.
+        room_bytes: Says how much room there is.
+        dry: Only count what would be written.
+
+    Attributes:
+        written: Packs and bytes that were written.
+        removed: Packs and bytes that were removed.
+        damaged: Packs that stay, because something needed in them can't be read.
+    """
+
+    def __init__(
+        self,
+        store_path: str,
+        index: Index,
+        reader: StoreReader,
+        marks: Marks,
+        census: Census,
+        *,
+        room_bytes: Callable[[], int],
+        dry: bool,
+    ) -> None:
+        self._store_path = store_path
+        self._packs = os.path.join(store_path, layout.PACKS)
+        self._temporary = os.path.join(store_path, layout.TEMPORARY)
+        self._index = index
+        self._reader = reader
+        self._marks = marks
+        self._keepers = census.keepers
+        self._room_bytes = room_bytes
+        self._dry = dry
+        self._sinks: dict[bool, PackFile | _Counted] = {}
+        self._groups: dict[int, list[tuple[bytes, bytes]]] = {}
+        self._waiting: dict[tuple[str, int], set[bytes]] = {}
+        self._group_bytes: dict[int, int] = {}
+        self._emptied: dict[bytes, int] = {}
+        self._made: set[bytes] = set()
+        self._portion_bytes = 0
+        self.written = (0, 0)
+        self.removed = (0, 0)
+        self.damaged: list[bytes] = []
+
+    def run(
+        self, uses: Sequence[PackUse], *, check: Callable[[], None], done: Callable[[int], None]
+    ) -> None:
+        """Empty these packs and remove them.
+
+        Args:
+            uses: Of packs that are worn.
+            check: Called for each of them; raises to end the work. What was done stays done.
+            done: Told how many have been emptied.
+
+        Raises:
+            StoreError: The store failed; everything that is needed is still there.
+        """
+        self._measure_room()
+        try:
+            for number, use in enumerate(uses):
+                check()
+                self._drain(use)
+                done(number + 1)
+            for kind in list(self._groups):
+                self._flush_group(kind)
+            for is_data in list(self._sinks):
+                self._seal(is_data)
+        finally:
+            for sink in self._sinks.values():
+                if isinstance(sink, PackFile):
+                    sink.discard()
+        # Those whose last frame happened to fill a new pack; and what was unlinked is made durable.
+        left = {pack: size for pack, size in self._emptied.items() if pack not in self._made}
+        if not self._dry:
+            remove_packs(self._store_path, self._index, list(left))
+            with store_faults("sync", self._packs):
+                durable.sync_directory(self._packs)
+        self._count_removed(left)
+
+    def _measure_room(self) -> None:
+        room = self._room_bytes() // _PORTION_SHARE
+        self._portion_bytes = max(_PORTION_BYTES_MIN, min(PACK_BYTES, room))
+
+    def _drain(self, use: PackUse) -> None:
+        path = pack_path(self._store_path, use.pack)
+        with store_faults("read", path):
+            fd = open_regular(path)
+            try:
+                frames = read_footer(fd, use.pack)
+                if not self._dry:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+                taken = [self._take(use.pack, fd, one) for one in frames]
+            finally:
+                os.close(fd)
+        if all(taken):
+            self._emptied[use.pack] = use.size_bytes
+        else:
+            self.damaged.append(use.pack)
+
+    def _take(self, pack: bytes, fd: int, one: PackedFrame) -> bool:
+        """Copy what is needed of a frame; returns whether all of it could be had."""
+        frame = one.frame
+        kept = kept_chunks(pack, frame, self._marks, self._keepers)
+        if not any(kept):
+            return True
+        as_it_is = frame.reference != NO_REFERENCE or not is_worn(frame, kept)
+        try:
+            if as_it_is:
+                payload = b"" if self._dry else _payload(fd, one)
+            else:
+                parts = _parts(frame, _payload(fd, one), kept)
+        except (CorruptionError, UnknownFormatError):
+            as_it_is = False
+            try:
+                parts = [
+                    (name, bytes(self._reader.chunk(name, kind=frame.kind)))
+                    for (name, _), is_kept in zip(frame.chunks, kept, strict=True)
+                    if is_kept
+                ]
+            except (CorruptionError, UnknownFormatError):
+                return False
+        if as_it_is:
+            self._add({pack}, frame, payload)
+        else:
+            for name, plain in parts:
+                self._group(pack, frame.kind, name, plain)
+        return True
+
+    def _group(self, pack: bytes, kind: int, name: bytes, plain: bytes) -> None:
+        """Add a chunk to those that will share a frame."""
+        group = self._groups.setdefault(kind, [])
+        group.append((name, plain))
+        self._waiting.setdefault(("group", kind), set()).add(pack)
+        self._group_bytes[kind] = self._group_bytes.get(kind, 0) + len(plain)
+        if self._group_bytes[kind] >= _GROUP_BYTES[kind == DATA]:
+            self._flush_group(kind)
+
+    def _flush_group(self, kind: int) -> None:
+        frame, payload = encode_frame(kind, self._groups.pop(kind))
+        del self._group_bytes[kind]
+        self._add(self._waiting.pop(("group", kind)), frame, payload)
+
+    def _add(self, sources: set[bytes], frame: Frame, payload: bytes | memoryview) -> None:
+        is_data = frame.kind == DATA
+        with store_faults("write to", self._temporary):
+            sink = self._sinks.get(is_data)
+            if sink is None:
+                sink = _Counted() if self._dry else PackFile(self._temporary)
+                self._sinks[is_data] = sink
+            sink.add(frame, payload)
+        self._waiting.setdefault(("pack", is_data), set()).update(sources)
+        if sink.size_bytes >= self._portion_bytes:
+            self._seal(is_data)
+
+    def _seal(self, is_data: bool) -> None:
+        """The new pack is durable, and the old ones that it emptied are gone."""
+        sink = self._sinks[is_data]
+        with store_faults("write to", self._temporary):
+            name = sink.complete()
+        self._made.add(name)
+        del self._waiting["pack", is_data]
+        kept = self._made.union(*self._waiting.values())
+        ready = {pack: size for pack, size in self._emptied.items() if pack not in kept}
+        if isinstance(sink, PackFile):
+            self._publish(sink, name, list(ready))
+            sink.close()
+        del self._sinks[is_data]
+        for pack in ready:
+            del self._emptied[pack]
+        self.written = (self.written[0] + 1, self.written[1] + sink.size_bytes)
+        self._count_removed(ready)
+
+    def _count_removed(self, packs: dict[bytes, int]) -> None:
+        self.removed = (self.removed[0] + len(packs), self.removed[1] + sum(packs.values()))
+
+    def _publish(self, sink: PackFile, name: bytes, emptied: list[bytes]) -> None:
+        path = pack_path(self._store_path, name)
+        is_new = not os.path.lexists(path)
+        with store_faults("write to", self._packs):
+            durable.publish(sink.fd, sink.path, path)
+            durable.sync_directory(self._packs)
+        try:
+            held = (Emptied(one, self._chunks_of(one)) for one in emptied)
+            self._index.move(name, sink.size_bytes, sink.frames, held)
+            self._index.commit()
+        except BaseException:
+            self._index.rollback()
+            if is_new:
+                # Nobody was told of it, and it takes room that may be what was missing.
+                _unlink(self._store_path, [name])
+            raise
+        _unlink(self._store_path, emptied)
+        self._measure_room()
+
+    def _chunks_of(self, pack: bytes) -> list[bytes]:
+        frames = read_frames(self._store_path, pack)
+        return [name for one in frames for name, _ in one.frame.chunks]
+
+
+def _payload(fd: int, one: PackedFrame) -> bytes:
+    """The stored bytes of a frame.
+
+    Raises:
+        CorruptionError: They are not what was written.
+    """
+    frame = one.frame
+    payload = read_at(fd, frame.stored_bytes, one.offset_bytes + frame.header_bytes)
+    if len(payload) != frame.stored_bytes or checksum(payload) != frame.payload_checksum:
+        raise CorruptionError("a frame's payload does not match its checksum")
+    return payload
+
+
+def _parts(frame: Frame, payload: bytes, kept: list[bool]) -> list[tuple[bytes, bytes]]:
+    """The kept chunks of a frame, decoded and checked."""
+    plain = memoryview(decode_frame(frame, payload))
+    found = []
+    start = 0
+    for (name, length), is_kept in zip(frame.chunks, kept, strict=True):
+        if is_kept:
+            part = plain[start : start + length]
+            check_chunk(frame.kind, name, part)
+            found.append((name, bytes(part)))
+        start += length
+    return found

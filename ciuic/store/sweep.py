@@ -1,0 +1,227 @@
+"""What each pack is worth to the snapshots that are kept.
+
+What is in a pack is read from its footer and never taken from the catalog: a wrong row must not
+cost data. A pack whose footer can't be read may hold anything, and is not touched. Where a chunk
+lies in several packs one copy is kept, and only after it has been read and found sound.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.store import layout
+from ciuic.store.faults import store_faults
+from ciuic.store.files import open_regular
+from ciuic.store.frame import Frame, check_chunk
+from ciuic.store.index import ChunkPlace
+from ciuic.store.mark import Marks
+from ciuic.store.pack import PackedFrame, read_footer
+from ciuic.store.reader import StoreReader
+
+__all__ = [
+    "DEAD_FRACTION",
+    "Census",
+    "PackUse",
+    "is_worn",
+    "kept_chunks",
+    "pack_path",
+    "read_frames",
+    "take_census",
+]
+
+DEAD_FRACTION: Final = 0.2
+"""As much garbage may a pack hold that is left alone, and a frame that is copied as it is."""
+_REPEATED_MAX: Final = 200_000
+"""Chunks that are looked for in several packs; of more, every copy counts as needed."""
+
+
+class PackUse(NamedTuple):
+    """What a pack is worth.
+
+    Attributes:
+        pack: The pack's ID.
+        size_bytes: Length of the file.
+        dead_bytes: How many of them nobody needs; the footer counts as needed.
+        needed_chunks: Chunks that are needed, and kept here.
+        dead_chunks: The others.
+    """
+
+    pack: bytes
+    size_bytes: int
+    dead_bytes: int
+    needed_chunks: int
+    dead_chunks: int
+
+    @property
+    def dead_fraction(self) -> float:
+        """The part of it that nobody needs."""
+        return self.dead_bytes / self.size_bytes
+
+
+class Census(NamedTuple):
+    """All packs of a store.
+
+    Attributes:
+        uses: Packs whose content is known, in the order of their IDs.
+        unreadable: Packs whose footer is damaged, and their sizes.
+        keepers: For chunks that lie in several packs, the one that keeps them.
+    """
+
+    uses: tuple[PackUse, ...]
+    unreadable: dict[bytes, int]
+    keepers: dict[bytes, bytes]
+
+
+def take_census(
+    store_path: str,
+    packs: dict[bytes, int],
+    marks: Marks,
+    reader: StoreReader,
+    *,
+    check: Callable[[int], None],
+) -> Census:
+    """Read the footers of all packs.
+
+    Args:
+        store_path: The store's directory.
+        packs: Sizes of the packs that are there, by ID.
+        marks: Of all that is needed.
+        reader: Reads the copies of a chunk, where there are several.
+        check: Told how many packs are done; raises to end the work.
+
+    Raises:
+        UnknownFormatError: A pack holds something of a later version: what that needs besides
+            can't be known.
+    """
+    uses: list[PackUse] = []
+    unreadable: dict[bytes, int] = {}
+    repeated: set[bytes] = set()
+    for name, size in sorted(packs.items()):
+        check(len(uses))
+        try:
+            frames = read_frames(store_path, name)
+        except CorruptionError:
+            unreadable[name] = size
+            continue
+        for one in frames:
+            for chunk, _ in one.frame.chunks:
+                if marks.is_repeated(one.frame.kind, chunk) and len(repeated) < _REPEATED_MAX:
+                    repeated.add(chunk)
+        uses.append(_use(name, size, frames, marks, {}))
+    keepers: dict[bytes, bytes] = {}
+    if repeated:
+        keepers = _choose_keepers(store_path, uses, repeated, reader)
+        for at, use in enumerate(uses):
+            check(len(uses))
+            frames = read_frames(store_path, use.pack)
+            uses[at] = _use(use.pack, use.size_bytes, frames, marks, keepers)
+    return Census(tuple(uses), unreadable, keepers)
+
+
+def read_frames(store_path: str, name: bytes) -> list[PackedFrame]:
+    """What a pack's footer lists.
+
+    Raises:
+        CorruptionError: The footer is damaged.
+        UnknownFormatError: It lists something of a later version.
+    """
+    path = pack_path(store_path, name)
+    with store_faults("read", path):
+        fd = open_regular(path)
+        try:
+            return read_footer(fd, name)
+        except UnknownFormatError as error:
+            raise UnknownFormatError(
+                f"pack {name.hex()[:12]}: {error.message}; what it needs can't be known"
+            ) from error
+        finally:
+            os.close(fd)
+
+
+def kept_chunks(pack: bytes, frame: Frame, marks: Marks, keepers: dict[bytes, bytes]) -> list[bool]:
+    """For each chunk of a frame whether it is needed, and this is the pack that keeps it."""
+    return [
+        marks.is_needed(frame.kind, name) and keepers.get(name, pack) == pack
+        for name, _ in frame.chunks
+    ]
+
+
+def is_worn(frame: Frame, kept: list[bool]) -> bool:
+    """So much of a frame is garbage that its other chunks are worth encoding again."""
+    return _dead_plain_bytes(frame, kept) > DEAD_FRACTION * frame.plain_bytes
+
+
+def pack_path(store_path: str, name: bytes) -> str:
+    """The file of a pack."""
+    return os.path.join(store_path, layout.PACKS, layout.pack_name(name))
+
+
+def _use(
+    name: bytes,
+    size: int,
+    frames: list[PackedFrame],
+    marks: Marks,
+    keepers: dict[bytes, bytes],
+) -> PackUse:
+    dead_bytes = needed = dead = 0
+    for one in frames:
+        kept = kept_chunks(name, one.frame, marks, keepers)
+        count = sum(kept)
+        needed += count
+        dead += len(kept) - count
+        if not count:
+            dead_bytes += one.frame.total_bytes
+        elif count < len(kept) and one.frame.plain_bytes:
+            share = _dead_plain_bytes(one.frame, kept) / one.frame.plain_bytes
+            dead_bytes += int(one.frame.total_bytes * share)
+    return PackUse(name, size, dead_bytes, needed, dead)
+
+
+def _dead_plain_bytes(frame: Frame, kept: list[bool]) -> int:
+    return sum(
+        [length for (_, length), is_kept in zip(frame.chunks, kept, strict=True) if not is_kept]
+    )
+
+
+def _choose_keepers(
+    store_path: str, uses: list[PackUse], repeated: set[bytes], reader: StoreReader
+) -> dict[bytes, bytes]:
+    """For each chunk the pack with the least garbage whose copy is sound.
+
+    A chunk of which no copy is sound has no keeper: all of them stay, for a repair.
+    """
+    places: dict[bytes, list[ChunkPlace]] = {}
+    for use in sorted(uses, key=lambda one: (one.dead_fraction, one.pack)):
+        for one in read_frames(store_path, use.pack):
+            start = 0
+            for name, length in one.frame.chunks:
+                if name in repeated:
+                    place = ChunkPlace(
+                        use.pack,
+                        one.offset_bytes,
+                        one.frame.total_bytes,
+                        start,
+                        length,
+                        one.frame.kind,
+                    )
+                    places.setdefault(name, []).append(place)
+                start += length
+    keepers: dict[bytes, bytes] = {}
+    # In the order of the packs, so that each frame is decoded once or twice.
+    for name, found in sorted(places.items(), key=lambda item: item[1][0][:2]):
+        if len({place.pack for place in found}) > 1:
+            sound = next((place.pack for place in found if _is_sound(reader, name, place)), None)
+            if sound is not None:
+                keepers[name] = sound
+    return keepers
+
+
+def _is_sound(reader: StoreReader, name: bytes, place: ChunkPlace) -> bool:
+    try:
+        _, plain = reader.frame(place)
+        end = place.start_bytes + place.length_bytes
+        check_chunk(place.kind, name, memoryview(plain)[place.start_bytes : end])
+    except (CorruptionError, UnknownFormatError):
+        return False
+    return True
