@@ -1,4 +1,4 @@
-"""Which snapshots exist, and finding one by ID, prefix, ``latest`` or time.
+"""Which snapshots exist, and finding one by ID, prefix, ``latest``, ``latest-valid`` or time.
 
 A snapshot exists if its manifest's file does. The catalog database only saves reading a
 thousand small files to print a list: a row counts as long as its file is as it was.
@@ -26,6 +26,7 @@ from ciuic.store.index import IndexDamagedError
 __all__ = ["damaged_manifests", "find_snapshot", "latest_snapshot", "list_snapshots", "remember"]
 
 LATEST: Final = "latest"
+LATEST_VALID: Final = "latest-valid"
 _PREFIX: Final = re.compile(r"(?:cs-)?[0-9a-f]+")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SnapshotSummary)
@@ -49,7 +50,8 @@ def latest_snapshot(store: Store) -> SnapshotSummary | None:
 def find_snapshot(store: Store, text: str) -> SnapshotSummary:
     """The snapshot that ``text`` means: an ID, a prefix of one, ``latest``, or a time.
 
-    A time means the newest snapshot that is not after it.
+    A time means the newest snapshot that is not after it; ``latest-valid`` the newest one that can
+    be restored whole, as far as is known without reading its files' content.
 
     Raises:
         UsageError: ``text`` can't mean a snapshot.
@@ -59,17 +61,18 @@ def find_snapshot(store: Store, text: str) -> SnapshotSummary:
     if _PREFIX.fullmatch(text):
         return _by_prefix(store, text)
     snapshots = list_snapshots(store)
-    if text == LATEST:
+    if text in {LATEST, LATEST_VALID}:
         if not snapshots:
             raise SnapshotNotFoundError(
                 "the store has no snapshot yet", hint="Take one with 'ciuic snapshot'."
             )
-        return snapshots[0]
+        return snapshots[0] if text == LATEST else _latest_valid(store, snapshots)
     until_ns = from_local_text(text)
     if until_ns is None:
         raise UsageError(
             f"'{text}' is not a snapshot's ID",
-            hint="Give cs- and hex digits, 'latest', or a time such as '2026-06-15 14:30'.",
+            hint="Give cs- and hex digits, 'latest', 'latest-valid', or a time such as"
+            " '2026-06-15 14:30'.",
         )
     for snapshot in snapshots:
         if snapshot.taken_ns <= until_ns:
@@ -87,6 +90,21 @@ def remember(store: Store, summary: SnapshotSummary) -> None:
     with contextlib.suppress(StoreError):
         _put(store, summary, status)
         store.index.commit()
+
+
+def _latest_valid(store: Store, snapshots: list[SnapshotSummary]) -> SnapshotSummary:
+    # Here, as nothing else that looks for a snapshot reads trees.
+    from ciuic.store.survey import Survey, known_lost
+
+    survey = Survey(store, known_lost(store))
+    for snapshot in snapshots:
+        if survey.is_sound(snapshot.id):
+            return snapshot
+    what = "the only snapshot" if len(snapshots) == 1 else f"each of the {len(snapshots)} snapshots"
+    raise CorruptionError(
+        f"{what} is damaged",
+        hint="'ciuic verify --all' names what is lost of each; 'ciuic restore' puts back the rest.",
+    )
 
 
 def _by_prefix(store: Store, text: str) -> SnapshotSummary:

@@ -215,24 +215,48 @@ class TakeReport(msgspec.Struct, frozen=True):
 
 
 class VerifySnapshot(msgspec.Struct, frozen=True):
-    """What was found wrong with one snapshot; nothing when ``damaged`` is empty."""
+    """What was found wrong with one snapshot; nothing when ``damaged`` is empty.
+
+    Attributes:
+        nearest_valid: The snapshot to take instead: the newest older one that is valid, or else
+            the oldest newer one; None if there is none, or none is needed.
+        intact_in: For damaged paths the newest older snapshot that has them intact, if one has.
+    """
 
     id: str
     damaged: tuple[Trouble, ...]
+    nearest_valid: str | None = None
+    intact_in: dict[bytes, str] = msgspec.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """The snapshot can be restored bit by bit."""
         return not self.damaged
 
+    def as_json(self) -> dict[str, Any]:
+        """One element of the document of ``ciuic verify --json``."""
+        return {
+            "id": self.id,
+            "ok": self.ok,
+            "nearest_valid": self.nearest_valid,
+            "damaged": [
+                {**bad.as_json(), "intact_in": self.intact_in.get(bad.path)} for bad in self.damaged
+            ],
+        }
+
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """The outcome of a verification."""
+    """The outcome of a verification.
+
+    Attributes:
+        bad: Chunks that were found not to be had.
+    """
 
     snapshots: tuple[VerifySnapshot, ...]
     read_bytes: int
     chunks: int
     total_s: float
+    bad: frozenset[bytes] = frozenset()
 
     @property
     def ok(self) -> bool:
@@ -246,10 +270,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
             "read_bytes": self.read_bytes,
             "chunks": self.chunks,
             "total_s": round(self.total_s, 6),
-            "snapshots": [
-                {"id": one.id, "ok": one.ok, "damaged": [bad.as_json() for bad in one.damaged]}
-                for one in self.snapshots
-            ],
+            "snapshots": [one.as_json() for one in self.snapshots],
         }
 
 

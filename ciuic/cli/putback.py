@@ -30,7 +30,7 @@ __all__ = ["restore"]
     required=True,
     type=SNAPSHOT,
     metavar="ID",
-    help="The snapshot: an ID or a part of one, 'latest', or a time.",
+    help="The snapshot: an ID or a part of one, 'latest', 'latest-valid', or a time.",
 )
 @click.option(
     "-p",

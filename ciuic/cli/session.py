@@ -102,6 +102,16 @@ class Session:
             )
         return read_store_path(path)
 
+    def trash_s(self) -> float:
+        """How long a forgotten snapshot can be brought back; the default for ``--store``."""
+        from ciuic.config import DEFAULTS
+        from ciuic.units import parse_duration_s
+
+        if self._store is not None or self.config_path is None:
+            return parse_duration_s(DEFAULTS["trash"])
+        trash_s: float = self.settings().trash_s
+        return trash_s
+
     @contextlib.contextmanager
     def opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Any]:
         """The open store."""
@@ -218,7 +228,9 @@ class _SnapshotType(click.ParamType[str]):
             with session.opened() as store:
                 names = sorted(store.snapshot_files())
             return [
-                CompletionItem(name) for name in [*names, "latest"] if name.startswith(incomplete)
+                CompletionItem(name)
+                for name in [*names, "latest", "latest-valid"]
+                if name.startswith(incomplete)
             ]
         return []
 
