@@ -1,0 +1,185 @@
+"""The power goes at every moment of a recorded run, and the disk keeps what it likes.
+
+A few hundred states each time; ``scripts/crash --only states`` looks at thousands.
+"""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.box import Box
+from tests.kit.journal import (
+    ROOT,
+    Image,
+    Journal,
+    Names,
+    Node,
+    Operation,
+    Recorder,
+    Sync,
+    Truncate,
+    Write,
+    read_image,
+    write_image,
+)
+from tests.kit.powercut import ORDERED, WEAKEST, Disk
+from tests.kit.stories import STORIES
+from tests.kit.survival import cases, survive
+from tests.kit.trees import Photo, differences, photograph
+
+DRAWS = 3
+STATES = 70
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory that syncs cost nothing in: what is durable is the journal's business here."""
+    with tempfile.TemporaryDirectory(prefix="ciuic-test-", dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORIES)
+def test_every_promise_holds_in_whatever_a_power_cut_leaves(
+    name: str, tmp_path: Path, memory: Path
+) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    story = STORIES[name](tmp_path / "story", rng)
+    every = cases(story.journal, DRAWS)
+    chosen = rng.sample(every, min(STATES, len(every)))
+    report = survive(story, chosen, seed, memory, tmp_path / "failed")
+    print(f"{report.states} states, {report.cases} of {len(every)} cases")
+    assert report.states >= len(chosen) // 4
+
+
+# The recording itself
+
+
+def timeless(top: Path) -> dict[bytes, Photo]:
+    """Everything of a tree but when it was written."""
+    found = photograph(top, holes=False)
+    return {path: photo._replace(mtime_ns=0) for path, photo in found.items()}
+
+
+@pytest.mark.slow
+def test_the_journal_of_a_run_makes_the_directory_that_the_run_has_left(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    top = tmp_path / "disk"
+    top.mkdir()
+    box.store = top / "store"
+    box.configure()
+    (box.source / "sub").mkdir()
+    (box.source / "sub" / "large").write_bytes(random.Random(0).randbytes(9_000_000))
+    (box.source / "small").write_bytes(b"small")
+    (box.source / "second name").hardlink_to(box.source / "small")
+    (box.source / "symlink").symlink_to("nowhere")
+    recorder = Recorder(top, tmp_path)
+    config = ("--config", box.config)
+    recorder.run(*config, "init")
+    recorder.run(*config, "snapshot")
+    (box.source / "small").write_bytes(b"changed")
+    recorder.run(*config, "snapshot")
+    recorder.run(*config, "restore", "-s", "latest", "-p", box.source, "-d", top)
+    (box.source / "sub" / "large").write_bytes(random.Random(1).randbytes(9_000_000))
+    recorder.run(*config, "snapshot", "--base")
+    recorder.run(
+        *config, "restore", "-s", "latest", "-p", box.source, "-d", top, "--overwrite", "--delete"
+    )
+    write_image(recorder.journal.last(), tmp_path / "again")
+    assert differences(timeless(top), timeless(tmp_path / "again")) == []
+    # What a restore has set is in the journal, and not when each call was made.
+    again = photograph(tmp_path / "again" / "source", holes=False)
+    assert differences(photograph(top / "source", holes=False), again) == []
+    kinds = {type(one) for one in recorder.journal.operations}
+    assert {Names, Write, Truncate, Sync} <= kinds
+
+
+# What a disk may hold
+
+
+def journal_of(*operations: Operation) -> Journal:
+    """A file 1 named ``old`` that holds a page of ``a``, and what is done to it."""
+    nodes = {ROOT: Node(0o040000, 0o755), 1: Node(0o100000, 0o644), 2: Node(0o100000, 0o644)}
+    journal = Journal(Image(nodes, {1: b"a" * 4096}, {ROOT: {b"old": 1}}, {}))
+    journal.operations.extend(operations)
+    return journal
+
+
+def held(journal: Journal, kind: str) -> set[tuple[tuple[bytes, bytes], ...]]:
+    """All that the disk was seen to hold after the last operation: names and contents."""
+    disk = Disk(journal)
+    for _ in journal.operations:
+        disk.advance()
+    rng = random.Random(0)
+    found = set()
+    for _ in range(400):
+        image = disk.sample(kind, rng)
+        names = sorted(image.names[ROOT].items())
+        found.add(tuple((name, image.content.get(node, b"")) for name, node in names))
+    return found
+
+
+NEW = Names(((ROOT, b"new", 2),))
+OVER_OLD = Names(((ROOT, b"old", 2), (ROOT, b"new", None)))
+
+
+def test_what_was_synced_is_there_and_nothing_else():
+    journal = journal_of(NEW, Write(2, 0, b"b"), Sync(2, 2), OVER_OLD, Sync(ROOT, 4))
+    for kind in (ORDERED, WEAKEST):
+        assert held(journal, kind) == {((b"old", b"b"),)}
+
+
+def test_a_name_without_a_sync_is_old_or_new_and_never_gone():
+    journal = journal_of(NEW, Write(2, 0, b"b"), Sync(2, 2), OVER_OLD)
+    old, new = (b"old", b"a" * 4096), (b"old", b"b")
+    # ext4's fsync takes the earlier name with it; by POSIX the file may have no name at all.
+    assert held(journal, ORDERED) == {((b"new", b"b"), old), (new,)}
+    assert held(journal, WEAKEST) == {(old,), ((b"new", b"b"), old), (new,), ((b"new", b"b"), new)}
+
+
+def test_a_rename_before_its_content_shows_an_empty_file():
+    journal = journal_of(NEW, Write(2, 0, b"b"), OVER_OLD, Sync(ROOT, 3))
+    for kind in (ORDERED, WEAKEST):
+        assert ((b"old", b""),) in held(journal, kind)
+        assert ((b"old", b"b"),) in held(journal, kind)
+
+
+def test_only_the_weakest_disk_shows_bytes_that_nobody_wrote():
+    journal = journal_of(NEW, Sync(ROOT, 1), Write(2, 0, b"b" * 1024))
+    contents = {
+        kind: {dict(one)[b"new"] for one in held(journal, kind)} for kind in (ORDERED, WEAKEST)
+    }
+    assert contents[ORDERED] == {b"", b"b" * 1024}
+    assert b"b" * 512 in contents[WEAKEST]
+    assert bytes(512) + b"b" * 512 in contents[WEAKEST]
+    assert any(set(one) - set(b"b\0") for one in contents[WEAKEST])
+
+
+def test_a_page_that_is_written_over_is_torn_at_sectors():
+    journal = journal_of(Write(1, 0, b"b" * 4096))
+    assert held(journal, ORDERED) == {((b"old", one * 4096),) for one in (b"a", b"b")}
+    torn = {dict(one)[b"old"] for one in held(journal, WEAKEST)}
+    assert b"b" * 512 + b"a" * 3584 in torn
+    assert any(one.startswith(b"a" * 512 + b"b" * 512) for one in torn)
+
+
+def test_a_sync_covers_what_had_returned_when_it_was_called():
+    late = journal_of(Write(1, 0, b"b"), Write(1, 1, b"b"), Sync(1, 1))
+    contents = {dict(one)[b"old"][:2] for one in held(late, WEAKEST)}
+    assert contents == {b"ba", b"bb"}
+
+
+def test_images_are_written_as_they_were_read(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    (top / "sub").mkdir(parents=True)
+    (top / "sub" / "file").write_bytes(b"file")
+    (top / "name").hardlink_to(top / "sub" / "file")
+    (top / "link").symlink_to("sub")
+    (top / "sub").chmod(0o700)
+    write_image(read_image(top), tmp_path / "again")
+    assert differences(timeless(top), timeless(tmp_path / "again")) == []

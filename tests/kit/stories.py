@@ -1,0 +1,115 @@
+"""The stories that power cuts are tried on: each is recorded anew from the real program.
+
+To cover another command, add a ``story.run(...)`` where the store has something for it to do.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tests.kit.powercut import WEAKEST, disks
+from tests.kit.survival import RestoreStory, StoreStory, Story
+
+__all__ = ["STORIES"]
+
+
+def _train(source: Path, rng: random.Random) -> None:
+    """A training goes on: a few files change, a few are new, one grows, one is large."""
+    for _ in range(5):
+        path = source / f"d{rng.randrange(3)}" / f"f{rng.randrange(4)}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(rng.randbytes(rng.choice((0, 10, 3000, 9000))))
+    with (source / "log").open("ab") as log:
+        log.write(b"step %d\n" % rng.randrange(1000))
+    (source / "model").write_bytes(rng.randbytes(30_000))
+
+
+def first_snapshots(directory: Path, rng: random.Random) -> Story:
+    """A store is made and filled; one snapshot finds nothing new."""
+    story = StoreStory("first snapshots", directory)
+    story.run("init")
+    _train(story.source, rng)
+    story.run("snapshot", "--tag", "first")
+    _train(story.source, rng)
+    story.run("snapshot", "--json")
+    story.run("snapshot", "--base")
+    return story
+
+
+def after_a_cut(directory: Path, rng: random.Random) -> Story:
+    """A snapshot is taken where the one before was cut short."""
+    story = StoreStory("after a cut", directory)
+    story.make_store()
+    _train(story.source, rng)
+    story.run("snapshot")
+    _train(story.source, rng)
+    begin = len(story.journal.operations)
+    story.run("snapshot")
+    moments = [one.passed for one in disks(story.journal) if not one.is_settled]
+    end = rng.choice([one for one in moments if one > begin])
+    disk = next(one for one in disks(story.journal) if one.passed == end)
+    story.begin_again(disk.sample(WEAKEST, rng))
+    story.run("snapshot")
+    _train(story.source, rng)
+    story.run("snapshot")
+    return story
+
+
+def into_a_new_place(directory: Path, rng: random.Random) -> Story:
+    """Nothing stands in the target yet."""
+    story = RestoreStory("restore into a new place", directory)
+    _train(story.source, rng)
+    (story.source / "d1" / "deep" / "er").mkdir(parents=True)
+    (story.source / "d1" / "deep" / "er" / "file").write_bytes(b"file")
+    (story.source / "link").symlink_to("d1/deep")
+    (story.source / "second name").hardlink_to(story.source / "model")
+    story.take()
+    story.run()
+    return story
+
+
+def over_what_is_there(directory: Path, rng: random.Random) -> Story:
+    """Some files are right, some differ, some are of another kind, some are too many."""
+    story = RestoreStory("restore over what is there", directory, delete=True)
+    _prepare_change(story, rng)
+    target = story.top / "source"
+    target.mkdir()
+    (target / "log").write_bytes((story.source / "log").read_bytes())
+    (target / "model").write_bytes((story.source / "model").read_bytes()[:20_000])
+    (target / "d0").write_bytes(b"a file where a directory goes")
+    (target / "extra").mkdir()
+    (target / "extra" / "file").write_bytes(b"gone soon")
+    (target / "link").write_bytes(b"a file where a symlink goes")
+    story.run()
+    return story
+
+
+def in_place(directory: Path, rng: random.Random) -> Story:
+    """The files that were snapshotted have gone on changing, and come back."""
+    story = RestoreStory("restore in place", directory, in_place=True)
+    _prepare_change(story, rng)
+    _train(story.source, rng)
+    (story.source / "link").unlink()
+    (story.source / "d0" / "kept").write_bytes(b"the snapshot does not have it")
+    story.run()
+    return story
+
+
+def _prepare_change(story: RestoreStory, rng: random.Random) -> None:
+    (story.source / "d0").mkdir()
+    (story.source / "d0" / "first").write_bytes(rng.randbytes(5000))
+    _train(story.source, rng)
+    (story.source / "link").symlink_to("model")
+    (story.source / "second name").hardlink_to(story.source / "model")
+    (story.source / "model").chmod(0o640)
+    story.take()
+
+
+STORIES: Final[dict[str, Callable[[Path, random.Random], Story]]] = {
+    "first snapshots": first_snapshots,
+    "after a cut": after_a_cut,
+    "restore into a new place": into_a_new_place,
+    "restore over what is there": over_what_is_there,
+    "restore in place": in_place,
+}
