@@ -318,6 +318,7 @@ class Service:
             base_interval_s=settings.base_interval_s if may_be_base else 0.0,
             tags=job.tags,
             hot_snapshots=settings.hot_snapshots,
+            parity=settings.parity,
         )
         self._notifier.status("taking a snapshot")
         with open_store(settings.snapshot_dir, write=True, wait_s=wait_s) as store:

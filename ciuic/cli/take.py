@@ -80,6 +80,7 @@ def _take_here(
         base_interval_s=settings.base_interval_s,
         tags=tags,
         hot_snapshots=settings.hot_snapshots,
+        parity=settings.parity,
     )
     # Where it can't be lowered the snapshot is as good; the daemon's log and doctor tell of it.
     lower_priority(settings.io_priority)

@@ -10,7 +10,7 @@ from typing import Final
 
 from ciuic.errors import CorruptionError
 
-__all__ = ["open_regular", "read_at", "read_regular"]
+__all__ = ["open_regular", "read_at", "read_if_possible", "read_or_zeros", "read_regular"]
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -48,3 +48,24 @@ def read_at(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
         if error.errno != errno.EIO:
             raise
         raise CorruptionError(f"byte {offset_bytes} of a pack can't be read") from error
+
+
+def read_if_possible(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
+    """As ``read_at``; nothing where a sector can't be read."""
+    try:
+        return read_at(fd, length_bytes, offset_bytes)
+    except CorruptionError:
+        return b""
+
+
+def read_or_zeros(fd: int, length_bytes: int, offset_bytes: int, sector_bytes: int) -> bytes:
+    """So many bytes: zeros for sectors that can't be read, and for what is behind the end."""
+    try:
+        data = read_at(fd, length_bytes, offset_bytes)
+    except CorruptionError:
+        parts = []
+        for at in range(0, length_bytes, sector_bytes):
+            length = min(sector_bytes, length_bytes - at)
+            parts.append(read_if_possible(fd, length, offset_bytes + at).ljust(length, b"\0"))
+        data = b"".join(parts)
+    return data.ljust(length_bytes, b"\0")

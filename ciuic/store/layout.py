@@ -10,6 +10,8 @@ __all__ = [
     "DAEMON_LOCK",
     "HEADER",
     "PACKS",
+    "PARITY",
+    "QUARANTINE",
     "READ_LOCK",
     "SNAPSHOTS",
     "TEMPORARY",
@@ -28,6 +30,8 @@ READ_LOCK: Final = "lock.read"
 DAEMON_LOCK: Final = "daemon.lock"
 CONTROL_SOCKET: Final = "control.sock"
 PACKS: Final = "packs"
+PARITY: Final = "parity"
+QUARANTINE: Final = "quarantine"
 SNAPSHOTS: Final = "snapshots"
 TEMPORARY: Final = "tmp"
 

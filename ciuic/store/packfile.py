@@ -2,7 +2,8 @@
 
 Written with O_DIRECT from one buffer that is used again and again. A buffered write would fill
 the page cache with packs that nobody reads soon, push the training's data out of it, and take
-three times as long (decision 0004). File systems that refuse O_DIRECT get ordinary writes.
+three times as long (decision 0004). File systems that refuse O_DIRECT get ordinary writes. The
+pack's parity is computed from the same buffer, as reading the pack back would take longer still.
 """
 
 import contextlib
@@ -15,8 +16,12 @@ from ciuic import durable
 from ciuic.memory import BufferPool
 from ciuic.store.frame import Frame
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
+from ciuic.store.parity import ParityMaker, make_parity, shape_while_writing
 
-__all__ = ["PackFile"]
+__all__ = ["PACK_BYTES", "PackFile"]
+
+PACK_BYTES: Final = 64 * 1024 * 1024
+"""A pack that has reached this length gets no further frame."""
 
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
 _ALIGNMENT: Final = 4096
@@ -27,6 +32,10 @@ _buffers: Final = BufferPool(_BUFFER_BYTES)
 class PackFile:
     """A pack that is being filled, under a temporary name in ``directory``.
 
+    Args:
+        directory: For temporary files.
+        parity: The share of the pack that its parity takes; 0: it gets none.
+
     Attributes:
         path: The temporary name.
         fd: The open file.
@@ -35,9 +44,14 @@ class PackFile:
 
     Raises:
         OSError: The file can't be made or written; the caller then discards it.
+        StoreError: This machine can't compute parity.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, parity: float = 0.0) -> None:
+        self._parity_share = parity
+        self._parity: ParityMaker | None = None
+        if parity:
+            self._parity = ParityMaker(shape_while_writing(PACK_BYTES, parity))
         self.path = os.path.join(directory, durable.temporary_name("pack-"))
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.frames: list[PackedFrame] = []
@@ -62,6 +76,18 @@ class PackFile:
         self._flush_tail()
         return name
 
+    def parity(self) -> ParityMaker | None:
+        """The parity of the completed pack; None if it is to have none.
+
+        Raises:
+            OSError: The pack can't be read back. That is done only where it is much shorter than
+                a pack can be, or longer: its parity is then cut to its own length.
+        """
+        made = self._parity
+        if made is None or (made.fits and self.size_bytes >= PACK_BYTES):
+            return made
+        return make_parity(self.fd, self._parity_share)
+
     def close(self) -> None:
         """Close the file and let its buffer be used again; harmless twice."""
         if self.fd >= 0:
@@ -83,15 +109,21 @@ class PackFile:
             self._filled += count
             view = view[count:]
             if self._filled == _BUFFER_BYTES:
+                self._take_into_parity()
                 self._write(_BUFFER_BYTES)
                 self._filled = 0
 
     def _flush_tail(self) -> None:
         """Write what is left, padded to whole blocks, and cut the padding off again."""
         if self._filled:
+            self._take_into_parity()
             self._write(-(-self._filled // _ALIGNMENT) * _ALIGNMENT)
             self._filled = 0
         os.ftruncate(self.fd, self.size_bytes)
+
+    def _take_into_parity(self) -> None:
+        if self._parity is not None:
+            self._parity.add(self._buffer, self._filled)
 
     def _write(self, length: int) -> None:
         view = memoryview(self._buffer)[:length]

@@ -28,6 +28,7 @@ from ciuic.store.manifest import (
     encode_manifest,
 )
 from ciuic.store.pack import PackedFrame, read_footer, walk_frames
+from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.reader import StoreReader
 from ciuic.store.writer import StoreWriter
 
@@ -220,9 +221,13 @@ class Store:
                     found[name] = entry.stat(follow_symlinks=False).st_size
         return found
 
-    def writer(self) -> StoreWriter:
-        """Begin to add chunks; the store must be open for writing."""
-        return StoreWriter(self.path, self.index)
+    def writer(self, *, parity: float = PARITY_DEFAULT) -> StoreWriter:
+        """Begin to add chunks; the store must be open for writing.
+
+        Args:
+            parity: The share of each pack that its parity takes, 0 to 1; 0: none is written.
+        """
+        return StoreWriter(self.path, self.index, parity=parity)
 
     def snapshot_files(self) -> dict[str, os.stat_result]:
         """Every committed snapshot: its ID and its manifest's file status."""

@@ -4,8 +4,8 @@
 
 Order of durable writes, on which every guarantee rests (docs/format.md, "Write order"):
 
-    1. a pack's content is synced, then the pack gets its name;
-    2. the directory of packs is synced: every name is durable;
+    1. a pack's content is synced, then the pack gets its name; its parity likewise;
+    2. the directories of packs and of parity are synced: every name is durable;
     3. the catalog's transaction is committed;
     4. the manifest is written (``Store.commit``): this is the commit.
 
@@ -27,11 +27,11 @@ from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_frame
 from ciuic.store.index import Index
-from ciuic.store.packfile import PackFile
+from ciuic.store.packfile import PACK_BYTES, PackFile
+from ciuic.store.parity import write_parity
 
-__all__ = ["StoreWriter", "WriteTotals"]
+__all__ = ["PACK_BYTES", "StoreWriter", "WriteTotals", "publish_pack", "sync_packs"]
 
-PACK_BYTES: Final = 64 * 1024 * 1024
 _NODE_GROUP_BYTES: Final = 256 * 1024
 _QUEUE_BYTES: Final = 16 * 1024 * 1024
 _SEALING_MAX: Final = 2
@@ -85,15 +85,51 @@ class _ByteQueue:
             self._room.notify_all()
 
 
+def publish_pack(store_path: str, pack: PackFile, name: bytes) -> None:
+    """Give a completed pack, and its parity, their names.
+
+    Both are durable after ``sync_packs``. The parity comes second: a crash between the two leaves
+    a pack without, which ``ciuic repair`` gives one.
+
+    Raises:
+        StoreError: One of them can't be written.
+    """
+    with store_faults("write to", os.path.join(store_path, layout.PACKS)):
+        final = os.path.join(store_path, layout.PACKS, layout.pack_name(name))
+        durable.publish(pack.fd, pack.path, final)
+        parity = pack.parity()
+    if parity is not None:
+        write_parity(store_path, name, parity)
+
+
+def sync_packs(store_path: str) -> None:
+    """All packs that were published are durable under their names, and their parity.
+
+    Raises:
+        StoreError: They may not be.
+    """
+    for name in (layout.PARITY, layout.PACKS):
+        directory = os.path.join(store_path, name)
+        if name == layout.PACKS or os.path.isdir(directory):
+            with store_faults("sync", directory):
+                durable.sync_directory(directory)
+
+
 class StoreWriter:
     """Adds chunks to a store whose write lock is held.
+
+    Args:
+        store_path: The store's directory.
+        index: Its catalog.
+        parity: The share of each pack that its parity takes; 0: none is written.
 
     ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort``
     the writer is used up.
     """
 
-    def __init__(self, store_path: str, index: Index) -> None:
-        self._packs = os.path.join(store_path, layout.PACKS)
+    def __init__(self, store_path: str, index: Index, *, parity: float) -> None:
+        self._store_path = store_path
+        self._parity = parity
         self._temporary = os.path.join(store_path, layout.TEMPORARY)
         self._index = index
         self._lock = threading.Lock()
@@ -217,7 +253,7 @@ class StoreWriter:
         with store_faults("write to", self._temporary):
             pack = self._open.get(is_data)
             if pack is None:
-                pack = self._open[is_data] = PackFile(self._temporary)
+                pack = self._open[is_data] = PackFile(self._temporary, parity=self._parity)
             pack.add(frame, payload)
         if pack.size_bytes >= PACK_BYTES:
             del self._open[is_data]
@@ -238,9 +274,9 @@ class StoreWriter:
                 self._barrier()
 
     def _seal(self, pack: PackFile) -> None:
-        with store_faults("write to", self._packs):
+        with store_faults("write to", self._temporary):
             name = pack.complete()
-            durable.publish(pack.fd, pack.path, os.path.join(self._packs, layout.pack_name(name)))
+        publish_pack(self._store_path, pack, name)
         self._index.add_pack(name, pack.size_bytes, pack.frames)
         with self._lock:
             self.totals.stored_bytes += pack.size_bytes
@@ -249,8 +285,7 @@ class StoreWriter:
                 self._pending.difference_update([chunk for chunk, _ in packed.frame.chunks])
 
     def _barrier(self) -> None:
-        with store_faults("sync", self._packs):
-            durable.sync_directory(self._packs)
+        sync_packs(self._store_path)
         self._index.commit()
 
     def _stop_threads(self) -> None:

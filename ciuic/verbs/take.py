@@ -25,6 +25,7 @@ from ciuic.scan import Exclusions
 from ciuic.store import Store
 from ciuic.store.layout import HEADER
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
+from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.verbs.gather import Gatherer, OldTree
 from ciuic.verbs.progress import Progress
 from ciuic.verbs.reading import ContentReader
@@ -49,6 +50,7 @@ class TakeRequest:
             0: never.
         tags: Words to find the snapshot by.
         hot_snapshots: How many of the newest snapshots keep their frozen copies.
+        parity: The share of each pack that its parity takes; 0: none is written.
     """
 
     roots: tuple[bytes, ...]
@@ -57,6 +59,7 @@ class TakeRequest:
     base_interval_s: float = 43_200.0
     tags: tuple[str, ...] = ()
     hot_snapshots: int = 1
+    parity: float = PARITY_DEFAULT
 
 
 class _Silent:
@@ -181,7 +184,7 @@ def take_snapshot(
         capture.walked()
         flux.name_holders()
 
-    writer = store.writer()
+    writer = store.writer(parity=request.parity)
     try:
         freezer.prepare(
             roots,
