@@ -41,6 +41,7 @@ def verify(
     """
     from ciuic.catalog import find_snapshot
     from ciuic.clock import SystemClock
+    from ciuic.verbs.valid import with_alternatives
     from ciuic.verbs.verify import verify_all, verify_snapshots
 
     if ids and every:
@@ -67,22 +68,39 @@ def verify(
                 clock=SystemClock(),
                 progress=shown.fraction,
             )
+        report = with_alternatives(store, report)
     if as_json:
         print_json(report.as_json())
     else:
         for one in report.snapshots:
-            click.echo(f"{one.id}: {'ok' if one.ok else 'DAMAGED'}")
+            click.echo(f"{one.id}: {_state(one)}")
             for bad in one.damaged:
-                click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}")
+                older = one.intact_in.get(bad.path)
+                instead = f"; intact in {older}" if older is not None else ""
+                click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}{instead}")
         read = f", {format_bytes(report.read_bytes)} read" if checksum else ""
         if not ids and not every:
             click.echo("only the newest; --all verifies every snapshot", err=True)
+        if not report.ok:
+            click.echo(
+                "'ciuic restore --fallback' takes what is damaged from older snapshots;"
+                " 'ciuic repair' shows what can be mended",
+                err=True,
+            )
         click.echo(
             f"{len(report.snapshots)} verified, {report.chunks:,} chunks{read},"
             f" {format_duration(report.total_s)}",
             err=True,
         )
     sys.exit(0 if report.ok else DAMAGE)
+
+
+def _state(one: Any) -> str:
+    if one.ok:
+        return "ok"
+    if one.nearest_valid is None:
+        return "DAMAGED; no snapshot is valid"
+    return f"DAMAGED; the nearest valid one is {one.nearest_valid}"
 
 
 def _verify_hot(session: Session, ids: tuple[str, ...], *, every: bool, as_json: bool) -> NoReturn:

@@ -106,12 +106,24 @@ class Survey:
             return
         for root in manifest.roots:
             if root.tree:
-                yield from self._tree_damage(root.path, root.tree)
+                yield from self._tree_damage(root.path, root.tree, 0)
 
-    def _tree_damage(self, path: bytes, tree: bytes) -> Iterator[Spoiled]:
+    def entry_is_sound(self, entry: Entry) -> bool:
+        """A file's content, or all that is below a directory, can be had, as far as is known.
+
+        Raises:
+            StoreError: The store itself can't be used.
+        """
+        if entry.is_file:
+            return not self._files([entry])
+        if entry.is_directory and entry.content:
+            return next(self._tree_damage(b"", entry.content, entry.level), None) is None
+        return True
+
+    def _tree_damage(self, path: bytes, tree: bytes, height: int) -> Iterator[Spoiled]:
         """Not by recursion: trees are deeper than the stack is."""
         # The tree of a root has one entry: the root itself.
-        directory = self._enter(tree, 0)
+        directory = self._enter(tree, height)
         yield from _spoiled(path, directory)
         levels = [_Level(path, tree, iter(directory.inner), is_sound=not directory.problems)]
         while levels:

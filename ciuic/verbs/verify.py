@@ -20,6 +20,7 @@ from ciuic.store import Store
 from ciuic.store.frame import DATA, chunk_id
 from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import Piece, iter_pieces, iter_tree
+from ciuic.store.survey import known_lost
 
 __all__ = ["verify_all", "verify_snapshots"]
 
@@ -55,7 +56,11 @@ def verify_all(
         store, list_snapshots(store), checksum=checksum, clock=clock, progress=progress
     )
     return VerifyReport(
-        (*report.snapshots, *broken), report.read_bytes, report.chunks, report.total_s
+        (*report.snapshots, *broken),
+        report.read_bytes,
+        report.chunks,
+        report.total_s,
+        report.bad,
     )
 
 
@@ -75,7 +80,9 @@ def verify_snapshots(
     prepare_for_bulk()
     began_s = clock.monotonic_s()
     chosen = list(snapshots)
-    survey = _Survey(store)
+    # Without reading it counts what a scrub has read.
+    bad = set() if checksum else known_lost(store)
+    survey = _Survey(store, bad)
     found = {one.id: survey.damage(one) for one in chosen}
     read_bytes = 0
     if checksum:
@@ -84,7 +91,8 @@ def verify_snapshots(
             second = _Survey(store, bad)
             found = {one.id: second.damage(one) for one in chosen}
     results = tuple([VerifySnapshot(one.id, tuple(found[one.id])) for one in chosen])
-    return VerifyReport(results, read_bytes, survey.chunks, clock.monotonic_s() - began_s)
+    total_s = clock.monotonic_s() - began_s
+    return VerifyReport(results, read_bytes, survey.chunks, total_s, frozenset(bad))
 
 
 class _Level:
