@@ -2,7 +2,8 @@
 
 Nothing leaves this module that does not hash to the ID it was asked for. When the catalog does
 not know a chunk, or points at something else, the packs themselves are asked once: the catalog
-is a cache, and no restore may fail for a fault in it.
+is a cache, and no restore may fail for a fault in it. What is damaged is read with the help of the
+pack's parity; that mends nothing on the disk.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
 from ciuic.store.frame import Frame, check_chunk, decode_frame, parse_header
 from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
+from ciuic.store.mending import opened_mender
 
 __all__ = ["StoreReader"]
 
@@ -49,11 +51,16 @@ class StoreReader:
         store_path: The store's directory.
         index: Opens the catalog, when first needed.
         rebuilt: Makes an index from the packs alone, leaving out the one that it is told.
+
+    Attributes:
+        healed: Packs of which something damaged was read with the help of their parity.
     """
 
     def __init__(
         self, store_path: str, index: Callable[[], Index], rebuilt: Callable[[bytes], Index]
     ) -> None:
+        self.healed: set[bytes] = set()
+        self._store_path = store_path
         self._packs_path = os.path.join(store_path, layout.PACKS)
         self._open_index = index
         self._rebuild = rebuilt
@@ -79,8 +86,13 @@ class StoreReader:
         """
         return bytes(self.chunk(name, kind=kind))
 
-    def chunk(self, name: bytes, *, kind: int) -> bytes | memoryview:
+    def chunk(self, name: bytes, *, kind: int, heal: bool = True) -> bytes | memoryview:
         """The plain bytes of a chunk, checked.
+
+        Args:
+            name: Its ID.
+            kind: ``DATA``, ``RECIPE`` or ``TREE``.
+            heal: Where it is damaged everywhere, have it from the parity.
 
         Raises:
             CorruptionError: It is missing or damaged.
@@ -88,13 +100,16 @@ class StoreReader:
         place = self.places([name]).get(name)
         if place is None:
             raise ChunkMissingError(f"chunk {name.hex()[:12]} is in no pack")
-        try:
-            return self._checked(name, kind, place)
-        except CorruptionError:
-            again = self._elsewhere(name, place)
-            if again is None:
-                raise
-            return self._checked(name, kind, again)
+        tried: list[ChunkPlace] = []
+        while True:
+            try:
+                return self._checked(name, kind, place, heal=heal)
+            except CorruptionError:
+                tried.append(place)
+                again = self.another_place(name, place)
+                if again is None or again in tried:
+                    raise
+                place = again
 
     def places(self, names: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
         """Where chunks lie; those that are in no pack are left out."""
@@ -111,21 +126,51 @@ class StoreReader:
         """As ``places``, by what the packs say of themselves and not the catalog."""
         return self._from_packs().places(names)
 
-    def frame(self, place: ChunkPlace) -> tuple[Frame, bytes | memoryview]:
+    def another_place(self, name: bytes, place: ChunkPlace) -> ChunkPlace | None:
+        """Another place of a chunk that can't be had at ``place``; None if there is none.
+
+        An index keeps one place for a chunk. What a crash or a healed loss stored twice is found
+        by asking the packs without the one that failed.
+        """
+        # A prune beside us may have moved it, and has told the catalog first.
+        with contextlib.suppress(IndexDamagedError):
+            found = self._open_index().places([name]).get(name)
+            if found is not None and found != place:
+                return found
+        with self._lock:
+            found = self._from_packs().places([name]).get(name)
+            if found is not None and self.pack_size(found.pack) is None:
+                self._rebuilt_index = None
+                found = self._from_packs().places([name]).get(name)
+            if found is not None and found != place:
+                return found
+            if place.pack not in self._others:
+                self._others[place.pack] = self._rebuild(place.pack)
+            return self._others[place.pack].places([name]).get(name)
+
+    def frame(self, place: ChunkPlace, *, heal: bool = True) -> tuple[Frame, bytes | memoryview]:
         """A whole frame, decoded; its chunks are not checked yet.
+
+        Args:
+            place: Where it lies.
+            heal: Where it is damaged, have it from the parity.
 
         Raises:
             CorruptionError: It is not there, or is damaged.
         """
         where = f"pack {place.pack.hex()[:12]} at byte {place.offset_bytes}"
-        raw = memoryview(self._read(place))
         try:
-            if len(raw) != place.frame_bytes:
-                raise CorruptionError("the pack is cut short")
-            frame = parse_header(raw)
-            if frame.total_bytes != place.frame_bytes:
-                raise CorruptionError("the frame is not as long as the catalog says")
-            return frame, decode_frame(frame, raw[frame.header_bytes :])
+            try:
+                return _decoded(place, self._read(place))
+            except CorruptionError:
+                if not heal:
+                    raise
+                mended = self._mended(place)
+                if mended is None:
+                    raise
+                return mended
+        except ChunkMissingError:
+            raise
         except CorruptionError as error:
             raise CorruptionError(f"{where}: {error.message}") from error
 
@@ -156,14 +201,16 @@ class StoreReader:
         except FileNotFoundError:
             return None
 
-    def _checked(self, name: bytes, kind: int, place: ChunkPlace) -> bytes | memoryview:
+    def _checked(
+        self, name: bytes, kind: int, place: ChunkPlace, *, heal: bool
+    ) -> bytes | memoryview:
         key = (place.pack, place.offset_bytes)
         with self._lock:
             plain = self._frames.get(key)
             if plain is not None:
                 self._frames.move_to_end(key)
         if plain is None:
-            _, plain = self.frame(place)
+            _, plain = self.frame(place, heal=heal)
             self._keep(key, plain)
         part = memoryview(plain)[place.start_bytes : place.start_bytes + place.length_bytes]
         check_chunk(kind, name, part)
@@ -185,6 +232,16 @@ class StoreReader:
         with store_faults("read", os.path.join(self._packs_path, layout.pack_name(place.pack))):
             return read_at(pack.fd, place.frame_bytes, place.offset_bytes)
 
+    def _mended(self, place: ChunkPlace) -> tuple[Frame, bytes | memoryview] | None:
+        """A damaged frame as it was written, if the pack's parity gives it back."""
+        pack = self._pack(place.pack)
+        with contextlib.suppress(CorruptionError):
+            with opened_mender(self._store_path, place.pack, pack.fd) as mender:
+                found = _decoded(place, mender.read(place.frame_bytes, place.offset_bytes))
+            self.healed.add(place.pack)
+            return found
+        return None
+
     def _pack(self, name: bytes) -> _Pack:
         with self._lock:
             pack = self._packs.get(name)
@@ -203,22 +260,19 @@ class StoreReader:
                 self._packs.popitem(last=False)
             return pack
 
-    def _elsewhere(self, name: bytes, place: ChunkPlace) -> ChunkPlace | None:
-        """Another place of a chunk that is damaged at ``place``, according to the packs.
-
-        An index keeps one place for a chunk. What a crash or a healed loss stored twice is found
-        by asking the packs without the one that failed.
-        """
-        found = self._from_packs().places([name]).get(name)
-        if found is not None and found != place:
-            return found
-        with self._lock:
-            if place.pack not in self._others:
-                self._others[place.pack] = self._rebuild(place.pack)
-            return self._others[place.pack].places([name]).get(name)
-
     def _from_packs(self) -> Index:
         with self._lock:
             if self._rebuilt_index is None:
                 self._rebuilt_index = self._rebuild(b"")
             return self._rebuilt_index
+
+
+def _decoded(place: ChunkPlace, raw: bytes) -> tuple[Frame, bytes | memoryview]:
+    """The frame that these bytes are, if they are one."""
+    if len(raw) != place.frame_bytes:
+        raise CorruptionError("the pack is cut short")
+    data = memoryview(raw)
+    frame = parse_header(data)
+    if frame.total_bytes != place.frame_bytes:
+        raise CorruptionError("the frame is not as long as the catalog says")
+    return frame, decode_frame(frame, data[frame.header_bytes :])

@@ -32,9 +32,16 @@ class Box:
         source: The root that is configured.
         store: The store's directory.
         config: A configuration that names both.
+        parity: The share of a pack that its parity takes. None unless a test asks for it: damage
+            is to hurt.
     """
 
-    def __init__(self, directory: Path, *, chunk_bytes: int = 1024 * 1024) -> None:
+    parity = 0.0
+
+    def __init__(
+        self, directory: Path, *, chunk_bytes: int = 1024 * 1024, parity: float = 0.0
+    ) -> None:
+        self.parity = parity
         self.directory = directory
         self.source = directory / "source"
         self.store = directory / "store"
@@ -49,7 +56,7 @@ class Box:
         paths = ", ".join(str(root) for root in roots or (self.source,))
         self.config.write_text(
             f"snapshot_paths = {paths}\nsnapshot_dir = {self.store}\n"
-            f"exclude_patterns = {exclude}\nbase_interval = 0\n"
+            f"exclude_patterns = {exclude}\nbase_interval = 0\nparity = {self.parity:%}\n"
         )
 
     def take(
@@ -71,6 +78,7 @@ class Box:
             base=base,
             base_interval_s=0,
             tags=tags,
+            parity=self.parity,
         )
         with open_store(str(self.store), write=True) as store:
             return take_snapshot(store, request, clock=clock, cancelled=cancelled)
