@@ -27,6 +27,11 @@ class Reporter:
         if self._show is not None:
             self._show(f"{done:,} of {total:,}", done / total if total else 1.0)
 
+    def stage(self, what: str, done: int, total: int) -> None:
+        """As ``fraction``, of one part of the work."""
+        if self._show is not None:
+            self._show(f"{what}: {done:,} of {total:,}", done / total if total else 1.0)
+
 
 @contextlib.contextmanager
 def progress(what: str, *, quiet: bool = False) -> Iterator[Reporter]:

@@ -112,6 +112,15 @@ class Session:
         trash_s: float = self.settings().trash_s
         return trash_s
 
+    def parity(self) -> float:
+        """The share of a pack that its parity takes; the default for ``--store``."""
+        from ciuic.store.parity import PARITY_DEFAULT
+
+        if self._store is not None or self.config_path is None:
+            return PARITY_DEFAULT
+        parity: float = self.settings().parity
+        return parity
+
     @contextlib.contextmanager
     def opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Any]:
         """The open store."""

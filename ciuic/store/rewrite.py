@@ -14,25 +14,34 @@ which the next prune takes away. A reader that misses a pack finds its chunks by
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
 from ciuic import durable
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.hashing import checksum
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular, read_at
-from ciuic.store.frame import DATA, NO_REFERENCE, Frame, check_chunk, decode_frame, encode_frame
+from ciuic.store.files import open_regular
+from ciuic.store.frame import CHUNKS_MAX, DATA, NO_REFERENCE, Frame, encode_frame
 from ciuic.store.index import Emptied, Index
 from ciuic.store.mark import Marks
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer, read_footer
-from ciuic.store.packfile import PackFile
+from ciuic.store.packfile import PACK_BYTES, PackFile
+from ciuic.store.parity import parity_path
 from ciuic.store.reader import StoreReader
-from ciuic.store.sweep import Census, PackUse, is_worn, kept_chunks, pack_path, read_frames
-from ciuic.store.writer import PACK_BYTES
+from ciuic.store.sweep import (
+    Census,
+    PackUse,
+    is_worn,
+    kept_chunks,
+    pack_path,
+    read_chunks,
+    read_frames,
+    read_payload,
+)
+from ciuic.store.writer import publish_pack, sync_packs
 
-__all__ = ["Rewriter", "remove_packs"]
+__all__ = ["Rewriter", "orphaned_parity", "remove_packs", "remove_parity"]
 
 _GROUP_BYTES: Final = {True: 1024 * 1024, False: 256 * 1024}
 """Plain bytes that are encoded together of what is left of frames: of data, and of nodes."""
@@ -60,16 +69,39 @@ def remove_packs(store_path: str, index: Index | None, names: Sequence[bytes]) -
         # Whoever looks for a chunk must not be sent to a pack that is gone.
         index.commit()
     _unlink(store_path, names)
-    packs = os.path.join(store_path, layout.PACKS)
-    with store_faults("sync", packs):
-        durable.sync_directory(packs)
+    sync_packs(store_path)
+
+
+def orphaned_parity(store_path: str, packs: Container[bytes]) -> dict[bytes, int]:
+    """Parity of packs that are not there, and its bytes: left where a removal was cut short."""
+    directory = os.path.join(store_path, layout.PARITY)
+    found: dict[bytes, int] = {}
+    with store_faults("list", directory):
+        if not os.path.isdir(directory):
+            return found
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = layout.parse_pack_name(entry.name)
+                if name is not None and name not in packs:
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+    return found
+
+
+def remove_parity(store_path: str, names: Iterable[bytes]) -> None:
+    """Remove parity of packs that are not there any more."""
+    for name in names:
+        path = parity_path(store_path, name)
+        with store_faults("remove", path):
+            durable.remove_file(path)
 
 
 def _unlink(store_path: str, names: Iterable[bytes]) -> None:
+    """Remove packs, and then their parity, which is worth nothing without them."""
     for name in names:
         path = pack_path(store_path, name)
         with store_faults("remove", path):
             durable.remove_file(path)
+        remove_parity(store_path, [name])
 
 
 class _Counted:
@@ -104,6 +136,7 @@ class Rewriter:
         reader: Finds what is damaged in a pack in another way, if there is one.
         marks: Of all that is needed.
         census: Of the packs.
+        parity: The share of each new pack that its parity takes.
         room_bytes: Says how much room there is.
         dry: Only count what would be written.
 
@@ -121,17 +154,18 @@ class Rewriter:
         marks: Marks,
         census: Census,
         *,
+        parity: float,
         room_bytes: Callable[[], int],
         dry: bool,
     ) -> None:
         self._store_path = store_path
-        self._packs = os.path.join(store_path, layout.PACKS)
         self._temporary = os.path.join(store_path, layout.TEMPORARY)
         self._index = index
         self._reader = reader
         self._marks = marks
         self._keepers = census.keepers
         self._room_bytes = room_bytes
+        self._parity = parity
         self._dry = dry
         self._sinks: dict[bool, PackFile | _Counted] = {}
         self._groups: dict[int, list[tuple[bytes, bytes]]] = {}
@@ -175,8 +209,7 @@ class Rewriter:
         left = {pack: size for pack, size in self._emptied.items() if pack not in self._made}
         if not self._dry:
             remove_packs(self._store_path, self._index, list(left))
-            with store_faults("sync", self._packs):
-                durable.sync_directory(self._packs)
+            sync_packs(self._store_path)
         self._count_removed(left)
 
     def _measure_room(self) -> None:
@@ -208,9 +241,9 @@ class Rewriter:
         as_it_is = frame.reference != NO_REFERENCE or not is_worn(frame, kept)
         try:
             if as_it_is:
-                payload = b"" if self._dry else _payload(fd, one)
+                payload = b"" if self._dry else read_payload(fd, one)
             else:
-                parts = _parts(frame, _payload(fd, one), kept)
+                parts = read_chunks(frame, read_payload(fd, one), kept)
         except (CorruptionError, UnknownFormatError):
             as_it_is = False
             try:
@@ -234,7 +267,7 @@ class Rewriter:
         group.append((name, plain))
         self._waiting.setdefault(("group", kind), set()).add(pack)
         self._group_bytes[kind] = self._group_bytes.get(kind, 0) + len(plain)
-        if self._group_bytes[kind] >= _GROUP_BYTES[kind == DATA]:
+        if self._group_bytes[kind] >= _GROUP_BYTES[kind == DATA] or len(group) == CHUNKS_MAX:
             self._flush_group(kind)
 
     def _flush_group(self, kind: int) -> None:
@@ -247,7 +280,7 @@ class Rewriter:
         with store_faults("write to", self._temporary):
             sink = self._sinks.get(is_data)
             if sink is None:
-                sink = _Counted() if self._dry else PackFile(self._temporary)
+                sink = _Counted() if self._dry else PackFile(self._temporary, parity=self._parity)
                 self._sinks[is_data] = sink
             sink.add(frame, payload)
         self._waiting.setdefault(("pack", is_data), set()).update(sources)
@@ -278,10 +311,9 @@ class Rewriter:
     def _publish(self, sink: PackFile, name: bytes, emptied: list[bytes]) -> None:
         path = pack_path(self._store_path, name)
         is_new = not os.path.lexists(path)
-        with store_faults("write to", self._packs):
-            durable.publish(sink.fd, sink.path, path)
-            durable.sync_directory(self._packs)
         try:
+            publish_pack(self._store_path, sink, name)
+            sync_packs(self._store_path)
             held = (Emptied(one, self._chunks_of(one)) for one in emptied)
             self._index.move(name, sink.size_bytes, sink.frames, held)
             self._index.commit()
@@ -297,30 +329,3 @@ class Rewriter:
     def _chunks_of(self, pack: bytes) -> list[bytes]:
         frames = read_frames(self._store_path, pack)
         return [name for one in frames for name, _ in one.frame.chunks]
-
-
-def _payload(fd: int, one: PackedFrame) -> bytes:
-    """The stored bytes of a frame.
-
-    Raises:
-        CorruptionError: They are not what was written.
-    """
-    frame = one.frame
-    payload = read_at(fd, frame.stored_bytes, one.offset_bytes + frame.header_bytes)
-    if len(payload) != frame.stored_bytes or checksum(payload) != frame.payload_checksum:
-        raise CorruptionError("a frame's payload does not match its checksum")
-    return payload
-
-
-def _parts(frame: Frame, payload: bytes, kept: list[bool]) -> list[tuple[bytes, bytes]]:
-    """The kept chunks of a frame, decoded and checked."""
-    plain = memoryview(decode_frame(frame, payload))
-    found = []
-    start = 0
-    for (name, length), is_kept in zip(frame.chunks, kept, strict=True):
-        if is_kept:
-            part = plain[start : start + length]
-            check_chunk(frame.kind, name, part)
-            found.append((name, bytes(part)))
-        start += length
-    return found

@@ -5,19 +5,19 @@ cost data. A pack whose footer can't be read may hold anything, and is not touch
 lies in several packs one copy is kept, and only after it has been read and found sound.
 """
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.hashing import checksum
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular
-from ciuic.store.frame import Frame, check_chunk
-from ciuic.store.index import ChunkPlace
+from ciuic.store.files import open_regular, read_at
+from ciuic.store.frame import Frame, check_chunk, decode_frame
 from ciuic.store.mark import Marks
 from ciuic.store.pack import PackedFrame, read_footer
-from ciuic.store.reader import StoreReader
 
 __all__ = [
     "DEAD_FRACTION",
@@ -26,7 +26,9 @@ __all__ = [
     "is_worn",
     "kept_chunks",
     "pack_path",
+    "read_chunks",
     "read_frames",
+    "read_payload",
     "take_census",
 ]
 
@@ -34,6 +36,7 @@ DEAD_FRACTION: Final = 0.2
 """As much garbage may a pack hold that is left alone, and a frame that is copied as it is."""
 _REPEATED_MAX: Final = 200_000
 """Chunks that are looked for in several packs; of more, every copy counts as needed."""
+_ANSWERS_KEPT: Final = 1024
 
 
 class PackUse(NamedTuple):
@@ -77,7 +80,6 @@ def take_census(
     store_path: str,
     packs: dict[bytes, int],
     marks: Marks,
-    reader: StoreReader,
     *,
     check: Callable[[int], None],
 ) -> Census:
@@ -87,7 +89,6 @@ def take_census(
         store_path: The store's directory.
         packs: Sizes of the packs that are there, by ID.
         marks: Of all that is needed.
-        reader: Reads the copies of a chunk, where there are several.
         check: Told how many packs are done; raises to end the work.
 
     Raises:
@@ -111,7 +112,7 @@ def take_census(
         uses.append(_use(name, size, frames, marks, {}))
     keepers: dict[bytes, bytes] = {}
     if repeated:
-        keepers = _choose_keepers(store_path, uses, repeated, reader)
+        keepers = _choose_keepers(store_path, uses, repeated)
         for at, use in enumerate(uses):
             check(len(uses))
             frames = read_frames(store_path, use.pack)
@@ -157,6 +158,38 @@ def pack_path(store_path: str, name: bytes) -> str:
     return os.path.join(store_path, layout.PACKS, layout.pack_name(name))
 
 
+def read_payload(fd: int, one: PackedFrame) -> bytes:
+    """The stored bytes of a frame.
+
+    Raises:
+        CorruptionError: They are not what was written.
+    """
+    frame = one.frame
+    payload = read_at(fd, frame.stored_bytes, one.offset_bytes + frame.header_bytes)
+    if len(payload) != frame.stored_bytes or checksum(payload) != frame.payload_checksum:
+        raise CorruptionError("a frame's payload does not match its checksum")
+    return payload
+
+
+def read_chunks(frame: Frame, payload: bytes, kept: list[bool]) -> list[tuple[bytes, bytes]]:
+    """The kept chunks of a frame, decoded and checked.
+
+    Raises:
+        CorruptionError: One of them is not what its ID says.
+        UnknownFormatError: The frame's codec is not known.
+    """
+    plain = memoryview(decode_frame(frame, payload))
+    found = []
+    start = 0
+    for (name, length), is_kept in zip(frame.chunks, kept, strict=True):
+        if is_kept:
+            part = plain[start : start + length]
+            check_chunk(frame.kind, name, part)
+            found.append((name, bytes(part)))
+        start += length
+    return found
+
+
 def _use(
     name: bytes,
     size: int,
@@ -185,43 +218,38 @@ def _dead_plain_bytes(frame: Frame, kept: list[bool]) -> int:
 
 
 def _choose_keepers(
-    store_path: str, uses: list[PackUse], repeated: set[bytes], reader: StoreReader
+    store_path: str, uses: list[PackUse], repeated: set[bytes]
 ) -> dict[bytes, bytes]:
     """For each chunk the pack with the least garbage whose copy is sound.
 
     A chunk of which no copy is sound has no keeper: all of them stay, for a repair.
     """
-    places: dict[bytes, list[ChunkPlace]] = {}
+    places: dict[bytes, list[tuple[bytes, PackedFrame]]] = {}
     for use in sorted(uses, key=lambda one: (one.dead_fraction, one.pack)):
         for one in read_frames(store_path, use.pack):
-            start = 0
-            for name, length in one.frame.chunks:
-                if name in repeated:
-                    place = ChunkPlace(
-                        use.pack,
-                        one.offset_bytes,
-                        one.frame.total_bytes,
-                        start,
-                        length,
-                        one.frame.kind,
-                    )
-                    places.setdefault(name, []).append(place)
-                start += length
+            for name in {name for name, _ in one.frame.chunks} & repeated:
+                places.setdefault(name, []).append((use.pack, one))
     keepers: dict[bytes, bytes] = {}
-    # In the order of the packs, so that each frame is decoded once or twice.
-    for name, found in sorted(places.items(), key=lambda item: item[1][0][:2]):
-        if len({place.pack for place in found}) > 1:
-            sound = next((place.pack for place in found if _is_sound(reader, name, place)), None)
-            if sound is not None:
-                keepers[name] = sound
+    for name, found in places.items():
+        if len({pack for pack, _ in found}) > 1:
+            keeper = next((pack for pack, one in found if _is_sound(store_path, pack, one)), None)
+            if keeper is not None:
+                keepers[name] = keeper
     return keepers
 
 
-def _is_sound(reader: StoreReader, name: bytes, place: ChunkPlace) -> bool:
+@functools.lru_cache(_ANSWERS_KEPT)
+def _is_sound(store_path: str, pack: bytes, one: PackedFrame) -> bool:
+    """Every chunk of a frame can be read from this very pack, without any healing."""
+    path = pack_path(store_path, pack)
     try:
-        _, plain = reader.frame(place)
-        end = place.start_bytes + place.length_bytes
-        check_chunk(place.kind, name, memoryview(plain)[place.start_bytes : end])
+        with store_faults("read", path):
+            fd = open_regular(path)
+            try:
+                payload = read_payload(fd, one)
+            finally:
+                os.close(fd)
+        read_chunks(one.frame, payload, [True] * len(one.frame.chunks))
     except (CorruptionError, UnknownFormatError):
         return False
     return True
