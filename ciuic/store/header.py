@@ -4,8 +4,10 @@ docs/format.md, "Header". It is written last when a store is made: a directory w
 not a store yet.
 """
 
+import contextlib
 import os
 import re
+import stat
 from typing import Final
 
 import msgspec
@@ -16,7 +18,15 @@ from ciuic.store.faults import store_faults
 from ciuic.store.files import read_regular
 from ciuic.store.sealed import seal, unseal
 
-__all__ = ["CHUNK_BYTES_DEFAULT", "FORMAT", "Chunking", "Header", "read_header"]
+__all__ = [
+    "ALLOW_SHARED",
+    "CHUNK_BYTES_DEFAULT",
+    "FORMAT",
+    "Chunking",
+    "Header",
+    "read_header",
+    "refuse_shared",
+]
 
 FORMAT: Final = 1
 KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
@@ -25,6 +35,10 @@ _CHUNK_BYTES_MIN: Final = 4096
 _CHUNK_BYTES_MAX: Final = 16 * 1024 * 1024
 _HEADER_BYTES_MAX: Final = 1024 * 1024
 _STORE_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+ALLOW_SHARED: Final = "CIUIC_ALLOW_SHARED_STORE"
+"""Set to 1 in the environment, a store is used although other users can write to it."""
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _NEW_HEADER: Final = (
     "Put a copy of the header back; the one of any store with the same chunk size serves."
@@ -62,7 +76,7 @@ def read_header(store_path: str) -> Header:
     """Read and check the header of the store at ``store_path``.
 
     Raises:
-        StoreError: There is no store, or it can't be read.
+        StoreError: There is no store, it can't be read, or other users can write to it.
         UnknownFormatError: It is of a version, or needs a feature, that is not known here.
         CorruptionError: The header is damaged.
     """
@@ -73,6 +87,7 @@ def read_header(store_path: str) -> Header:
     except StoreError as error:
         _explain_missing(store_path, error)
         raise
+    refuse_shared(store_path)
     # Before the checksum: a later version may seal its header in another way.
     try:
         version = msgspec.json.decode(data, type=_Version)
@@ -97,6 +112,34 @@ def read_header(store_path: str) -> Header:
     if cut.kind != "fixed" or not _CHUNK_BYTES_MIN <= cut.size_bytes <= _CHUNK_BYTES_MAX:
         raise UnknownFormatError(f"{path}: chunking '{cut.kind}', {cut.size_bytes} is not known")
     return header
+
+
+def refuse_shared(store_path: str) -> None:
+    """Refuse a store in which other users could plant what a restore then writes as this user.
+
+    Looked at are its directory and what stands in it; packs and manifests lie one level below, in
+    directories that are looked at. Harmless where nothing is there yet.
+
+    Raises:
+        StoreError: Others can write to it, and nobody has said that this is meant.
+    """
+    if os.environ.get(ALLOW_SHARED) == "1":
+        return
+    for place in (store_path, *_inside(store_path)):
+        with contextlib.suppress(OSError):
+            mode = os.stat(place).st_mode
+            if mode & _OTHERS_WRITE and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise StoreError(
+                    f"other users can write to {place}: its mode is {stat.S_IMODE(mode):04o}",
+                    hint=f"Run 'chmod -R go-w {store_path}', and verify what is in it; or, if that"
+                    f" is meant or its file system has no modes, set {ALLOW_SHARED}=1.",
+                )
+
+
+def _inside(store_path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return [os.path.join(store_path, name) for name in sorted(os.listdir(store_path))]
+    return []
 
 
 def _holds_snapshots(store_path: str) -> bool:

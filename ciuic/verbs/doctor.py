@@ -23,6 +23,7 @@ from ciuic.model import SnapshotSummary, path_text
 from ciuic.priority import describe_schedulers, schedulers_of
 from ciuic.scan import Mount, PseudoMounts, mount_of, mounts
 from ciuic.store import Store, layout, open_store
+from ciuic.store.header import ALLOW_SHARED
 from ciuic.units import format_bytes, format_duration
 
 __all__ = ["LEVELS", "NOTE", "OK", "PROBLEM", "WARNING", "Finding", "Plan", "Subject", "examine"]
@@ -150,7 +151,8 @@ def _permissions(store_path: str) -> Iterator[Finding]:
     writable = [place for place, status in modes.items() if status.st_mode & 0o022]
     fix = f"chmod -R go-rwx {store_path}"
     if writable:
-        yield Finding(PROBLEM, "store", f"other users may write to {_listed(writable)}", fix)
+        what = f"other users can write to {_listed(writable)}, which {ALLOW_SHARED} allows"
+        yield Finding(WARNING, "store", what, fix)
     elif top.st_mode & 0o055:
         what = f"other users may read every file in every snapshot: mode {top.st_mode & 0o7777:04o}"
         yield Finding(WARNING, "store", what, fix)
