@@ -107,7 +107,7 @@ def test_a_store_that_others_may_write_to_is_a_problem_and_one_they_may_read_a_w
     (taken.store / where).chmod(0o777)
     done = taken.run_here("doctor", "--json")
     (problem,) = findings(done, "problem")
-    assert f"other users may write to {taken.store / where}" in problem
+    assert f"other users can write to {taken.store / where}" in problem
 
     (taken.store / where).chmod(0o700)
     taken.store.chmod(0o755)

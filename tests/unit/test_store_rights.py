@@ -88,6 +88,9 @@ def test_a_shared_store_is_used_by_who_says_so(box: Box, monkeypatch: pytest.Mon
     monkeypatch.setenv(ALLOW_SHARED, "1")
     assert box.ciuic("list").code == 0
     assert box.ciuic("snapshot").code == 0
+    findings = box.ciuic("doctor", "--json").document["findings"]
+    [what] = [one["what"] for one in findings if "can write" in one["what"]]
+    assert what == f"other users can write to {box.store}, which {ALLOW_SHARED} allows"
 
 
 def test_what_is_no_store_is_called_that_and_not_shared(tmp_path: Path) -> None:
