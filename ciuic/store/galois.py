@@ -9,16 +9,16 @@ The field is GF(256) over x^8 + x^4 + x^3 + x^2 + 1; docs/format.md, "Parity", h
 
 import ctypes
 import functools
-import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+import pyeclib
 
 from ciuic.errors import StoreError
 
 __all__ = ["Coder", "address"]
 
-_CARRIER: Final = "pyeclib_c"
 _CARRIED: Final = os.path.join("pyeclib.libs", "libisal-pyeclib.so.2")
 _SYSTEM: Final = "libisal.so.2"
 _TABLE_BYTES: Final = 32
@@ -134,11 +134,8 @@ def _inverse(matrix: bytes, count: int) -> bytes:
 @functools.cache
 def _library() -> ctypes.CDLL:
     """ISA-L: the one in pyeclib's wheel; a pyeclib that was built here uses the system's."""
-    found = importlib.util.find_spec(_CARRIER)
-    places = [_SYSTEM]
-    if found is not None and found.origin is not None:
-        places.insert(0, os.path.join(os.path.dirname(found.origin), _CARRIED))
-    for place in places:
+    packages = os.path.dirname(os.path.dirname(pyeclib.__file__))
+    for place in (os.path.join(packages, _CARRIED), _SYSTEM):
         try:
             return ctypes.CDLL(place)
         except OSError:

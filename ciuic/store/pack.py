@@ -5,9 +5,10 @@ of each pack; a pack without a footer gives its frames back by walking them. Byt
 docs/format.md, "Packs".
 """
 
+import functools
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError
@@ -19,6 +20,7 @@ __all__ = [
     "MAGIC",
     "PackedFrame",
     "encode_footer",
+    "footer_frames",
     "read_footer",
     "walk_frames",
 ]
@@ -51,14 +53,24 @@ def read_footer(fd: int, name: bytes) -> list[PackedFrame]:
         CorruptionError: There is no whole footer, or it is another pack's.
         OSError: The file can't be read.
     """
-    size = os.fstat(fd).st_size
+    return footer_frames(functools.partial(read_at, fd), os.fstat(fd).st_size, name)
+
+
+def footer_frames(read: Callable[[int, int], bytes], size: int, name: bytes) -> list[PackedFrame]:
+    """As ``read_footer``, for a pack of ``size`` bytes that ``read`` (length, offset) reads.
+
+    Raises:
+        CorruptionError: There is no whole footer, or it is another pack's.
+    """
     if size < len(MAGIC) + _TRAILER.size:
         raise CorruptionError("the pack is cut short")
-    trailer = read_at(fd, _TRAILER.size, size - _TRAILER.size)
+    trailer = read(_TRAILER.size, size - _TRAILER.size)
+    if len(trailer) != _TRAILER.size:
+        raise CorruptionError("the pack is cut short")
     offset, length, count, own_sum, magic = _TRAILER.unpack(trailer)
     if magic != _END_MAGIC or offset + length + _TRAILER.size != size:
         raise CorruptionError("the pack has no footer")
-    footer = read_at(fd, length, offset)
+    footer = read(length, offset)
     if len(footer) != length or checksum(footer) != own_sum:
         raise CorruptionError("the pack's footer does not match its checksum")
     if pack_id(footer) != name:

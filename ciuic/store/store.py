@@ -18,8 +18,16 @@ from ciuic.errors import (
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_regular
-from ciuic.store.header import CHUNK_BYTES_DEFAULT, FORMAT, Chunking, Header, read_header
+from ciuic.store.header import (
+    CHUNK_BYTES_DEFAULT,
+    FORMAT,
+    Chunking,
+    Header,
+    read_header,
+    refuse_shared,
+)
 from ciuic.store.index import Index, IndexDamagedError
+from ciuic.store.inspect import salvage_frames
 from ciuic.store.lock import Lock
 from ciuic.store.manifest import (
     MANIFEST_BYTES_MAX,
@@ -27,7 +35,8 @@ from ciuic.store.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from ciuic.store.pack import PackedFrame, read_footer, walk_frames
+from ciuic.store.mending import opened_mender
+from ciuic.store.pack import PackedFrame, footer_frames, read_footer, walk_frames
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.reader import StoreReader
 from ciuic.store.writer import StoreWriter
@@ -60,6 +69,9 @@ def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFA
         _refuse_headless(path)
         _make_parents(path)
         durable.make_directory(path, _DIRECTORY_MODE)
+        with contextlib.suppress(PermissionError):  # another user's: whether it will do is next
+            os.chmod(path, _DIRECTORY_MODE)
+        refuse_shared(path)
         for name in (layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY):
             durable.make_directory(os.path.join(path, name), _DIRECTORY_MODE)
         for name in (layout.WRITE_LOCK, layout.READ_LOCK):
@@ -247,8 +259,12 @@ class Store:
                     found[name] = entry.stat(follow_symlinks=False)
         return found
 
-    def manifest(self, snapshot_id: str) -> Manifest:
+    def manifest(self, snapshot_id: str, *, copy: bool = True) -> Manifest:
         """Read a snapshot's manifest.
+
+        Args:
+            snapshot_id: Of the snapshot.
+            copy: Where it is damaged, read the copy that is kept with the parity.
 
         Raises:
             SnapshotNotFoundError: There is none.
@@ -265,7 +281,48 @@ class Store:
         try:
             return decode_manifest(data, snapshot_id)
         except CorruptionError as error:
+            kept = self.manifest_copy(snapshot_id) if copy else None
+            if kept is not None:
+                return decode_manifest(kept, snapshot_id)
             raise CorruptionError(f"the manifest of {snapshot_id}: {error.message}") from error
+
+    def manifest_copy(self, snapshot_id: str) -> bytes | None:
+        """The copy of a manifest's file that is kept with the parity; None without a sound one."""
+        path = os.path.join(self.path, layout.PARITY, layout.manifest_name(snapshot_id))
+        with contextlib.suppress(OSError, StoreError):
+            data = read_regular(path, MANIFEST_BYTES_MAX)
+            decode_manifest(data, snapshot_id)
+            return data
+        return None
+
+    def keep_copies(self, snapshot_id: str) -> None:
+        """Keep copies of a committed snapshot's manifest and of the header, with the parity.
+
+        They are for the day that the originals are damaged. Nothing fails for their sake.
+        """
+        manifest = layout.manifest_name(snapshot_id)
+        with contextlib.suppress(OSError, StoreError):
+            path = os.path.join(self.path, layout.SNAPSHOTS, manifest)
+            self.put_copy(manifest, read_regular(path, MANIFEST_BYTES_MAX))
+            if not os.path.lexists(os.path.join(self.path, layout.PARITY, layout.HEADER)):
+                self.put_copy(layout.HEADER, self.header.encode())
+
+    def put_copy(self, name: str, data: bytes) -> None:
+        """Keep ``data`` as the copy of a manifest or of the header, durably.
+
+        Raises:
+            StoreError: It can't be written; an older copy is as it was.
+        """
+        directory = os.path.join(self.path, layout.PARITY)
+        with store_faults("write to", directory):
+            if not os.path.isdir(directory):
+                durable.make_directory(directory, _DIRECTORY_MODE)
+            durable.write_whole(
+                os.path.join(directory, name),
+                data,
+                temporary_directory=os.path.join(self.path, layout.TEMPORARY),
+                mode=_FILE_MODE,
+            )
 
     def new_snapshot_id(self) -> str:
         """An ID that no snapshot of this store has."""
@@ -352,25 +409,43 @@ class Store:
         self._temporary_indexes.append(index)
         packs = self.pack_files()
         packs.pop(without, None)
-        self._add_packs(index, packs)
+        self._add_packs(index, packs, heal=True)
         return index
 
-    def _add_packs(self, index: Index, packs: dict[bytes, int]) -> None:
-        """Record packs as they describe themselves; one that can't be understood is left out."""
+    def _add_packs(self, index: Index, packs: dict[bytes, int], *, heal: bool = False) -> None:
+        """Record packs as they describe themselves; one that can't be understood is left out.
+
+        Args:
+            index: To be filled.
+            packs: Size of each.
+            heal: Also record what only parity can still give back. Whoever reads wants that;
+                whoever writes stores such chunks again.
+        """
         for name, size in sorted(packs.items()):
             with contextlib.suppress(CorruptionError, UnknownFormatError):
-                index.add_pack(name, size, self._frames_of(name))
+                index.add_pack(name, size, self._frames_of(name, heal=heal))
 
-    def _frames_of(self, name: bytes) -> list[PackedFrame]:
+    def _frames_of(self, name: bytes, *, heal: bool) -> list[PackedFrame]:
         path = os.path.join(self.path, layout.PACKS, layout.pack_name(name))
         with store_faults("read", path):
             fd = open_regular(path)
             try:
                 return read_footer(fd, name)
             except CorruptionError:
-                return list(walk_frames(fd))  # up to what can't be read
+                if not heal:
+                    return list(walk_frames(fd))  # up to what can't be read
+                return self._healed_frames(fd, name)
             finally:
                 os.close(fd)
+
+    def _healed_frames(self, fd: int, name: bytes) -> list[PackedFrame]:
+        """What a pack without a footer held, by its parity; failing that what can be made out."""
+        with (
+            contextlib.suppress(CorruptionError),
+            opened_mender(self.path, name, fd) as mender,
+        ):
+            return footer_frames(mender.read, mender.size_bytes, name)
+        return salvage_frames(fd)
 
     def _make_directories(self) -> None:
         """Copies of a store lose directories that are empty."""

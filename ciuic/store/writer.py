@@ -30,7 +30,7 @@ from ciuic.store.index import Index
 from ciuic.store.packfile import PACK_BYTES, PackFile
 from ciuic.store.parity import write_parity
 
-__all__ = ["PACK_BYTES", "StoreWriter", "WriteTotals", "publish_pack", "sync_packs"]
+__all__ = ["StoreWriter", "WriteTotals", "publish_pack", "sync_packs"]
 
 _NODE_GROUP_BYTES: Final = 256 * 1024
 _QUEUE_BYTES: Final = 16 * 1024 * 1024

@@ -250,6 +250,8 @@ def take_snapshot(
             trouble=tuple(troubles.first),
         )
         store.commit(manifest)
+        if request.parity:
+            store.keep_copies(snapshot_id)
         freezer.retain(_newest(snapshot_id, snapshots, request.hot_snapshots))
     except BaseException:
         writer.abort()

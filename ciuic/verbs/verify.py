@@ -126,7 +126,7 @@ class _Survey:
     def damage(self, snapshot: SnapshotSummary) -> list[Trouble]:
         """Every damaged path of a snapshot."""
         try:
-            manifest = self._store.manifest(snapshot.id)
+            manifest = self._store.manifest(snapshot.id, copy=False)
         except (CorruptionError, UnknownFormatError) as error:
             return [Trouble(os.fsencode(f"snapshots/{snapshot.id}.json"), error.message)]
         found: list[Trouble] = []
