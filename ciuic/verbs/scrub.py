@@ -30,6 +30,7 @@ from ciuic.memory import prepare_for_bulk
 from ciuic.model import Trouble, path_text
 from ciuic.store import Store, open_store
 from ciuic.store.inspect import PackCheck, inspect_pack, list_packs, pack_frames
+from ciuic.store.parity import inspect_parity, parity_path
 from ciuic.store.survey import Survey, known_lost
 from ciuic.units import parse_duration_s, parse_size_bytes
 
@@ -297,6 +298,7 @@ class _Scrub:
         self._checks: dict[bytes, tuple[int, int, str]] = {}
         self._waiting: list[tuple[PackCheck, int]] = []
         self._lost: dict[bytes, bytes] = {}
+        self._elsewhere: dict[bytes, dict[bytes, bytes]] = {}
 
     def run(self, budget: Budget, rest_s: float, progress: OnProgress | None) -> ScrubReport:
         began_s = self._clock.monotonic_s()
@@ -356,6 +358,7 @@ class _Scrub:
             return
         if not check.read_bytes and check.what and not self._is_recorded(name):
             return  # pruned meanwhile
+        check = _with_parity(self._store_path, check)
         report.read_packs += 1
         report.read_bytes += check.read_bytes
         self._waiting.append((check, self._clock.now_ns()))
@@ -379,12 +382,12 @@ class _Scrub:
         before = self._checks.get(check.pack, (0, 0, ""))[2]
         found = DamagedPack(check, is_new=before != check.what)
         with open_store(self._store_path) as store:
-            names = [(name, one.kind) for one in check.bad for name in one.chunks]
-            lost = [
-                name for name, kind in dict.fromkeys(names) if not _can_be_had(store, name, kind)
-            ]
+            names = {name: one.kind for one in check.bad for name in one.chunks}
+            lost = [name for name, kind in names.items() if not _can_be_had(store, name, kind)]
+            saved = [name for name in names if name not in set(lost)]
+            self._elsewhere[check.pack] = _sound_copies(store, check.pack, saved)
         found.lost = tuple(lost)
-        found.saved = len(set(names)) - len(lost)
+        found.saved = len(saved)
         self._lost |= dict.fromkeys(lost, check.pack)
         self._report.damaged.append(found)
 
@@ -415,6 +418,15 @@ class _Scrub:
             if place.pack != check.pack:  # a snapshot has stored it again by now
                 del self._lost[name]
         index.drop_chunks([name for name in lost if name in self._lost])
+        # A prune must not take the sound copy for the one that is not needed.
+        copies = self._elsewhere.get(check.pack, {})
+        index.drop_chunks(list(copies))
+        for pack in set(copies.values()):
+            known = index.checks().get(pack)
+            frames = pack_frames(store.path, pack)
+            index.add_pack(pack, index.packs()[pack], frames)
+            if known is not None:
+                index.put_check(pack, *known)
 
     def _tell_files(self, store: Store, *, whole: bool) -> None:
         """Which files of which snapshots the damage costs."""
@@ -472,6 +484,27 @@ def _can_be_had(store: Store, name: bytes, kind: int) -> bool:
     except CiuicError:
         return False
     return True
+
+
+def _sound_copies(store: Store, pack: bytes, names: list[bytes]) -> dict[bytes, bytes]:
+    """Chunks that the catalog says to be in this pack, and another pack that has each."""
+    found: dict[bytes, bytes] = {}
+    for name, place in store.reader.places(names).items():
+        other = store.reader.another_place(name, place) if place.pack == pack else None
+        if other is not None:
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                store.reader.frame(other, heal=False)
+                found[name] = other.pack
+    return found
+
+
+def _with_parity(store_path: str, check: PackCheck) -> PackCheck:
+    """The check of a pack and of its parity, where it has one: rot there is found too late else."""
+    problem = inspect_parity(store_path, check.pack)
+    if not problem or not os.path.lexists(parity_path(store_path, check.pack)):
+        return check
+    what = f"its parity is damaged: {problem}"
+    return check._replace(what=f"{check.what}; {what}" if check.what else what)
 
 
 def _is_spent(budget: Budget, spent_s: float, read_bytes: int) -> bool:

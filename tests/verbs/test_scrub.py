@@ -1,6 +1,7 @@
 """Scrubbing: rot is found, told once, remembered, and healed by the next snapshot."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,13 @@ def two(box: Box) -> Iterator[Box]:
     box.take()
     write(box.source / "model", os.urandom(MIB + 1))
     box.take()
+    without_parity(box)
     yield box
+
+
+def without_parity(box: Box) -> None:
+    """So that damage can't be mended; what parity does has tests of its own."""
+    shutil.rmtree(box.store / "parity", ignore_errors=True)
 
 
 def scrubbed(box: Box, **options: object) -> ScrubReport:
@@ -96,6 +103,10 @@ def test_what_was_found_is_remembered_and_told_by_the_next_scrub_that_reads_othe
     assert report.damaged == []
     assert [one.pack for one in report.known] == [damaged.check.pack]
     assert not report.ok
+    two.take()
+    assert two.ciuic("scrub").code == 4
+    write(two.source / "another", os.urandom(MIB))
+    two.take()
     outcome = two.ciuic("scrub", "--budget", "1KiB")
     assert outcome.code == 4
     assert f"pack {damaged.check.pack.hex()[:12]}: DAMAGED since" in outcome.out
