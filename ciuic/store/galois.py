@@ -17,12 +17,18 @@ import pyeclib
 
 from ciuic.errors import StoreError
 
-__all__ = ["Coder", "address"]
+__all__ = ["Coder", "ParityUnavailableError", "address"]
 
 _CARRIED: Final = os.path.join("pyeclib.libs", "libisal-pyeclib.so.2")
 _SYSTEM: Final = "libisal.so.2"
 _TABLE_BYTES: Final = 32
 """What ISA-L expands one coefficient to."""
+
+
+class ParityUnavailableError(StoreError):
+    """This machine can't compute parity."""
+
+    default_hint = "Install pyeclib again, or set 'parity = 0' to go without."
 
 
 def address(buffer: object) -> int:
@@ -37,7 +43,7 @@ class Coder:
     keeps them alive, and makes sure that they are long enough.
 
     Raises:
-        StoreError: There is no ISA-L on this machine.
+        ParityUnavailableError: There is no ISA-L on this machine.
     """
 
     def __init__(self, segments: int, rows: int) -> None:
@@ -140,7 +146,6 @@ def _library() -> ctypes.CDLL:
             return ctypes.CDLL(place)
         except OSError:
             continue
-    raise StoreError(
-        "parity can't be computed: ISA-L, which the package pyeclib brings, can't be loaded",
-        hint="Install pyeclib again, or set 'parity = 0' to go without.",
+    raise ParityUnavailableError(
+        "parity can't be computed: ISA-L, which the package pyeclib brings, can't be loaded"
     )

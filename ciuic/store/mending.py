@@ -13,7 +13,7 @@ from ciuic.errors import CorruptionError
 from ciuic.hashing import checksum
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_or_zeros
-from ciuic.store.galois import address
+from ciuic.store.galois import ParityUnavailableError, address
 from ciuic.store.parity import Parity, coder_for, parity_path
 
 __all__ = ["Mender", "opened_mender"]
@@ -36,7 +36,8 @@ class Mender:
         mended_sectors: How many were computed instead of being read.
 
     Raises:
-        CorruptionError: Too much of the pack is missing.
+        CorruptionError: Too much of the pack is missing, or this machine can't compute parity:
+            what is damaged stays so, and whatever is not can still be read.
     """
 
     def __init__(self, fd: int, parity: Parity) -> None:
@@ -50,6 +51,10 @@ class Mender:
         self.mended_sectors = 0
         if self.size_bytes - os.fstat(fd).st_size > shape.parity_bytes:
             raise CorruptionError("more of the pack is missing than its parity can give back")
+        try:
+            coder_for(shape.segments, shape.rows)
+        except ParityUnavailableError as error:
+            raise CorruptionError(error.message) from error
 
     def read(self, length_bytes: int, offset_bytes: int) -> bytes:
         """Up to so many bytes of the pack, as they were written.

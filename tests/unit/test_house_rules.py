@@ -62,6 +62,7 @@ HOMES = {
     "sqlite3": ("ciuic/store/index.py", "ciuic/store/store.py"),
     "msgspec": ("ciuic/model.py", "ciuic/store/", "ciuic/catalog.py"),
     "numpy": ("ciuic/codec", "ciuic/chunking/", "ciuic/training/"),
+    "pyeclib": ("ciuic/store/galois.py",),
     "torch": ("ciuic/training/",),
 }
 """Where each package may be imported. One that is not here needs a line, and a reason for it."""
