@@ -135,6 +135,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     Attributes:
         trouble_count: Paths that are not as they should be.
         flux_count: How many of those were in flux.
+        pinned: It is not forgotten, whatever the policy says.
     """
 
     id: str
@@ -149,6 +150,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     trouble_count: int
     roots: tuple[bytes, ...]
     flux_count: int = 0
+    pinned: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``ciuic list --json``."""
@@ -162,6 +164,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "new_bytes": self.new_bytes,
             "stored_bytes": self.stored_bytes,
             "tags": list(self.tags),
+            "pinned": self.pinned,
             "trouble_count": self.trouble_count,
             "flux_count": self.flux_count,
             "roots": [path_text(root) for root in self.roots],

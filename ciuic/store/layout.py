@@ -13,8 +13,10 @@ __all__ = [
     "PARITY",
     "QUARANTINE",
     "READ_LOCK",
+    "RETIRED",
     "SNAPSHOTS",
     "TEMPORARY",
+    "TRASH",
     "WRITE_LOCK",
     "is_snapshot_id",
     "manifest_name",
@@ -32,8 +34,10 @@ CONTROL_SOCKET: Final = "control.sock"
 PACKS: Final = "packs"
 PARITY: Final = "parity"
 QUARANTINE: Final = "quarantine"
+RETIRED: Final = "retired.json"
 SNAPSHOTS: Final = "snapshots"
 TEMPORARY: Final = "tmp"
+TRASH: Final = "trash"
 
 _SNAPSHOT_ID = re.compile(r"cs-[0-9a-f]{6,64}")
 _PACK = re.compile(r"[0-9a-f]{64}")

@@ -74,6 +74,7 @@ class _Record(msgspec.Struct):
     trouble_count: int
     trouble: list[_TroubleRecord]
     flux_count: int = 0
+    pinned: bool = False
     checksum: str = ""
 
 
@@ -104,6 +105,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             tags=list(summary.tags),
             trouble_count=summary.trouble_count,
             flux_count=summary.flux_count,
+            pinned=summary.pinned,
             trouble=[
                 _TroubleRecord(_escaped(one.path), one.what, one.harmless)
                 for one in manifest.trouble
@@ -138,6 +140,7 @@ def decode_manifest(data: bytes, snapshot_id: str) -> Manifest:
         trouble_count=record.trouble_count,
         roots=tuple([root.path for root in roots]),
         flux_count=record.flux_count,
+        pinned=record.pinned,
     )
     return Manifest(
         summary=summary,

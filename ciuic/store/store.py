@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from ciuic import durable
@@ -39,6 +39,7 @@ from ciuic.store.mending import opened_mender
 from ciuic.store.pack import PackedFrame, footer_frames, read_footer, walk_frames
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.reader import StoreReader
+from ciuic.store.trash import Forgotten, Trash
 from ciuic.store.writer import StoreWriter
 
 __all__ = ["Store", "create_store", "open_store"]
@@ -96,6 +97,7 @@ def _refuse_strangers(path: str) -> None:
     own = {"lost+found", layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY, layout.CONTROL_SOCKET}
     own |= {layout.WRITE_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK}
     own |= {layout.CATALOG, f"{layout.CATALOG}-journal"}
+    own |= {layout.PARITY, layout.QUARANTINE, layout.TRASH, layout.RETIRED}
     if os.path.isdir(path):
         strangers = sorted(set(os.listdir(path)) - own)
         if strangers:
@@ -154,6 +156,7 @@ class Store:
         self._read_lock = Lock(os.path.join(path, layout.READ_LOCK))
         self._index: Index | None = None
         self._temporary_indexes: list[Index] = []
+        self._trash = Trash(path)
         self.writable = False
         self.reader = StoreReader(path, lambda: self.index, self._index_from_packs)
 
@@ -325,8 +328,8 @@ class Store:
             )
 
     def new_snapshot_id(self) -> str:
-        """An ID that no snapshot of this store has."""
-        taken = self.snapshot_files()
+        """An ID that no snapshot of this store has, or had as far as is known."""
+        taken = {*self.snapshot_files(), *self._trash.ids(), *self._trash.retired()}
         while True:
             name = f"cs-{os.urandom(_ID_DIGITS // 2).hex()}"
             if name not in taken:
@@ -341,10 +344,105 @@ class Store:
         path = os.path.join(self.path, layout.SNAPSHOTS, name)
         if os.path.lexists(path):
             raise AssertionError("a snapshot's ID is never used again")
+        self._write_manifest(manifest.summary.id, encode_manifest(manifest))
+
+    def replace_manifest(self, manifest: Manifest) -> None:
+        """Write a committed snapshot's manifest anew: its tags and its pin can change.
+
+        Readers see the old one or the new one. Trees and times stay what they are.
+
+        Raises:
+            StoreError: It can't be written; the old one is as it was.
+        """
+        data = encode_manifest(manifest)
+        self._write_manifest(manifest.summary.id, data)
+        with contextlib.suppress(StoreError):
+            self.put_copy(layout.manifest_name(manifest.summary.id), data)
+
+    def trash(self) -> list[Forgotten]:
+        """Forgotten snapshots that can be brought back, oldest first.
+
+        Raises:
+            CorruptionError: One of them can't be read.
+            UnknownFormatError: A later version forgot it.
+        """
+        listed = self.snapshot_files()
+        found = [self._trash.read(name) for name in self._trash.ids() if name not in listed]
+        return sorted(found, key=lambda one: (one.manifest.summary.taken_ns, one.id))
+
+    def forget(self, snapshot_id: str, now_ns: int) -> None:
+        """Move a snapshot to the trash, durably. What it needs stays where it is.
+
+        Raises:
+            SnapshotNotFoundError: There is none.
+            CorruptionError: Its manifest can't be read, so it could not be brought back.
+            StoreError: It can't be done; the snapshot is listed as before.
+        """
+        data = self._manifest_data(snapshot_id)
+        self._trash.put(snapshot_id, data, now_ns)
+        name = layout.manifest_name(snapshot_id)
+        path = os.path.join(self.path, layout.SNAPSHOTS, name)
+        with store_faults("remove", path):
+            durable.remove_file(path)
+            durable.sync_directory(os.path.dirname(path))
+            durable.remove_file(os.path.join(self.path, layout.PARITY, name))
+
+    def bring_back(self, snapshot_id: str) -> Manifest:
+        """Take a snapshot out of the trash, durably: it is listed again, as it was.
+
+        Raises:
+            SnapshotNotFoundError: It is not there.
+            CorruptionError: Its file in the trash is damaged.
+            StoreError: It can't be written; it stays in the trash.
+        """
+        if snapshot_id in self.snapshot_files() or snapshot_id not in self._trash.ids():
+            raise SnapshotNotFoundError(
+                f"{snapshot_id} is not in the trash",
+                hint="'ciuic list --trash' shows what can be brought back.",
+            )
+        one = self._trash.read(snapshot_id)
+        self._write_manifest(snapshot_id, one.data)
+        self.keep_copies(snapshot_id)
+        self._trash.remove([snapshot_id])
+        return one.manifest
+
+    def empty_trash(self, snapshot_ids: Collection[str]) -> None:
+        """Let forgotten snapshots go for good: no snapshot gets their IDs again.
+
+        Raises:
+            StoreError: It can't be done; those that are left can still be brought back.
+        """
+        listed = self.snapshot_files()
+        self._trash.retire([name for name in snapshot_ids if name not in listed])
+        self._trash.remove(snapshot_ids)
+
+    def _manifest_data(self, snapshot_id: str) -> bytes:
+        """The file of a manifest, or its copy, that has been seen to be sound."""
+        path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
+        try:
+            with store_faults("read", path):
+                data = read_regular(path, MANIFEST_BYTES_MAX)
+            decode_manifest(data, snapshot_id)
+        except CorruptionError as error:
+            kept = self.manifest_copy(snapshot_id)
+            if kept is None:
+                raise CorruptionError(
+                    f"the manifest of {snapshot_id}: {error.message}",
+                    hint="'ciuic repair --apply' sets aside what can't be mended.",
+                ) from error
+            return kept
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id}") from error
+            raise
+        return data
+
+    def _write_manifest(self, snapshot_id: str, data: bytes) -> None:
+        path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
         with store_faults("write", path):
             durable.write_whole(
                 path,
-                encode_manifest(manifest),
+                data,
                 temporary_directory=os.path.join(self.path, layout.TEMPORARY),
                 mode=_FILE_MODE,
             )
