@@ -302,6 +302,20 @@ class Recorder:
         self._take_times()
         return done
 
+    @property
+    def position(self) -> int:
+        """How many operations there are so far."""
+        return len(self.journal.operations)
+
+    def reported(self, begin: int) -> int:
+        """When the command that began there had said its last word; else, when it had ended."""
+        marks = [
+            at
+            for at, one in enumerate(self.journal.operations)
+            if isinstance(one, Mark) and one.what == "say" and one.text.strip() and at >= begin
+        ]
+        return marks[-1] if marks else self.position - 1
+
     def mark(self, what: str, text: str) -> None:
         """Remember this moment."""
         self.journal.operations.append(Mark(what, text))

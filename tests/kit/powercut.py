@@ -328,9 +328,10 @@ def pieces(one: Write, unit: int) -> Iterator[tuple[int, bytes]]:
 
 
 def disks(journal: Journal) -> Iterator[Disk]:
-    """The disk after each operation; marks are moments of their own, and change nothing."""
+    """One disk, given out after each operation and when a command has ended."""
     disk = Disk(journal)
     yield disk
     while disk.passed < len(journal.operations):
-        if not isinstance(disk.advance(), Mark):
+        one = disk.advance()
+        if not isinstance(one, Mark) or one.what == "end":
             yield disk

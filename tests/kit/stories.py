@@ -11,10 +11,10 @@ from typing import Final
 from tests.kit.powercut import WEAKEST, disks
 from tests.kit.survival import RestoreStory, StoreStory, Story
 
-__all__ = ["STORIES"]
+__all__ = ["STORIES", "train"]
 
 
-def _train(source: Path, rng: random.Random) -> None:
+def train(source: Path, rng: random.Random) -> None:
     """A training goes on: a few files change, a few are new, one grows, one is large."""
     for _ in range(5):
         path = source / f"d{rng.randrange(3)}" / f"f{rng.randrange(4)}"
@@ -29,9 +29,9 @@ def first_snapshots(directory: Path, rng: random.Random) -> Story:
     """A store is made and filled; one snapshot finds nothing new."""
     story = StoreStory("first snapshots", directory)
     story.run("init")
-    _train(story.source, rng)
+    train(story.source, rng)
     story.run("snapshot", "--tag", "first")
-    _train(story.source, rng)
+    train(story.source, rng)
     story.run("snapshot", "--json")
     story.run("snapshot", "--base")
     return story
@@ -41,9 +41,9 @@ def after_a_cut(directory: Path, rng: random.Random) -> Story:
     """A snapshot is taken where the one before was cut short."""
     story = StoreStory("after a cut", directory)
     story.make_store()
-    _train(story.source, rng)
+    train(story.source, rng)
     story.run("snapshot")
-    _train(story.source, rng)
+    train(story.source, rng)
     begin = len(story.journal.operations)
     story.run("snapshot")
     moments = [one.passed for one in disks(story.journal) if not one.is_settled]
@@ -51,7 +51,7 @@ def after_a_cut(directory: Path, rng: random.Random) -> Story:
     disk = next(one for one in disks(story.journal) if one.passed == end)
     story.begin_again(disk.sample(WEAKEST, rng))
     story.run("snapshot")
-    _train(story.source, rng)
+    train(story.source, rng)
     story.run("snapshot")
     return story
 
@@ -59,7 +59,7 @@ def after_a_cut(directory: Path, rng: random.Random) -> Story:
 def into_a_new_place(directory: Path, rng: random.Random) -> Story:
     """Nothing stands in the target yet."""
     story = RestoreStory("restore into a new place", directory)
-    _train(story.source, rng)
+    train(story.source, rng)
     (story.source / "d1" / "deep" / "er").mkdir(parents=True)
     (story.source / "d1" / "deep" / "er" / "file").write_bytes(b"file")
     (story.source / "link").symlink_to("d1/deep")
@@ -89,7 +89,7 @@ def in_place(directory: Path, rng: random.Random) -> Story:
     """The files that were snapshotted have gone on changing, and come back."""
     story = RestoreStory("restore in place", directory, in_place=True)
     _prepare_change(story, rng)
-    _train(story.source, rng)
+    train(story.source, rng)
     (story.source / "link").unlink()
     (story.source / "d0" / "kept").write_bytes(b"the snapshot does not have it")
     story.run()
@@ -99,7 +99,7 @@ def in_place(directory: Path, rng: random.Random) -> Story:
 def _prepare_change(story: RestoreStory, rng: random.Random) -> None:
     (story.source / "d0").mkdir()
     (story.source / "d0" / "first").write_bytes(rng.randbytes(5000))
-    _train(story.source, rng)
+    train(story.source, rng)
     (story.source / "link").symlink_to("model")
     (story.source / "second name").hardlink_to(story.source / "model")
     (story.source / "model").chmod(0o640)

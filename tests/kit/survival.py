@@ -23,12 +23,12 @@ from ciuic.verbs.restore import RestoreRequest, restore
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuic.verbs.verify import verify_all
 from tests.kit.clock import ManualClock
-from tests.kit.journal import Image, Journal, Mark, Recorder, write_image
+from tests.kit.journal import Image, Journal, Recorder, write_image
 from tests.kit.powercut import EXTREMES, ORDERED, WEAKEST, disks
 from tests.kit.program import Outcome
 from tests.kit.trees import Photo, differences, photograph
 
-__all__ = ["Case", "Report", "RestoreStory", "StoreStory", "Story", "cases", "survive"]
+__all__ = ["Case", "Report", "RestoreStory", "StoreStory", "Story", "cases", "sampled", "survive"]
 
 CHUNK_BYTES: Final = 4096
 _LATER_NS: Final = 100_000_000_000
@@ -92,26 +92,54 @@ def holdings(store: Store) -> Holdings:
     return Holdings(live, frozenset(one.id for one in trash))
 
 
+class Recording(Protocol):
+    """Runs commands, and takes down what they do to a disk."""
+
+    def run(self, *arguments: str | Path, codes: Sequence[int] = (0,)) -> Outcome:
+        """Run ``ciuic`` to its end."""
+
+    @property
+    def position(self) -> int:
+        """How much was taken down so far: moments are counted in this."""
+
+    def reported(self, begin: int) -> int:
+        """When the command that began there had said its last word."""
+
+
 class StoreStory:
     """Commands on a store that lies alone on a disk.
+
+    Args:
+        name: For people.
+        directory: Its own, for everything but the disk.
+        top: The disk, empty; None to make a directory that is recorded call by call.
+        recording: Takes down what happens to another disk.
 
     Attributes:
         source: What is snapshotted; it lies on another disk.
         store: The store.
+        journal: What was recorded call by call.
     """
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        top: Path | None = None,
+        recording: Recording | None = None,
+    ) -> None:
         self.name = name
         self._directory = directory
         self.source = directory / "source"
         self.source.mkdir(parents=True)
-        self.top = directory / "disk"
-        self.top.mkdir()
+        self.top = top or directory / "disk"
+        self.top.mkdir(exist_ok=True)
         self.store = self.top / "store"
         self._config = directory / "ciuic.conf"
         self.configure()
-        self._recorder = Recorder(self.top, directory)
-        self.journal = self._recorder.journal
+        self.journal = Journal(Image({}, {}, {}, {}))
+        self._recording = recording or self._record_calls()
         self._steps: list[Step] = []
         self._photos: dict[str, dict[bytes, Photo]] = {}
         self._now: Holdings | None = None
@@ -125,21 +153,25 @@ class StoreStory:
     def make_store(self) -> None:
         """A store that is there already, and durable, with small chunks: many packs and nodes."""
         create_store(str(self.store), ManualClock(), chunk_bytes=CHUNK_BYTES)
-        self._recorder = Recorder(self.top, self._directory)
-        self.journal = self._recorder.journal
+        self._recording = self._record_calls()
         self._now = self._look()
 
     def run(self, *arguments: str, codes: Sequence[int] = (0,)) -> Outcome:
         """Run a command and remember what the store held before and after."""
-        begin = len(self.journal.operations)
-        outcome = self._recorder.run("--config", self._config, *arguments, codes=codes)
+        begin = self._recording.position
+        outcome = self._recording.run("--config", self._config, *arguments, codes=codes)
         after = self._look()
-        self._steps.append(Step(begin, _reported(self.journal, begin), self._now, after))
+        self._steps.append(Step(begin, self._recording.reported(begin), self._now, after))
         known = self._now.live if self._now is not None else {}
         for name in after.live.keys() - known.keys() - self._photos.keys():
             self._photos[name] = photograph(self.source, holes=False)
         self._now = after
         return outcome
+
+    def _record_calls(self) -> Recording:
+        recorder = Recorder(self.top, self._directory)
+        self.journal = recorder.journal
+        return recorder
 
     def newest(self, number: int = 0) -> str:
         """The ID of a snapshot, counted from the newest."""
@@ -151,8 +183,7 @@ class StoreStory:
         write_image(image, self.top)
         self._steps = []
         self._now = self._look()
-        self._recorder = Recorder(self.top, self._directory)
-        self.journal = self._recorder.journal
+        self._recording = self._record_calls()
 
     def _look(self) -> Holdings:
         with open_store(str(self.store)) as store:
@@ -294,7 +325,7 @@ class RestoreStory:
         recorder.run("--config", self._config, *arguments)
         self.journal = recorder.journal
         self._new = self._photograph(self.top)
-        self._said = _reported(self.journal, 0)
+        self._said = recorder.reported(0)
 
     @staticmethod
     def _photograph(top: Path) -> dict[bytes, Photo]:
@@ -381,6 +412,14 @@ def cases(journal: Journal, draws: int) -> list[Case]:
     return found
 
 
+def sampled(every: list[Case], count: int, rng: random.Random) -> list[Case]:
+    """So many cases: half of them of the kind that most mistakes show in, the rest by chance."""
+    telling = [case for case in every if (case.kind, case.extreme) == (WEAKEST, "names only")]
+    first = rng.sample(telling, min(count // 2, len(telling)))
+    left = sorted({*every} - {*first})
+    return sorted([*first, *rng.sample(left, min(count - len(first), len(left)))])
+
+
 def survive(story: Story, chosen: Iterable[Case], seed: int, scratch: Path, failed: Path) -> Report:
     """Make each state, and look at it; the first that breaks a promise fails, by name.
 
@@ -417,16 +456,6 @@ def survive(story: Story, chosen: Iterable[Case], seed: int, scratch: Path, fail
                 raise
     shutil.rmtree(directory, ignore_errors=True)
     return Report(count, len(seen))
-
-
-def _reported(journal: Journal, begin: int) -> int:
-    """When the command that began there had said its last word."""
-    marks = [
-        at
-        for at, one in enumerate(journal.operations)
-        if isinstance(one, Mark) and one.what == "say" and one.text.strip() and at >= begin
-    ]
-    return marks[-1] if marks else len(journal.operations) - 1
 
 
 def digest(image: Image) -> bytes:

@@ -67,7 +67,8 @@ def _kind_of(path: bytes) -> bytes:
 
 def _photo(path: bytes, status: os.stat_result, names: list[bytes], holes: bool) -> Photo:
     mode = status.st_mode
-    content, data, size_bytes = "", (), 0
+    content, size_bytes = "", 0
+    data: tuple[tuple[int, int], ...] = ()
     if stat.S_ISREG(mode):
         with open(path, "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Breaks ciuic on purpose, thousands of times, and counts what survives: see scripts/crash."""

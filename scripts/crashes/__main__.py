@@ -1,0 +1,132 @@
+"""Command line of the crash tests; see scripts/crash."""
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crashes import mutants
+from crashes.blocks import record_and_check
+from crashes.device import MKFS, can_make
+from tests.kit.stories import STORIES
+from tests.kit.survival import Case, Report, Story, cases, sampled, survive
+
+_PARTS: Final = ("states", "blocks")
+_DRAWS: Final = {"long": 6, "quick": 2}
+_STATES: Final = {"long": 1_000_000, "quick": 60}
+_BLOCK_STATES: Final = {"long": 200, "quick": 15}
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    states: str
+    took_s: float
+    is_whole: bool
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Which parts, how much of them."""
+    parser = argparse.ArgumentParser(prog="scripts/crash", description="break ciuic on purpose")
+    parser.add_argument("--quick", action="store_true", help="a sample: a look, not a proof")
+    parser.add_argument("--only", choices=_PARTS, action="append", help="this part; repeatable")
+    parser.add_argument("--story", choices=STORIES, action="append", help="this story; repeatable")
+    parser.add_argument("--seed", type=int, help="of all that is drawn (default: by chance)")
+    parser.add_argument(
+        "--mutants", action="store_true", help="put mistakes into a copy of the source instead"
+    )
+    parser.add_argument("--mutant", help="only those mistakes whose title has this in it")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run what was asked for; 1 if anything did not survive."""
+    options = parse_arguments()
+    if options.mutants or options.mutant:
+        return mutants.run_all(options.mutant or "")
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
+    size = "quick" if options.quick else "long"
+    print(f"seed {seed}\n", flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="ciuic-crash-", dir="/dev/shm") as directory:
+        for part in options.only or _PARTS:
+            runs = _states if part == "states" else _blocks
+            for row in runs(size, seed, Path(directory), options.story or [*STORIES]):
+                rows.append(row)
+                end = "whole" if row.is_whole else "BROKEN"
+                line = f"{part:<7} {row.what:<27} {row.states:>24} {row.took_s:7.1f} s  {end}"
+                print(line, flush=True)
+    whole = sum([row.is_whole for row in rows])
+    print(f"\n{whole} of {len(rows)} whole")
+    return 0 if whole == len(rows) else 1
+
+
+def _row(what: str, run: Callable[[], str]) -> Row:
+    """Run one line's work; what is broken is told in full, and the next line has its turn."""
+    began_s = time.monotonic()
+    try:
+        states = run()
+    except Exception:  # noqa: BLE001 - whatever it is, it is what people came for
+        traceback.print_exc()
+        return Row(what, "", time.monotonic() - began_s, is_whole=False)
+    return Row(what, states, time.monotonic() - began_s, is_whole=True)
+
+
+def _states(size: str, seed: int, directory: Path, names: list[str]) -> Iterator[Row]:
+    for name in names:
+
+        def run(name: str = name) -> str:
+            place = directory / name.replace(" ", "-")
+            story = STORIES[name](place / "story", random.Random(f"{seed} {name}"))
+            every = cases(story.journal, _DRAWS[size])
+            chosen = sampled(every, _STATES[size], random.Random(seed))
+            reports = _side_by_side(story, sorted(chosen), seed, place)
+            return f"{sum([one.states for one in reports])} in {len(every)} cases"
+
+        yield _row(name, run)
+
+
+_shared: list[tuple[Story, int, Path]] = []
+"""What forked workers find: a story can't be sent."""
+
+
+def _side_by_side(story: Story, chosen: list[Case], seed: int, place: Path) -> list[Report]:
+    workers = len(os.sched_getaffinity(0))
+    # Neighbours are much alike, and a worker skips what it has seen: whole stretches for each.
+    length = -(-len(chosen) // workers)
+    _shared[:] = [(story, seed, place)]
+    parts = [chosen[at : at + length] for at in range(0, len(chosen), length)]
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        return pool.map(_survive, parts)
+
+
+def _survive(chosen: list[Case]) -> Report:
+    story, seed, place = _shared[0]
+    failed = Path(tempfile.gettempdir()) / f"ciuic-crash-{seed}-{os.getpid()}"
+    return survive(story, chosen, seed, place / str(os.getpid()), failed)
+
+
+def _blocks(size: str, seed: int, directory: Path, names: list[str]) -> Iterator[Row]:
+    del names
+    for kind in MKFS:
+        if not can_make(kind):
+            print(f"blocks  {kind}: needs root, /dev/fuse and mkfs.{kind}")
+            continue
+
+        def run(kind: str = kind) -> str:
+            count = record_and_check(kind, _BLOCK_STATES[size], seed, directory / kind)
+            return f"{count} mounted"
+
+        yield _row(kind, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

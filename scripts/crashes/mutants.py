@@ -1,0 +1,205 @@
+"""Mistakes that somebody could make, each put into a copy of the source: a named test must fail.
+
+A test that passes whatever the code does proves nothing. These are the mistakes that cost other
+tools' users their data: a sync left out, two steps in the wrong order, a digest not looked at, a
+cache that is believed. A mutant that survives is a fault of the tests, and fails the run; so is one
+whose text is not in the source any more.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = ["run_all"]
+
+_REPOSITORY: Final = Path(__file__).parents[2]
+_COPIED: Final = ("ciuic", "ciuicd", "tests", "scripts", "docs", "etc", "pyproject.toml")
+_LIMIT_S: Final = 300
+_STATES: Final = "tests/crash/test_states.py"
+_EVERY_PROMISE: Final = "test_every_promise_holds_in_whatever_a_power_cut_leaves"
+
+
+class Mutant(NamedTuple):
+    """One mistake: what to replace in which file, and the test that must notice."""
+
+    title: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+def _story(name: str) -> str:
+    return f"{_STATES}::{_EVERY_PROMISE}[{name}]"
+
+
+MUTANTS: Final = (
+    Mutant(
+        "a pack or a manifest gets its name before its content is synced",
+        "ciuic/durable.py",
+        "    os.fsync(fd)\n    os.rename(temporary, final)\n",
+        "    os.rename(temporary, final)\n    os.fsync(fd)\n",
+        _story("first snapshots"),
+    ),
+    Mutant(
+        "the content of packs and manifests is not synced",
+        "ciuic/durable.py",
+        "    os.fsync(fd)\n    os.rename(temporary, final)\n",
+        "    os.rename(temporary, final)\n",
+        _story("first snapshots"),
+    ),
+    Mutant(
+        "names in directories are never synced",
+        "ciuic/durable.py",
+        "        os.fsync(fd)\n\n\ndef publish",
+        "        del fd\n\n\ndef publish",
+        _story("first snapshots"),
+    ),
+    Mutant(
+        "the manifest's name is not synced before the snapshot is reported",
+        "ciuic/durable.py",
+        "        raise\n    sync_directory(os.path.dirname(path))\n",
+        "        raise\n",
+        _story("first snapshots"),
+    ),
+    Mutant(
+        "the store's own name is not synced when it is made",
+        "ciuic/durable.py",
+        '        os.mkdir(path, mode)\n    sync_directory(os.path.dirname(path) or ".")\n',
+        "        os.mkdir(path, mode)\n",
+        _story("first snapshots"),
+    ),
+    Mutant(
+        "the manifest is written before the packs are finished",
+        "ciuic/verbs/take.py",
+        "        totals = writer.finish()\n",
+        "        totals = writer.totals\n",
+        _story("first snapshots"),
+    ),
+    Mutant(
+        "files of a restore get their names before their content is synced",
+        "ciuic/verbs/placing.py",
+        "        self._filler.flush()\n        self._sync()\n",
+        "        self._filler.flush()\n",
+        _story("restore over what is there"),
+    ),
+    Mutant(
+        "a restore is reported before its names are synced",
+        "ciuic/verbs/placing.py",
+        "            os.utime(handle.fd, ns=(mtime_ns, mtime_ns))\n        self._sync()\n",
+        "            os.utime(handle.fd, ns=(mtime_ns, mtime_ns))\n",
+        _story("restore into a new place"),
+    ),
+    Mutant(
+        "a chunk is given out without a look at its digest",
+        "ciuic/store/frame.py",
+        "    actual = chunk_id(kind, plain)\n",
+        "    actual = name\n",
+        "tests/verbs/test_browse.py",
+    ),
+    Mutant(
+        "a sealed document is believed without a look at its checksum",
+        "ciuic/store/sealed.py",
+        "    if data_id(data[:start] + _ZEROS + _END).hex().encode() != digest:\n",
+        "    if not digest:\n",
+        "tests/unit/test_sealed.py",
+    ),
+    Mutant(
+        "verify reads chunks and does not hash them",
+        "ciuic/verbs/verify.py",
+        "            if chunk_id(one.kind, part) != one.name:\n",
+        "            if len(part) != one.length_bytes:\n",
+        "tests/verbs/test_verify.py",
+    ),
+    Mutant(
+        "a catalog that names packs which are gone is believed",
+        "ciuic/store/store.py",
+        "        if any(present.get(name) != size for name, size in recorded.items()):\n",
+        "        if not present and recorded:\n",
+        "tests/cli/test_broken_stores.py",
+    ),
+    Mutant(
+        "what the catalog says of a manifest is believed without a look at the file",
+        "ciuic/catalog.py",
+        "        if row is not None and row[:2] == (status.st_size, status.st_mtime_ns):\n",
+        "        if row is not None:\n",
+        "tests/cli/test_broken_stores.py",
+    ),
+    Mutant(
+        "a chunk that is damaged in one pack is not looked for in another",
+        "ciuic/store/reader.py",
+        "            again = self._elsewhere(name, place)\n",
+        "            again = None\n",
+        "tests/verbs/test_damage.py",
+    ),
+)
+
+
+def run_all(wanted: str) -> int:
+    """Try every mutant whose title has ``wanted`` in it; 1 if one survives."""
+    chosen = [one for one in MUTANTS if wanted in one.title]
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="ciuic-mutants-") as directory:
+        copy = Path(directory) / "ciuic"
+        _copy_source(copy)
+        for test in dict.fromkeys(one.test for one in chosen):
+            if _run_test(copy, test, Path(directory), states=20) != 0:
+                print(f"{test}\n    fails without any mutant", flush=True)
+                return 1
+        for one in chosen:
+            began_s = time.monotonic()
+            result = _try(one, copy, Path(directory))
+            bad += result != "killed"
+            took_s = time.monotonic() - began_s
+            print(f"{result:<9}{took_s:6.1f} s  {one.title}\n{'':20}{one.test}", flush=True)
+    print(f"\n{len(chosen) - bad} of {len(chosen)} mutants killed")
+    return 1 if bad or not chosen else 0
+
+
+def _copy_source(copy: Path) -> None:
+    copy.mkdir()
+    for name in _COPIED:
+        source = _REPOSITORY / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, copy / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy2(source, copy / name)
+
+
+def _try(mutant: Mutant, copy: Path, scratch: Path) -> str:
+    path = copy / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        return "outdated"
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        # All states that there are: whoever is killed is killed early.
+        code = _run_test(copy, mutant.test, scratch, states=1_000_000)
+    finally:
+        path.write_text(text)
+    # 1: tests have failed. Anything else means that the test was not even run.
+    return {0: "SURVIVED", 1: "killed"}.get(code, f"error {code}")
+
+
+def _run_test(copy: Path, test: str, scratch: Path, *, states: int) -> int:
+    environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ["CIUIC_CRASH_STATES"] = str(states)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, "--basetemp", scratch / "t", test],
+            cwd=copy,
+            env=environ,
+            capture_output=True,
+            check=False,
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return 1  # a test that hangs has noticed
+    return done.returncode
