@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 
 __all__ = [
+    "keep_as",
     "link_name",
     "make_directory",
     "publish",
@@ -80,6 +81,17 @@ def write_whole(path: str, data: bytes, *, temporary_directory: str, mode: int) 
             os.unlink(temporary)
         raise
     sync_directory(os.path.dirname(path))
+
+
+def keep_as(source: str, target: str) -> None:
+    """Give a file a second name, durably: what happens to the first one, it stays.
+
+    Raises:
+        FileExistsError: The name is taken.
+        OSError: It can't be done, on a file system without hard links too.
+    """
+    os.link(source, target, follow_symlinks=False)
+    sync_directory(os.path.dirname(target))
 
 
 def remove_file(path: str) -> None:
