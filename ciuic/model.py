@@ -221,9 +221,11 @@ class VerifySnapshot(msgspec.Struct, frozen=True):
     """What was found wrong with one snapshot; nothing when ``damaged`` is empty.
 
     Attributes:
-        nearest_valid: The snapshot to take instead: the newest older one that is valid, or else
-            the oldest newer one; None if there is none, or none is needed.
-        intact_in: For damaged paths the newest older snapshot that has them intact, if one has.
+        nearest_valid: The snapshot to take: the newest older one that can be restored whole, or
+            else the oldest newer one; None if there is none, or none is needed. It is the damaged
+            one itself where parity, or another pack, gives back all that is damaged.
+        intact_in: For damaged paths the snapshot to take them from, if there is one: the newest
+            that is not newer than this one and can give them back.
     """
 
     id: str

@@ -76,7 +76,7 @@ def verify(
             click.echo(f"{one.id}: {_state(one)}")
             for bad in one.damaged:
                 older = one.intact_in.get(bad.path)
-                instead = f"; intact in {older}" if older is not None else ""
+                instead = f"; intact in {older}" if older not in {None, one.id} else ""
                 click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}{instead}")
         read = f", {format_bytes(report.read_bytes)} read" if checksum else ""
         if not ids and not every:
@@ -100,6 +100,8 @@ def _state(one: Any) -> str:
         return "ok"
     if one.nearest_valid is None:
         return "DAMAGED; no snapshot is valid"
+    if one.nearest_valid == one.id:
+        return "DAMAGED, and can be restored whole all the same: 'ciuic repair' mends it"
     return f"DAMAGED; the nearest valid one is {one.nearest_valid}"
 
 

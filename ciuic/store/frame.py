@@ -17,6 +17,7 @@ __all__ = [
     "CHUNKS_MAX",
     "DATA",
     "HEADER_BYTES",
+    "KINDS",
     "MAGIC",
     "NO_REFERENCE",
     "PLAIN_BYTES_MAX",

@@ -26,7 +26,7 @@ from ciuic.store.frame import HEADER_BYTES, header_bytes_needed, parse_header
 from ciuic.store.frame import MAGIC as FRAME_MAGIC
 from ciuic.store.pack import MAGIC, PackedFrame, read_footer
 
-__all__ = ["BadFrame", "PackCheck", "inspect_pack", "list_packs", "pack_frames", "salvage_frames"]
+__all__ = ["BadFrame", "PackCheck", "inspect_pack", "pack_frames", "salvage_frames"]
 
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
 _SECTOR_BYTES: Final = 4096
@@ -74,26 +74,6 @@ class PackCheck(NamedTuple):
     footer_ok: bool
     bad: tuple[BadFrame, ...]
     what: str
-
-
-def list_packs(store_path: str) -> dict[bytes, int]:
-    """Every file that has the name of a pack, and its length in bytes.
-
-    Raises:
-        StoreError: The directory can't be read.
-    """
-    directory = os.path.join(store_path, layout.PACKS)
-    found: dict[bytes, int] = {}
-    with store_faults("list", directory):
-        if not os.path.lexists(directory):
-            return found
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                name = layout.parse_pack_name(entry.name)
-                if name is not None:
-                    with contextlib.suppress(FileNotFoundError):
-                        found[name] = entry.stat(follow_symlinks=False).st_size
-    return found
 
 
 def inspect_pack(

@@ -28,8 +28,8 @@ from ciuic.errors import (
 )
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import Trouble, path_text
-from ciuic.store import Store, open_store
-from ciuic.store.inspect import PackCheck, inspect_pack, list_packs, pack_frames
+from ciuic.store import Store, layout, open_store
+from ciuic.store.inspect import PackCheck, inspect_pack, pack_frames
 from ciuic.store.parity import inspect_parity, parity_path
 from ciuic.store.survey import Survey, known_lost
 from ciuic.units import parse_duration_s, parse_size_bytes
@@ -172,7 +172,7 @@ class ScrubReport:
         health: As the catalog has it by now.
         damaged: Packs that were read and found damaged.
         missing: Files whose chunks are in no pack that was read.
-        manifests: Snapshots whose manifest can't be read.
+        manifests: Manifests and copies of them that can't be read.
         unread: Packs that could not be read for another reason than damage.
         not_remembered: Why the catalog does not know of this; empty if it does.
         stopped: Empty if there was nothing left to read; "budget", or "asked".
@@ -241,7 +241,7 @@ def health(store: Store) -> Health:
     Raises:
         StoreError: The directory of packs can't be read.
     """
-    packs = list_packs(store.path)
+    packs = store.pack_files()
     checks = {name: one for name, one in _checks(store).items() if name in packs}
     unchecked = len(packs) - len(checks)
     damaged = [
@@ -306,7 +306,7 @@ class _Scrub:
         with open_store(self._store_path) as store:
             self._checks = _checks(store)
             recorded = _recorded(store)
-            packs = list_packs(self._store_path)
+            packs = store.pack_files()
             report.manifests = _damaged_manifests(store)
         self._note_gone([name for name in recorded if name not in packs])
         turn = self._in_turn(packs, rest_s)
@@ -466,14 +466,22 @@ def _recorded(store: Store) -> set[bytes]:
 
 
 def _damaged_manifests(store: Store) -> list[Trouble]:
-    """Every manifest is read: the catalog's copies say nothing about the disk."""
+    """Every manifest is read, and its copy: the catalog's rows say nothing about the disk."""
     found = []
     for name in sorted(store.snapshot_files()):
+        file = layout.manifest_name(name)
+        has_copy = os.path.lexists(os.path.join(store.path, layout.PARITY, file))
+        is_copied = has_copy and store.manifest_copy(name) is not None
+        if has_copy and not is_copied:
+            path = os.fsencode(os.path.join(layout.PARITY, file))
+            found.append(Trouble(path, "the copy of a manifest is damaged"))
         with contextlib.suppress(SnapshotNotFoundError):
             try:
-                store.manifest(name)
+                store.manifest(name, copy=False)
             except (CorruptionError, UnknownFormatError) as error:
-                found.append(Trouble(os.fsencode(f"snapshots/{name}.json"), error.message))
+                what = f"{error.message}; its copy is whole" if is_copied else error.message
+                path = os.fsencode(os.path.join(layout.SNAPSHOTS, file))
+                found.append(Trouble(path, what))
     return found
 
 

@@ -4,12 +4,14 @@ Valid means here: as far as is known. Trees are read, chunks are looked up, and 
 the verification that asks has found to be lost counts as lost; nothing else is read.
 """
 
+import contextlib
 from typing import Final
 
 from ciuic.catalog import list_snapshots
 from ciuic.errors import CiuicError
 from ciuic.model import FLUX, UNREADABLE, SnapshotSummary, VerifyReport, VerifySnapshot
 from ciuic.store import Store
+from ciuic.store.frame import KINDS
 from ciuic.store.manifest import Manifest
 from ciuic.store.survey import Survey, known_lost
 from ciuic.verbs.browse import locate
@@ -42,8 +44,9 @@ class _Search:
     def __init__(self, store: Store, report: VerifyReport) -> None:
         self._store = store
         self._snapshots = list_snapshots(store)
-        self._survey = Survey(store, report.bad | known_lost(store))
-        self._valid = {one.id: one.ok for one in report.snapshots}
+        bad = report.bad | known_lost(store)
+        self._survey = Survey(store, {name for name in bad if not _can_be_had(store, name)})
+        self._valid = {one.id: True for one in report.snapshots if one.ok}
         self._manifests: dict[str, Manifest | None] = {}
         self._tries_left = _TRIES_MAX
 
@@ -51,7 +54,8 @@ class _Search:
         """The same snapshot, and what to take instead."""
         order = [one.id for one in self._snapshots]
         at = order.index(damaged.id) if damaged.id in order else -1
-        older, newer = self._snapshots[at + 1 :], self._snapshots[: max(at, 0)]
+        # With itself first: parity or another pack may give back all that is damaged.
+        older, newer = self._snapshots[max(at, 0) :], self._snapshots[: max(at, 0)]
         nearest = next(
             (one.id for one in (*older, *reversed(newer)) if self._is_valid(one.id)), None
         )
@@ -65,7 +69,7 @@ class _Search:
         return self._valid[snapshot_id]
 
     def _intact_in(self, path: bytes, older: list[SnapshotSummary]) -> str | None:
-        """The newest of these snapshots that has the path, whole and undamaged."""
+        """The newest of these snapshots that has the path whole, and can give it back."""
         if not path.startswith(b"/"):
             return None  # a manifest
         for snapshot in older:
@@ -90,3 +94,11 @@ class _Search:
             except CiuicError:
                 self._manifests[snapshot_id] = None
         return self._manifests[snapshot_id]
+
+
+def _can_be_had(store: Store, name: bytes) -> bool:
+    for kind in KINDS:
+        with contextlib.suppress(CiuicError):
+            store.reader.chunk(name, kind=kind)
+            return True
+    return False

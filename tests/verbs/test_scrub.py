@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.catalog import find_snapshot
 from ciuic.store import open_store
 from ciuic.verbs.scrub import Budget, Health, ScrubReport, health, parse_budget, scrub
 from tests.kit.box import Box
@@ -32,13 +33,7 @@ def two(box: Box) -> Iterator[Box]:
     box.take()
     write(box.source / "model", os.urandom(MIB + 1))
     box.take()
-    without_parity(box)
     yield box
-
-
-def without_parity(box: Box) -> None:
-    """So that damage can't be mended; what parity does has tests of its own."""
-    shutil.rmtree(box.store / "parity", ignore_errors=True)
 
 
 def scrubbed(box: Box, **options: object) -> ScrubReport:
@@ -190,6 +185,8 @@ def test_what_another_pack_has_as_well_is_damaged_and_not_lost(two: Box) -> None
     assert found.saved >= 1
     assert found.files == []
     assert two.verify().ok
+    # Nothing points to the damaged one any more, which a prune might take for the one to keep.
+    assert place_of(two.store, content).pack.hex() != pack.name
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "empty"])
@@ -237,6 +234,49 @@ def test_a_manifest_that_cannot_be_read_is_told(two: Box) -> None:
     report = scrubbed(two)
     assert not report.ok
     assert [os.fsdecode(one.path) for one in report.manifests] == [f"snapshots/{name}.json"]
+    assert two.ciuic("scrub").out.startswith(f"snapshots/{name}.json: DAMAGED: ")
+
+
+@pytest.mark.parametrize("where", ["snapshots", "parity"])
+def test_of_a_manifest_and_its_copy_either_is_told_and_costs_nothing(box: Box, where: str) -> None:
+    box.parity = 0.04
+    write(box.source / "file", b"x")
+    name = box.take().id
+    flip_byte(box.store / where / f"{name}.json", 100)
+    report = scrubbed(box)
+    assert [os.fsdecode(one.path) for one in report.manifests] == [f"{where}/{name}.json"]
+    assert box.ciuic("scrub").code == 4
+    with open_store(str(box.store)) as store:
+        assert find_snapshot(store, "latest-valid").id == name
+
+
+def test_rotten_parity_is_found_before_it_is_needed(box: Box) -> None:
+    box.parity = 0.04
+    write(box.source / "file", os.urandom(2 * MIB))
+    box.take()
+    largest = max((box.store / "parity").iterdir(), key=lambda one: one.stat().st_size)
+    flip_byte(largest, largest.stat().st_size // 2)
+    report = scrubbed(box)
+    [found] = report.damaged
+    assert found.check.pack.hex() == largest.name
+    assert "its parity is damaged" in found.check.what
+    assert (found.lost, found.files) == ((), [])
+    assert known(box).lost_chunks == 0
+    assert box.verify().ok
+    shutil.rmtree(box.store / "parity")
+    assert scrubbed(box).ok, "a store without parity lacks nothing"
+
+
+def test_what_parity_can_mend_is_damaged_and_not_lost(box: Box) -> None:
+    box.parity = 0.04
+    content = os.urandom(2 * MIB)
+    write(box.source / "file", content)
+    box.take()
+    flip_content(box.store, content[:MIB])
+    [found] = scrubbed(box).damaged
+    assert (found.lost, found.saved, found.files) == ((), 1, [])
+    assert known(box).lost_chunks == 0
+    assert box.ciuic("cat", "latest-valid", box.source / "file").code == 0
 
 
 def test_a_scrub_that_is_stopped_remembers_what_it_read(two: Box) -> None:

@@ -164,3 +164,14 @@ def test_a_version_in_flux_is_not_intact(box: Box) -> None:
     newest = take(box, a=content)
     flip_content(box.store, content)
     assert alternatives(box, "latest", "--checksum") == {newest: (half, {"a": whole})}
+
+
+def test_what_parity_gives_back_is_damaged_and_nothing_need_be_taken_instead(box: Box) -> None:
+    box.parity = 0.04
+    content = os.urandom(2 * MIB)
+    name = take(box, a=content)
+    flip_content(box.store, content[:MIB])
+    assert alternatives(box, "--checksum") == {name: (name, {"a": name})}
+    outcome = box.ciuic("verify", "--checksum")
+    assert f"{name}: DAMAGED, and can be restored whole all the same" in outcome.out
+    assert "intact in" not in outcome.out
