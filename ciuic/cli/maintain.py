@@ -50,16 +50,19 @@ def init(session: Session, *, chunk_size: str, as_json: bool) -> None:
 def stats(session: Session, *, as_json: bool) -> None:
     """Show how much the store holds: logical, unique and stored bytes."""
     from ciuic.catalog import list_snapshots
+    from ciuic.verbs.scrub import health
 
     with session.opened() as store:
         snapshots = list_snapshots(store)
         unique, stored, chunks = store.totals()
+        checks = health(store)
     document = {
         "snapshots": len(snapshots),
         "logical_bytes": sum(one.logical_bytes for one in snapshots),
         "unique_bytes": unique,
         "stored_bytes": stored,
         "chunks": chunks,
+        "checks": checks.as_json(),
     }
     if as_json:
         print_json(document)
@@ -71,6 +74,8 @@ def stats(session: Session, *, as_json: bool) -> None:
     ]
     click.echo(f"{len(snapshots):,} snapshots")
     print_table(("BYTES", "SIZE", "OF WHAT"), rows, right=frozenset({1}))
+    for key, value in _check_lines(checks):
+        click.echo(f"{key}: {value}")
 
 
 @click.command(short_help="Show the daemon's state and the newest snapshot's age.")
@@ -81,10 +86,12 @@ def status(session: Session, *, as_json: bool) -> None:
     from ciuic.catalog import latest_snapshot
     from ciuic.clock import SystemClock, local_time_text
     from ciuic.control import request_status
+    from ciuic.verbs.scrub import health
 
     path = session.store_path()
     with session.opened() as store:
         newest = latest_snapshot(store)
+        checks = health(store)
     daemon = request_status(path)
     if as_json:
         print_json(
@@ -92,6 +99,7 @@ def status(session: Session, *, as_json: bool) -> None:
                 "store": path,
                 "daemon": daemon,
                 "newest": None if newest is None else newest.as_json(),
+                "checks": checks.as_json(),
             }
         )
         return
@@ -102,9 +110,33 @@ def status(session: Session, *, as_json: bool) -> None:
         age_s = max(0.0, (SystemClock().now_ns() - newest.taken_ns) / 1e9)
         when = local_time_text(newest.taken_ns)
         lines.append(("newest", f"{newest.id} of {when}, {format_duration(age_s)} ago"))
+    lines += _check_lines(checks)
     lines += [("daemon", "not running on this store")] if daemon is None else _daemon_lines(daemon)
     for key, value in lines:
         click.echo(f"{key + ':':8} {printable(value)}")
+
+
+def _check_lines(checks: Any) -> Iterator[tuple[str, str]]:
+    """What is remembered of the packs' checks, in one or two lines."""
+    from ciuic.clock import SystemClock
+
+    if not checks.packs:
+        return
+    if checks.oldest_ns is None:
+        yield "checked", f"{checks.unchecked:,} of {checks.packs:,} packs never: run 'ciuic scrub'"
+    else:
+        age_s = max(0.0, (SystemClock().now_ns() - checks.oldest_ns) / 1e9)
+        yield (
+            "checked",
+            f"all {checks.packs:,} packs, the first of them {format_duration(age_s)} ago",
+        )
+    if checks.damaged:
+        packs = len(checks.damaged)
+        yield (
+            "damaged",
+            f"{packs:,} pack{'' if packs == 1 else 's'}, {checks.lost_chunks:,} chunks lost:"
+            " see 'ciuic repair'",
+        )
 
 
 def _daemon_lines(daemon: dict[str, Any]) -> Iterator[tuple[str, str]]:

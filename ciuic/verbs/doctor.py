@@ -25,6 +25,7 @@ from ciuic.scan import Mount, PseudoMounts, mount_of, mounts
 from ciuic.store import Store, layout, open_store
 from ciuic.store.header import ALLOW_SHARED
 from ciuic.units import format_bytes, format_duration
+from ciuic.verbs.scrub import Health, health
 
 __all__ = ["LEVELS", "NOTE", "OK", "PROBLEM", "WARNING", "Finding", "Plan", "Subject", "examine"]
 
@@ -36,6 +37,8 @@ LEVELS: Final = (OK, NOTE, WARNING, PROBLEM)
 
 _NS: Final = 1_000_000_000
 _FUTURE_NS: Final = 60 * _NS
+_CHECKED_S: Final = 60 * 86_400
+"""Every pack should have been read in this time: rot that parity can mend gets no better."""
 _FREE_FRACTION: Final = 0.05
 _FREE_BYTES: Final = 1 << 30
 _NAMED_MAX: Final = 5
@@ -105,6 +108,7 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
                     roots = snapshots[0].roots
                 yield from _store(store, roots)
                 yield from _snapshots(store, snapshots, plan, clock.now_ns())
+                yield from _checks(health(store), clock.now_ns())
                 yield from _frozen(store, roots, plan)
         except CiuicError as error:
             yield Finding(PROBLEM, "store", error.message, error.hint or "")
@@ -237,6 +241,29 @@ def _ages(snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int) -> I
     if plan.base_interval_s and (base_age_s is None or base_age_s > late_s):
         wanted = f"a base is wanted every {format_duration(plan.base_interval_s)}"
         yield Finding(WARNING, "snapshots", wanted, "Run 'ciuic snapshot --base'.")
+
+
+def _checks(known: Health, now_ns: int) -> Iterator[Finding]:
+    """What scrubs have found, and how long ago that was."""
+    if not known.packs:
+        return
+    if known.damaged:
+        packs = len(known.damaged)
+        what = f"{packs:,} of {known.packs:,} packs damaged, {known.lost_chunks:,} chunks lost"
+        advice = "'ciuic repair' shows what can be mended; 'ciuic verify --all' names the files."
+        yield Finding(PROBLEM, "checks", what, advice)
+    if known.oldest_ns is None:
+        what = f"{known.unchecked:,} of {known.packs:,} packs were not read since they were written"
+        advice = "The daemon does that little by little (scrub_budget); 'ciuic scrub' does it now."
+        yield Finding(NOTE, "checks", what, advice)
+        return
+    age_s = max(0, now_ns - known.oldest_ns) / _NS
+    what = f"every pack was read within the last {format_duration(age_s)}"
+    if age_s > _CHECKED_S:
+        advice = "Run 'ciuic scrub', or give the daemon a larger scrub_budget."
+        yield Finding(WARNING, "checks", what, advice)
+    elif not known.damaged:
+        yield Finding(OK, "checks", f"{what}, and is sound")
 
 
 def _frozen(store: Store, roots: Iterable[bytes], plan: Plan | None) -> Iterator[Finding]:
