@@ -123,13 +123,11 @@ def _check_lines(checks: Any) -> Iterator[tuple[str, str]]:
     if not checks.packs:
         return
     if checks.oldest_ns is None:
-        yield "checked", f"{checks.unchecked:,} of {checks.packs:,} packs never: run 'ciuic scrub'"
+        unread = f"{checks.unchecked:,} of {checks.packs:,} packs"
+        yield "checked", f"{unread} were not read since they were written: 'ciuic scrub' does it"
     else:
         age_s = max(0.0, (SystemClock().now_ns() - checks.oldest_ns) / 1e9)
-        yield (
-            "checked",
-            f"all {checks.packs:,} packs, the first of them {format_duration(age_s)} ago",
-        )
+        yield "checked", f"every pack was read within the last {format_duration(age_s)}"
     if checks.damaged:
         packs = len(checks.damaged)
         yield (
