@@ -8,9 +8,17 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "from_local_text", "local_time_text", "rfc3339"]
+__all__ = [
+    "Clock",
+    "SystemClock",
+    "from_local_text",
+    "local_time_text",
+    "natural_period",
+    "rfc3339",
+]
 
 _NS = 1_000_000_000
+_PERIODS = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
 
 
 class Clock(Protocol):
@@ -54,6 +62,18 @@ def rfc3339(taken_ns: int) -> str:
     """RFC 3339 in UTC with microseconds and offset, the form in JSON documents."""
     moment = datetime.fromtimestamp(taken_ns // _NS, tz=UTC)
     return moment.replace(microsecond=taken_ns % _NS // 1000).isoformat(timespec="microseconds")
+
+
+def natural_period(taken_ns: int, unit: str) -> str:
+    """The natural hour, day, week (ISO 8601) or month in UTC that a moment lies in, as text.
+
+    A moment that no calendar has is a period of its own.
+    """
+    try:
+        moment = datetime.fromtimestamp(taken_ns // _NS, tz=UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{taken_ns} ns"
+    return moment.strftime(_PERIODS[unit])
 
 
 def from_local_text(text: str) -> int | None:

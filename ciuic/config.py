@@ -44,21 +44,20 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "chain_cost": "2",
     "parity": "4%",
     "trash": "1d",
+    "scrub_budget": "10m",
 }
 """Every key, with what it is when the file does not say; written as a file would."""
 
 # A real file is 2 KB. The bound keeps a core dump given by mistake out of memory.
 _SIZE_BYTES_MAX: Final = 1024 * 1024
+_DAY_S: Final = 86_400.0
 _DURATION_S_MAX: Final = 3650 * 86_400.0
-_RETENTION_WORDS: Final = ("last", "hourly", "daily", "weekly", "monthly")
 
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # "\," is a comma that belongs to the name: experiment tools make directories "lr=0.1,batch=32".
 _COMMA: Final = re.compile(r"(?<!\\),")
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
-_KEEP: Final = re.compile(r"([^\s:]+)\s*:\s*([^\s:]+)")
-_COUNT: Final = re.compile(r"[1-9]\d{0,5}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,7 @@ class Settings:
         chain_cost: How many times its own stored size a chunk may cost to read as a delta.
         parity: Fraction of each pack that is spent on parity, 0 to 1.
         trash_s: How long a forgotten snapshot can be brought back.
+        scrub_budget_s: How long packs are read again each day; 0: never.
     """
 
     path: str
@@ -92,6 +92,7 @@ class Settings:
     chain_cost: float
     parity: float
     trash_s: float
+    scrub_budget_s: float
 
 
 class _Value(NamedTuple):
@@ -162,6 +163,7 @@ def _checked(path: str, values: Mapping[str, _Value]) -> dict[str, Any]:
         chain_cost: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)]
         parity: Annotated[float, PlainValidator(_fraction)]
         trash: Annotated[float, PlainValidator(_duration_s)]
+        scrub_budget: Annotated[float, PlainValidator(_scrub_budget_s)]
 
     try:
         model = Model.model_validate({key: value.text for key, value in values.items()})
@@ -171,7 +173,7 @@ def _checked(path: str, values: Mapping[str, _Value]) -> dict[str, Any]:
         cause = first.get("ctx", {}).get("error")
         what = cause if isinstance(cause, ValueError) else _lower(first["msg"], first["input"])
         raise _wrong(path, line, f"{first['loc'][0]}: {what}") from error
-    units = {"snapshot_interval", "base_interval", "trash"}
+    units = {"snapshot_interval", "base_interval", "trash", "scrub_budget"}
     return {f"{key}_s" if key in units else key: value for key, value in model}
 
 
@@ -301,6 +303,13 @@ def _interval_s(text: str) -> float:
     return interval_s
 
 
+def _scrub_budget_s(text: str) -> float:
+    budget_s = _duration_s(text)
+    if budget_s > _DAY_S:
+        raise ValueError(f"'{text}' is more than a day has; this is for each day")
+    return budget_s
+
+
 def _fraction(text: str) -> float:
     if text == "0":
         return 0.0
@@ -311,22 +320,7 @@ def _fraction(text: str) -> float:
 
 
 def _retention(text: str) -> str:
-    if ":" not in text and "," not in text:
-        if _duration_s(text) == 0:
-            raise ValueError(f"'{text}' keeps nothing; write how long to keep snapshots: 7d")
-        return text
-    rules: dict[str, str] = {}
-    for item in _list_items(text):
-        match = _KEEP.fullmatch(item)
-        word = match[1] if match else item.split(":")[0].strip()
-        if word not in _RETENTION_WORDS:
-            known = ", ".join(_RETENTION_WORDS)
-            raise ValueError(
-                f"'{_short(word)}' is none of {known}; a duration such as 7d stands alone"
-            )
-        if match is None or not _COUNT.fullmatch(match[2]):
-            raise ValueError(f"'{_short(item)}' needs a count from 1 on, as in {word}:4")
-        if word in rules:
-            raise ValueError(f"{word} is there twice")
-        rules[word] = match[2]
-    return ", ".join(f"{word}:{count}" for word, count in rules.items())
+    # It knows snapshots, and what those are made of takes as long to load as all the rest.
+    from ciuic.retention import parse_policy
+
+    return parse_policy(text).text

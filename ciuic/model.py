@@ -152,6 +152,10 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     flux_count: int = 0
     pinned: bool = False
 
+    def labelled(self, *, tags: tuple[str, ...], pinned: bool) -> "SnapshotSummary":
+        """The same with other tags and another pin."""
+        return msgspec.structs.replace(self, tags=tags, pinned=pinned)
+
     def as_json(self) -> dict[str, Any]:
         """One element of ``ciuic list --json``."""
         return {

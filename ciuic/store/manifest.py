@@ -37,6 +37,10 @@ class Manifest(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...]
     trouble: tuple[Trouble, ...]
 
+    def with_summary(self, summary: SnapshotSummary) -> "Manifest":
+        """The same with another summary."""
+        return msgspec.structs.replace(self, summary=summary)
+
 
 class _RootRecord(msgspec.Struct):
     path: str

@@ -15,6 +15,7 @@ from ciuic.errors import (
     StoreError,
     UnknownFormatError,
 )
+from ciuic.model import SnapshotSummary
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_regular
@@ -340,24 +341,25 @@ class Store:
 
         Everything that it refers to must be durable: ``StoreWriter.finish`` comes before.
         """
-        name = layout.manifest_name(manifest.summary.id)
-        path = os.path.join(self.path, layout.SNAPSHOTS, name)
+        path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(manifest.summary.id))
         if os.path.lexists(path):
             raise AssertionError("a snapshot's ID is never used again")
         self._write_manifest(manifest.summary.id, encode_manifest(manifest))
 
-    def replace_manifest(self, manifest: Manifest) -> None:
+    def replace_summary(self, summary: SnapshotSummary) -> None:
         """Write a committed snapshot's manifest anew: its tags and its pin can change.
 
-        Readers see the old one or the new one. Trees and times stay what they are.
+        Readers see the old one or the new one.
 
         Raises:
+            SnapshotNotFoundError: There is none.
+            CorruptionError: It is damaged.
             StoreError: It can't be written; the old one is as it was.
         """
-        data = encode_manifest(manifest)
-        self._write_manifest(manifest.summary.id, data)
+        data = encode_manifest(self.manifest(summary.id).with_summary(summary))
+        self._write_manifest(summary.id, data)
         with contextlib.suppress(StoreError):
-            self.put_copy(layout.manifest_name(manifest.summary.id), data)
+            self.put_copy(layout.manifest_name(summary.id), data)
 
     def trash(self) -> list[Forgotten]:
         """Forgotten snapshots that can be brought back, oldest first.
@@ -366,12 +368,54 @@ class Store:
             CorruptionError: One of them can't be read.
             UnknownFormatError: A later version forgot it.
         """
+        found, damaged = self.survey_trash()
+        for error in damaged.values():
+            raise error
+        return found
+
+    def survey_trash(
+        self,
+    ) -> tuple[list[Forgotten], dict[str, CorruptionError | UnknownFormatError]]:
+        """Forgotten snapshots, oldest first, and what is wrong with those that can't be read."""
         listed = self.snapshot_files()
-        found = [self._trash.read(name) for name in self._trash.ids() if name not in listed]
-        return sorted(found, key=lambda one: (one.manifest.summary.taken_ns, one.id))
+        found: list[Forgotten] = []
+        damaged: dict[str, CorruptionError | UnknownFormatError] = {}
+        for name in self._trash.ids():
+            if name not in listed:
+                try:
+                    found.append(self._forgotten(name))
+                except (CorruptionError, UnknownFormatError) as error:
+                    damaged[name] = error
+        found.sort(key=lambda one: (one.manifest.summary.taken_ns, one.id))
+        return found, damaged
+
+    def _forgotten(self, snapshot_id: str) -> Forgotten:
+        return self._trash.read(snapshot_id, self.manifest_copy(snapshot_id))
+
+    def lone_copies(self) -> dict[str, bool]:
+        """Copies of manifests that are neither listed nor in the trash, by their snapshots' IDs.
+
+        The value says whether the snapshot is gone for good. If not, its manifest is lost.
+        """
+        directory = os.path.join(self.path, layout.PARITY)
+        with store_faults("list", directory):
+            if not os.path.isdir(directory):
+                return {}
+            names = [layout.parse_manifest_name(name) for name in os.listdir(directory)]
+        there = {*self.snapshot_files(), *self._trash.ids()}
+        retired = self._trash.retired()
+        return {name: name in retired for name in names if name is not None and name not in there}
+
+    def drop_copy(self, snapshot_id: str) -> None:
+        """Remove the copy of a manifest."""
+        path = os.path.join(self.path, layout.PARITY, layout.manifest_name(snapshot_id))
+        with store_faults("remove", path):
+            durable.remove_file(path)
 
     def forget(self, snapshot_id: str, now_ns: int) -> None:
-        """Move a snapshot to the trash, durably. What it needs stays where it is.
+        """Move a snapshot to the trash, durably.
+
+        What it needs stays, and so does the copy of its manifest, until it goes for good.
 
         Raises:
             SnapshotNotFoundError: There is none.
@@ -380,12 +424,10 @@ class Store:
         """
         data = self._manifest_data(snapshot_id)
         self._trash.put(snapshot_id, data, now_ns)
-        name = layout.manifest_name(snapshot_id)
-        path = os.path.join(self.path, layout.SNAPSHOTS, name)
+        path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
         with store_faults("remove", path):
             durable.remove_file(path)
             durable.sync_directory(os.path.dirname(path))
-            durable.remove_file(os.path.join(self.path, layout.PARITY, name))
 
     def bring_back(self, snapshot_id: str) -> Manifest:
         """Take a snapshot out of the trash, durably: it is listed again, as it was.
@@ -400,7 +442,7 @@ class Store:
                 f"{snapshot_id} is not in the trash",
                 hint="'ciuic list --trash' shows what can be brought back.",
             )
-        one = self._trash.read(snapshot_id)
+        one = self._forgotten(snapshot_id)
         self._write_manifest(snapshot_id, one.data)
         self.keep_copies(snapshot_id)
         self._trash.remove([snapshot_id])
@@ -413,8 +455,19 @@ class Store:
             StoreError: It can't be done; those that are left can still be brought back.
         """
         listed = self.snapshot_files()
-        self._trash.retire([name for name in snapshot_ids if name not in listed])
+        gone = [name for name in snapshot_ids if name not in listed]
+        self._trash.retire(gone)
+        self._remove_copies(gone)
         self._trash.remove(snapshot_ids)
+
+    def _remove_copies(self, snapshot_ids: Collection[str]) -> None:
+        """Durably, before the trash lets go: a copy without anything else means a lost manifest."""
+        directory = os.path.join(self.path, layout.PARITY)
+        if snapshot_ids and os.path.isdir(directory):
+            with store_faults("remove from", directory):
+                for name in snapshot_ids:
+                    durable.remove_file(os.path.join(directory, layout.manifest_name(name)))
+                durable.sync_directory(directory)
 
     def _manifest_data(self, snapshot_id: str) -> bytes:
         """The file of a manifest, or its copy, that has been seen to be sound."""

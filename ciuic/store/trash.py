@@ -92,8 +92,13 @@ class Trash:
             names = [layout.parse_manifest_name(name) for name in os.listdir(self._path)]
         return sorted([name for name in names if name is not None])
 
-    def read(self, snapshot_id: str) -> Forgotten:
+    def read(self, snapshot_id: str, copy: bytes | None) -> Forgotten:
         """One snapshot of it.
+
+        Args:
+            snapshot_id: Which.
+            copy: A copy of its manifest's file, for the case that the trash's is damaged. Then
+                what the file system says of the damaged file tells when it was forgotten.
 
         Raises:
             CorruptionError: Its file is damaged.
@@ -102,10 +107,17 @@ class Trash:
         path = self._entry_path(snapshot_id)
         with store_faults("read", path):
             data = read_regular(path, _ENTRY_BYTES_MAX)
+            status = os.stat(path)
         try:
             return decode_forgotten(data, snapshot_id)
         except CorruptionError as error:
-            raise CorruptionError(f"{snapshot_id} in the trash: {error.message}") from error
+            if copy is not None:
+                manifest = decode_manifest(copy, snapshot_id)
+                return Forgotten(snapshot_id, status.st_mtime_ns, manifest, copy)
+            raise CorruptionError(
+                f"{snapshot_id} in the trash: {error.message}",
+                hint="'ciuic repair --apply' sets aside what can't be mended.",
+            ) from error
 
     def put(self, snapshot_id: str, data: bytes, now_ns: int) -> None:
         """Durably take in a manifest's file; that it is one has been seen."""
@@ -130,21 +142,37 @@ class Trash:
         No snapshot may fail because of a list that only keeps one random number in sixteen million
         from coming up a second time.
         """
-        with contextlib.suppress(StoreError, UnknownFormatError):
-            if os.path.lexists(self._retired_path):
-                with store_faults("read", self._retired_path):
-                    data = read_regular(self._retired_path, _RETIRED_BYTES_MAX)
-                return decode_retired(data)
+        with contextlib.suppress(StoreError):
+            return self._read_retired()
         return frozenset()
 
     def retire(self, snapshot_ids: Collection[str]) -> None:
-        """Durably add to the list of retired IDs."""
-        known = self.retired()
+        """Durably add to the list of retired IDs.
+
+        Raises:
+            CorruptionError: The list is damaged; it is not overwritten with less.
+            UnknownFormatError: A later version wrote it.
+            StoreError: It can't be read or written.
+        """
+        known = self._read_retired()
         if not known.issuperset(snapshot_ids):
             with store_faults("write", self._retired_path):
                 self._write(
                     self._retired_path, seal(_Retired(FORMAT, sorted(known.union(snapshot_ids))))
                 )
+
+    def _read_retired(self) -> frozenset[str]:
+        if not os.path.lexists(self._retired_path):
+            return frozenset()
+        with store_faults("read", self._retired_path):
+            data = read_regular(self._retired_path, _RETIRED_BYTES_MAX)
+        try:
+            return decode_retired(data)
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"{self._retired_path}: {error.message}",
+                hint="'ciuic repair --apply' sets it aside; a new one is begun then.",
+            ) from error
 
     def _entry_path(self, snapshot_id: str) -> str:
         return os.path.join(self._path, layout.manifest_name(snapshot_id))

@@ -27,6 +27,7 @@ from ciuic.store.layout import HEADER
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.verbs.gather import Gatherer, OldTree
+from ciuic.verbs.label import check_tags
 from ciuic.verbs.progress import Progress
 from ciuic.verbs.reading import ContentReader
 
@@ -34,7 +35,6 @@ __all__ = ["TakeRequest", "take_snapshot"]
 
 _NS: Final = 1_000_000_000
 _OPEN_FILES_WANTED: Final = 4096
-_TAG_MAX: Final = 64
 _PARENTS_SEARCHED: Final = 50
 
 
@@ -166,7 +166,7 @@ def take_snapshot(
     prepare_for_bulk()
     began_s = clock.monotonic_s()
     roots = _checked_roots(request.roots)
-    _check_tags(request.tags)
+    check_tags(request.tags)
     _raise_open_files_limit()
     taken_ns = clock.now_ns()
     snapshots = list_snapshots(store)
@@ -279,15 +279,6 @@ def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:
         if not any(path.startswith(other.rstrip(b"/") + b"/") for other in kept):
             kept.append(path)
     return tuple(kept)
-
-
-def _check_tags(tags: tuple[str, ...]) -> None:
-    for tag in tags:
-        if not 1 <= len(tag) <= _TAG_MAX or "|" in tag or "," in tag or not tag.isprintable():
-            raise UsageError(
-                f"a tag has 1 to {_TAG_MAX} printable characters, without '|' and ',':"
-                f" {tag[:_TAG_MAX]!r}"
-            )
 
 
 def _base_is_due(snapshots: list[SnapshotSummary], base_interval_s: float, taken_ns: int) -> bool:

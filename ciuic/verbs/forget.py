@@ -1,0 +1,163 @@
+"""Forgetting snapshots, by a policy or by name, and bringing them back.
+
+A forgotten snapshot is not listed any more and lies in the trash, whole; ``prune`` takes its data
+when its time there is over. Never forgotten are: what is pinned, the newest snapshot, and the
+newest that is whole.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ciuic.catalog import find_snapshot, list_snapshots, remember
+from ciuic.clock import rfc3339
+from ciuic.errors import SnapshotNotFoundError, UsageError
+from ciuic.model import SnapshotSummary
+from ciuic.retention import Decision, Policy, plan_retention
+from ciuic.store import Store
+from ciuic.store.survey import Survey, known_lost
+
+__all__ = ["ForgetPlan", "apply_forget", "bring_back", "plan_forget", "plan_forget_by_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """What is to be forgotten.
+
+    Attributes:
+        kept: What stays, newest first, and why.
+        forgotten: What goes, newest first, and why.
+    """
+
+    kept: tuple[tuple[SnapshotSummary, str], ...]
+    forgotten: tuple[tuple[SnapshotSummary, str], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of ``ciuic forget --json``."""
+        return {
+            "kept": [_line(one, why) for one, why in self.kept],
+            "forgotten": [_line(one, why) for one, why in self.forgotten],
+        }
+
+
+def plan_forget(store: Store, policy: Policy, now_ns: int) -> ForgetPlan:
+    """Decide by a retention policy.
+
+    Raises:
+        StoreError: The store can't be read.
+    """
+    snapshots = list_snapshots(store)
+    decisions = plan_retention(snapshots, policy, now_ns, good=[one.id for one in snapshots])
+    if not all(one.keep for one in decisions):
+        # Whether a snapshot is whole is worth a walk only if something is going to go.
+        good = _newest_whole(store, decisions)
+        decisions = plan_retention(snapshots, policy, now_ns, good=good)
+    return ForgetPlan(
+        kept=tuple([(one.snapshot, "; ".join(one.why)) for one in decisions if one.keep]),
+        forgotten=tuple(
+            [
+                (one.snapshot, f"no rule of {policy.text} keeps it")
+                for one in decisions
+                if not one.keep
+            ]
+        ),
+    )
+
+
+def plan_forget_by_id(store: Store, names: Sequence[str]) -> ForgetPlan:
+    """Decide by name: IDs, prefixes of them, or times.
+
+    Raises:
+        UsageError: One of them is pinned, the newest, or the newest that is whole.
+        SnapshotNotFoundError: There is none by that name, or more than one.
+        CorruptionError: Its manifest is damaged.
+    """
+    chosen = {found.id: found for found in (find_snapshot(store, name) for name in names)}
+    snapshots = list_snapshots(store)
+    if chosen.keys() >= {one.id for one in snapshots}:
+        raise UsageError(
+            "that would forget every snapshot", hint="A store without any brings nothing back."
+        )
+    keep_none = Policy(None, {}, "")
+    decisions = plan_retention(snapshots, keep_none, 0, good=[one.id for one in snapshots])
+    good = _newest_whole(store, decisions)
+    decisions = plan_retention(snapshots, keep_none, 0, good=good)
+    for one in decisions:
+        if one.keep and one.snapshot.id in chosen:
+            raise _refused(one)
+    return ForgetPlan(
+        kept=tuple(
+            [(one.snapshot, "not named") for one in decisions if one.snapshot.id not in chosen]
+        ),
+        forgotten=tuple(
+            [(one.snapshot, "named") for one in decisions if one.snapshot.id in chosen]
+        ),
+    )
+
+
+def apply_forget(store: Store, plan: ForgetPlan, now_ns: int) -> None:
+    """Do what the plan says, oldest first; the store has been open for writing since it was made.
+
+    Raises:
+        StoreError: The store failed; what was not forgotten by then is still listed.
+    """
+    for one, _ in reversed(plan.forgotten):
+        store.forget(one.id, now_ns)
+
+
+def bring_back(store: Store, name: str) -> SnapshotSummary:
+    """List a forgotten snapshot again.
+
+    Raises:
+        SnapshotNotFoundError: It is not in the trash, or ``name`` means several of those there.
+        StoreError: The store failed; the snapshot stays in the trash.
+    """
+    wanted = name if name.startswith("cs-") else f"cs-{name}"
+    found = [one.id for one in store.trash() if one.id.startswith(wanted)]
+    if len(found) > 1 and wanted not in found:
+        raise SnapshotNotFoundError(
+            f"{wanted} is ambiguous in the trash: {', '.join(found[:5])}",
+            hint="Give more digits of the ID.",
+        )
+    summary = store.bring_back(wanted if wanted in found or not found else found[0]).summary
+    remember(store, summary)
+    return summary
+
+
+def _newest_whole(store: Store, decisions: Sequence[Decision]) -> list[str]:
+    """Of the snapshots, newest first, those that may be what is kept as the newest whole one.
+
+    Walks as many as it takes to find one that is whole and without trouble: the first, as a rule.
+    """
+    survey = Survey(store, known_lost(store))
+    found = []
+    for one in decisions:
+        if survey.is_sound(one.snapshot.id):
+            found.append(one.snapshot.id)
+            if not one.snapshot.trouble_count:
+                break
+    return found
+
+
+def _refused(decision: Decision) -> UsageError:
+    name = decision.snapshot.id
+    if "pinned" in decision.why:
+        return UsageError(f"{name} is pinned", hint=f"'ciuic pin --remove {name}' comes first.")
+    if "the newest" in decision.why:
+        return UsageError(
+            f"{name} is the newest snapshot", hint="Take another one, then forget this one."
+        )
+    return UsageError(
+        f"{name} is the newest snapshot that is whole",
+        hint="Take another one; 'ciuic verify --all' tells what is wrong with those after it.",
+    )
+
+
+def _line(one: SnapshotSummary, why: str) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "taken": rfc3339(one.taken_ns),
+        "logical_bytes": one.logical_bytes,
+        "tags": list(one.tags),
+        "why": why,
+    }
