@@ -15,7 +15,9 @@ from ciuic.cli.doctor import doctor
 from ciuic.cli.look import cat, diff, find, list_, ls, show
 from ciuic.cli.maintain import completion, init, stats, status
 from ciuic.cli.proof import scrub, verify
+from ciuic.cli.prune import prune
 from ciuic.cli.putback import restore
+from ciuic.cli.repair import repair
 from ciuic.cli.session import (
     FAILED,
     Session,
@@ -72,6 +74,8 @@ for command in (
     verify,
     scrub,
     restore,
+    repair,
+    prune,
     stats,
     status,
     doctor,
