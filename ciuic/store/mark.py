@@ -30,6 +30,7 @@ _BUCKETS: Final = 1 << 16
 _BUCKET_SHIFT: Final = 48
 _UNLISTED_MAX: Final = 1_000_000
 """Needed chunks that no pack lists: damage, of which a store that is worth pruning has little."""
+_RECENT_MAX: Final = 200_000
 _WAVE: Final = 256
 """Nodes that are looked up together."""
 _NEEDED: Final = 1
@@ -96,6 +97,7 @@ class Marks:
         self._data = _Table(whole=False)
         self._nodes = _Table(whole=True)
         self._unlisted: dict[bytes, int] = {}
+        self._recent: set[bytes] = set()
         for rows in index.chunk_ids():
             self._data.extend([name for name, kind in rows if kind == DATA])
             self._nodes.extend([name for name, kind in rows if kind != DATA])
@@ -105,7 +107,9 @@ class Marks:
     def add_data(self, names: list[bytes]) -> None:
         """These data chunks are needed."""
         table = self._data
-        for name in names:
+        new = set(names) - self._recent
+        self._remember(new)
+        for name in new:
             slot = table.slot(name)
             if slot >= 0:
                 table.marks[slot] = _NEEDED
@@ -114,6 +118,9 @@ class Marks:
 
     def add_node(self, name: bytes) -> bool:
         """A node is needed; returns whether that is news."""
+        if name in self._recent:
+            return False
+        self._remember({name})
         slot = self._nodes.slot(name)
         if slot < 0:
             return self._add_unlisted(name)
@@ -152,6 +159,12 @@ class Marks:
                     self.add_data([base])
                     self.add_node(base)
                     new = True
+
+    def _remember(self, names: set[bytes]) -> None:
+        """One directory after the other, most of what is needed was needed a moment ago."""
+        if len(self._recent) > _RECENT_MAX:
+            self._recent.clear()
+        self._recent |= names
 
     def _is_marked(self, name: bytes) -> bool:
         if name in self._unlisted:

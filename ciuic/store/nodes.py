@@ -6,6 +6,7 @@ one more file in a directory of a million, or one changed block in a terabyte, r
 and the nodes above it. Encoding: msgpack arrays, docs/format.md, "Nodes".
 """
 
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -45,6 +46,7 @@ _TREE_ITEMS_MAX: Final = 2048
 _RECIPE_ITEMS_MAX: Final = 512
 _TREE_CUT_MASK: Final = 511
 _RECIPE_CUT_MASK: Final = 127
+_U32_MAX: Final = 2**32 - 1
 _I64_MIN: Final = -(2**63)
 _I64_MAX: Final = 2**63 - 1
 _DEVICE_BITS: Final = 0xFFF_000F_FFFF
@@ -282,17 +284,16 @@ def references(kind: int, data: bytes, level: int) -> tuple[list[Node], list[byt
     if kind == RECIPE:
         return [], [piece.id for piece in _pieces(data) if piece.id]
     nodes, chunks = [], []
-    for entry in _entries(data):
-        content = entry.content
+    # Whatever else may be wrong with an entry, what it refers to is no garbage.
+    for entry in _decoded(_tree_decoder, data, 0).items:
+        content, format_bits = entry.content, stat.S_IFMT(entry.mode & _U32_MAX)
         if not content:
             continue
-        if entry.is_directory:
+        if format_bits == stat.S_IFDIR:
             nodes.append(Node(TREE, entry.level, content))
-        elif not entry.is_file:
-            continue
-        elif entry.level:
+        elif format_bits == stat.S_IFREG and entry.level:
             nodes.append(Node(RECIPE, entry.level - 1, content))
-        else:
+        elif format_bits == stat.S_IFREG:
             chunks.append(content)
     return nodes, chunks
 

@@ -1,0 +1,351 @@
+"""Give back the room of what no snapshot needs any more.
+
+expire     forgotten snapshots whose time in the trash is over go for good
+mark       every chunk that a snapshot needs, or one in the trash
+census     what each pack holds of that
+remove     packs that hold nothing of it
+rewrite    packs that hold little of it: the rest moves to new packs
+
+Nothing is guessed: a manifest or a tree that can't be read ends the run before anything is
+removed. Whatever ends it, at any moment, leaves a store in which every snapshot is whole, and
+the next run takes up what is left to do.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ciuic.clock import Clock
+from ciuic.errors import CancelledError, CorruptionError, StoreFullError, UnknownFormatError
+from ciuic.memory import prepare_for_bulk
+from ciuic.store import Store
+from ciuic.store.mark import Marks, mark_tree
+from ciuic.store.parity import PARITY_DEFAULT
+from ciuic.store.rewrite import Rewriter, orphaned_parity, remove_packs, remove_parity
+from ciuic.store.sweep import DEAD_FRACTION, Census, PackUse, take_census
+from ciuic.store.trash import Forgotten
+
+__all__ = ["PruneCounts", "PrunePlan", "PruneReport", "apply_prune", "foresee_prune", "plan_prune"]
+
+_NS: Final = 1_000_000_000
+
+OnProgress = Callable[[str, int, int], None]
+"""Told what is being done, how many steps of it are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class PruneCounts:
+    """So many packs, and their bytes together."""
+
+    packs: int = 0
+    size_bytes: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        """The form that commands print."""
+        return {"packs": self.packs, "bytes": self.size_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """What a prune is going to do.
+
+    Attributes:
+        expired: Snapshots in the trash whose time is over.
+        removed: Packs that nobody needs.
+        rewritten: Packs that are worn, those with the most garbage first.
+        kept: The other packs.
+        orphans: Parity of packs that are gone, and its bytes.
+        damaged: Of those, packs that are known to be damaged, and what is wrong with them.
+        needed_chunks: Chunks that snapshots need.
+        dead_chunks: Chunks in packs that nobody needs, further copies of needed ones included.
+        marks: What is needed.
+        census: Of all packs.
+    """
+
+    expired: tuple[str, ...]
+    removed: tuple[PackUse, ...]
+    rewritten: tuple[PackUse, ...]
+    kept: PruneCounts
+    orphans: dict[bytes, int]
+    damaged: dict[bytes, str]
+    needed_chunks: int
+    dead_chunks: int
+    marks: Marks = field(repr=False)
+    census: Census = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What a prune did, or with ``dry_run`` would do.
+
+    Attributes:
+        expired: Snapshots that were in the trash and can't be brought back any more.
+        removed: Packs that held nothing needed.
+        rewritten: Packs that went after what was needed of them had moved.
+        written: New packs that took it.
+        kept: Packs that stay as they are.
+        orphans: Parity of packs that were gone already.
+        damaged: Packs that stay because they are damaged.
+    """
+
+    dry_run: bool
+    expired: tuple[str, ...]
+    removed: PruneCounts
+    rewritten: PruneCounts
+    written: PruneCounts
+    kept: PruneCounts
+    orphans: PruneCounts
+    damaged: tuple[bytes, ...]
+    needed_chunks: int
+    dead_chunks: int
+    total_s: float
+
+    @property
+    def freed_bytes(self) -> int:
+        """By how much the packs are smaller together."""
+        old = self.removed.size_bytes + self.rewritten.size_bytes
+        return old - self.written.size_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of ``ciuic prune --json``."""
+        return {
+            "dry_run": self.dry_run,
+            "expired": list(self.expired),
+            "freed_bytes": self.freed_bytes,
+            "removed": self.removed.as_json(),
+            "rewritten": self.rewritten.as_json(),
+            "written": self.written.as_json(),
+            "kept": self.kept.as_json(),
+            "orphans": self.orphans.as_json(),
+            "damaged": [one.hex() for one in self.damaged],
+            "needed_chunks": self.needed_chunks,
+            "dead_chunks": self.dead_chunks,
+            "total_s": round(self.total_s, 6),
+        }
+
+
+def plan_prune(
+    store: Store,
+    *,
+    trash_s: float,
+    now_ns: int,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress = lambda _what, _done, _total: None,
+) -> PrunePlan:
+    """Find out what is not needed. Changes nothing.
+
+    Args:
+        store: Open for writing, so that nobody adds to it meanwhile.
+        trash_s: How long a forgotten snapshot stays in the trash.
+        now_ns: The time.
+        cancelled: Asked now and then.
+        progress: Told how far it has come.
+
+    Raises:
+        CorruptionError: A manifest or a tree can't be read.
+        UnknownFormatError: A later version of ciuic wrote some of the store.
+        CancelledError: ``cancelled`` turned true.
+    """
+    prepare_for_bulk()
+    check = _checker(cancelled, "nothing was removed")
+    forgotten = _trash(store)
+    # Without a trash the time says nothing: it may have been another one when they were forgotten.
+    expired = {
+        one.id for one in forgotten if not trash_s or now_ns - one.forgotten_ns >= trash_s * _NS
+    }
+    marks = Marks(store.index)
+    trees = list(_trees(store, expired))
+    for number, (snapshot, root) in enumerate(trees):
+        progress("mark", number, len(trees))
+        try:
+            mark_tree(store.reader, marks, root, check=check)
+        except (CorruptionError, UnknownFormatError) as error:
+            raise _unreadable(error, f"the trees of {snapshot}") from error
+    marks.add_bases(store.index.references())
+
+    packs = store.pack_files()
+
+    def counted(done: int) -> None:
+        check()
+        progress("read packs", done, len(packs))
+
+    census = take_census(store.path, packs, marks, check=counted)
+    rotten = {name: what for name, (_, _, what) in store.index.checks().items() if what}
+    rotten.update(dict.fromkeys(census.unreadable, "its footer is damaged"))
+    removed = tuple([one for one in census.uses if not one.needed_chunks])
+    worn = [
+        one
+        for one in census.uses
+        if one.needed_chunks and one.dead_fraction > DEAD_FRACTION and one.pack not in rotten
+    ]
+    worn.sort(key=lambda one: (-one.dead_fraction, one.pack))
+    gone = {one.pack for one in (*removed, *worn)}
+    left = {name: size for name, size in packs.items() if name not in gone}
+    return PrunePlan(
+        expired=tuple(sorted(expired)),
+        removed=removed,
+        rewritten=tuple(worn),
+        kept=PruneCounts(len(left), sum(left.values())),
+        orphans=orphaned_parity(store.path, packs),
+        damaged={name: rotten[name] for name in left if name in rotten},
+        needed_chunks=sum([one.needed_chunks for one in census.uses]),
+        dead_chunks=sum([one.dead_chunks for one in census.uses]),
+        marks=marks,
+        census=census,
+    )
+
+
+def foresee_prune(
+    store: Store,
+    plan: PrunePlan,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress = lambda _what, _done, _total: None,
+) -> PruneReport:
+    """What ``apply_prune`` would report, to the byte, as long as it finds no new damage.
+
+    Frames that would be encoded again are, and are thrown away: there is no other way to know
+    how long they become.
+    """
+    return _run(store, plan, 0, dry_run=True, clock=clock, cancelled=cancelled, progress=progress)
+
+
+def apply_prune(
+    store: Store,
+    plan: PrunePlan,
+    *,
+    parity: float = PARITY_DEFAULT,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress = lambda _what, _done, _total: None,
+) -> PruneReport:
+    """Do what the plan says; the store has been open for writing since it was made.
+
+    Args:
+        store: Open for writing.
+        plan: What to do.
+        parity: The share of each new pack that its parity takes, 0 to 1.
+        clock: Measures how long it takes.
+        cancelled: Asked now and then.
+        progress: Told how far it has come.
+
+    Raises:
+        StoreFullError: There is no room to rewrite packs; what needs none is done.
+        StoreError: The store failed; every snapshot is as it was.
+        CancelledError: ``cancelled`` turned true; what was done stays done.
+    """
+    return _run(
+        store, plan, parity, dry_run=False, clock=clock, cancelled=cancelled, progress=progress
+    )
+
+
+def _run(
+    store: Store,
+    plan: PrunePlan,
+    parity: float,
+    *,
+    dry_run: bool,
+    clock: Clock,
+    cancelled: Callable[[], bool],
+    progress: OnProgress,
+) -> PruneReport:
+    began_s = clock.monotonic_s()
+    dead = [one.pack for one in plan.removed]
+    dead_bytes = sum([one.size_bytes for one in plan.removed])
+    if not dry_run:
+        store.empty_trash(plan.expired)
+        for name in store.lone_copies():
+            store.drop_copy(name)
+        remove_parity(store.path, plan.orphans)
+        _remove(store, dead)
+
+    def room_bytes() -> int:
+        found = os.statvfs(store.path)
+        return found.f_bavail * found.f_frsize + (dead_bytes if dry_run else 0)
+
+    rewriter = Rewriter(
+        store.path,
+        store.index,
+        store.reader,
+        plan.marks,
+        plan.census,
+        parity=parity,
+        room_bytes=room_bytes,
+        dry=dry_run,
+    )
+    rewriter.run(
+        plan.rewritten,
+        check=_checker(cancelled, "run it again to go on; what was removed by now is removed"),
+        done=lambda done: progress("rewrite", done, len(plan.rewritten)),
+    )
+    still = {use.pack: use.size_bytes for use in plan.rewritten if use.pack in rewriter.damaged}
+    return PruneReport(
+        dry_run=dry_run,
+        expired=plan.expired,
+        removed=PruneCounts(len(dead), dead_bytes),
+        rewritten=PruneCounts(*rewriter.removed),
+        written=PruneCounts(*rewriter.written),
+        kept=PruneCounts(plan.kept.packs + len(still), plan.kept.size_bytes + sum(still.values())),
+        orphans=PruneCounts(len(plan.orphans), sum(plan.orphans.values())),
+        damaged=tuple(sorted({*plan.damaged, *still})),
+        needed_chunks=plan.needed_chunks,
+        dead_chunks=plan.dead_chunks,
+        total_s=clock.monotonic_s() - began_s,
+    )
+
+
+def _remove(store: Store, dead: list[bytes]) -> None:
+    """Remove packs. On a disk so full that the catalog can't even forget them, it gives way."""
+    try:
+        remove_packs(store.path, store.index, dead)
+    except StoreFullError:
+        store.drop_catalog()
+        remove_packs(store.path, None, dead)
+        store.renew_catalog()
+
+
+def _trash(store: Store) -> list[Forgotten]:
+    try:
+        return store.trash()
+    except (CorruptionError, UnknownFormatError) as error:
+        raise _unreadable(error, "the trash") from error
+
+
+def _trees(store: Store, expired: set[str]) -> Iterator[tuple[str, bytes]]:
+    """ID and root trees of every snapshot that is kept or can be brought back, oldest first."""
+    manifests = []
+    lost = sorted(name for name, is_gone in store.lone_copies().items() if not is_gone)
+    if lost:
+        raise _unreadable(CorruptionError("it is lost"), f"the manifest of {lost[0]}")
+    for name in store.snapshot_files():
+        try:
+            manifests.append(store.manifest(name))
+        except (CorruptionError, UnknownFormatError) as error:
+            raise _unreadable(error, f"snapshot {name}") from error
+    manifests += [one.manifest for one in _trash(store) if one.id not in expired]
+    manifests.sort(key=lambda one: (one.summary.taken_ns, one.summary.id))
+    for manifest in manifests:
+        for root in manifest.roots:
+            if root.tree:
+                yield manifest.summary.id, root.tree
+
+
+def _unreadable(
+    error: CorruptionError | UnknownFormatError, what: str
+) -> CorruptionError | UnknownFormatError:
+    message = f"{what} can't be read, so nothing was removed: {error.message}"
+    if isinstance(error, UnknownFormatError):
+        return UnknownFormatError(message)
+    return CorruptionError(
+        message, hint="Run 'ciuic repair', or forget that snapshot, before the next prune."
+    )
+
+
+def _checker(cancelled: Callable[[], bool], state: str) -> Callable[[], None]:
+    def check() -> None:
+        if cancelled():
+            raise CancelledError(f"prune was stopped; {state}", hint="")
+
+    return check

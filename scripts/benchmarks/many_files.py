@@ -1,0 +1,113 @@
+"""Makes a store of many snapshots of many files, in minutes instead of weeks.
+
+The first snapshot is a real one of real files. Those between are written as the program writes
+them, by its own writer and in its own format: in each, one file of one directory is another. The
+last is as the first, so that a snapshot taken next finds nothing changed. Runs with the
+interpreter that has ciuic. Arguments: the store, the directory, how many files, how many
+snapshots.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ciuic.clock import SystemClock
+from ciuic.hashing import data_id
+from ciuic.model import Entry, Root, SnapshotSummary
+from ciuic.store import Store, open_store
+from ciuic.store.manifest import Manifest
+from ciuic.store.nodes import TreeBuilder, iter_tree
+from ciuic.store.writer import StoreWriter
+from ciuic.verbs.take import TakeRequest, take_snapshot
+
+FILES_A_DIRECTORY = 1000
+FILE_BYTES = 12
+HOUR_NS = 3600 * 10**9
+
+
+def make_files(source: Path, count: int) -> None:
+    """So many small files, a thousand a directory."""
+    for number in range(count):
+        if number % FILES_A_DIRECTORY == 0:
+            directory = source / f"d{number // FILES_A_DIRECTORY:05d}"
+            directory.mkdir(parents=True)
+        (directory / f"f{number:07d}").write_bytes(b"%0*d" % (FILE_BYTES, number))
+
+
+def make_snapshots(store: Store, source: Path, count: int) -> None:
+    """So many snapshots, an hour apart; the last one was taken just now."""
+    request = TakeRequest(roots=(os.fsencode(source),))
+    report = take_snapshot(store, request, clock=SystemClock())
+    first = store.manifest(report.id)
+    get = store.reader.node
+    (root,) = iter_tree(get, first.roots[0].tree, 0)
+    directories = list(iter_tree(get, root.content, root.level))
+    # One after the other, so that no more than one directory's entries are in memory.
+    writer = store.writer()
+    manifests = [first] * (count - 1)
+    for number in range(count - 2):
+        place = number % len(directories)
+        entries = list(iter_tree(get, directories[place].content, directories[place].level))
+        changed = [*directories]
+        changed[place] = with_another_file(writer, directories[place], entries, number)
+        tree = put_root(writer, root, changed)
+        manifests[number] = msgspec.structs.replace(
+            first, roots=(Root(first.roots[0].path, tree, "", first.roots[0].capture),)
+        )
+    writer.finish()
+    for number, manifest in enumerate(manifests):
+        store.commit(renamed(manifest, store, first, number + 1, count))
+
+
+def with_another_file(
+    writer: StoreWriter, directory: Entry, entries: list[Entry], number: int
+) -> Entry:
+    """The entry of a directory in which the content of one file is another."""
+    content = b"%0*d" % (FILE_BYTES, number + 10**9)
+    name = data_id(content)
+    writer.add_data([(name, content)])
+    at = number // FILES_A_DIRECTORY % len(entries)
+    entries[at] = msgspec.structs.replace(entries[at], content=name)
+    builder = TreeBuilder(writer.put_node)
+    for entry in entries:
+        builder.add(entry)
+    tree, level = builder.finish()
+    return msgspec.structs.replace(directory, content=tree, level=level)
+
+
+def put_root(writer: StoreWriter, root: Entry, directories: Iterator[Entry] | list[Entry]) -> bytes:
+    """The root's node above these directories."""
+    builder = TreeBuilder(writer.put_node)
+    for entry in directories:
+        builder.add(entry)
+    tree, level = builder.finish()
+    above = TreeBuilder(writer.put_node)
+    above.add(msgspec.structs.replace(root, content=tree, level=level))
+    name, _ = above.finish()
+    return name
+
+
+def renamed(manifest: Manifest, store: Store, first: Manifest, number: int, count: int) -> Manifest:
+    """A manifest of its own ID and time; the newest has the time of the first one."""
+    summary: SnapshotSummary = msgspec.structs.replace(
+        manifest.summary,
+        id=store.new_snapshot_id(),
+        kind="delta",
+        taken_ns=first.summary.taken_ns - (count - 1 - number) * HOUR_NS + (number == count - 1),
+    )
+    return msgspec.structs.replace(manifest, summary=summary)
+
+
+def main(store_path: str, directory: str, files: int, snapshots: int) -> None:
+    """Makes the files, then the snapshots."""
+    source = Path(directory)
+    make_files(source, files)
+    with open_store(store_path, write=True) as store:
+        make_snapshots(store, source, snapshots)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

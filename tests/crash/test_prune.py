@@ -1,0 +1,231 @@
+"""A prune that ends at any moment, or meets a disk that fails, costs no snapshot anything.
+
+Every call that changes the store is a moment. Some of them are tried in every run of the tests,
+all of them with CIUIC_LONG=1.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ciuic.store import open_store
+from tests.kit.box import Box
+from tests.kit.program import CIUIC, Outcome, ciuic, environment
+from tests.kit.trees import Photo, differences, photograph
+
+MIB = 1024 * 1024
+CALLS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64", "write", "ftruncate")
+LONG = bool(os.environ.get("CIUIC_LONG"))
+POSITIONS = 10_000 if LONG else 2
+KILLS = 100 if LONG else 8
+PRUNE = ("prune", "--trash", "0", "--json")
+_LINE = re.compile(r"^(?:\d+ +)?(\w+)\(")
+
+pytestmark = pytest.mark.slow
+
+
+class Made(NamedTuple):
+    """A store in which there is everything to do, and what its kept snapshots must give back."""
+
+    box: Box
+    known: dict[str, dict[bytes, Photo]]
+
+
+class Call(NamedTuple):
+    """A system call: its name, and the how manieth of its kind it is."""
+
+    name: str
+    number: int
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Packs that are dead, worn in whole frames, worn in parts of frames, and whole."""
+    box = Box(tmp_path_factory.mktemp("made"))
+    rng = random.Random(4)
+    for number in range(200):
+        path = box.source / f"d{number % 5}" / f"small{number}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(rng.randbytes(1500))
+    for number in range(4):
+        (box.source / f"large{number}").write_bytes(rng.randbytes(MIB + number))
+    old = [box.take().id]
+    (box.source / "passing").write_bytes(rng.randbytes(MIB))
+    for number in range(200):
+        if number % 6:
+            (box.source / f"d{number % 5}" / f"small{number}").unlink()
+    old.append(box.take().id)
+    (box.source / "passing").unlink()
+    known = {box.take().id: photograph(box.source)}
+    for number in range(3):
+        (box.source / f"large{number}").unlink()
+    (box.source / "late").write_bytes(rng.randbytes(100_000))
+    known[box.take().id] = photograph(box.source)
+    (box.source / "late").unlink()
+    with open_store(str(box.store), write=True) as store:
+        for name in old:
+            store.forget(name, 0)
+    return Made(box, known)
+
+
+@pytest.fixture
+def copy(made: Made, tmp_path: Path) -> Iterator[Box]:
+    """The same store in a place where it may be harmed."""
+    yield copied(made.box, tmp_path / "copy")
+
+
+def copied(box: Box, directory: Path) -> Box:
+    directory.mkdir()
+    other = Box.__new__(Box)
+    other.__dict__.update(box.__dict__)
+    other.directory, other.store = directory, directory / "store"
+    other.config = directory / "ciuic.conf"
+    shutil.copytree(box.store, other.store)
+    other.configure()
+    return other
+
+
+def need_strace() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    probe = subprocess.run(
+        ["strace", "-f", "-o", os.devnull, "true"], capture_output=True, check=False
+    )
+    if probe.returncode != 0:
+        pytest.skip("this machine does not let strace trace")
+
+
+def injected(box: Box, call: Call, what: str) -> Outcome:
+    """Prune; the given call meets with something."""
+    options = ("-e", f"trace={call.name}", "-e", f"inject={call.name}:{what}:when={call.number}")
+    wrapper = ("strace", "-qq", "-o", os.devnull, *options)
+    return ciuic("--config", box.config, *PRUNE, wrapper=wrapper)
+
+
+def calls_of_a_prune(box: Box, directory: Path) -> list[Call]:
+    """All calls that change the store's files or bring them to the disk."""
+    trace = directory / "trace"
+    options = ("-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
+    outcome = ciuic("--config", box.config, *PRUNE, wrapper=("strace", *options))
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["removed"]["packs"] >= 1
+    assert outcome.document["rewritten"]["packs"] >= 2
+    counts: dict[str, int] = {}
+    found = []
+    for line in trace.read_text(errors="replace").splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        counts[match[1]] = counts.get(match[1], 0) + 1
+        if str(box.store) in line:
+            found.append(Call(match[1], counts[match[1]]))
+    return found
+
+
+def sampled(calls: list[Call]) -> list[Call]:
+    """Some positions of each kind, the last among them, evenly spread."""
+    chosen: list[Call] = []
+    for name in sorted({one.name for one in calls}):
+        own = [one for one in calls if one.name == name]
+        count = min(POSITIONS, len(own))
+        chosen += [own[(step + 1) * len(own) // count - 1] for step in range(count)]
+    return chosen
+
+
+def assert_kept(box: Box, known: dict[str, dict[bytes, Photo]], where: object) -> None:
+    """Exactly the snapshots that nobody forgot are there, and all of each can be read."""
+    assert {one.id for one in box.snapshots()} == set(known), where
+    report = box.verify()
+    assert report.ok, (where, report.as_json())
+
+
+def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: object) -> None:
+    """The next prune does what is left, and no garbage stays behind."""
+    assert_kept(box, made.known, where)
+    again = box.ciuic(*PRUNE)
+    assert again.code == 0, (where, again)
+    assert_kept(box, made.known, where)
+    last = box.ciuic(*PRUNE, "--dry-run").document
+    assert last["freed_bytes"] == 0, (where, last)
+    assert last["orphans"]["packs"] == 0, where
+    assert os.listdir(box.store / "tmp") == [], where
+    # Frames may share packs in another way, and that is all.
+    assert abs(pack_bytes(box) - whole_bytes) < 20_000, where
+    name = max(made.known)
+    box.restore(snapshot=name, to=out)
+    assert differences(made.known[name], photograph(out / "source")) == [], where
+    shutil.rmtree(out)
+
+
+def pack_bytes(box: Box) -> int:
+    return sum(one.stat().st_size for one in (box.store / "packs").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["is the last one", "fails"])
+def test_every_snapshot_survives_when_any_one_call_of_a_prune(
+    made: Made, copy: Box, tmp_path: Path, kind: str
+) -> None:
+    need_strace()
+    calls = calls_of_a_prune(copy, tmp_path)
+    assert {"fsync", "rename", "unlink", "pwrite64"} <= {one.name for one in calls}
+    whole_bytes = pack_bytes(copy)
+    chosen = sampled(calls)
+    print(f"{len(chosen)} of {len(calls)} positions")
+    hits = 0
+    for number, call in enumerate(chosen):
+        run = copied(made.box, tmp_path / "run")
+        fault = ("error=EIO", "error=ENOSPC")[number % 2] if kind == "fails" else "signal=SIGKILL"
+        where = f"{fault} at {call.name} {call.number}"
+        outcome = injected(run, call, fault)
+        hits += outcome.code != 0
+        if outcome.code > 0:
+            assert outcome.code == 1, (where, outcome)
+            assert outcome.document["error"]["kind"] in {"store", "store_full"}, (where, outcome)
+        elif kind == "fails":
+            assert outcome.code == 0, (where, outcome)
+        assert_goes_on(made, run, tmp_path / "out", whole_bytes, where)
+        shutil.rmtree(run.directory)
+    assert hits >= len(chosen) // 2, "the calls come in another order each time"
+
+
+def test_a_prune_that_is_stopped_at_any_moment_can_be_run_again(
+    made: Made, copy: Box, tmp_path: Path
+) -> None:
+    """SIGKILL, and SIGTERM, which it answers with a word."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    start = time.monotonic()
+    assert copy.ciuic(*PRUNE).code == 0
+    usual_s = time.monotonic() - start
+    whole_bytes = pack_bytes(copy)
+    died = 0
+    for number in range(KILLS):
+        run = copied(made.box, tmp_path / "run")
+        how = (signal.SIGKILL, signal.SIGTERM)[number % 2]
+        process = subprocess.Popen(
+            [*CIUIC, "--config", run.config, *PRUNE],
+            env=environment(),
+            cwd="/",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            _, err = process.communicate(timeout=usual_s * rng.uniform(0.4, 1.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(how)
+            _, err = process.communicate()
+        died += process.returncode != 0
+        assert b"Traceback" not in err or process.returncode == 128 + signal.SIGINT
+        assert_goes_on(made, run, tmp_path / "out", whole_bytes, (number, how))
+        shutil.rmtree(run.directory)
+    assert died >= KILLS // 4, "hardly one was hit; the moments are chosen badly"

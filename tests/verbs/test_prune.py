@@ -1,0 +1,739 @@
+"""Prune takes what nobody needs, all of it and nothing else, and says beforehand what that is."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ciuic.errors import (
+    CancelledError,
+    CiuicError,
+    CorruptionError,
+    StoreFullError,
+    UnknownFormatError,
+)
+from ciuic.hashing import ID_BYTES, data_id
+from ciuic.store import frame, layout, open_store, rewrite, sweep
+from ciuic.store.index import Index
+from ciuic.store.mark import Marks
+from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
+from ciuic.store.packfile import PackFile
+from ciuic.verbs.prune import PruneReport, apply_prune, foresee_prune, plan_prune
+from tests.kit.box import Box
+from tests.kit.damage import flip_byte, flip_content, pack_of, packs
+from tests.kit.filesystems import disk
+from tests.kit.program import CIUIC, environment
+from tests.kit.trees import Photo, differences, photograph
+
+KIB = 1024
+MIB = 1024 * 1024
+DAY_S = 86_400.0
+
+
+def forget(box: Box, *names: str) -> None:
+    with open_store(str(box.store), write=True) as store:
+        for name in names:
+            store.forget(name, box.clock.now_ns())
+
+
+def prune(box: Box, *, dry_run: bool = False, trash_s: float = 0, after: int = 0) -> PruneReport:
+    """Prune in this process; with ``after``, asked to stop when it has asked so many times."""
+    asked = 0
+
+    def cancelled() -> bool:
+        nonlocal asked
+        asked += 1
+        return 0 < after < asked
+
+    with open_store(str(box.store), write=True) as store:
+        plan = plan_prune(store, trash_s=trash_s, now_ns=box.clock.now_ns(), cancelled=cancelled)
+        act = foresee_prune if dry_run else apply_prune
+        return act(store, plan, clock=box.clock, cancelled=cancelled)
+
+
+def figures(report: PruneReport) -> dict[str, Any]:
+    """What a dry run has to say in advance."""
+    shown = report.as_json()
+    return {key: shown[key] for key in shown if key not in {"dry_run", "total_s"}}
+
+
+def pack_bytes(box: Box) -> int:
+    return sum(one.stat().st_size for one in packs(box.store))
+
+
+def state(box: Box) -> dict[str, bytes]:
+    """Every file of the store that matters."""
+    directories = ("packs", "snapshots", "trash", "parity")
+    found = [path for name in directories for path in sorted((box.store / name).glob("*"))]
+    return {str(path): path.read_bytes() for path in found}
+
+
+def assert_restores(box: Box, known: dict[str, dict[bytes, Photo]]) -> None:
+    """Everything that is kept is sound, and comes back as it was."""
+    report = box.verify()
+    assert report.ok, report.as_json()
+    for name, photo in known.items():
+        with tempfile.TemporaryDirectory(dir=box.directory) as out:
+            box.restore(snapshot=name, to=Path(out))
+            assert differences(photo, photograph(Path(out) / "source")) == [], name
+
+
+@pytest.fixture
+def worn(box: Box) -> Box:
+    """A store whose packs are: wholly dead, mostly dead in frames of either kind, and whole.
+
+    The last of three snapshots is the one to keep; its photograph is ``kept`` below.
+    """
+    rng = random.Random(7)
+    for number in range(300):
+        path = box.source / f"d{number % 7}" / f"small{number}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(rng.randbytes(2000) + b"%d" % number)
+    for number in range(6):
+        (box.source / f"large{number}").write_bytes(rng.randbytes(3 * MIB + number))
+    box.take()
+    for number in range(300):
+        if number % 9:
+            (box.source / f"d{number % 7}" / f"small{number}").unlink()
+    for number in range(5):
+        (box.source / f"large{number}").unlink()
+    (box.source / "second").write_bytes(rng.randbytes(MIB))
+    box.take()
+    (box.source / "second").unlink()
+    (box.source / "third").write_bytes(rng.randbytes(MIB))
+    box.take()
+    return box
+
+
+def names_of(box: Box) -> list[str]:
+    """IDs, oldest first."""
+    return [one.id for one in reversed(box.snapshots())]
+
+
+def test_what_only_forgotten_snapshots_needed_goes_and_the_rest_stays(worn):
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    before = pack_bytes(worn)
+    forget(worn, first, second)
+    report = prune(worn)
+    assert set(report.expired) == {first, second}
+    # 19 MiB of large files, one of the second snapshot, and most of the small ones.
+    assert report.removed.packs >= 1
+    assert report.rewritten.packs >= 2
+    assert pack_bytes(worn) == before - report.freed_bytes
+    assert 3 * MIB < pack_bytes(worn) < 5 * MIB
+    assert_restores(worn, known)
+    assert names_of(worn) == [third]
+
+
+@pytest.mark.parametrize("forgotten", [0, 1, 2])
+def test_a_dry_run_predicts_every_figure_and_changes_nothing(worn, forgotten):
+    forget(worn, *names_of(worn)[:forgotten])
+    before = state(worn)
+    foreseen = prune(worn, dry_run=True)
+    assert state(worn) == before
+    assert foreseen.dry_run
+    done = prune(worn)
+    assert figures(done) == figures(foreseen)
+    assert (done.freed_bytes > 0) == (forgotten > 0)
+
+
+def test_a_second_prune_finds_nothing_to_do(worn):
+    forget(worn, *names_of(worn)[:2])
+    prune(worn)
+    before = state(worn)
+    again = prune(worn)
+    assert (again.freed_bytes, again.removed.packs, again.rewritten.packs) == (0, 0, 0)
+    assert again.dead_chunks < 0.25 * again.needed_chunks
+    assert state(worn) == before
+
+
+def test_what_lies_in_the_trash_is_needed_until_its_time_is_over(worn):
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first)
+    worn.clock.advance(DAY_S - 1)
+    forget(worn, second)
+    early = prune(worn, trash_s=DAY_S)
+    assert (early.expired, early.freed_bytes) == ((), 0)
+    worn.clock.advance(1)
+    later = prune(worn, trash_s=DAY_S)
+    assert later.expired == (first,)
+    assert later.freed_bytes > 15 * MIB
+    with open_store(str(worn.store), write=True) as store:
+        with pytest.raises(CiuicError):
+            store.bring_back(first)
+        store.bring_back(second)
+    assert_restores(worn, known)
+    assert len(worn.snapshots()) == 2
+
+
+def test_a_snapshot_after_a_prune_reuses_nothing_that_is_gone(worn):
+    """The catalog must not say of a chunk that it is there because it was."""
+    first, second, _ = names_of(worn)
+    out = worn.directory / "out"
+    worn.restore(snapshot=first, to=out)
+    forget(worn, first, second)
+    prune(worn)
+    shutil.rmtree(worn.source)
+    (out / "source").rename(worn.source)
+    again = worn.take(base=True)
+    assert again.new_bytes > 15 * MIB
+    assert_restores(worn, {again.id: photograph(worn.source)})
+
+
+def test_a_catalog_that_is_gone_or_wrong_costs_nothing(worn):
+    """What is needed is read from manifests, trees and footers only."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    whole = figures(prune(worn, dry_run=True))
+    (worn.store / layout.CATALOG).unlink()
+    assert figures(prune(worn, dry_run=True)) == whole
+    # Rows that call every needed chunk unknown, and packs that it never heard of are none.
+    with open_store(str(worn.store), write=True) as store:
+        names = [name for rows in store.index.chunk_ids() for name, _ in rows]
+        store.index.drop_chunks(names)
+        store.index.commit()
+    assert figures(prune(worn)) == whole
+    assert_restores(worn, known)
+
+
+# What stops it
+
+
+@pytest.mark.parametrize("what", ["manifest", "tree", "trashed"])
+def test_what_can_not_be_read_stops_it_before_anything_is_removed(worn, what):
+    first, second, _ = names_of(worn)
+    forget(worn, first)
+    if what == "manifest":
+        shutil.rmtree(worn.store / "parity", ignore_errors=True)
+        flip_byte(worn.store / "snapshots" / f"{second}.json", 200)
+    elif what == "tree":
+        shutil.rmtree(worn.store / "parity", ignore_errors=True)
+        with open_store(str(worn.store)) as store:
+            root = store.manifest(second).roots[0].tree
+            place = store.reader.places([root])[root]
+        flip_byte(
+            worn.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1
+        )
+    else:
+        flip_byte(worn.store / "trash" / f"{first}.json", 200)
+    before = state(worn)
+    with pytest.raises(CorruptionError) as error:
+        prune(worn)
+    assert "repair" in error.value.hint
+    assert "nothing was removed" in error.value.message
+    assert state(worn) == before
+
+
+def foreign_pack(box: Box, changed: Callable[[bytes], bytes], *, reference: bytes = b"") -> Path:
+    """A pack with one frame whose header was changed, checksums included, in the store."""
+    plain = os.urandom(5000)
+    one, payload = frame.encode_frame(frame.DATA, [(data_id(plain), plain)])
+    if reference:
+        one = one._replace(reference=reference)
+    header = changed(one.encode_header())
+    packed = PackedFrame(len(MAGIC), one, header)
+    name, end = encode_footer([packed], len(MAGIC) + one.total_bytes)
+    path = box.store / "packs" / name.hex()
+    path.write_bytes(MAGIC + header + bytes(payload) + end)
+    return path
+
+
+def test_a_pack_of_a_later_version_stops_it(worn):
+    """Nobody can know what it needs."""
+
+    def of_kind_9(header: bytes) -> bytes:
+        table = header[frame.HEADER_BYTES :]
+        bare = header[:4] + b"\x09" + header[5 : frame.HEADER_BYTES - 8]
+        return bare + frame.checksum(bare + table).to_bytes(8, "little") + table
+
+    forget(worn, names_of(worn)[0])
+    foreign = foreign_pack(worn, of_kind_9)
+    before = state(worn)
+    with pytest.raises(UnknownFormatError, match=f"pack {foreign.name[:12]}"):
+        prune(worn)
+    assert state(worn) == before
+
+
+@pytest.mark.parametrize("after", [1, 5, 9, 14, 18])
+def test_stopped_anywhere_it_leaves_every_snapshot_whole_and_goes_on_later(worn, after):
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    copy = worn.directory / "whole"
+    shutil.copytree(worn.store, copy)
+    with contextlib.suppress(CancelledError):
+        prune(worn, after=after)
+    assert_restores(worn, known)
+    assert list((worn.store / "tmp").iterdir()) == []
+    prune(worn)
+    assert_restores(worn, known)
+    worn.store = copy
+    prune(worn)
+    assert pack_bytes(worn) == sum(one.stat().st_size for one in copy.glob("packs/*"))
+
+
+def test_it_does_stop_when_it_is_asked_to(worn):
+    forget(worn, names_of(worn)[0])
+    with pytest.raises(CancelledError, match="nothing was removed"):
+        prune(worn, after=1)
+
+
+# Damage that it meets
+
+
+def test_a_pack_whose_footer_is_gone_is_left_alone_and_named(worn):
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    shutil.rmtree(worn.store / "parity", ignore_errors=True)
+    lame = packs(worn.store)[0]
+    os.truncate(lame, lame.stat().st_size - 5)
+    before = lame.read_bytes()
+    foreseen = prune(worn, dry_run=True)
+    report = prune(worn)
+    assert report.damaged == (bytes.fromhex(lame.name),)
+    assert figures(report) == figures(foreseen)
+    assert lame.read_bytes() == before
+    assert report.freed_bytes > 0
+    assert_restores(worn, known)
+
+
+def test_a_worn_pack_with_a_needed_part_that_is_damaged_stays(worn):
+    """A repair may still bring it back; what can be read of it moves all the same."""
+    first, second, _ = names_of(worn)
+    forget(worn, first, second)
+    shutil.rmtree(worn.store / "parity", ignore_errors=True)
+    content = (worn.source / "large5").read_bytes()[:MIB]
+    lame = pack_of(worn.store, content)
+    flip_content(worn.store, content)
+    report = prune(worn)
+    assert bytes.fromhex(lame.name) in report.damaged
+    assert lame.exists()
+    damaged = worn.verify()
+    assert [one.path for bad in damaged.snapshots for one in bad.damaged] == [
+        os.fsencode(worn.source / "large5")
+    ]
+    again = prune(worn)
+    assert again.damaged == report.damaged
+    assert again.written.packs == 0
+
+
+@pytest.mark.parametrize("bad", ["first", "second", "neither", "both"])
+def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
+    """Left by a crash, or by a loss that healed. The catalog knows one place, maybe the wrong."""
+    content = random.Random(3).randbytes(200_000)
+    (box.source / "file").write_bytes(content)
+    box.take()
+    first = pack_of(box.store, content)
+    sink = PackFile(str(box.store / "tmp"))
+    one, payload = frame.encode_frame(frame.DATA, [(data_id(content), content)])
+    other, more = frame.encode_frame(frame.DATA, [(data_id(b"dead"), b"dead")])
+    sink.add(other, more)
+    sink.add(one, payload)
+    second = box.store / "packs" / sink.complete().hex()
+    os.rename(sink.path, second)
+    sink.close()
+    shutil.rmtree(box.store / "parity", ignore_errors=True)
+    if bad in {"first", "both"}:
+        flip_byte(first, 1000)
+    if bad in {"second", "both"}:
+        flip_byte(second, 1000)
+    report = prune(box)
+    if bad == "both":
+        assert first.exists()
+        assert second.exists()
+        return
+    assert report.removed.packs == 1
+    assert first.exists() != second.exists()
+    assert box.read(box.source / "file") == content
+
+
+def test_what_a_difference_builds_on_is_needed_with_it(box):
+    """No such frames are written yet; those that come will say what they need."""
+    marks = Marks(Index("", write=True))
+    a, b, c, d = [data_id(b"%d" % number) for number in range(4)]
+    marks.add_data([a])
+    marks.add_bases({b: c, a: b, d: a})
+    assert [marks.is_needed(frame.DATA, one) for one in (a, b, c, d)] == [True, True, True, False]
+
+
+# What counts as needed
+
+
+def test_ids_that_begin_alike_are_never_mixed_up(tmp_path):
+    """Whoever may write a training's files can make two chunks whose IDs share 8 bytes."""
+    start = bytes(range(8))
+    alike = [start + bytes([number]) * 24 for number in range(6)]
+    index = Index(str(tmp_path / "catalog"), write=True)
+    frames = []
+    for kind, names in ((frame.TREE, alike[:3]), (frame.DATA, alike[3:])):
+        one, _ = frame.encode_frame(kind, [(name, name) for name in names])
+        frames.append(PackedFrame(8, one, one.encode_header()))
+    index.add_pack(b"p" * ID_BYTES, 1, frames)
+    marks = Marks(index)
+    assert marks.add_node(alike[1])
+    assert not marks.add_node(alike[1])
+    assert [marks.is_needed(frame.TREE, one) for one in alike[:3]] == [False, True, False]
+    assert marks.add_node(alike[0]), "another node, which has to be read too"
+    unlisted = start + b"x" * 24
+    assert marks.add_node(unlisted)
+    assert not marks.add_node(unlisted)
+    # Data chunks refer to nothing: one that is kept without need costs no more than its room.
+    marks.add_data([alike[4]])
+    assert marks.is_needed(frame.DATA, alike[4])
+    index.close()
+
+
+@given(st.sets(st.binary(min_size=32, max_size=32), max_size=200), st.data())
+@settings(max_examples=60)
+def test_marks_are_a_set(names: set[bytes], data: st.DataObject) -> None:
+    listed = sorted(names)
+    index = Index("", write=True)
+    half = len(listed) // 2
+    for number, (kind, part) in enumerate(
+        ((frame.TREE, listed[:half]), (frame.DATA, listed[half:]))
+    ):
+        if part:
+            one, _ = frame.encode_frame(kind, [(name, b"") for name in part])
+            packed = PackedFrame(8, one, one.encode_header())
+            index.add_pack(bytes([number]) * 32, 1, [packed])
+    marks = Marks(index)
+    wanted = set(data.draw(st.lists(st.sampled_from(listed), max_size=50))) if listed else set()
+    for name in wanted:
+        if name in listed[:half]:
+            assert marks.add_node(name)
+        else:
+            marks.add_data([name])
+    for number, name in enumerate(listed):
+        kind = frame.TREE if number < half else frame.DATA
+        assert marks.is_needed(kind, name) == (name in wanted)
+    index.close()
+
+
+def test_a_pack_is_left_alone_until_enough_of_it_is_dead(box):
+    """One large file of ten chunks, one after the other no longer needed."""
+    parts = [random.Random(number).randbytes(MIB) for number in range(10)]
+    path = box.source / "file"
+    path.write_bytes(b"".join(parts))
+    box.take()
+    pack = packs(box.store)[0]
+    for dead in range(1, 4):
+        path.write_bytes(b"".join(parts[dead:]) + b"x" * MIB)
+        box.take()
+        *old, _ = names_of(box)
+        forget(box, *old)
+        report = prune(box)
+        worn = dead / 10 > sweep.DEAD_FRACTION
+        assert pack.exists() is not worn, dead
+        assert (
+            bytes.fromhex(pack.name) in {bytes.fromhex(one.name) for one in packs(box.store)}
+        ) is not worn
+        assert report.rewritten.packs == 0 or worn or report.rewritten.size_bytes < MIB
+    assert box.verify().ok
+
+
+CONTENTS = 12
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.integers(0, CONTENTS - 1), max_size=CONTENTS),
+            st.sets(st.integers(0, 5), max_size=4),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=25)
+def test_whatever_is_taken_and_forgotten_every_kept_snapshot_reads_back(
+    steps: list[tuple[set[int], set[int], bool]],
+) -> None:
+    """And the packs hold little more than what is needed, as the dry run has foretold."""
+    rng = random.Random(5)
+    contents = [rng.randbytes(rng.choice((30, 5000, 70_000))) for _ in range(CONTENTS)]
+    with tempfile.TemporaryDirectory(prefix="ciuic-test-") as directory:
+        box = Box(Path(directory), chunk_bytes=16 * KIB)
+        kept: dict[str, set[int]] = {}
+        for files, dropped, prunes in steps:
+            for number in range(CONTENTS):
+                path = box.source / f"f{number}"
+                if number in files and not path.exists():
+                    path.write_bytes(contents[number])
+                elif number not in files:
+                    path.unlink(missing_ok=True)
+            kept[box.take().id] = files
+            old = list(kept)[:-1]
+            for name in {old[number % len(old)] for number in dropped if old}:
+                forget(box, name)
+                del kept[name]
+            if prunes:
+                foreseen = prune(box, dry_run=True)
+                report = prune(box)
+                assert figures(report) == figures(foreseen)
+                assert prune(box, dry_run=True).freed_bytes == 0
+        assert box.verify().ok
+        assert set(names_of(box)) == set(kept)
+        for name, files in kept.items():
+            entries = box.entries(name)
+            found = {path for path, entry in entries.items() if entry.is_file}
+            assert found == {os.fsencode(box.source / f"f{number}") for number in files}
+            for number in files:
+                assert box.read(box.source / f"f{number}", name) == contents[number]
+
+
+# Beside readers, and on a disk without room
+
+
+def test_a_reader_that_looked_before_reads_on_after(worn):
+    """It knows old places, by the catalog or by footers: whatever it has not opened has moved."""
+    first, second, third = names_of(worn)
+    forget(worn, first, second)
+    contents = {path: path.read_bytes() for path in worn.source.rglob("*") if path.is_file()}
+    entries = worn.entries(third)
+    with open_store(str(worn.store)) as by_catalog, open_store(str(worn.store)) as by_footers:
+        by_footers.reader.places([b"x" * ID_BYTES])  # in no pack: it asks all of them
+        for path in contents:
+            wanted = [entries[os.fsencode(path)].content]
+            by_catalog.reader.places(wanted)
+        report = prune(worn)
+        assert report.rewritten.packs >= 2
+        for store in (by_catalog, by_footers):
+            for path, content in contents.items():
+                entry = entries[os.fsencode(path)]
+                assert b"".join(read_entry(store, entry)) == content
+
+
+def read_entry(store: Any, entry: Any) -> Iterator[bytes]:
+    from ciuic.verbs.browse import read_file
+
+    yield from read_file(store, entry)
+
+
+def test_restores_that_run_meanwhile_come_to_their_end(worn, monkeypatch):
+    """Real ones, one after the other, while pack after pack goes."""
+    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", 60 * KIB)
+    monkeypatch.setattr(rewrite, "PACK_BYTES", 60 * KIB)
+    rng = random.Random(11)
+    for number in range(12):
+        (worn.source / "late").write_bytes(rng.randbytes(300 * KIB))
+        (worn.source / f"keep{number}").write_bytes(rng.randbytes(60 * KIB))
+        worn.take()
+    photo = photograph(worn.source)
+    *old, newest = names_of(worn)
+    forget(worn, *old)
+    progress = threading.Condition()
+    begun = ended = 0
+    pruned = threading.Event()
+    outcomes: list[tuple[int, str, list[str]]] = []
+
+    def restores() -> None:
+        nonlocal begun, ended
+        while not pruned.is_set() or begun < 4:
+            with progress:
+                begun += 1
+                progress.notify_all()
+            out = worn.directory / f"out{begun}"
+            command = [*CIUIC, "--store", worn.store, "restore", "-s", newest, "--no-hot"]
+            done = subprocess.run(
+                [*command, "-p", worn.source, "-d", out],
+                env=environment(),
+                cwd="/",
+                capture_output=True,
+                check=False,
+            )
+            found = differences(photo, photograph(out / "source")) if done.returncode == 0 else []
+            outcomes.append((done.returncode, done.stderr.decode(), found))
+            with progress:
+                ended += 1
+                progress.notify_all()
+
+    def rewrites(what: str, done: int, total: int) -> None:
+        # Packs go while a restore is under way, and restores end while packs go.
+        if what == "rewrite" and 0 < done < total:
+            with progress:
+                progress.wait_for(lambda: begun > ended and ended >= min(done, 4), timeout=60)
+
+    thread = threading.Thread(target=restores)
+    thread.start()
+    try:
+        with open_store(str(worn.store), write=True) as store:
+            plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
+            report = apply_prune(store, plan, clock=worn.clock, progress=rewrites)
+    finally:
+        pruned.set()
+        thread.join()
+    assert report.rewritten.packs >= 10
+    assert len(outcomes) >= 4
+    assert [one for one in outcomes if one != (0, "", [])] == []
+
+
+@pytest.mark.root
+def test_on_a_disk_that_is_full_dead_packs_make_the_room_for_the_rest(tmp_path):
+    with disk("ext4", tmp_path, size_mib=80) as place:
+        box = Box(tmp_path)
+        box.store = place.path / "store"
+        box.configure()
+        subprocess.run([*CIUIC, "--config", box.config, "init"], env=environment(), check=True)
+        rng = random.Random(2)
+        (box.source / "dead").write_bytes(rng.randbytes(12 * MIB))
+        box.take()
+        (box.source / "dead").unlink()
+        for number in range(20):
+            (box.source / f"f{number}").write_bytes(rng.randbytes(MIB))
+        box.take()
+        for number in range(15):
+            (box.source / f"f{number}").unlink()
+        kept = box.take()
+        photo = photograph(box.source)
+        forget(box, *names_of(box)[:2])
+        place.leave_free(64 * KIB)
+        done = box.ciuic("prune", "--trash", "0", "--json")
+        assert done.code == 0, done.err
+        assert done.document["freed_bytes"] > 25 * MIB
+        assert_restores(box, {kept.id: photo})
+
+
+@pytest.mark.root
+def test_without_any_room_it_says_so_and_nothing_is_lost(tmp_path):
+    """Nothing is wholly dead, so that nothing can go before something is written."""
+    with disk("ext4", tmp_path, size_mib=60) as place:
+        box = Box(tmp_path)
+        box.store = place.path / "store"
+        box.configure()
+        subprocess.run([*CIUIC, "--config", box.config, "init"], env=environment(), check=True)
+        rng = random.Random(2)
+        for number in range(20):
+            (box.source / f"f{number}").write_bytes(rng.randbytes(MIB))
+        box.take()
+        for number in range(15):
+            (box.source / f"f{number}").unlink()
+        kept = box.take()
+        photo = photograph(box.source)
+        forget(box, names_of(box)[0])
+        place.leave_free(0)
+        done = box.ciuic("prune", "--trash", "0", "--json")
+        assert done.code == 1, done
+        assert done.document["error"]["kind"] == "store_full"
+        (place.path / "ballast").unlink()
+        assert_restores(box, {kept.id: photo})
+        done = box.ciuic("prune", "--trash", "0", "--json")
+        assert done.code == 0, done.err
+        assert pack_bytes(box) < 7 * MIB
+        assert_restores(box, {kept.id: photo})
+
+
+def test_a_catalog_that_has_no_room_to_forget_gives_way(worn, monkeypatch):
+    """Its journal can be as large as itself; packs must not stay for want of that."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+
+    def full(*_: object) -> None:
+        raise StoreFullError("no space left")
+
+    monkeypatch.setattr(Index, "remove_packs", full)
+    report = prune(worn)
+    assert report.removed.packs >= 1
+    monkeypatch.undo()
+    assert_restores(worn, known)
+    with open_store(str(worn.store), write=True) as store:
+        assert set(store.index.packs()) == set(store.pack_files())
+
+
+def test_small_portions_give_the_same_store(worn, monkeypatch):
+    """Where there is little room many small packs are made, and old ones go sooner."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", 20 * KIB)
+    monkeypatch.setattr(rewrite, "PACK_BYTES", 20 * KIB)
+    foreseen = prune(worn, dry_run=True)
+    report = prune(worn)
+    assert figures(report) == figures(foreseen)
+    assert report.written.packs > 3
+    assert_restores(worn, known)
+    assert prune(worn).freed_bytes == 0
+
+
+def test_the_catalog_is_right_without_being_made_anew(worn):
+    """Every row leads to the chunk that it names."""
+    first, second, _ = names_of(worn)
+    forget(worn, first, second)
+    prune(worn)
+    with open_store(str(worn.store)) as store:
+        index = store.existing_index
+        assert set(index.packs()) == set(store.pack_files())
+        for rows in list(index.chunk_ids()):
+            places = index.places([name for name, _ in rows])
+            assert len(places) == len(rows)
+            for name, place in places.items():
+                _, plain = store.reader.frame(place)
+                part = bytes(plain[place.start_bytes : place.start_bytes + place.length_bytes])
+                frame.check_chunk(place.kind, name, part)
+
+
+# As users meet it
+
+
+def test_the_command_says_what_it_would_do_and_what_it_did(worn):
+    first, second, _third = names_of(worn)
+    done = worn.ciuic("prune")
+    assert done.code == 0
+    assert "freed: 0 B" in done.out
+    forget(worn, first, second)
+    foreseen = worn.ciuic("prune", "--dry-run", "--trash", "0", "--json")
+    assert foreseen.code == 0, foreseen.err
+    shown = worn.ciuic("prune", "--dry-run", "--trash", "0")
+    assert "would be freed" in shown.out
+    assert "2 forgotten snapshots" in shown.out
+    done = worn.ciuic("prune", "--trash", "0", "--json")
+    left_out = {"dry_run", "total_s"}
+    assert {key: done.document[key] for key in done.document if key not in left_out} == {
+        key: foreseen.document[key] for key in foreseen.document if key not in left_out
+    }
+    assert done.document["removed"].keys() == {"packs", "bytes"}
+    assert sorted(done.document["expired"]) == sorted([first, second])
+
+
+def test_wrong_input_is_told_in_one_sentence(worn):
+    for arguments in (("--trash", "soon"), ("--trash", ""), ("--wait", "-1"), ("cs-123456",)):
+        done = worn.ciuic("prune", *arguments)
+        assert done.code == 2, (arguments, done)
+        assert done.out == ""
+    missing = worn.ciuic("--store", worn.directory / "none", "prune")
+    assert missing.code == 1
+    assert missing.err.startswith("ciuic: ")
+
+
+def test_it_waits_for_whoever_writes_and_then_says_who(worn):
+    with open_store(str(worn.store), write=True):
+        done = worn.ciuic("prune", "--wait", "0")
+    assert done.code == 5
+    assert f"by process {os.getpid()}" in done.err
+
+
+def test_damage_is_named_and_has_its_exit_code(worn):
+    first, second, _ = names_of(worn)
+    forget(worn, first, second)
+    shutil.rmtree(worn.store / "parity", ignore_errors=True)
+    lame = packs(worn.store)[0]
+    os.truncate(lame, lame.stat().st_size - 5)
+    done = worn.ciuic("prune", "--trash", "0")
+    assert done.code == 4
+    assert f"pack {lame.name[:12]}" in done.err
+    assert "ciuic repair" in done.err
