@@ -4,7 +4,8 @@ Two forms: a duration alone (``7d``: whatever is younger), or rules with counts
 (``last:3, hourly:24, daily:7, weekly:4, monthly:12``). ``hourly:24`` keeps the newest snapshot of
 each of the newest 24 natural hours that have one; days, weeks (ISO 8601) and months likewise,
 all in UTC, so that no change to summer time makes an hour count twice or never. What any rule
-keeps is kept.
+keeps is kept. Snapshots of other roots are counted by themselves: one that somebody took of a
+single directory must not be the newest of its hour for all that the hour's other one has.
 """
 
 import re
@@ -112,12 +113,11 @@ def plan_retention(
     """
     ordered = sorted(snapshots, key=lambda one: (one.taken_ns, one.id), reverse=True)
     why: dict[str, list[str]] = {one.id: [] for one in ordered}
-    for word, count in policy.counts.items():
-        if word == _LAST:
-            for number, one in enumerate(ordered[:count], start=1):
-                why[one.id].append(f"last {number} of {count}")
-        else:
-            _keep_newest_of_each(ordered, word, count, why)
+    series: dict[tuple[bytes, ...], list[SnapshotSummary]] = {}
+    for one in ordered:
+        series.setdefault(one.roots, []).append(one)
+    for members in series.values():
+        _keep_by_count(members, policy, why)
     for one in ordered:
         if policy.younger_s is not None and now_ns - one.taken_ns < policy.younger_s * _NS:
             why[one.id].append(f"younger than {policy.text}")
@@ -129,6 +129,17 @@ def plan_retention(
     if newest_good is not None:
         why[newest_good.id].append("the newest that is whole")
     return [Decision(one, tuple(why[one.id])) for one in ordered]
+
+
+def _keep_by_count(
+    ordered: Sequence[SnapshotSummary], policy: Policy, why: dict[str, list[str]]
+) -> None:
+    for word, count in policy.counts.items():
+        if word == _LAST:
+            for number, one in enumerate(ordered[:count], start=1):
+                why[one.id].append(f"last {number} of {count}")
+        else:
+            _keep_newest_of_each(ordered, word, count, why)
 
 
 def _keep_newest_of_each(

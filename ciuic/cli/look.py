@@ -36,10 +36,17 @@ _SIGNS = {
 @click.option("--machine-readable", is_flag=True, help="ID|YYYY-mm-dd HH:MM:SS|SIZE in bytes.")
 @click.option("--path", metavar="P", callback=given, help="Only snapshots that hold this path.")
 @click.option("--tag", metavar="T", help="Only snapshots with this tag.")
+@click.option("--trash", is_flag=True, help="Forgotten snapshots that can be brought back.")
 @json_option
 @click.pass_obj
 def list_(
-    session: Session, *, machine_readable: bool, path: str | None, tag: str | None, as_json: bool
+    session: Session,
+    *,
+    machine_readable: bool,
+    path: str | None,
+    tag: str | None,
+    trash: bool,
+    as_json: bool,
 ) -> None:
     """List snapshots, newest first.
 
@@ -50,6 +57,11 @@ def list_(
 
     if machine_readable and as_json:
         raise UsageError("--machine-readable and --json exclude each other")
+    if trash:
+        if machine_readable or path is not None or tag is not None:
+            raise UsageError("--trash goes with --json only")
+        _list_trash(session, as_json=as_json)
+        return
     with session.opened() as store:
         snapshots = list_snapshots(store)
         damaged = damaged_manifests(store)
@@ -69,6 +81,44 @@ def list_(
         click.echo(f"ciuic: {name} can't be read: {printable(what)}", err=True)
     if damaged:
         sys.exit(DAMAGE)
+
+
+def _list_trash(session: Session, *, as_json: bool) -> None:
+    from ciuic.clock import rfc3339
+
+    with session.opened() as store:
+        found, damaged = store.survey_trash()
+    found.reverse()
+    if as_json:
+        print_json(
+            [
+                {**one.manifest.summary.as_json(), "forgotten": rfc3339(one.forgotten_ns)}
+                for one in found
+            ]
+        )
+    elif found:
+        rows = [
+            (
+                one.id,
+                local_time_text(one.manifest.summary.taken_ns),
+                local_time_text(one.forgotten_ns),
+                format_bytes(one.manifest.summary.logical_bytes),
+                _labels(one.manifest.summary),
+            )
+            for one in found
+        ]
+        print_table(("ID", "TAKEN", "FORGOTTEN", "SIZE", "TAGS"), rows, right=frozenset({3}))
+    elif not damaged:
+        click.echo("the trash is empty", err=True)
+    for name, error in damaged.items():
+        click.echo(f"ciuic: {name} can't be read: {printable(error.message)}", err=True)
+    if damaged:
+        click.echo("       'ciuic repair' tells what can be done.", err=True)
+        sys.exit(DAMAGE)
+
+
+def _labels(summary: SnapshotSummary) -> str:
+    return ",".join([*summary.tags, *(["(pinned)"] if summary.pinned else [])])
 
 
 def _filtered_by(path: str | None, tag: str | None) -> str:
@@ -107,7 +157,7 @@ def _print_snapshots(snapshots: list[SnapshotSummary], otherwise: str) -> None:
             format_bytes(one.stored_bytes),
             str(one.trouble_count or ""),
             str(one.flux_count or ""),
-            ",".join(one.tags),
+            _labels(one),
         )
         for one in snapshots
     ]
@@ -157,6 +207,8 @@ def show(session: Session, *, snapshot_id: str, as_json: bool) -> None:
     ]
     if summary.tags:
         lines.append(("tags", ", ".join(summary.tags)))
+    if summary.pinned:
+        lines.append(("pinned", "yes"))
     lines += [("root", _root_text(root)) for root in manifest.roots]
     lines += [_trouble_line(one) for one in manifest.trouble]
     unnamed = summary.trouble_count - sum(not one.harmless for one in manifest.trouble)
