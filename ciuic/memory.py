@@ -49,7 +49,8 @@ class BufferPool:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return mmap.mmap(-1, self._size_bytes)
+        # Private: by default a child that was forked would fill the same memory as its parent.
+        return mmap.mmap(-1, self._size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def give_back(self, buffer: mmap.mmap) -> None:
         """Let others use a buffer."""
