@@ -12,6 +12,7 @@ from click.shell_completion import shell_complete
 
 import ciuic
 from ciuic.cli.doctor import doctor
+from ciuic.cli.lifetime import forget, pin, tag
 from ciuic.cli.look import cat, diff, find, list_, ls, show
 from ciuic.cli.maintain import completion, init, stats, status
 from ciuic.cli.proof import scrub, verify
@@ -74,6 +75,9 @@ for command in (
     verify,
     scrub,
     restore,
+    tag,
+    pin,
+    forget,
     repair,
     prune,
     stats,
