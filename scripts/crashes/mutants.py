@@ -137,6 +137,27 @@ MUTANTS: Final = (
         "            again = None\n",
         "tests/verbs/test_damage.py",
     ),
+    Mutant(
+        "old packs are removed before the new ones have durable names",
+        "ciuic/store/rewrite.py",
+        "            publish_pack(self._store_path, sink, name)\n            sync_packs(self._store_path)\n",
+        "            publish_pack(self._store_path, sink, name)\n",
+        _story("prune"),
+    ),
+    Mutant(
+        "packs are removed while the trash still needs them",
+        "ciuic/verbs/prune.py",
+        "        store.empty_trash(plan.expired)\n        remove_parity(store.path, plan.orphans)\n        _remove(store, dead)\n",
+        "        remove_parity(store.path, plan.orphans)\n        _remove(store, dead)\n        store.empty_trash(plan.expired)\n",
+        _story("prune"),
+    ),
+    Mutant(
+        "what is in the trash is not marked",
+        "ciuic/verbs/prune.py",
+        "    manifests += [one.manifest for one in _trash(store) if one.id not in expired]\n",
+        "",
+        _story("prune"),
+    ),
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.store import open_store
 from tests.kit.box import Box
 from tests.kit.filesystems import disk
 from tests.kit.program import CIUIC, environment
@@ -82,6 +83,70 @@ def test_every_snapshot_that_was_reported_survives_a_power_cut(kind: str, tmp_pa
             box.restore(snapshot=name, to=tmp_path / "out" / name)
             found = photograph(tmp_path / "out" / name / "source")
             assert differences(photo, found) == [], name
+        assert box.take().trouble_count == 0
+        assert box.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_a_power_cut_in_a_forget_or_a_prune_costs_nothing_that_is_kept(
+    kind: str, tmp_path: Path
+) -> None:
+    if shutil.which("xfs_io") is None:
+        pytest.skip("xfs_io is not installed")
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    known: dict[str, dict[bytes, Photo]] = {}
+    usual_s = {"forget": 0.5, "prune": 0.8}
+    with disk(kind, tmp_path) as mounted:
+        box = Box(tmp_path)
+        box.store = mounted.path / "store"
+        box.configure()
+        assert box.ciuic("init").code == 0
+        for number in range(2 * CUTS):
+            step(box.source, rng)
+            name = box.take().id
+            known[name] = photograph(box.source)
+            if number < 2:
+                continue
+            what = ("forget", "prune")[number % 2]
+            leaves = min(known, key=lambda one: known[one][b"model"].mtime_ns)
+            arguments = (leaves,) if what == "forget" else ("--trash", "0")
+            start = time.monotonic()
+            process = subprocess.Popen(
+                [*CIUIC, "--config", box.config, what, *arguments],
+                env=environment(),
+                cwd="/",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            try:
+                process.wait(usual_s[what] * rng.uniform(0.4, 1.1))
+                usual_s[what] = time.monotonic() - start
+            except subprocess.TimeoutExpired:
+                usual_s[what] *= 1.05
+            mounted.cut_power()
+            _, said = process.communicate(timeout=60)
+            assert process.returncode in {0, 1}, said
+            mounted.unmount()
+            mounted.mount()
+            listed = {one.id for one in box.snapshots()}
+            assert listed <= known.keys(), "listed, and was never taken"
+            left = known.keys() - ({leaves} if what == "forget" else set())
+            assert left <= listed, "a snapshot that was kept is gone"
+            if what == "forget" and leaves not in listed:
+                with open_store(str(box.store)) as store:
+                    assert [leaves] == [one.id for one in store.trash()]
+                del known[leaves]
+            elif what == "forget":
+                assert process.returncode != 0, "forgotten, and still listed"
+            report = box.verify()
+            assert report.ok, report.as_json()
+        for name, photo in known.items():
+            box.restore(snapshot=name, to=tmp_path / "out" / name)
+            found = photograph(tmp_path / "out" / name / "source")
+            assert differences(photo, found) == [], name
+        assert box.ciuic("prune", "--trash", "0").code == 0
         assert box.take().trouble_count == 0
         assert box.verify().ok
 

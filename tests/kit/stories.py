@@ -106,9 +106,70 @@ def _prepare_change(story: RestoreStory, rng: random.Random) -> None:
     story.take()
 
 
+def forgotten(directory: Path, rng: random.Random) -> Story:
+    """Tags and a pin come and go; snapshots go to the trash, and one comes back."""
+    story = StoreStory("forget", directory)
+    story.make_store()
+    for _ in range(3):
+        train(story.source, rng)
+        story.take()
+    middle, oldest = story.newest(1), story.newest(2)
+    story.run("tag", middle, "--add", "good", "--add", "best")
+    story.run("pin", middle)
+    story.run("pin", middle, "--remove")
+    story.run("forget", oldest)
+    story.run("forget", "--undo", oldest)
+    story.run("tag", middle, "--remove", "best")
+    story.run("forget", middle, oldest)
+    return story
+
+
+def pruned(directory: Path, rng: random.Random) -> Story:
+    """Packs are dead, worn and whole; a snapshot is in the trash, and then for good."""
+    story = StoreStory("prune", directory)
+    story.make_store()
+    for number in range(4):
+        train(story.source, rng)
+        (story.source / "d0").mkdir(exist_ok=True)
+        (story.source / "d0" / "kept").write_bytes(b"%d" % (number // 2) * 20_000)
+        story.take()
+    story.forget(story.newest(3), story.newest(2))
+    story.run("prune")
+    story.run("prune", "--trash", "0")
+    train(story.source, rng)
+    story.run("snapshot")
+    story.run("prune", "--trash", "0")
+    return story
+
+
+def repaired(directory: Path, rng: random.Random) -> Story:
+    """Packs have rotten; their parity has what they held."""
+    story = StoreStory("repair", directory)
+    story.make_store()
+    for _ in range(2):
+        train(story.source, rng)
+        story.take()
+
+    def harm(store: Path) -> None:
+        for pack in sorted((store / "packs").iterdir()):
+            data = bytearray(pack.read_bytes())
+            at = rng.randrange(len(data) - 64)
+            data[at : at + 64] = rng.randbytes(64)
+            pack.write_bytes(data)
+
+    story.damage(harm)
+    story.run("repair", "--apply", codes=(0, 4))
+    train(story.source, rng)
+    story.run("snapshot")
+    return story
+
+
 STORIES: Final[dict[str, Callable[[Path, random.Random], Story]]] = {
     "first snapshots": first_snapshots,
     "after a cut": after_a_cut,
+    "forget": forgotten,
+    "prune": pruned,
+    "repair": repaired,
     "restore into a new place": into_a_new_place,
     "restore over what is there": over_what_is_there,
     "restore in place": in_place,

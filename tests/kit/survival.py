@@ -12,13 +12,15 @@ import random
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.model import Root
 from ciuic.store import Store, create_store, open_store
+from ciuic.store.parity import PARITY_DEFAULT
+from ciuic.verbs.repair import apply_repair, plan_repair
 from ciuic.verbs.restore import RestoreRequest, restore
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuic.verbs.verify import verify_all
@@ -57,6 +59,7 @@ class Step(NamedTuple):
     said: int
     before: Holdings | None
     after: Holdings | None
+    is_damaged: bool = False
 
 
 class Moment(NamedTuple):
@@ -64,6 +67,7 @@ class Moment(NamedTuple):
 
     before: Holdings | None
     after: Holdings | None
+    is_damaged: bool = False
 
 
 class Story(Protocol):
@@ -143,6 +147,7 @@ class StoreStory:
         self._steps: list[Step] = []
         self._photos: dict[str, dict[bytes, Photo]] = {}
         self._now: Holdings | None = None
+        self._is_damaged = False
 
     def configure(self, **keys: str) -> None:
         """Write the configuration."""
@@ -153,15 +158,16 @@ class StoreStory:
     def make_store(self) -> None:
         """A store that is there already, and durable, with small chunks: many packs and nodes."""
         create_store(str(self.store), ManualClock(), chunk_bytes=CHUNK_BYTES)
-        self._recording = self._record_calls()
-        self._now = self._look()
+        self._begin_here()
 
     def run(self, *arguments: str, codes: Sequence[int] = (0,)) -> Outcome:
         """Run a command and remember what the store held before and after."""
         begin = self._recording.position
         outcome = self._recording.run("--config", self._config, *arguments, codes=codes)
         after = self._look()
-        self._steps.append(Step(begin, self._recording.reported(begin), self._now, after))
+        said = self._recording.reported(begin)
+        self._steps.append(Step(begin, said, self._now, after, self._is_damaged))
+        self._is_damaged = False
         known = self._now.live if self._now is not None else {}
         for name in after.live.keys() - known.keys() - self._photos.keys():
             self._photos[name] = photograph(self.source, holes=False)
@@ -178,11 +184,36 @@ class StoreStory:
         live = self._now.live if self._now is not None else {}
         return sorted(live, key=lambda one: live[one].taken_ns)[-1 - number]
 
+    def take(self) -> None:
+        """A snapshot that is no part of the story: it is there, and durable."""
+        request = TakeRequest((os.fsencode(self.source),), base_interval_s=0)
+        with open_store(str(self.store), write=True) as store:
+            taken = take_snapshot(store, request, clock=ManualClock(time.time_ns() + _LATER_NS))
+        self._photos[taken.id] = photograph(self.source, holes=False)
+        self._begin_here()
+
+    def forget(self, *names: str) -> None:
+        """Snapshots go to the trash before the story begins."""
+        with open_store(str(self.store), write=True) as store:
+            for name in names:
+                store.forget(name, time.time_ns())
+        self._begin_here()
+
+    def _begin_here(self) -> None:
+        self._now = self._look()
+        self._recording = self._record_calls()
+
     def begin_again(self, image: Image) -> None:
         """The power went, this is what the disk holds, and from here the story goes on."""
         write_image(image, self.top)
         self._steps = []
-        self._now = self._look()
+        self._begin_here()
+
+    def damage(self, harm: Callable[[Path], None]) -> None:
+        """Something happens to the store at rest; the next command is to mend it."""
+        harm(self.store)
+        self._steps = []
+        self._is_damaged = True
         self._recording = self._record_calls()
 
     def _look(self) -> Holdings:
@@ -197,7 +228,7 @@ class StoreStory:
             if cut > step.said:
                 now = Moment(step.after, step.after)
             elif cut > step.begin:
-                now = Moment(step.before, step.after)
+                now = Moment(step.before, step.after, step.is_damaged)
         return now
 
     def phase(self, cut: int) -> int:
@@ -216,7 +247,8 @@ class StoreStory:
         with open_store(path) as store:
             found = holdings(store)
             check_holdings(moment, found)
-            check_sound(store)
+            if not moment.is_damaged:
+                check_sound(store)
             if found.live:
                 self._check_restored(store, rng.choice(sorted(found.live)), scratch)
             # What is in the trash is as good as what is listed: proved by bringing it back.
@@ -224,6 +256,8 @@ class StoreStory:
         request = TakeRequest(
             (os.fsencode(self.source),), base_interval_s=0, base=rng.random() < 0.3
         )
+        if moment.is_damaged:
+            repair(path, clock)
         with open_store(path, write=True) as store:
             for name in brought:
                 store.bring_back(name)
@@ -276,6 +310,13 @@ def where(name: str, holding: Holdings) -> set[str]:
     if name in holding.trash:
         found.add("trash")
     return found or {"nowhere"}
+
+
+def repair(path: str, clock: ManualClock) -> None:
+    """Mend what can be mended."""
+    with open_store(path, write=True) as store:
+        plan = plan_repair(store, parity=PARITY_DEFAULT)
+        apply_repair(store, plan, parity=PARITY_DEFAULT, clock=clock)
 
 
 def check_sound(store: Store) -> None:
