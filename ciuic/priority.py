@@ -10,6 +10,7 @@ is worth a line in the log.
 """
 
 import os
+import threading
 from collections.abc import Iterable
 from typing import Final
 
@@ -24,13 +25,13 @@ _LOWEST_LEVEL: Final = 7
 
 
 def lower_priority(io_priority: str) -> str | None:
-    """Give the main thread this priority; returns what could not be done, in words.
+    """Give the calling thread this priority; returns what could not be done, in words.
 
     ``none`` leaves everything as it is.
     """
     if io_priority not in _NICE:
         return None
-    process = psutil.Process()
+    process = psutil.Process(threading.get_native_id())
     try:
         if io_priority == "idle":
             process.ionice(psutil.IOPRIO_CLASS_IDLE)

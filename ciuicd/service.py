@@ -38,6 +38,7 @@ from ciuicd.followup import TAG, FollowUps
 from ciuicd.notify import Notifier
 from ciuicd.schedule import covers, is_due, next_due_ns
 from ciuicd.space import Space
+from ciuicd.upkeep import Upkeep
 
 __all__ = ["Service", "sentence"]
 
@@ -81,6 +82,7 @@ class Service:
         self._last_error: dict[str, Any] | None = None
         self._follow_ups = FollowUps(clock, lambda: self._inbox.put(None))
         self._space = Space(clock)
+        self._upkeep = Upkeep(clock, self._moved)
         self._moved_s = clock.monotonic_s()
 
     def stop(self) -> None:
@@ -144,6 +146,7 @@ class Service:
             "newest": None if self._newest_ns is None else rfc3339(self._newest_ns),
             "progress": None if job is None else job.progress,
             "follow_up": self._follow_ups.shown,
+            "upkeep": self._upkeep.shown,
             "last_report": None if report is None else report.as_json(),
             "last_error": self._last_error,
         }
@@ -213,9 +216,22 @@ class Service:
         elif self._follow_ups.is_due():
             self._take_follow_up()
             return
+        elif self._inbox.empty() and self._upkeep.is_due(self._settings):
+            self._upkeep.run(self._settings, self._has_better_to_do)
+            self._show_status()
+            return
         job = self._next_job()
         if job is not None:
             self._take_for(job)
+
+    def _has_better_to_do(self) -> bool:
+        return (
+            self._stopping
+            or self._reload_wanted
+            or not self._inbox.empty()
+            or self._is_due()
+            or self._follow_ups.is_due()
+        )
 
     def _next_job(self) -> Job | None:
         due_ns = next_due_ns(self._clock.now_ns(), self._interval_ns, self._past_ns)
@@ -268,6 +284,7 @@ class Service:
             self._follow_ups.drop()
         else:
             self._follow_ups.taken(report)
+            self._upkeep.after_snapshot(self._settings)
 
     def _finish(self, job: Job, report: TakeReport) -> None:
         job.finish(report)
@@ -275,6 +292,7 @@ class Service:
         self._follow_ups.consider(
             report, job.scope, roots, interval_s=self._settings.snapshot_interval_s
         )
+        self._upkeep.after_snapshot(self._settings)
 
     @contextlib.contextmanager
     def _attempt(self, job: Job, *, scheduled: bool) -> Iterator[None]:

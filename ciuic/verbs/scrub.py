@@ -265,6 +265,7 @@ def scrub(
     clock: Clock,
     budget: Budget = _ALL,
     rest_s: float = 0.0,
+    manifests: bool = True,
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress | None = None,
 ) -> ScrubReport:
@@ -277,6 +278,7 @@ def scrub(
         clock: Tells the time.
         budget: How much to read.
         rest_s: Packs that were checked less than this ago are left alone.
+        manifests: Read all of them, too.
         cancelled: Asked often; when it turns true, the scrub ends, and remembers what it read.
         progress: Told how far it has come.
 
@@ -284,7 +286,8 @@ def scrub(
         StoreError: The store can't be used. Damage is not raised but reported.
     """
     prepare_for_bulk()
-    return _Scrub(store_path, clock, cancelled).run(budget, rest_s, progress)
+    run = _Scrub(store_path, clock, cancelled)
+    return run.run(budget, rest_s, progress, manifests=manifests)
 
 
 class _Scrub:
@@ -300,14 +303,17 @@ class _Scrub:
         self._lost: dict[bytes, bytes] = {}
         self._elsewhere: dict[bytes, dict[bytes, bytes]] = {}
 
-    def run(self, budget: Budget, rest_s: float, progress: OnProgress | None) -> ScrubReport:
+    def run(
+        self, budget: Budget, rest_s: float, progress: OnProgress | None, *, manifests: bool
+    ) -> ScrubReport:
         began_s = self._clock.monotonic_s()
         report = self._report
         with open_store(self._store_path) as store:
             self._checks = _checks(store)
             recorded = _recorded(store)
             packs = store.pack_files()
-            report.manifests = _damaged_manifests(store)
+            if manifests:
+                report.manifests = _damaged_manifests(store)
         self._note_gone([name for name in recorded if name not in packs])
         turn = self._in_turn(packs, rest_s)
         remembered_s = began_s

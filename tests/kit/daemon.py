@@ -40,11 +40,13 @@ class Machine:
         self.configure()
 
     def configure(self, **values: str) -> None:
-        """Write the configuration; an interval of a year unless another is given."""
+        """Write the configuration; unless it is given: an interval of a year, and no upkeep."""
         settings = {
             "snapshot_paths": str(self.source),
             "snapshot_dir": str(self.store),
             "snapshot_interval": "365d",
+            "retention_policy": "3650d",
+            "scrub_budget": "0",
         } | values
         lines = [f"{key} = {value}\n" for key, value in settings.items()]
         self.config.write_text("".join(lines))

@@ -1,0 +1,300 @@
+"""What the daemon does for the store between two snapshots: forget, prune, scrub.
+
+    forget   after each snapshot of the configured roots, by the retention policy
+    prune    when something in the trash has expired: once a day, or whenever space is short
+    scrub    up to ``scrub_budget`` a day; each pack at most once a week
+
+All of it gives way: to a snapshot that is due or asked for, and to the end of the daemon. What was
+done until then stays done, and the next run goes on. A failure is one line in the log, and never
+ends the daemon or costs a snapshot.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ciuic.clock import Clock, rfc3339
+from ciuic.config import Settings
+from ciuic.errors import BusyError, CancelledError, CiuicError
+from ciuic.model import path_text
+from ciuic.priority import lower_priority
+from ciuic.retention import parse_policy
+from ciuic.store import open_store
+from ciuic.store.layout import HEADER
+from ciuic.units import format_bytes, format_duration
+from ciuic.verbs.forget import apply_forget, plan_forget
+from ciuic.verbs.prune import apply_prune, plan_prune
+from ciuic.verbs.scrub import Budget, DamagedPack, ScrubReport, scrub
+
+__all__ = ["Upkeep"]
+
+_log = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000_000
+_DAY_NS: Final = 86_400 * _NS
+_LOOK_NS: Final = 3600 * _NS
+"""Looking whether there is something to do costs little, and is not done more often than this."""
+_RETRY_S: Final = 300.0
+_REST_S: Final = 7 * 86_400.0
+_SHORT_FRACTION: Final = 0.05
+_NAMED_MAX: Final = 5
+_GIVE_WAY_S: Final = 0.05
+_LOCK_WAIT_S: Final = 2.0
+_REPAIR: Final = "'ciuic repair' shows what can be mended"
+
+
+@dataclass(slots=True)
+class _Day:
+    """What was done on a day, counted in UTC."""
+
+    number: int
+    spent_s: float = 0.0
+    has_read_manifests: bool = False
+
+
+class Upkeep:
+    """All methods are called from the main thread, ``shown`` from any.
+
+    Args:
+        clock: Tells the time.
+        moved: Called about ten times a second while something is being done.
+    """
+
+    def __init__(self, clock: Clock, moved: Callable[[], None]) -> None:
+        self._clock = clock
+        self._moved = moved
+        self._look_ns = clock.now_ns()
+        self._retry_at_s = 0.0
+        self._pruned_ns: int | None = None
+        self._day = _Day(self._today)
+        self._told: set[tuple[str, str]] = set()
+        self._doing: str | None = None
+        self._last: dict[str, dict[str, Any]] = {}
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The field ``upkeep`` of the daemon's status."""
+        return {
+            "doing": self._doing,
+            "scrubbed_today_s": round(self._day.spent_s, 3),
+            "forget": self._last.get("forget"),
+            "prune": self._last.get("prune"),
+            "scrub": self._last.get("scrub"),
+        }
+
+    def after_snapshot(self, settings: Settings) -> None:
+        """Forget what the policy does not keep, and look soon for what else there is to do."""
+        self._look_ns = self._clock.now_ns()
+        with self._attempt("forget"):
+            policy = parse_policy(settings.retention_policy)
+            now_ns = self._clock.now_ns()
+            with open_store(settings.snapshot_dir) as store:
+                plan = plan_forget(store, policy, now_ns)
+            if plan.forgotten:
+                # Decided once more where nobody else can change it.
+                with open_store(settings.snapshot_dir, write=True, wait_s=_LOCK_WAIT_S) as store:
+                    plan = plan_forget(store, policy, now_ns)
+                    apply_forget(store, plan, now_ns)
+            names = [one.id for one, _ in plan.forgotten]
+            self._note("forget", forgotten=names, kept=len(plan.kept))
+            if names:
+                _log.info(
+                    "forgot %s that retention_policy %s does not keep: %s; for %s"
+                    " 'ciuic forget --undo' brings them back",
+                    _counted(len(names), "snapshot"),
+                    policy.text,
+                    _listed(names),
+                    format_duration(settings.trash_s),
+                )
+
+    def is_due(self, settings: Settings) -> bool:
+        """It is time to look whether something is to be done, and may be."""
+        now_ns = self._clock.now_ns()
+        if self._look_ns > now_ns + _LOOK_NS:
+            self._look_ns = now_ns  # the clock was set back
+        if self._clock.monotonic_s() < self._retry_at_s or now_ns < self._look_ns:
+            return False
+        return os.path.lexists(os.path.join(settings.snapshot_dir, HEADER))
+
+    def run(self, settings: Settings, gives_way: Callable[[], bool]) -> None:
+        """Do what is to be done, until it is done or ``gives_way`` turns true."""
+        self._look_ns = self._clock.now_ns() + _LOOK_NS
+        with self._attempt("prune"):
+            if self._should_prune(settings):
+                self._pruned_ns = self._clock.now_ns()
+                self._in_background("prune", gives_way, lambda stop: self._prune(settings, stop))
+        with self._attempt("scrub"):
+            left_s = self._left_today_s(settings)
+            if left_s > 0 and not gives_way():
+                self._in_background(
+                    "scrub", gives_way, lambda stop: self._scrub(settings, left_s, stop)
+                )
+
+    def _in_background(
+        self, what: str, gives_way: Callable[[], bool], work: Callable[[Callable[[], bool]], None]
+    ) -> None:
+        """Work on a thread at idle priority, which the main thread could never leave again."""
+        stop = threading.Event()
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                lower_priority("idle")
+                work(stop.is_set)
+            except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+                failure.append(error)
+
+        thread = threading.Thread(target=run, name=what)
+        self._doing = what
+        try:
+            thread.start()
+            while thread.is_alive():
+                self._moved()
+                if gives_way():
+                    stop.set()
+                    self._look_ns = self._clock.now_ns()
+                thread.join(_GIVE_WAY_S)
+        finally:
+            self._doing = None
+        if failure:
+            raise failure[0]
+
+    def _should_prune(self, settings: Settings) -> bool:
+        now_ns = self._clock.now_ns()
+        lately = self._pruned_ns is not None and 0 <= now_ns - self._pruned_ns < _DAY_NS
+        if lately and not _is_short_of_space(settings.snapshot_dir):
+            return False
+        with open_store(settings.snapshot_dir) as store:
+            limit_ns = now_ns - round(settings.trash_s * _NS)
+            return any(one.forgotten_ns <= limit_ns for one in store.trash())
+
+    def _prune(self, settings: Settings, stop: Callable[[], bool]) -> None:
+        with open_store(settings.snapshot_dir, write=True) as store:
+            now_ns = self._clock.now_ns()
+            plan = plan_prune(store, trash_s=settings.trash_s, now_ns=now_ns, cancelled=stop)
+            report = apply_prune(
+                store, plan, parity=settings.parity, clock=self._clock, cancelled=stop
+            )
+        self._note("prune", **report.as_json())
+        _log.info(
+            "pruned: %s gone for good, %s freed, %s removed, %s rewritten, %s",
+            _counted(len(report.expired), "snapshot"),
+            format_bytes(report.freed_bytes),
+            _counted(report.removed.packs, "pack"),
+            report.rewritten.packs,
+            format_duration(report.total_s),
+        )
+
+    def _left_today_s(self, settings: Settings) -> float:
+        if self._day.number != self._today:
+            self._day = _Day(self._today)
+        return settings.scrub_budget_s - self._day.spent_s
+
+    def _scrub(self, settings: Settings, left_s: float, stop: Callable[[], bool]) -> None:
+        report = scrub(
+            settings.snapshot_dir,
+            clock=self._clock,
+            budget=Budget(duration_s=left_s),
+            rest_s=_REST_S,
+            manifests=not self._day.has_read_manifests,
+            cancelled=stop,
+        )
+        self._day.spent_s += report.total_s
+        self._day.has_read_manifests = True
+        self._note(
+            "scrub",
+            packs=report.read_packs,
+            bytes=report.read_bytes,
+            ok=report.ok,
+            stopped=report.stopped,
+            checks=report.health.as_json(),
+        )
+        self._tell(report)
+
+    def _tell(self, report: ScrubReport) -> None:
+        """What was found; damage that has been told is not told again."""
+        if report.read_packs:
+            unchecked = report.health.unchecked
+            _log.info(
+                "scrub: %s read, %s, %s: %s%s",
+                _counted(report.read_packs, "pack"),
+                format_bytes(report.read_bytes),
+                format_duration(report.total_s),
+                "no damage" if report.ok else "there is damage",
+                f"; {unchecked:,} were never read" if unchecked else "",
+            )
+        for pack in report.damaged:
+            if pack.is_new and self._is_news(pack.check.pack.hex(), pack.check.what):
+                name = pack.check.pack.hex()[:12]
+                _log.error("damage: pack %s: %s; %s", name, pack.check.what, _cost(pack))
+        for one in report.manifests:
+            if self._is_news(os.fsdecode(one.path), one.what):
+                _log.error("damage: %s: %s. %s", os.fsdecode(one.path), one.what, _REPAIR)
+        if report.not_remembered:
+            _log.warning("what the scrub found is not remembered: %s", report.not_remembered)
+
+    def _is_news(self, where: str, what: str) -> bool:
+        known = (where, what) in self._told
+        self._told.add((where, what))
+        return not known
+
+    @contextlib.contextmanager
+    def _attempt(self, what: str) -> Iterator[None]:
+        """Whatever happens inside becomes a line in the log, and ends there."""
+        try:
+            yield
+        except CancelledError:
+            _log.info("%s gave way; it goes on later", what)
+        except BusyError as error:
+            self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
+            self._look_ns = self._clock.now_ns()
+            if what == "prune":
+                self._pruned_ns = None
+            _log.info("%s waits: %s", what, error.message)
+        except CiuicError as error:
+            self._fail(what, f"{error.message}. {error.hint}" if error.hint else error.message)
+        except (OSError, MemoryError) as error:
+            self._fail(what, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - the loop's edge: a bug must not end the daemon
+            _log.exception("this should not have happened; please report it")
+            self._fail(what, f"{type(error).__name__}: {error}")
+
+    def _fail(self, what: str, why: str) -> None:
+        _log.error("no %s: %s", what, why)
+        self._note(what, error=why)
+
+    def _note(self, what: str, **fields: Any) -> None:
+        self._last[what] = {"time": rfc3339(self._clock.now_ns()), **fields}
+
+    @property
+    def _today(self) -> int:
+        return self._clock.now_ns() // _DAY_NS
+
+
+def _is_short_of_space(store_path: str) -> bool:
+    space = os.statvfs(store_path)
+    return space.f_bavail < _SHORT_FRACTION * space.f_blocks
+
+
+def _cost(pack: DamagedPack) -> str:
+    if not pack.files:
+        return f"no file is lost by it. {_REPAIR}"
+    first = pack.files[0]
+    files = _counted(len(pack.files), "file")
+    return (
+        f"it costs {files}, first {path_text(first.path)} in {_listed(first.snapshots)}. {_REPAIR}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    some = ", ".join(names[:_NAMED_MAX])
+    more = len(names) - _NAMED_MAX
+    return f"{some} and {more} more" if more > 0 else some
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
