@@ -8,7 +8,7 @@ decoding anything: XXH3 with 64 bits. docs/format.md, "Conventions".
 from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["ID_BYTES", "checksum", "data_id", "node_id", "pack_id"]
+__all__ = ["ID_BYTES", "checksum", "checksums", "data_id", "node_id", "pack_id"]
 
 ID_BYTES = 32
 
@@ -41,3 +41,8 @@ def pack_id(footer: bytes) -> bytes:
 def checksum(data: bytes | bytearray | memoryview) -> int:
     """XXH3-64 of ``data``, seed 0."""
     return xxh3_64_intdigest(data)
+
+
+def checksums(data: memoryview, step_bytes: int) -> list[int]:
+    """``checksum`` of each stretch of ``step_bytes``; the last one may be shorter."""
+    return [xxh3_64_intdigest(data[at : at + step_bytes]) for at in range(0, len(data), step_bytes)]

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from ciuic import durable
 from ciuic.errors import CorruptionError
-from ciuic.hashing import checksum
+from ciuic.hashing import checksum, checksums
 from ciuic.memory import BufferPool
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
@@ -180,9 +180,7 @@ class ParityMaker:
 
 def _sums_of(buffer: mmap.mmap, length_bytes: int, sector_bytes: int) -> list[int]:
     with memoryview(buffer)[:length_bytes] as view:
-        return [
-            checksum(view[at : at + sector_bytes]) for at in range(0, length_bytes, sector_bytes)
-        ]
+        return checksums(view, sector_bytes)
 
 
 def _pages(pack: bytes, sums: Sequence[int]) -> Iterator[bytes]:
