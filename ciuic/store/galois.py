@@ -42,6 +42,9 @@ class Coder:
     Any ``segments`` of them give back all others. Buffers are given as addresses; whoever calls
     keeps them alive, and makes sure that they are long enough.
 
+    Attributes:
+        matrix: The coefficients: of the first row for each segment, then of the second.
+
     Raises:
         ParityUnavailableError: There is no ISA-L on this machine.
     """
@@ -52,8 +55,8 @@ class Coder:
         whole = (ctypes.c_ubyte * ((segments + rows) * segments))()
         _library().gf_gen_cauchy1_matrix(whole, segments + rows, segments)
         # The first rows are those of the data itself.
-        self._matrix = bytes(whole)[segments * segments :]
-        self._tables = _tables(self._matrix, segments, rows)
+        self.matrix = bytes(whole)[segments * segments :]
+        self._tables = _tables(self.matrix, segments, rows)
 
     def add(self, segment: int, source: int, length_bytes: int, parity: Sequence[int]) -> None:
         """Let a stretch of one segment take part in the same stretch of all rows of parity."""
@@ -79,7 +82,7 @@ class Coder:
         """
         count = len(lost)
         width = self.segments
-        chosen = b"".join([self._matrix[row * width : (row + 1) * width] for row in used])
+        chosen = b"".join([self.matrix[row * width : (row + 1) * width] for row in used])
         tables = _tables(chosen, width, count)
         for number, source in enumerate(segments):
             if number not in lost:

@@ -7,7 +7,7 @@ import struct
 
 from xxhash import xxh3_64_intdigest as xxh3
 
-__all__ = ["Damaged", "coefficient", "mend", "multiply", "read_header"]
+__all__ = ["DamagedError", "coefficient", "mend", "multiply", "read_header"]
 
 HEADER = struct.Struct("<8sQIIIIQ32sQ")
 EXP, LOG = [0] * 510, [0] * 256
@@ -18,7 +18,7 @@ for _power in range(255):
     _value = (_value << 1) ^ (0x11D if _value & 0x80 else 0)
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """More is damaged than can be mended."""
 
 
@@ -48,7 +48,7 @@ def read_header(file, pack):
             magic, size, segments, rows, sector, code, segment, name, _ = HEADER.unpack(data)
             if (magic, code, name) == (b"CIUICPR1", 1, pack):
                 return size, segments, rows, sector, segment
-    raise Damaged("no header")
+    raise DamagedError("no header")
 
 
 def read_sums(file, at, count, pack):
@@ -87,7 +87,7 @@ def mend(damaged, file, pack):
         checks = [parity[(r * per + place) * sector :][:sector] for r in range(rows)]
         used = [r for r in range(rows) if xxh3(checks[r]) == sums[in_pack + r * per + place]]
         if len(used) < len(lost):
-            raise Damaged(f"sector {place} of the segments")
+            raise DamagedError(f"sector {place} of the segments")
         for number, data in zip(lost, solve(segments, words, lost, checks, used), strict=True):
             start = (number * per + place) * sector
             result[start : start + sector] = data
