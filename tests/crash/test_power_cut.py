@@ -103,7 +103,7 @@ def test_a_power_cut_in_a_forget_or_a_prune_costs_nothing_that_is_kept(
         box.store = mounted.path / "store"
         box.configure()
         assert box.ciuic("init").code == 0
-        for number in range(2 * CUTS):
+        for number in range(CUTS + 2):
             step(box.source, rng)
             name = box.take().id
             known[name] = photograph(box.source)
@@ -136,7 +136,7 @@ def test_a_power_cut_in_a_forget_or_a_prune_costs_nothing_that_is_kept(
             assert left <= listed, "a snapshot that was kept is gone"
             if what == "forget" and leaves not in listed:
                 with open_store(str(box.store)) as store:
-                    assert [leaves] == [one.id for one in store.trash()]
+                    assert leaves in {one.id for one in store.trash()}
                 del known[leaves]
             elif what == "forget":
                 assert process.returncode != 0, "forgotten, and still listed"

@@ -20,6 +20,7 @@ from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.model import Root
 from ciuic.store import Store, create_store, open_store
 from ciuic.store.parity import PARITY_DEFAULT
+from ciuic.store.trash import Trash
 from ciuic.verbs.repair import apply_repair, plan_repair
 from ciuic.verbs.restore import RestoreRequest, restore
 from ciuic.verbs.take import TakeRequest, take_snapshot
@@ -46,10 +47,14 @@ class Kept(NamedTuple):
 
 
 class Holdings(NamedTuple):
-    """What a store holds: snapshots that are listed, and those in the trash."""
+    """What a store holds: snapshots that are listed, in the trash, and gone for good."""
 
     live: dict[str, Kept]
     trash: frozenset[str]
+    retired: frozenset[str]
+
+
+_NOTHING: Final = Holdings({}, frozenset(), frozenset())
 
 
 class Step(NamedTuple):
@@ -89,11 +94,11 @@ def holdings(store: Store) -> Holdings:
     live = {}
     for summary in list_snapshots(store):
         manifest = store.manifest(summary.id)
-        words = (summary.tags, getattr(summary, "pinned", False))
-        assert (manifest.summary.tags, getattr(manifest.summary, "pinned", False)) == words
+        words = (summary.tags, summary.pinned)
+        assert (manifest.summary.tags, manifest.summary.pinned) == words
         live[summary.id] = Kept(summary.taken_ns, manifest.roots, words)
-    trash = store.trash() if hasattr(store, "trash") else []
-    return Holdings(live, frozenset(one.id for one in trash))
+    trash = frozenset(one.id for one in store.trash())
+    return Holdings(live, trash, Trash(store.path).retired())
 
 
 class Recording(Protocol):
@@ -242,7 +247,7 @@ class StoreStory:
         if moment.before is None:
             # There is no store, a part of one, or a whole one: init finishes whatever it is.
             create_store(path, ManualClock())
-            moment = Moment(Holdings({}, frozenset()), moment.after)
+            moment = Moment(_NOTHING, moment.after)
         clock = ManualClock(time.time_ns() + _LATER_NS)
         with open_store(path) as store:
             found = holdings(store)
@@ -287,7 +292,7 @@ class StoreStory:
 
 def check_holdings(moment: Moment, found: Holdings) -> None:
     """Each snapshot is where it was before the command or where it is after it."""
-    before = moment.before or Holdings({}, frozenset())
+    before = moment.before or _NOTHING
     after = moment.after or before
     possible = before.live.keys() | after.live.keys()
     sure = before.live.keys() & after.live.keys()
@@ -298,6 +303,8 @@ def check_holdings(moment: Moment, found: Holdings) -> None:
     for name in had:
         states = {one for holding in (before, after) for one in where(name, holding)}
         assert where(name, found) & states or "nowhere" in states, f"{name} is lost"
+        if where(name, found) == {"nowhere"}:
+            assert name in found.retired, f"the ID {name} may be used again"
     for name, kept in found.live.items():
         known = [holding.live[name] for holding in (before, after) if name in holding.live]
         assert any((kept.taken_ns, kept.roots) == (one.taken_ns, one.roots) for one in known)
