@@ -109,7 +109,8 @@ def shape_while_writing(full_bytes: int, share: float) -> Shape:
     segments = _segments(share)
     segment_bytes = _rounded_up(-(-full_bytes // segments), _BLOCK_BYTES)
     room = -(-(full_bytes + _FOOTER_ROOM_BYTES) // segment_bytes)
-    return Shape(room, _rows(segments, share), _BLOCK_BYTES, segment_bytes)
+    rows = _rows(segments, share)
+    return Shape(min(room, _CODE_WIDTH - rows), rows, _BLOCK_BYTES, segment_bytes)
 
 
 def _segments(share: float) -> int:

@@ -1,0 +1,429 @@
+"""Parity: what is damaged within its reach is mended to the bit, and no file is believed."""
+
+import contextlib
+import mmap
+import os
+import random
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciuic.errors import CiuicError, CorruptionError, StoreError
+from ciuic.store import galois
+from ciuic.store.mending import Mender, opened_mender
+from ciuic.store.parity import (
+    Parity,
+    ParityMaker,
+    Shape,
+    _encode_header,
+    coder_for,
+    inspect_parity,
+    make_parity,
+    parity_path,
+    shape_for,
+    shape_while_writing,
+    write_parity,
+)
+
+PACK = bytes(range(32))
+SIZES = [1, 511, 4096, 20_000, 130_001, 1_100_000, 3_000_003]
+ZEROS = 8 * 1024
+
+
+class Kept:
+    """A pack, its parity, and what the pack was."""
+
+    def __init__(self, directory: Path, size: int, share: float = 0.04) -> None:
+        self.directory = directory
+        for name in ("packs", "parity", "tmp"):
+            (directory / name).mkdir(exist_ok=True)
+        self.pack = directory / "packs" / PACK.hex()
+        self.data = random.Random(size).randbytes(size)
+        self.pack.write_bytes(self.data)
+        with self.pack.open("rb") as file:
+            maker = make_parity(file.fileno(), share)
+        self.shape = maker.shape
+        write_parity(str(directory), PACK, maker)
+        self.parity = Path(parity_path(str(directory), PACK))
+
+    @contextlib.contextmanager
+    def mender(self) -> Iterator[Mender]:
+        with (
+            self.pack.open("rb") as file,
+            opened_mender(str(self.directory), PACK, file.fileno()) as one,
+        ):
+            yield one
+
+    def mended(self) -> bytes:
+        with self.mender() as mender:
+            return mender.read(len(self.data), 0)
+
+    def harm(self, begin: int, length: int) -> None:
+        """Every byte of a stretch turns into another one."""
+        harm(self.pack, begin, length)
+
+    def restore(self) -> None:
+        self.pack.write_bytes(self.data)
+
+    def inspect(self) -> str:
+        return inspect_parity(str(self.directory), PACK)
+
+
+def harm(path: Path, begin: int, length: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(begin)
+        old = file.read(length)
+        file.seek(begin)
+        file.write(bytes([one ^ 0xA5 for one in old]))
+
+
+@pytest.fixture(params=SIZES)
+def kept(request, tmp_path) -> Kept:
+    return Kept(tmp_path, request.param)
+
+
+def test_a_sound_pack_is_read_as_it_is(kept):
+    assert kept.mended() == kept.data
+    assert kept.inspect() == ""
+
+
+def test_any_stretch_within_reach_is_mended(kept):
+    size, length = len(kept.data), min(len(kept.data), kept.shape.reach_bytes)
+    chance = random.Random(1)
+    for begin in {0, size - length, *[chance.randrange(size - length + 1) for _ in range(8)]}:
+        kept.harm(begin, length)
+        assert kept.mended() == kept.data
+        kept.restore()
+
+
+def test_a_pack_that_lost_its_end_is_mended(kept):
+    for length in {1, min(len(kept.data), kept.shape.reach_bytes)}:
+        os.truncate(kept.pack, len(kept.data) - length)
+        assert kept.mended() == kept.data
+        kept.restore()
+
+
+def test_a_stretch_of_zeros_is_mended(kept):
+    length = min(len(kept.data), kept.shape.reach_bytes)
+    with kept.pack.open("r+b") as file:
+        file.write(bytes(length))
+
+    assert kept.mended() == kept.data
+
+
+def test_what_stands_behind_the_end_of_a_pack_is_not_part_of_it(kept):
+    with kept.pack.open("ab") as file:
+        file.write(b"more")
+
+    assert kept.mended() == kept.data
+
+
+def test_any_part_of_a_damaged_pack_can_be_read(kept):
+    kept.harm(0, min(len(kept.data), kept.shape.reach_bytes))
+    chance = random.Random(2)
+    with kept.mender() as mender:
+        for _ in range(20):
+            begin = chance.randrange(len(kept.data))
+            length = chance.randrange(1, 10_000)
+            assert mender.read(length, begin) == kept.data[begin : begin + length]
+        assert mender.read(10, len(kept.data)) == b""
+
+
+def test_scattered_sectors_are_mended_as_many_as_there_are_rows_in_each_place(tmp_path):
+    kept = Kept(tmp_path, 3_000_000)
+    shape = kept.shape
+    per = shape.segment_bytes // shape.sector_bytes
+    chance = random.Random(3)
+    for place in range(per):
+        for segment in chance.sample(range(shape.segments - 1), shape.rows):
+            kept.harm((segment * per + place) * shape.sector_bytes + 17, 1)
+
+    assert kept.mended() == kept.data
+
+    kept.harm((shape.segments - 1) * shape.segment_bytes, 1)
+    with pytest.raises(CorruptionError, match="more is damaged"):
+        kept.mended()
+
+
+def test_beyond_reach_the_rest_can_still_be_read(tmp_path):
+    kept = Kept(tmp_path, 3_000_000)
+    kept.harm(500_000, 2 * kept.shape.parity_bytes)
+
+    with kept.mender() as mender:
+        assert mender.read(100_000, 0) == kept.data[:100_000]
+        with pytest.raises(CorruptionError, match="more is damaged"):
+            mender.read(1_000_000, 500_000)
+
+
+def test_a_pack_that_lost_more_of_its_end_than_parity_has_is_hopeless(tmp_path):
+    kept = Kept(tmp_path, 3_000_000)
+    os.truncate(kept.pack, len(kept.data) - kept.shape.parity_bytes - 1)
+
+    with pytest.raises(CorruptionError, match="more of the pack is missing"):
+        kept.mended()
+
+
+@given(data=st.data())
+def test_random_damage_within_reach_is_repaired_bit_exactly(data, tmp_path_factory):
+    size = data.draw(st.integers(1, 400_000), label="size")
+    share = data.draw(st.sampled_from([0.01, 0.04, 0.1, 0.5, 1.0]), label="share")
+    kept = Kept(tmp_path_factory.mktemp("kept"), size, share)
+    shape = kept.shape
+    per = shape.segment_bytes // shape.sector_bytes
+    rows = [kept.shape.rows] * per
+    # The parity's own file is damaged too, and each sector of it that is lost is one row less.
+    table = 80 + 8 * (sectors := -(-size // shape.sector_bytes) + shape.rows * per)
+    table += 8 * -(-sectors // 511)
+    for row, place in data.draw(
+        st.sets(st.tuples(st.integers(0, shape.rows - 1), st.integers(0, per - 1)), max_size=5),
+        label="lost of the parity",
+    ):
+        harm(kept.parity, table + (row * per + place) * shape.sector_bytes, 3)
+        rows[place] -= 1
+    for place in range(per):
+        lost = data.draw(
+            st.sets(st.integers(0, shape.segments - 1), max_size=rows[place]), label="lost"
+        )
+        for segment in lost:
+            begin = (segment * per + place) * shape.sector_bytes
+            at = data.draw(st.integers(0, shape.sector_bytes - 1))
+            kept.harm(begin + at, data.draw(st.integers(1, shape.sector_bytes - at)))
+
+    assert kept.mended() == kept.data
+
+
+@given(data=st.data())
+def test_whatever_is_damaged_the_pack_comes_back_right_or_is_refused(data, tmp_path_factory):
+    kept = Kept(tmp_path_factory.mktemp("kept"), data.draw(st.integers(1, 200_000)))
+    for path in (kept.pack, kept.parity):
+        for _ in range(data.draw(st.integers(0, 4))):
+            length = path.stat().st_size
+            begin = data.draw(st.integers(0, length))
+            match data.draw(st.sampled_from(["turn", "cut", "zero"])):
+                case "turn":
+                    harm(path, begin, data.draw(st.integers(1, 5000)))
+                case "cut":
+                    os.truncate(path, begin)
+                case "zero":
+                    with path.open("r+b") as file:
+                        file.seek(begin)
+                        file.write(bytes(data.draw(st.integers(0, ZEROS))))
+
+    with contextlib.suppress(CorruptionError):
+        mended = kept.mended()
+        assert mended == kept.data or has_lost_sums(kept)
+    kept.inspect()
+
+
+def has_lost_sums(kept):
+    """A page of the table is damaged in both copies: nobody can tell what is damaged then."""
+    with kept.parity.open("rb") as file:
+        parity = Parity(file.fileno(), PACK)
+        return None in [parity.sum_of(one) for one in range(parity.sectors)]
+
+
+def test_each_end_of_the_parity_file_is_enough(tmp_path):
+    kept = Kept(tmp_path, 3_000_000)
+    front = kept.parity.stat().st_size - kept.shape.parity_bytes
+    begin = kept.shape.parity_bytes + front // 2
+    for at, length in ((0, front // 2), (begin, front // 2)):
+        harm(kept.parity, at, length)
+        kept.harm(100_000, 50_000)
+
+        assert kept.mended() == kept.data
+        assert kept.inspect()
+
+        harm(kept.parity, at, length)
+        kept.restore()
+        assert kept.inspect() == ""
+
+
+def test_a_page_that_is_damaged_in_both_tables_counts_as_lost(tmp_path):
+    kept = Kept(tmp_path, 3_000_000)
+    for at in (80, kept.parity.stat().st_size - 80 - 8 * 512):
+        harm(kept.parity, at, 8)
+    assert kept.inspect()
+
+    assert kept.mended() == kept.data
+
+
+def test_what_of_a_parity_file_that_was_cut_is_left_is_used(tmp_path):
+    kept = Kept(tmp_path, 3_000_000)
+    table = (kept.parity.stat().st_size - kept.shape.parity_bytes) // 2
+    os.truncate(kept.parity, table + 2 * kept.shape.segment_bytes)
+    kept.harm(200_000, 2 * kept.shape.segment_bytes - kept.shape.sector_bytes + 1)
+
+    assert kept.mended() == kept.data
+    assert "long" in kept.inspect()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x", bytes(80), bytes(100_000), b"CIUICPR1" + b"\xff" * 500], ids=len
+)
+def test_files_that_are_no_parity_are_refused(tmp_path, content):
+    kept = Kept(tmp_path, 50_000)
+    kept.parity.write_bytes(content)
+
+    with pytest.raises(CorruptionError):
+        kept.mended()
+    assert kept.inspect()
+
+
+def test_the_parity_of_another_pack_is_refused(tmp_path):
+    kept = Kept(tmp_path, 50_000)
+    other = bytes(32)
+    os.rename(kept.parity, parity_path(str(tmp_path), other))
+
+    with (
+        kept.pack.open("rb") as file,
+        pytest.raises(CorruptionError, match="another pack"),
+        opened_mender(str(tmp_path), other, file.fileno()),
+    ):
+        pass
+
+
+def test_a_pack_without_parity_is_told_as_such(tmp_path):
+    kept = Kept(tmp_path, 50_000)
+    kept.parity.unlink()
+    assert kept.inspect() == "it is missing"
+
+    with pytest.raises(CorruptionError, match="no parity"):
+        kept.mended()
+
+    kept.parity.mkdir()
+    assert kept.inspect() == "it is not a regular file"
+    with pytest.raises(CorruptionError):
+        kept.mended()
+
+
+LIES = [
+    Shape(0, 1, 512, 4096),
+    Shape(1, 0, 512, 4096),
+    Shape(250, 7, 512, 4096),
+    Shape(13, 1, 511, 4096),
+    Shape(13, 1, 512, 4000),
+    Shape(13, 1, 512, 0),
+    Shape(13, 1, 1 << 30, 1 << 30),
+    Shape(13, 1, 65_536, 1 << 39),
+    Shape(200, 56, 65_536, 1 << 39),
+    Shape(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**63),
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+@pytest.mark.parametrize("size", [1, 50_000, 2**40, 2**64 - 1])
+def test_a_header_that_lies_costs_neither_memory_nor_time(tmp_path, lie, size):
+    kept = Kept(tmp_path, 50_000)
+    header = _encode_header(PACK, size, lie)
+    kept.parity.write_bytes(header + bytes(100_000) + header)
+
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(CorruptionError), kept.mender() as mender:
+            mender.read(100_000, 0)
+        kept.inspect()
+        assert tracemalloc.get_traced_memory()[1] < 100 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_frame_read_from_parity_that_lies_is_not_longer_than_was_asked(tmp_path):
+    kept = Kept(tmp_path, 50_000)
+    header = _encode_header(PACK, 400_000, Shape(100, 4, 4096, 4096))
+    kept.parity.write_bytes(header + bytes(50_000) + header)
+
+    with pytest.raises(CorruptionError):
+        kept.mended()
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.005, 0.01, 0.03, 0.04, 0.07, 0.3, 0.99, 1.0])
+@pytest.mark.parametrize("size", [1, 4096, 100_000, 999_999, 64 << 20, 70 << 20, 1 << 33])
+def test_shapes_hold_their_pack_and_take_their_share(share, size):
+    shape = shape_for(size, share)
+
+    assert 1 <= shape.segments <= 200
+    assert shape.segments + shape.rows <= 256
+    assert (shape.segments - 1) * shape.segment_bytes < size <= shape.segments * shape.segment_bytes
+    assert shape.segment_bytes % shape.sector_bytes == 0
+    assert shape.rows == 1 or (shape.rows - 1) / shape.segments < share
+    assert shape.rows / shape.segments >= share - 1e-9
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.04, 0.3, 1.0])
+def test_a_pack_that_grows_gets_the_same_parity_as_one_that_is_there(tmp_path, share):
+    full = 5 * 1024 * 1024
+    shape = shape_while_writing(full, share)
+    data = random.Random(4).randbytes(full + 1234)
+    maker = ParityMaker(shape)
+    buffer = mmap.mmap(-1, 1024 * 1024)
+    for at in range(0, len(data), len(buffer)):
+        part = data[at : at + len(buffer)]
+        buffer[: len(part)] = part
+        maker.add(buffer, len(part))
+    assert maker.fits
+    kept = Kept(tmp_path, 1)
+    kept.data = data
+    kept.restore()
+    write_parity(str(tmp_path), PACK, maker)
+
+    kept.harm(777_777, min(shape.reach_bytes, len(data) - 777_777))
+    assert kept.mended() == data
+    assert kept.inspect() == ""
+
+
+def test_a_pack_that_outgrows_its_shape_is_known_as_such():
+    maker = ParityMaker(Shape(2, 1, 4096, 4096))
+    buffer = mmap.mmap(-1, 8192)
+
+    maker.add(buffer, 8192)
+    assert maker.fits
+    maker.add(buffer, 1)
+    assert not maker.fits
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """Takes ISA-L away when it is called."""
+
+    def missing(place):
+        raise OSError(f"{place}: cannot open shared object file")
+
+    def take_away():
+        forget()
+        monkeypatch.setattr(galois.ctypes, "CDLL", missing)
+
+    def forget():
+        galois._library.cache_clear()
+        coder_for.cache_clear()
+
+    yield take_away
+    monkeypatch.undo()
+    forget()
+
+
+def test_without_the_library_parity_is_refused_and_damage_stays_damage(tmp_path, no_library):
+    kept = Kept(tmp_path, 50_000)
+    no_library()
+
+    with pytest.raises(StoreError, match="pyeclib") as refused:
+        ParityMaker(shape_for(1000, 0.04))
+    assert "parity = 0" in refused.value.hint
+    with pytest.raises(CorruptionError, match="ISA-L"):
+        kept.mended()
+
+
+def test_parity_that_cannot_be_written_leaves_nothing(tmp_path):
+    kept = Kept(tmp_path, 50_000)
+    kept.parity.unlink()
+    kept.parity.parent.rmdir()
+    kept.parity.parent.write_bytes(b"")  # a file in the directory's place
+    with kept.pack.open("rb") as file:
+        maker = make_parity(file.fileno(), 0.04)
+
+    with pytest.raises(CiuicError):
+        write_parity(str(tmp_path), PACK, maker)
+    assert list((tmp_path / "tmp").iterdir()) == []
