@@ -54,10 +54,13 @@ def prune(
     that is needed are removed; of those that are mostly garbage, the rest moves to new packs.
     Snapshots can be restored meanwhile. May be stopped at any moment, and run again.
     """
+    from dataclasses import replace
+
     from ciuic.clock import SystemClock
     from ciuic.verbs.prune import apply_prune, foresee_prune, plan_prune
 
     clock = SystemClock()
+    began_s = clock.monotonic_s()
     with (
         interruptible() as cancelled,
         session.opened(write=True, wait_s=wait_s) as store,
@@ -83,6 +86,7 @@ def prune(
                 cancelled=cancelled,
                 progress=shown.stage,
             )
+    report = replace(report, total_s=clock.monotonic_s() - began_s)
     if as_json:
         print_json(report.as_json())
     else:
@@ -93,7 +97,7 @@ def prune(
 def _summarise(report: Any) -> None:
     would = "would be " if report.dry_run else ""
     if report.expired:
-        click.echo(f"{len(report.expired)} forgotten snapshots {would}gone for good")
+        click.echo(f"{_snapshots(len(report.expired))} {would}gone for good")
     click.echo(f"{would}freed: {format_bytes(report.freed_bytes)}")
     rows = (
         ("removed", report.removed, ""),
@@ -107,10 +111,19 @@ def _summarise(report: Any) -> None:
         f" {format_duration(report.total_s)}",
         err=True,
     )
+    if report.in_trash:
+        click.echo(
+            f"{_snapshots(report.in_trash)} in the trash, with the data; --trash 0 gives that up",
+            err=True,
+        )
     for pack in report.damaged[:_SHOWN_MAX]:
         click.echo(f"pack {pack.hex()[:12]} is damaged and was left alone", err=True)
     if report.damaged:
         click.echo("run 'ciuic repair' to see what can be mended", err=True)
+
+
+def _snapshots(count: int) -> str:
+    return f"{count:,} forgotten snapshot{'' if count == 1 else 's'}"
 
 
 def _packs(counts: Any) -> str:

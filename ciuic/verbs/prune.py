@@ -52,6 +52,7 @@ class PrunePlan:
 
     Attributes:
         expired: Snapshots in the trash whose time is over.
+        in_trash: How many others can still be brought back.
         removed: Packs that nobody needs.
         rewritten: Packs that are worn, those with the most garbage first.
         kept: The other packs.
@@ -64,6 +65,7 @@ class PrunePlan:
     """
 
     expired: tuple[str, ...]
+    in_trash: int
     removed: tuple[PackUse, ...]
     rewritten: tuple[PackUse, ...]
     kept: PruneCounts
@@ -81,6 +83,7 @@ class PruneReport:
 
     Attributes:
         expired: Snapshots that were in the trash and can't be brought back any more.
+        in_trash: How many others can be.
         removed: Packs that held nothing needed.
         rewritten: Packs that went after what was needed of them had moved.
         written: New packs that took it.
@@ -91,6 +94,7 @@ class PruneReport:
 
     dry_run: bool
     expired: tuple[str, ...]
+    in_trash: int
     removed: PruneCounts
     rewritten: PruneCounts
     written: PruneCounts
@@ -112,6 +116,7 @@ class PruneReport:
         return {
             "dry_run": self.dry_run,
             "expired": list(self.expired),
+            "in_trash": self.in_trash,
             "freed_bytes": self.freed_bytes,
             "removed": self.removed.as_json(),
             "rewritten": self.rewritten.as_json(),
@@ -184,6 +189,7 @@ def plan_prune(
     left = {name: size for name, size in packs.items() if name not in gone}
     return PrunePlan(
         expired=tuple(sorted(expired)),
+        in_trash=len(forgotten) - len(expired),
         removed=removed,
         rewritten=tuple(worn),
         kept=PruneCounts(len(left), sum(left.values())),
@@ -284,6 +290,7 @@ def _run(
     return PruneReport(
         dry_run=dry_run,
         expired=plan.expired,
+        in_trash=plan.in_trash,
         removed=PruneCounts(len(dead), dead_bytes),
         rewritten=PruneCounts(*rewriter.removed),
         written=PruneCounts(*rewriter.written),
