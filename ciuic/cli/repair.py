@@ -80,8 +80,10 @@ def _tell(report: Any) -> None:
     if plan.origins:
         click.echo(f"{len(plan.origins):,} chunks {would}stored again from files that have them")
     for bad in plan.manifests:
-        remedy = f"{would}put back from its copy" if bad.has_copy else "there is no copy of it"
-        click.echo(f"{printable(bad.what)}: {remedy}")
+        remedy = "put back from its copy" if bad.has_copy else "set aside, as it has no copy"
+        click.echo(f"{printable(bad.what)}: {would}{remedy}")
+    if plan.retired:
+        click.echo(f"{printable(plan.retired)}: {would}set aside")
     if plan.stale_catalog:
         click.echo(f"the catalog {would}made anew from the packs")
     if plan.bare:

@@ -148,7 +148,9 @@ class ParityMaker:
         self.fits = True
         self._coder = coder_for(shape.segments, shape.rows)
         self._sums: list[int] = []
-        self._rows = mmap.mmap(-1, shape.parity_bytes)
+        # Private: a child that was forked would write to the same memory as its parent.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._rows = mmap.mmap(-1, shape.parity_bytes, flags=private)
 
     def add(self, buffer: mmap.mmap, length_bytes: int) -> None:
         """Take in the next bytes, which stand at the start of ``buffer``.

@@ -146,6 +146,16 @@ class Trash:
             return self._read_retired()
         return frozenset()
 
+    def check_retired(self) -> None:
+        """Make sure that the list of retired IDs says what was written, if there is one.
+
+        Raises:
+            CorruptionError: It is damaged.
+            UnknownFormatError: A later version wrote it.
+            StoreError: It can't be read.
+        """
+        self._read_retired()
+
     def retire(self, snapshot_ids: Collection[str]) -> None:
         """Durably add to the list of retired IDs.
 

@@ -93,11 +93,19 @@ class BadPack(NamedTuple):
 
 
 class BadManifest(NamedTuple):
-    """A manifest that is damaged or gone, and whether its copy can take its place."""
+    """A manifest that is damaged or gone, and whether its copy can take its place.
+
+    Attributes:
+        id: The snapshot's.
+        what: What is wrong.
+        has_copy: It can.
+        in_trash: The snapshot is forgotten, and lies in the trash.
+    """
 
     id: str
     what: str
     has_copy: bool
+    in_trash: bool = False
 
 
 class Remaining(NamedTuple):
@@ -136,7 +144,8 @@ class RepairPlan:
         packs: Damaged packs.
         origins: Chunks that no pack has, and the file that still has their bytes.
         lost: Chunks that snapshots need and nobody has.
-        manifests: Damaged or lost ones.
+        manifests: Damaged or lost ones. One without a copy is set aside.
+        retired: What is wrong with the list of retired IDs, which is set aside; empty: nothing.
         bare: Packs without sound parity.
         uncopied: Snapshots whose manifest has no copy, or an old one.
         stale_catalog: The catalog does not say what the packs do.
@@ -149,6 +158,7 @@ class RepairPlan:
     origins: dict[bytes, Origin]
     lost: frozenset[bytes]
     manifests: tuple[BadManifest, ...]
+    retired: str
     bare: tuple[bytes, ...]
     uncopied: tuple[str, ...]
     stale_catalog: bool
@@ -159,7 +169,7 @@ class RepairPlan:
     @property
     def is_damaged(self) -> bool:
         """Something was found that is not what was written."""
-        return bool(self.packs or self.manifests or self.origins or self.remaining)
+        return bool(self.packs or self.manifests or self.retired or self.origins or self.remaining)
 
     @property
     def is_hopeless(self) -> bool:
@@ -169,8 +179,14 @@ class RepairPlan:
     @property
     def has_work(self) -> bool:
         """A repair would change something."""
-        return bool(self.packs or self.origins or self.bare or self.uncopied) or (
-            self.stale_catalog or any(one.has_copy for one in self.manifests)
+        return bool(
+            self.packs
+            or self.manifests
+            or self.retired
+            or self.origins
+            or self.bare
+            or self.uncopied
+            or self.stale_catalog
         )
 
 
@@ -215,8 +231,15 @@ class RepairReport:
             "found_chunks": len(plan.origins),
             "lost_chunks": len(plan.lost),
             "manifests": [
-                {"id": one.id, "what": one.what, "has_copy": one.has_copy} for one in plan.manifests
+                {
+                    "id": one.id,
+                    "what": one.what,
+                    "has_copy": one.has_copy,
+                    "in_trash": one.in_trash,
+                }
+                for one in plan.manifests
             ],
+            "retired": plan.retired,
             "parity_missing": len(plan.bare),
             "copies_missing": len(plan.uncopied),
             "stale_catalog": plan.stale_catalog,
@@ -273,12 +296,17 @@ def plan_repair(
     unreadable = {name for one in packs for name in one.lost}
     search = _Search(store, unreadable, cancelled)
     remaining = search.run(progress)
+    trash = Trash(store.path)
+    retired = _retired_damage(trash)
     manifests, uncopied = _manifests(store)
+    # Without the list nobody knows whether a snapshot is lost or was forgotten for good.
+    lost_manifests = [] if retired else _lost_manifests(store)
     return RepairPlan(
         packs=tuple(packs),
         origins=search.origins,
         lost=frozenset(search.lost),
-        manifests=manifests,
+        manifests=(*manifests, *lost_manifests, *_trash_damage(store, trash)),
+        retired=retired,
         bare=tuple(bare),
         uncopied=uncopied if parity else (),
         stale_catalog=_is_stale(store, sizes),
@@ -433,8 +461,8 @@ class _Search:
                         waiting.append((entry.content, entry.level))
 
 
-def _manifests(store: Store) -> tuple[tuple[BadManifest, ...], tuple[str, ...]]:
-    """Manifests that are damaged or gone, and snapshots without a copy of theirs."""
+def _manifests(store: Store) -> tuple[list[BadManifest], tuple[str, ...]]:
+    """Manifests that are damaged, and snapshots without a copy of theirs."""
     bad, uncopied = [], []
     listed = store.snapshot_files()
     for name in sorted(listed):
@@ -448,31 +476,43 @@ def _manifests(store: Store) -> tuple[tuple[BadManifest, ...], tuple[str, ...]]:
         else:
             if copy != _manifest_file(store, name):
                 uncopied.append(name)
-    trash = Trash(store.path)
-    gone = set(_copied(store)).difference(listed, trash.ids(), trash.retired())
-    bad += [
+    return bad, tuple(uncopied)
+
+
+def _lost_manifests(store: Store) -> list[BadManifest]:
+    """Snapshots that nobody has forgotten, and whose manifest is only there as a copy."""
+    return [
         BadManifest(name, f"the manifest of {name} is gone", has_copy=True)
-        for name in sorted(gone)
-        if store.manifest_copy(name) is not None
+        for name, is_retired in sorted(store.lone_copies().items())
+        if not is_retired and store.manifest_copy(name) is not None
     ]
-    return tuple(bad), tuple(uncopied)
+
+
+def _trash_damage(store: Store, trash: Trash) -> Iterator[BadManifest]:
+    for name in trash.ids():
+        try:
+            trash.read(name, None)
+        except CorruptionError as error:
+            has_copy = store.manifest_copy(name) is not None
+            yield BadManifest(name, error.message, has_copy, in_trash=True)
+        except UnknownFormatError:
+            continue
+
+
+def _retired_damage(trash: Trash) -> str:
+    try:
+        trash.check_retired()
+    except CorruptionError as error:
+        return error.message
+    except UnknownFormatError:
+        pass
+    return ""
 
 
 def _manifest_file(store: Store, name: str) -> bytes:
     path = os.path.join(store.path, layout.SNAPSHOTS, layout.manifest_name(name))
     with store_faults("read", path):
         return read_regular(path, MANIFEST_BYTES_MAX)
-
-
-def _copied(store: Store) -> Iterator[str]:
-    """Snapshots whose manifest has something that is called its copy."""
-    directory = os.path.join(store.path, layout.PARITY)
-    if os.path.isdir(directory):
-        with store_faults("list", directory):
-            for entry in os.listdir(directory):
-                name = layout.parse_manifest_name(entry)
-                if name is not None:
-                    yield name
 
 
 def _is_stale(store: Store, sizes: dict[bytes, int]) -> bool:
@@ -507,11 +547,8 @@ def apply_repair(
     whole = [one for one in plan.packs if one.whole]
     broken = [one for one in plan.packs if not one.whole]
     steps: list[Callable[[], None]] = [
-        *[
-            functools.partial(hands.put_back_manifest, one.id)
-            for one in plan.manifests
-            if one.has_copy
-        ],
+        *[functools.partial(hands.mend_manifest, one) for one in plan.manifests],
+        *[hands.set_retired_aside for _ in range(bool(plan.retired))],
         *[functools.partial(hands.mend_pack, one.pack) for one in whole],
         functools.partial(hands.store_chunks, broken, plan.origins),
         *[functools.partial(hands.rewrite_pack, one) for one in broken],
@@ -535,19 +572,32 @@ class _Hands:
         self._store = store
         self._parity = parity
         self._clock = clock
+        self._trash = Trash(store.path)
         self._packs = os.path.join(store.path, layout.PACKS)
         self._temporary = os.path.join(store.path, layout.TEMPORARY)
         self.quarantined: list[str] = []
 
-    def put_back_manifest(self, name: str) -> None:
-        """The copy of a manifest takes its place."""
-        data = self._store.manifest_copy(name)
+    def mend_manifest(self, bad: BadManifest) -> None:
+        """The copy of a manifest takes its place; without one it is only set aside."""
+        name = layout.manifest_name(bad.id)
+        place = layout.TRASH if bad.in_trash else layout.SNAPSHOTS
+        path = os.path.join(self._store.path, place, name)
+        self._set_aside(path, f"{layout.TRASH}-{name}" if bad.in_trash else name)
+        data = self._store.manifest_copy(bad.id)
         if data is None:
-            return
-        path = os.path.join(self._store.path, layout.SNAPSHOTS, layout.manifest_name(name))
-        self._set_aside(path, layout.manifest_name(name))
-        with store_faults("write", path):
-            durable.write_whole(path, data, temporary_directory=self._temporary, mode=0o600)
+            self._take_away(path)
+        elif bad.in_trash:
+            forgotten = self._trash.read(bad.id, data)
+            self._trash.put(bad.id, data, forgotten.forgotten_ns)
+        else:
+            with store_faults("write", path):
+                durable.write_whole(path, data, temporary_directory=self._temporary, mode=0o600)
+
+    def set_retired_aside(self) -> None:
+        """A damaged list of retired IDs gives way to a new one."""
+        path = os.path.join(self._store.path, layout.RETIRED)
+        self._set_aside(path, layout.RETIRED)
+        self._take_away(path)
 
     def mend_pack(self, pack: bytes) -> None:
         """Write a pack that its parity gives back whole."""
@@ -620,10 +670,8 @@ class _Hands:
         self._set_aside(sidecar, f"{layout.pack_name(bad.pack)}.parity")
         self._store.index.remove_pack(bad.pack)
         self._store.index.commit()
-        with store_faults("take away", path):
-            durable.remove_file(path)
-            durable.remove_file(sidecar)
-        sync_packs(self._store.path)
+        self._take_away(path)
+        self._take_away(sidecar)
 
     def renew_catalog(self, lost: Iterable[bytes]) -> None:
         """The catalog says what the packs do, and which chunks nobody has."""
@@ -681,6 +729,13 @@ class _Hands:
         index.add_pack(pack, size_bytes, frames)
         index.put_check(pack, self._clock.now_ns(), size_bytes, "")
         index.commit()
+
+    def _take_away(self, path: str) -> None:
+        """Remove a name of what was set aside, durably."""
+        with store_faults("take away", path):
+            if os.path.lexists(path):
+                durable.remove_file(path)
+                durable.sync_directory(os.path.dirname(path))
 
     def _set_aside(self, path: str, name: str) -> None:
         """Give a file a name in ``quarantine/``, before another one takes its place."""
