@@ -1,5 +1,6 @@
 """Numbers with units, as people write them and as they like to read them."""
 
+import math
 import re
 
 __all__ = [
@@ -43,7 +44,10 @@ def parse_size_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"'{text}' is not a size; write a number and KiB, MiB, GiB or TiB: 64 MiB")
     unit = (match[2] or "").lower().removesuffix("i")
-    return int(float(match[1]) * 1024 ** _POWERS[unit])
+    size = float(match[1]) * 1024 ** _POWERS[unit]
+    if math.isinf(size):
+        raise ValueError("that is more than any disk has")
+    return int(size)
 
 
 def format_files(count: int) -> str:

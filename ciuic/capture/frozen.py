@@ -20,6 +20,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import stat
 import struct
 import threading
@@ -59,6 +60,10 @@ _COPY_MODE: Final = 0o400
 _MAGIC: Final = b"ciuic frozen copies 1\n"
 _HEAD: Final = struct.Struct(">I")
 _SIGN: Final = 1 << 63
+_U64_MAX: Final = 2**64 - 1
+_COPY_NAME: Final = re.compile(rb"[0-9a-f]{16}")
+_PATH_BYTES_MAX: Final = 4096
+_HEADER_BYTES_MAX: Final = 1024 * 1024
 _KEY: Final = struct.Struct(">QQQ")
 _RECORD: Final = struct.Struct(">QQQQQQ16s")
 _SHORT_FRACTION: Final = 0.05
@@ -228,12 +233,12 @@ class Area:
         """The store that this is for is not where it was, or another one is there."""
         try:
             with open(os.path.join(self.path, _STORE), "rb") as file:
-                header_path = file.read()
+                header_path = file.read(_PATH_BYTES_MAX)
             if not stat.S_ISREG(os.stat(header_path).st_mode):
                 return True
             with open(header_path, "rb") as file:
-                return os.path.basename(self.path) not in file.read()
-        except OSError:
+                return os.path.basename(self.path) not in file.read(_HEADER_BYTES_MAX)
+        except (OSError, ValueError):
             return True
 
     def _remove(self) -> None:
@@ -407,27 +412,54 @@ class _Record:
         with memoryview(data) as view:
             if data_id(view[:end]) != data[end:]:
                 return None
-        # From here on it is what a ciuic of this user wrote.
-        start = len(_MAGIC) + _HEAD.size
-        (length,) = _HEAD.unpack_from(data, len(_MAGIC))
-        head: dict[str, Any] = json.loads(data[start : start + length])
-        at = start + length
-        roots = []
-        for one in head["roots"]:
-            count = one["count"]
-            roots.append(
-                RootRecord(
-                    path=bytes.fromhex(one["path"]),
-                    how=one["how"],
-                    tree=bytes.fromhex(one["tree"]),
-                    inside=bytes.fromhex(one["inside"]),
-                    uuid=bytes.fromhex(one["uuid"]),
-                    generation=one["generation"],
-                    copies=Copies(data, at, count),
-                )
+        try:
+            return cls(*_decoded(data, end))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+
+def _decoded(data: mmap.mmap, end: int) -> tuple[int, list[RootRecord]]:
+    """Moment and roots of a record's file whose checksum is right; its own end is not counted.
+
+    Raises:
+        ValueError, TypeError, KeyError, RecursionError: It is no record, whoever sealed it.
+    """
+    start = len(_MAGIC) + _HEAD.size
+    (length,) = _HEAD.unpack_from(data, len(_MAGIC))
+    at = start + length
+    if at > end:
+        raise ValueError("its head is cut short")
+    head: dict[str, Any] = json.loads(data[start:at])
+    roots = []
+    for one in head["roots"]:
+        count = _whole_number(one["count"], 0, (end - at) // _RECORD.size)
+        roots.append(
+            RootRecord(
+                path=bytes.fromhex(one["path"]),
+                how=str(one["how"]),
+                tree=_relative(one["tree"]),
+                inside=_relative(one["inside"]),
+                uuid=bytes.fromhex(one["uuid"]),
+                generation=_whole_number(one["generation"], 0, _U64_MAX),
+                copies=Copies(data, at, count),
             )
-            at += count * _RECORD.size
-        return cls(head["taken_ns"], roots)
+        )
+        at += count * _RECORD.size
+    return _whole_number(head["taken_ns"], -_SIGN, _U64_MAX), roots
+
+
+def _whole_number(value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError("a number is out of range")
+    return value
+
+
+def _relative(digits: str) -> bytes:
+    """A path, given in hex, that stays below where it begins."""
+    path = bytes.fromhex(digits)
+    if b"\0" in path or path.startswith(b"/") or b".." in path.split(b"/"):
+        raise ValueError("a path leads elsewhere")
+    return path
 
 
 def _encoded(taken_ns: int, roots: Sequence[RootRecord]) -> bytes:
@@ -595,10 +627,7 @@ def copy_name(number: int) -> bytes:
 
 def _number(name: bytes) -> int:
     """The clone that a name stands for; -1 for a stranger."""
-    try:
-        return int(name, 16)
-    except ValueError:
-        return -1
+    return int(name, 16) if _COPY_NAME.fullmatch(name) else -1
 
 
 def _areas(store_id: str, roots: Iterable[bytes]) -> list[Area]:

@@ -220,11 +220,13 @@ def iter_tree(get: GetNode, name: bytes, level: int) -> Iterator[Entry]:
     Raises:
         CorruptionError: A node is missing or is not what its parent says.
     """
-    if level == 0:
-        yield from _entries(get(TREE, name))
-        return
-    for child in _children(get(TREE, name), level):
-        yield from iter_tree(get, child.id, level - 1)
+    last = None
+    for entry in _iter_entries(get, name, level):
+        # Without this a few nodes that name each other many times over would never end.
+        if last is not None and entry.name <= last:
+            raise CorruptionError("the names of a directory are not in order")
+        last = entry.name
+        yield entry
 
 
 def find_entry(get: GetNode, name: bytes, level: int, wanted: bytes) -> Entry | None:
@@ -310,12 +312,26 @@ def cut(chunk: memoryview, piece: Piece) -> memoryview:
     return chunk[piece.start_bytes : end]
 
 
-def _iter_recipe(get: GetNode, name: bytes, level: int) -> Iterator[Piece]:
+def _iter_entries(get: GetNode, name: bytes, level: int, *, is_top: bool = True) -> Iterator[Entry]:
     if level == 0:
-        yield from _pieces(get(RECIPE, name))
+        entries = _entries(get(TREE, name))
+        if not entries and not is_top:
+            raise CorruptionError("a node refers to one that is empty")
+        yield from entries
+        return
+    for child in _children(get(TREE, name), level):
+        yield from _iter_entries(get, child.id, level - 1, is_top=False)
+
+
+def _iter_recipe(get: GetNode, name: bytes, level: int, *, is_top: bool = True) -> Iterator[Piece]:
+    if level == 0:
+        pieces = _pieces(get(RECIPE, name))
+        if not pieces and not is_top:
+            raise CorruptionError("a node refers to one that is empty")
+        yield from pieces
         return
     for child in _children(get(RECIPE, name), level):
-        yield from _iter_recipe(get, child.id, level - 1)
+        yield from _iter_recipe(get, child.id, level - 1, is_top=False)
 
 
 def _pieces(data: bytes) -> list[Piece]:
@@ -337,6 +353,8 @@ def _entries(data: bytes) -> list[Entry]:
             (one.mode | one.uid | one.gid) >> 32
             or one.size_bytes >> 63
             or not _I64_MIN <= one.mtime_ns <= _I64_MAX
+            or not _I64_MIN <= one.ctime_ns <= _I64_MAX
+            or (one.ino | one.link_dev) >> 64
             or one.rdev & ~_DEVICE_BITS
             or (one.is_symlink and b"\0" in one.content)
             or (one.xattrs and any(b"\0" in name for name, _ in one.xattrs))
@@ -348,7 +366,10 @@ def _entries(data: bytes) -> list[Entry]:
 def _children(data: bytes, level: int) -> list[_Child]:
     if not 0 < level <= LEVEL_MAX:
         raise CorruptionError(f"a node can't be at level {level}")
-    return _decoded(_index_decoder, data, level).items
+    items = _decoded(_index_decoder, data, level).items
+    if not items:
+        raise CorruptionError("a node refers to nothing")
+    return items
 
 
 _Node = TypeVar("_Node", _TreeLeaf, _RecipeLeaf, _Index)

@@ -245,7 +245,7 @@ def test_the_tree_leaf_and_the_root():
 
 def test_the_tree_index():
     data, own, get = decoded(TREE, "tree-index")
-    names = [entry.name for entry in nodes.iter_tree(get, own, 1)]
+    names = [entry.name for entry in nodes._iter_entries(get, own, 1)]
     assert names == [b"latest", b"log", b"weights", b"."]
     index = nodes._index_decoder.decode(data)
     assert [(child.count, child.first) for child in index.items] == [(3, b"latest"), (1, b"zeta")]

@@ -140,10 +140,11 @@ def test_a_file_of_one_chunk_needs_no_node(memory):
 
 def test_fields_that_were_added_later_are_ignored(memory):
     fields = list(msgspec.msgpack.decode(msgspec.msgpack.encode(entry(b"name", size_bytes=9))))
-    name = memory.raw(TREE, 0, [[*fields, "added", {}], fields[:7]], b"added")
+    other = [b"other", *fields[1:7]]
+    name = memory.raw(TREE, 0, [[*fields, "added", {}], other], b"added")
     assert list(nodes.iter_tree(memory.get, name, 0)) == [
         entry(b"name", size_bytes=9),
-        entry(b"name"),
+        entry(b"other"),
     ]
 
 
@@ -249,6 +250,9 @@ OUT_OF_RANGE = [
     {"uid": 2**32},
     {"gid": -1},
     {"mtime_ns": 2**63},
+    {"ctime_ns": 2**63},
+    {"ino": -1},
+    {"link_dev": -1},
     {"size_bytes": 2**63},
     {"size_bytes": -1},
     {"rdev": 1 << 44},
@@ -266,6 +270,43 @@ def test_values_that_no_file_has_are_damage(memory, change):
         list(nodes.iter_tree(memory.get, name, 0))
     with pytest.raises(CorruptionError, match="out of range"):
         nodes.find_entry(memory.get, name, 0, b"a")
+
+
+def stacked(memory, kind, leaf, count):
+    """Eight levels, each of which names the one below it ``count`` times; entries or pieces."""
+    below = memory.raw(kind, 0, leaf)
+    for level in range(1, nodes.LEVEL_MAX + 1):
+        below = memory.raw(kind, level, [[1, b"a", below]] * count)
+    memory.read = 0
+    return below
+
+
+@pytest.mark.parametrize("leaf", [[], [entry(b"a")], [entry(b"b"), entry(b"a")]], ids=len)
+def test_a_tree_that_names_its_nodes_over_and_over_is_refused_at_once(memory, leaf):
+    top = stacked(memory, TREE, leaf, 100)
+    with pytest.raises(CorruptionError, match=r"in order|empty"):
+        list(nodes.iter_tree(memory.get, top, nodes.LEVEL_MAX))
+    assert memory.read <= 2 + nodes.LEVEL_MAX
+
+
+def test_a_recipe_whose_nodes_hold_nothing_is_refused_at_once(memory):
+    for leaf in ([], [[1, b""]]):
+        top = stacked(memory, RECIPE, leaf, 100)
+        one = entry(b"f", size_bytes=5, content=top, level=nodes.LEVEL_MAX + 1)
+        with pytest.raises(CorruptionError, match=r"empty|longer"):
+            list(nodes.iter_pieces(memory.get, one))
+        assert memory.read <= 6 + nodes.LEVEL_MAX
+
+
+@pytest.mark.parametrize("kind", [TREE, RECIPE])
+def test_an_index_that_names_nothing_is_refused(memory, kind):
+    top = memory.raw(kind, 1, [])
+    one = entry(b"f", size_bytes=1, content=top, level=2)
+    walk = (
+        nodes.iter_tree(memory.get, top, 1) if kind == TREE else nodes.iter_pieces(memory.get, one)
+    )
+    with pytest.raises(CorruptionError, match="refers to nothing"):
+        list(walk)
 
 
 def test_a_missing_leaf_is_named_and_what_comes_before_it_is_had(memory):

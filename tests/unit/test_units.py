@@ -109,3 +109,9 @@ def test_one_file_is_not_files():
         "1 file",
         "2,000 files",
     ]
+
+
+@pytest.mark.parametrize("text", ["9" * 400, f"{'9' * 300}P"])
+def test_a_size_beyond_all_numbers_is_refused(text):
+    with pytest.raises(ValueError, match="more than any disk"):
+        parse_size_bytes(text)
