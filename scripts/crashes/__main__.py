@@ -4,6 +4,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +19,7 @@ from crashes.device import MKFS, can_make
 from tests.kit.stories import STORIES
 from tests.kit.survival import Case, Report, Story, cases, sampled, survive
 
-_PARTS: Final = ("states", "blocks")
+_PARTS: Final = ("states", "blocks", "torture")
 _DRAWS: Final = {"long": 6, "quick": 2}
 _STATES: Final = {"long": 1_000_000, "quick": 60}
 _BLOCK_STATES: Final = {"long": 200, "quick": 15}
@@ -57,8 +58,8 @@ def main() -> int:
     print(f"seed {seed}\n", flush=True)
     rows = []
     with tempfile.TemporaryDirectory(prefix="ciuic-crash-", dir="/dev/shm") as directory:
-        for part in options.only or _PARTS:
-            runs = _states if part == "states" else _blocks
+        for part in options.only or _PARTS[: 2 if options.quick else 3]:
+            runs = {"states": _states, "blocks": _blocks, "torture": _torture}[part]
             for row in runs(size, seed, Path(directory), options.story or [*STORIES]):
                 rows.append(row)
                 end = "whole" if row.is_whole else "BROKEN"
@@ -126,6 +127,28 @@ def _blocks(size: str, seed: int, directory: Path, names: list[str]) -> Iterator
             return f"{count} mounted"
 
         yield _row(kind, run)
+
+
+def _torture(size: str, seed: int, directory: Path, names: list[str]) -> Iterator[Row]:
+    """The long form of the other tests that break things."""
+    del size, names
+    tests = Path(__file__).parents[2] / "tests" / "crash"
+    for test in sorted(tests.glob("test_*.py")):
+        if test.name == "test_states.py":
+            continue  # this is what the first part has done
+
+        def run(test: Path = test) -> str:
+            environ = {**os.environ, "CIUIC_LONG": "1", "CIUIC_SEED": str(seed)}
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            options = ["-o", "timeout=0", "--basetemp", str(directory / test.stem), str(test)]
+            done = subprocess.run(
+                [*command, *options], env=environ, capture_output=True, text=True, check=False
+            )
+            if done.returncode != 0:
+                raise RuntimeError(done.stdout[-4000:])
+            return done.stdout.splitlines()[-1].partition(" in ")[0]
+
+        yield _row(test.stem.removeprefix("test_"), run)
 
 
 if __name__ == "__main__":

@@ -303,7 +303,7 @@ def check_holdings(moment: Moment, found: Holdings) -> None:
     for name in had:
         states = {one for holding in (before, after) for one in where(name, holding)}
         assert where(name, found) & states or "nowhere" in states, f"{name} is lost"
-        if where(name, found) == {"nowhere"}:
+        if where(name, before) != {"nowhere"} == where(name, found):
             assert name in found.retired, f"the ID {name} may be used again"
     for name, kept in found.live.items():
         known = [holding.live[name] for holding in (before, after) if name in holding.live]
@@ -497,7 +497,7 @@ def survive(story: Story, chosen: Iterable[Case], seed: int, scratch: Path, fail
             try:
                 story.check(case.cut, directory, scratch, rng)
             except Exception as error:
-                done = story.journal.operations[: case.cut][-3:]
+                done = [str(one)[:100] for one in story.journal.operations[: case.cut][-3:]]
                 error.add_note(f"story {story.name!r}, seed {seed}, {case}, behind {done}")
                 write_image(image, failed)
                 error.add_note(f"as the disk was before anybody looked: {failed}")
