@@ -1,7 +1,7 @@
 """Locks: flock(2) on files of the store. They end with the process that holds them.
 
-``lock.write``: held alone by whoever adds to the store. ``lock.read``: shared by readers; held
-alone by whoever takes packs away. A lock that can't even be opened because the store is on a
+``lock.write``: held alone by whoever changes the store. ``lock.read``: shared by readers; kept for
+changes that no reader could stand beside, of which there are none yet. A lock that can't even be opened because the store is on a
 read-only mount is not needed either: nobody can write there.
 """
 
@@ -59,7 +59,7 @@ class Lock:
         """Hold the lock beside other readers; waits for nobody who only adds.
 
         Raises:
-            BusyError: Somebody is taking packs away at this moment.
+            BusyError: A later version is doing something that nobody may read beside.
         """
         with store_faults("lock", self.path):
             try:
@@ -72,7 +72,7 @@ class Lock:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise BusyError(f"the store {os.path.dirname(self.path)} is being pruned") from None
+            raise BusyError(f"the store {os.path.dirname(self.path)} is being changed") from None
         self._fd = fd
 
     def release(self) -> None:
