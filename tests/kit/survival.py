@@ -228,7 +228,8 @@ class StoreStory:
     def _moment(self, cut: int) -> Moment:
         now = Moment(None, None)
         if self._steps:
-            now = Moment(self._steps[0].before, self._steps[0].before)
+            first = self._steps[0]
+            now = Moment(first.before, first.before, first.is_damaged)
         for step in self._steps:
             if cut > step.said:
                 now = Moment(step.after, step.after)
