@@ -1,8 +1,8 @@
 """Locks: flock(2) on files of the store. They end with the process that holds them.
 
 ``lock.write``: held alone by whoever changes the store. ``lock.read``: shared by readers; kept for
-changes that no reader could stand beside, of which there are none yet. A lock that can't even be opened because the store is on a
-read-only mount is not needed either: nobody can write there.
+changes that no reader could stand beside, of which there are none yet. A lock that can't even be
+opened because the store is on a read-only mount is not needed either: nobody can write there.
 """
 
 import contextlib
