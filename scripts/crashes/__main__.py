@@ -45,12 +45,17 @@ def parse_arguments() -> argparse.Namespace:
         "--mutants", action="store_true", help="put mistakes into a copy of the source instead"
     )
     parser.add_argument("--mutant", help="only those mistakes whose title has this in it")
+    parser.add_argument(
+        "--list", action="store_true", help="name the mistakes, and those that the source outgrew"
+    )
     return parser.parse_args()
 
 
 def main() -> int:
     """Run what was asked for; 1 if anything did not survive."""
     options = parse_arguments()
+    if options.list:
+        return mutants.list_all()
     if options.mutants or options.mutant:
         return mutants.run_all(options.mutant or "")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)

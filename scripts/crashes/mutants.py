@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["run_all"]
+__all__ = ["list_all", "run_all"]
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 _COPIED: Final = ("ciuic", "ciuicd", "tests", "scripts", "docs", "etc", "pyproject.toml")
@@ -283,6 +283,16 @@ def run_all(wanted: str) -> int:
             print(f"{result:<9}{took_s:6.1f} s  {one.title}\n{'':20}{one.test}", flush=True)
     print(f"\n{len(chosen) - bad} of {len(chosen)} mutants killed")
     return 1 if bad or not chosen else 0
+
+
+def list_all() -> int:
+    """Name every mutant and its test; 1 if the text of one is not in the source any more."""
+    outdated = 0
+    for one in MUTANTS:
+        is_there = (_REPOSITORY / one.file).read_text().count(one.old) == 1
+        outdated += not is_there
+        print(f"{'' if is_there else 'OUTDATED: '}{one.title}\n    {one.file}: {one.test}")
+    return 1 if outdated else 0
 
 
 def _copy_source(copy: Path) -> None:
