@@ -3,6 +3,7 @@
 To cover another command, add a ``story.run(...)`` where the store has something for it to do.
 """
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -143,7 +144,7 @@ def pruned(directory: Path, rng: random.Random) -> Story:
 
 
 def repaired(directory: Path, rng: random.Random) -> Story:
-    """Packs have rotten; their parity has what they held."""
+    """Packs have rotten or were cut, a manifest too; parity and copies have what they held."""
     story = StoreStory("repair", directory)
     story.make_store()
     for _ in range(2):
@@ -151,13 +152,16 @@ def repaired(directory: Path, rng: random.Random) -> Story:
         story.take()
 
     def harm(store: Path) -> None:
-        for pack in sorted((store / "packs").iterdir()):
-            data = bytearray(pack.read_bytes())
+        *rotten, cut = sorted((store / "packs").iterdir())
+        for file in [*rotten, next((store / "snapshots").iterdir())]:
+            data = bytearray(file.read_bytes())
             at = rng.randrange(len(data) - 64)
             data[at : at + 64] = rng.randbytes(64)
-            pack.write_bytes(data)
+            file.write_bytes(data)
+        os.truncate(cut, cut.stat().st_size - 10)
 
     story.damage(harm)
+    story.run("scrub", codes=(4,), mends=False)
     story.run("repair", "--apply", codes=(0, 4))
     train(story.source, rng)
     story.run("snapshot")

@@ -64,6 +64,7 @@ class Step(NamedTuple):
     said: int
     before: Holdings | None
     after: Holdings | None
+    was_damaged: bool = False
     is_damaged: bool = False
 
 
@@ -88,9 +89,9 @@ class Story(Protocol):
         """Look at a state after so many operations; raises AssertionError."""
 
 
-def holdings(store: Store) -> Holdings:
-    """What an open store says that it holds; damage fails."""
-    assert damaged_manifests(store) == {}
+def holdings(store: Store, *, is_damaged: bool = False) -> Holdings:
+    """What an open store says that it holds; damage fails unless it is expected."""
+    assert is_damaged or damaged_manifests(store) == {}
     live = {}
     for summary in list_snapshots(store):
         manifest = store.manifest(summary.id)
@@ -165,14 +166,14 @@ class StoreStory:
         create_store(str(self.store), ManualClock(), chunk_bytes=CHUNK_BYTES)
         self._begin_here()
 
-    def run(self, *arguments: str, codes: Sequence[int] = (0,)) -> Outcome:
+    def run(self, *arguments: str, codes: Sequence[int] = (0,), mends: bool = True) -> Outcome:
         """Run a command and remember what the store held before and after."""
         begin = self._recording.position
         outcome = self._recording.run("--config", self._config, *arguments, codes=codes)
-        after = self._look()
+        after = self._look(is_damaged=self._is_damaged and not mends)
         said = self._recording.reported(begin)
-        self._steps.append(Step(begin, said, self._now, after, self._is_damaged))
-        self._is_damaged = False
+        was_damaged, self._is_damaged = self._is_damaged, self._is_damaged and not mends
+        self._steps.append(Step(begin, said, self._now, after, was_damaged, self._is_damaged))
         known = self._now.live if self._now is not None else {}
         for name in after.live.keys() - known.keys() - self._photos.keys():
             self._photos[name] = photograph(self.source, holes=False)
@@ -221,20 +222,20 @@ class StoreStory:
         self._is_damaged = True
         self._recording = self._record_calls()
 
-    def _look(self) -> Holdings:
+    def _look(self, *, is_damaged: bool = False) -> Holdings:
         with open_store(str(self.store)) as store:
-            return holdings(store)
+            return holdings(store, is_damaged=is_damaged)
 
     def _moment(self, cut: int) -> Moment:
         now = Moment(None, None)
         if self._steps:
             first = self._steps[0]
-            now = Moment(first.before, first.before, first.is_damaged)
+            now = Moment(first.before, first.before, first.was_damaged)
         for step in self._steps:
             if cut > step.said:
-                now = Moment(step.after, step.after)
+                now = Moment(step.after, step.after, step.is_damaged)
             elif cut > step.begin:
-                now = Moment(step.before, step.after, step.is_damaged)
+                now = Moment(step.before, step.after, step.was_damaged)
         return now
 
     def phase(self, cut: int) -> int:
@@ -251,7 +252,7 @@ class StoreStory:
             moment = Moment(_NOTHING, moment.after)
         clock = ManualClock(time.time_ns() + _LATER_NS)
         with open_store(path) as store:
-            found = holdings(store)
+            found = holdings(store, is_damaged=moment.is_damaged)
             check_holdings(moment, found)
             if not moment.is_damaged:
                 check_sound(store)
