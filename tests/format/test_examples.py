@@ -283,5 +283,5 @@ def check_restored(path):
 
 def test_no_example_of_the_page_is_left_out():
     here = Path(__file__)
-    source = here.read_text() + here.with_name("test_parity.py").read_text()
+    source = here.read_text() + here.with_name("test_parity_page.py").read_text()
     assert [name for _, name in BLOCKS if f'"{name}"' not in source] == []
