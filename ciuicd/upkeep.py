@@ -28,7 +28,7 @@ from ciuic.store.layout import HEADER
 from ciuic.units import format_bytes, format_duration
 from ciuic.verbs.forget import apply_forget, plan_forget
 from ciuic.verbs.prune import apply_prune, plan_prune
-from ciuic.verbs.scrub import Budget, DamagedPack, ScrubReport, scrub
+from ciuic.verbs.scrub import Budget, DamagedPack, ScrubReport, complete, scrub
 
 __all__ = ["Upkeep"]
 
@@ -71,6 +71,7 @@ class Upkeep:
         self._retry_at_s = 0.0
         self._pruned_ns: int | None = None
         self._day = _Day(self._today)
+        self._untold: list[ScrubReport] = []
         self._told: set[tuple[str, str]] = set()
         self._doing: str | None = None
         self._last: dict[str, dict[str, Any]] = {}
@@ -195,6 +196,7 @@ class Upkeep:
         return settings.scrub_budget_s - self._day.spent_s
 
     def _scrub(self, settings: Settings, left_s: float, stop: Callable[[], bool]) -> None:
+        self._tell_rest(settings, stop)
         report = scrub(
             settings.snapshot_dir,
             clock=self._clock,
@@ -213,7 +215,15 @@ class Upkeep:
             stopped=report.stopped,
             checks=report.health.as_json(),
         )
-        self._tell(report)
+        if report.damaged and not report.is_complete:
+            self._untold.append(report)
+        else:
+            self._tell(report)
+
+    def _tell_rest(self, settings: Settings, stop: Callable[[], bool]) -> None:
+        """Damage whose cost was not known yet when a scrub gave way."""
+        while self._untold and complete(settings.snapshot_dir, self._untold[0], cancelled=stop):
+            self._tell(self._untold.pop(0))
 
     def _tell(self, report: ScrubReport) -> None:
         """What was found; damage that has been told is not told again."""

@@ -41,6 +41,7 @@ __all__ = [
     "Health",
     "KnownDamage",
     "ScrubReport",
+    "complete",
     "health",
     "parse_budget",
     "scrub",
@@ -176,6 +177,8 @@ class ScrubReport:
         unread: Packs that could not be read for another reason than damage.
         not_remembered: Why the catalog does not know of this; empty if it does.
         stopped: Empty if there was nothing left to read; "budget", or "asked".
+        is_whole: Every pack was read.
+        is_complete: What the damage costs is known: ``cancelled`` may have come before.
     """
 
     read_packs: int = 0
@@ -188,6 +191,8 @@ class ScrubReport:
     unread: list[Trouble] = field(default_factory=list)
     not_remembered: str = ""
     stopped: str = ""
+    is_whole: bool = False
+    is_complete: bool = False
 
     @property
     def known(self) -> tuple[KnownDamage, ...]:
@@ -336,10 +341,10 @@ class _Scrub:
             if progress is not None:
                 progress(number + 1, len(turn))
         self._remember(wait_s=0.0 if report.stopped == "asked" else _LOCK_WAIT_S)
-        is_whole = not report.stopped and len(turn) == len(packs)
+        report.is_whole = not report.stopped and len(turn) == len(packs)
+        report.is_complete = not (report.damaged or report.is_whole)
+        complete(self._store_path, report, cancelled=self._cancelled)
         with open_store(self._store_path) as store:
-            if report.damaged or is_whole:
-                self._tell_files(store, whole=is_whole)
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - began_s
         return report
@@ -434,25 +439,53 @@ class _Scrub:
             if known is not None:
                 index.put_check(pack, *known)
 
-    def _tell_files(self, store: Store, *, whole: bool) -> None:
-        """Which files of which snapshots the damage costs."""
-        found: dict[bytes, tuple[str, list[str], bytes]] = {}
-        survey = Survey(store, self._lost.keys() | known_lost(store))
-        for snapshot in list_snapshots(store):
-            if self._cancelled():
-                return
-            with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
-                for one in survey.damage(snapshot.id):
-                    packs = [self._lost[name] for name in one.chunks if name in self._lost]
-                    row = found.setdefault(one.path, (one.what, [], packs[0] if packs else b""))
-                    row[1].append(snapshot.id)
-        by_pack = {one.check.pack: one for one in self._report.damaged}
-        for path, (what, snapshots, pack) in sorted(found.items()):
-            file = DamagedFile(path, what, tuple(snapshots))
-            if pack in by_pack:
-                by_pack[pack].files.append(file)
-            elif whole or any(not one.check.read_bytes for one in self._report.damaged):
-                self._report.missing.append(file)
+
+def complete(
+    store_path: str, report: ScrubReport, *, cancelled: Callable[[], bool] = lambda: False
+) -> bool:
+    """Find out which files of which snapshots the damage in a report costs, if it does not say yet.
+
+    Returns whether it says so now.
+
+    Raises:
+        StoreError: The store can't be used.
+    """
+    if not report.is_complete:
+        with open_store(store_path) as store:
+            _find_files(store, report, cancelled)
+    return report.is_complete
+
+
+def _find_files(store: Store, report: ScrubReport, cancelled: Callable[[], bool]) -> None:
+    lost = {name: one.check.pack for one in report.damaged for name in one.lost}
+    found: dict[bytes, tuple[str, list[str], bytes]] = {}
+    survey = Survey(store, _still_lost(store, lost) | known_lost(store))
+    for snapshot in list_snapshots(store):
+        with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
+            for one in survey.damage(snapshot.id):
+                if cancelled():
+                    return
+                packs = [lost[name] for name in one.chunks if name in lost]
+                row = found.setdefault(one.path, (one.what, [], packs[0] if packs else b""))
+                row[1].append(snapshot.id)
+        if cancelled():
+            return
+    by_pack = {one.check.pack: one for one in report.damaged}
+    is_missing = any(not one.check.read_bytes for one in report.damaged)
+    for path, (what, snapshots, pack) in sorted(found.items()):
+        file = DamagedFile(path, what, tuple(snapshots))
+        if pack in by_pack:
+            by_pack[pack].files.append(file)
+        elif report.is_whole or is_missing:
+            report.missing.append(file)
+    report.is_complete = True
+
+
+def _still_lost(store: Store, lost: dict[bytes, bytes]) -> set[bytes]:
+    """Without those that a snapshot has stored in another pack since they were found lost."""
+    index = store.existing_index
+    places = {} if index is None else index.places(list(lost))
+    return {name for name, pack in lost.items() if name not in places or places[name].pack == pack}
 
 
 def _checks(store: Store) -> dict[bytes, tuple[int, int, str]]:

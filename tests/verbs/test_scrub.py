@@ -373,3 +373,14 @@ def test_a_wrong_budget_is_wrong_usage(two: Box, budget: str) -> None:
 def test_a_store_without_packs_or_snapshots_is_sound(box: Box) -> None:
     assert scrubbed(box).ok
     assert box.ciuic("scrub").code == 0
+
+
+def test_what_cannot_be_remembered_is_told_with_what_it_costs_all_the_same(two: Box) -> None:
+    flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    with open_store(str(two.store), write=True):
+        outcome = two.ciuic("scrub", "--json")
+    assert outcome.code == 4
+    [pack] = outcome.document["damaged"]
+    assert len(pack["files"]) == 2
+    assert "in use" in outcome.document["not_remembered"]
+    assert known(two).lost_chunks == 0

@@ -1,0 +1,267 @@
+"""A real ciuicd between two snapshots: it forgets, prunes and scrubs, and gives way."""
+
+import os
+import shutil
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from ciuic.control import request_done, request_snapshot, request_status
+from ciuic.store import create_store, open_store
+from ciuic.verbs.scrub import Health, health
+from ciuic.verbs.take import TakeRequest, take_snapshot
+from tests.kit.clock import ManualClock
+from tests.kit.daemon import Daemon, Machine, wait_until
+from tests.kit.damage import flip_content
+from tests.kit.program import ciuic
+
+DAY_NS = 86_400 * 10**9
+MIB = 1024 * 1024
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+CALLS = "preadv,preadv2"
+"""A scrub alone reads by these calls: the store's other readers are not slowed down."""
+
+
+def slow(seconds: float) -> tuple[str, ...]:
+    """A wrapper that delays each read of a scrub."""
+    inject = f"inject={CALLS}:delay_enter={round(seconds * 1e6)}"
+    return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}", "-e", inject)
+
+
+def take(machine: Machine, *, days_ago: float = 0.0, **files: bytes) -> str:
+    """A snapshot of so many days ago."""
+    for name, content in files.items():
+        (machine.source / name).write_bytes(content)
+    clock = ManualClock(time.time_ns() - round(days_ago * DAY_NS))
+    create_store(str(machine.store), clock)
+    with open_store(str(machine.store), write=True) as store:
+        request = TakeRequest(roots=(os.fsencode(machine.source),), base=True, parity=0)
+        return take_snapshot(store, request, clock=clock).id
+
+
+def trashed(machine: Machine) -> list[str]:
+    with open_store(str(machine.store)) as store:
+        return sorted(one.id for one in store.trash())
+
+
+def upkeep(machine: Machine) -> dict[str, Any]:
+    status = request_status(str(machine.store))
+    assert status is not None
+    found: dict[str, Any] = status["upkeep"]
+    return found
+
+
+def stopped_in_peace(daemon: Daemon) -> None:
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log()
+
+
+def test_it_forgets_by_the_policy_after_each_snapshot_and_says_so(machine: Machine) -> None:
+    old = [take(machine, days_ago=days) for days in (40, 30, 20)]
+    machine.configure(retention_policy="last:2")
+    daemon = machine.start()
+    newest = request_snapshot(str(machine.store))
+    assert newest is not None
+    daemon.wait_for_log("forgot 2 snapshots that retention_policy last:2 does not keep")
+    wait_until("they are in the trash", lambda: trashed(machine) == sorted(old[:2]))
+    assert [one.id for one in machine.snapshots()] == [newest["id"], old[2]]
+    line = next(one for one in daemon.log().splitlines() if "forgot 2" in one)
+    assert old[0] in line
+    assert "ciuic forget --undo" in line
+    assert sorted(upkeep(machine)["forget"]["forgotten"]) == sorted(old[:2])
+    stopped_in_peace(daemon)
+
+
+def test_what_the_policy_keeps_is_not_forgotten_and_nothing_is_said(machine: Machine) -> None:
+    take(machine, days_ago=3)
+    machine.configure(retention_policy="7d")
+    daemon = machine.start()
+    request_snapshot(str(machine.store))
+    wait_until("it has decided", lambda: upkeep(machine)["forget"] is not None)
+    assert len(machine.snapshots()) == 2
+    assert "forgot" not in daemon.log()
+    stopped_in_peace(daemon)
+
+
+def test_what_has_expired_in_the_trash_is_pruned_once_a_day(machine: Machine) -> None:
+    take(machine, days_ago=40, big=os.urandom(3 * MIB))
+    take(machine, days_ago=30, big=os.urandom(MIB))
+    machine.configure(retention_policy="last:1", trash="0", snapshot_interval="1s")
+    before = size(machine)
+    daemon = machine.start()
+    daemon.wait_for_log("pruned: ")
+    assert "MiB freed" in daemon.log()
+    wait_until("the room is given back", lambda: size(machine) < before - 3 * MIB)
+    daemon.wait_for_log("no trouble", count=4)
+    assert daemon.log().count("pruned: ") == 1
+    stopped_in_peace(daemon)
+
+
+def size(machine: Machine) -> int:
+    return sum(one.stat().st_size for one in (machine.store / "packs").iterdir())
+
+
+def test_what_can_still_be_brought_back_is_not_pruned(machine: Machine) -> None:
+    first = take(machine, days_ago=40, big=os.urandom(MIB))
+    machine.configure(retention_policy="last:1", scrub_budget="1m")
+    daemon = machine.start()
+    request_snapshot(str(machine.store))
+    daemon.wait_for_log("forgot 1 snapshot")
+    wait_until("the rest is done", lambda: known(machine).unchecked == 0)
+    wait_until("it is idle", lambda: upkeep(machine)["doing"] is None)
+    assert "pruned" not in daemon.log()
+    assert ciuic("--config", machine.config, "forget", "--undo", first).code == 0
+    stopped_in_peace(daemon)
+
+
+def test_it_reads_every_pack_and_then_leaves_them_alone(machine: Machine) -> None:
+    take(machine, days_ago=10, a=os.urandom(MIB))
+    machine.configure(scrub_budget="10m")
+    daemon = machine.start()
+    daemon.wait_for_log("no damage")
+    wait_until("all is read", lambda: known(machine).unchecked == 0)
+    read = daemon.log().count("scrub: ")
+    request_snapshot(str(machine.store))
+    request_snapshot(str(machine.store))
+    wait_until("it is idle", lambda: upkeep(machine)["doing"] is None)
+    assert upkeep(machine)["scrub"]["ok"]
+    assert upkeep(machine)["scrubbed_today_s"]
+    stopped_in_peace(daemon)
+    assert daemon.log().count("scrub: ") <= read + 2, "new packs only"
+
+
+def known(machine: Machine) -> Health:
+    with open_store(str(machine.store)) as store:
+        return health(store)
+
+
+def test_without_a_budget_nothing_is_read(machine: Machine) -> None:
+    take(machine, days_ago=10)
+    machine.configure(scrub_budget="0")
+    daemon = machine.start()
+    request_snapshot(str(machine.store))
+    request_snapshot(str(machine.store))
+    stopped_in_peace(daemon)
+    assert "scrub: " not in daemon.log()
+    assert known(machine).unchecked == known(machine).packs
+
+
+def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
+    content = os.urandom(MIB)
+    name = take(machine, days_ago=10, a=content)
+    flip_content(machine.store, content)
+    (machine.source / "a").write_bytes(b"another content")
+    machine.configure(scrub_budget="10m", snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("damage: pack ")
+    daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 3)
+    lines = [line for line in daemon.log().splitlines() if "damage: pack" in line]
+    assert len(lines) == 1
+    assert f"it costs 1 file, first {machine.source / 'a'} in {name}" in lines[0]
+    assert "ciuic repair" in lines[0]
+    assert known(machine).damaged
+    stopped_in_peace(daemon)
+    again = machine.start()
+    request_snapshot(str(machine.store))
+    wait_until("it is idle", lambda: upkeep(machine)["doing"] is None)
+    stopped_in_peace(again)
+    assert "damage: pack" not in again.log(), "the catalog remembers that it was told"
+
+
+def test_what_is_lost_and_still_stands_in_its_file_is_stored_again(machine: Machine) -> None:
+    content = os.urandom(MIB)
+    take(machine, days_ago=10, a=content)
+    flip_content(machine.store, content)
+    machine.configure(scrub_budget="10m", snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("damage: pack ")
+    daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 2)
+    stopped_in_peace(daemon)
+    assert known(machine).lost_chunks == 0
+    assert ciuic("--config", machine.config, "verify", "--all", "--checksum").code == 0
+
+
+def many_packs(machine: Machine, count: int) -> None:
+    for number in range(count):
+        take(machine, days_ago=100 - number, **{f"file {number}": os.urandom(10_000)})
+
+
+@needs_strace
+def test_a_scrub_never_keeps_a_snapshot_waiting_and_goes_on_after_it(machine: Machine) -> None:
+    many_packs(machine, 12)
+    machine.configure(scrub_budget="10m", snapshot_interval="2s")
+    daemon = machine.launch(wrapper=slow(0.4))
+    wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
+    before = known(machine).unchecked
+    daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 2)
+    assert known(machine).unchecked > 0, "it is not through: the snapshots did not wait for it"
+    wait_until("packs were read meanwhile", lambda: known(machine).unchecked < before)
+    stopped_in_peace(daemon)
+
+
+def idle_threads(daemon: Daemon) -> list[int]:
+    threads = psutil.Process(daemon.process.pid).threads()
+    idle = psutil.IOPRIO_CLASS_IDLE
+    return [one.id for one in threads if psutil.Process(one.id).ionice().ioclass == idle]
+
+
+@needs_strace
+def test_a_client_is_served_while_a_scrub_reads_and_it_reads_at_idle_priority(
+    machine: Machine,
+) -> None:
+    many_packs(machine, 6)
+    machine.configure(scrub_budget="10m", io_priority="none")
+    daemon = machine.launch(wrapper=slow(1.0))
+    wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
+    wait_until("a thread of it is idle", lambda: len(idle_threads(daemon)) == 1)
+    assert idle_threads(daemon) != [daemon.process.pid], "snapshots keep the priority they have"
+    assert "now" not in ciuic("--config", machine.config, "status").out
+    assert "scrub" in ciuic("--config", machine.config, "status").out
+    assert request_snapshot(str(machine.store)) is not None
+    stopped_in_peace(daemon)
+
+
+@needs_strace
+def test_it_ends_soon_when_told_to_in_the_middle_of_a_scrub(machine: Machine) -> None:
+    many_packs(machine, 6)
+    machine.configure(scrub_budget="10m")
+    daemon = machine.launch(wrapper=slow(1.0))
+    wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
+    stopped_in_peace(daemon)
+    assert known(machine).unchecked > 0
+
+
+def test_a_prune_that_finds_a_snapshot_unreadable_removes_nothing_and_the_daemon_goes_on(
+    machine: Machine,
+) -> None:
+    first = take(machine, days_ago=40, a=os.urandom(1000))
+    second = take(machine, days_ago=39)
+    take(machine, days_ago=1)
+    with open_store(str(machine.store), write=True) as store:
+        store.forget(first, time.time_ns() - 10 * DAY_NS)
+    (machine.store / "snapshots" / f"{second}.json").write_bytes(b"{}")
+    machine.configure(snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("no prune: ")
+    daemon.wait_for_log("no trouble", count=3)
+    assert daemon.log().count("no prune: ") == 1
+    assert trashed(machine) == [first]
+    stopped_in_peace(daemon)
+
+
+def test_a_paused_daemon_reads_nothing(machine: Machine) -> None:
+    machine.configure(scrub_budget="10m")
+    daemon = machine.start()
+    daemon.wait_for_log("scrub: ")
+    assert request_done(str(machine.store), "pause")
+    wait_until("it is idle", lambda: upkeep(machine)["doing"] is None)
+    (machine.source / "new").write_bytes(os.urandom(1000))
+    request_snapshot(str(machine.store))
+    request_snapshot(str(machine.store))
+    assert known(machine).unchecked > 0
+    assert request_done(str(machine.store), "resume")
+    wait_until("it goes on", lambda: known(machine).unchecked == 0)
+    stopped_in_peace(daemon)
