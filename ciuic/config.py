@@ -12,7 +12,7 @@ their unknown keys and their doubled keys, and does without pydantic.
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -152,18 +152,18 @@ def _checked(path: str, values: Mapping[str, _Value]) -> dict[str, Any]:
     class Model(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-        snapshot_paths: Annotated[tuple[str, ...], PlainValidator(_directories)]
-        snapshot_interval: Annotated[float, PlainValidator(_interval_s)]
-        base_interval: Annotated[float, PlainValidator(_duration_s)]
-        retention_policy: Annotated[str, PlainValidator(_retention)]
-        exclude_patterns: Annotated[tuple[str, ...], PlainValidator(_list_items)]
-        snapshot_dir: Annotated[str, PlainValidator(_store_directory)]
+        snapshot_paths: Annotated[tuple[str, ...], PlainValidator(_printable(_directories))]
+        snapshot_interval: Annotated[float, PlainValidator(_printable(_interval_s))]
+        base_interval: Annotated[float, PlainValidator(_printable(_duration_s))]
+        retention_policy: Annotated[str, PlainValidator(_printable(_retention))]
+        exclude_patterns: Annotated[tuple[str, ...], PlainValidator(_printable(_list_items))]
+        snapshot_dir: Annotated[str, PlainValidator(_printable(_store_directory))]
         io_priority: Literal["idle", "best-effort", "none"]
         hot_snapshots: Annotated[int, Field(ge=0, le=100)]
         chain_cost: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)]
-        parity: Annotated[float, PlainValidator(_fraction)]
-        trash: Annotated[float, PlainValidator(_duration_s)]
-        scrub_budget: Annotated[float, PlainValidator(_scrub_budget_s)]
+        parity: Annotated[float, PlainValidator(_printable(_fraction))]
+        trash: Annotated[float, PlainValidator(_printable(_duration_s))]
+        scrub_budget: Annotated[float, PlainValidator(_printable(_scrub_budget_s))]
 
     try:
         model = Model.model_validate({key: value.text for key, value in values.items()})
@@ -175,6 +175,19 @@ def _checked(path: str, values: Mapping[str, _Value]) -> dict[str, Any]:
         raise _wrong(path, line, f"{first['loc'][0]}: {what}") from error
     units = {"snapshot_interval", "base_interval", "trash", "scrub_budget"}
     return {f"{key}_s" if key in units else key: value for key, value in model}
+
+
+def _printable(check: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The same check, whose errors pydantic can handle: it encodes what they say as UTF-8."""
+
+    def checked(text: str) -> Any:  # whatever the check returns
+        try:
+            return check(text)
+        except ValueError as error:
+            text = os.fsencode(str(error)).decode("utf-8", "backslashreplace")
+            raise ValueError(text) from error
+
+    return checked
 
 
 def _lower(message: str, given: str) -> str:

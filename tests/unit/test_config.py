@@ -316,3 +316,18 @@ def test_reading_the_store_path_does_not_import_pydantic(conf):
         [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["/there/store", "False"]
+
+
+@pytest.mark.parametrize("key", sorted(DEFAULTS))
+@pytest.mark.parametrize("value", [b"\xff", b"\xff:5", b"/x\xff/..", b"5\xff", b"/x\xff,,"])
+def test_a_wrong_value_that_is_not_utf8_is_an_error_like_any_other(tmp_path, key, value):
+    path = tmp_path / "ciuic.conf"
+    path.write_bytes(key.encode() + b" = " + value + b"\n")
+    if key == "exclude_patterns" and b"," not in value:
+        load_settings(str(path))
+        return
+    if key == "snapshot_dir" and value.endswith(b",,"):
+        load_settings(str(path))
+        return
+    with pytest.raises(ConfigError, match=f"conf:1: {key}: "):
+        load_settings(str(path))
