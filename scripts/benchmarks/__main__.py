@@ -8,13 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import cow, measure, report
+from benchmarks import cow, measure, report, upkeep
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
 from benchmarks.mounts import KINDS
 from benchmarks.rows import DATA_SETS, Bench, measure_rows
 from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, find_ciuic
 
-ALL_ROWS = range(1, 14)
+ALL_ROWS = range(1, 20)
 SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
 
 
@@ -30,10 +30,10 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         action="append",
         choices=ALL_ROWS,
         metavar="ROW",
-        help="1 to 13; repeatable",
+        help="1 to 19; repeatable",
     )
     parser.add_argument(
-        "--data", choices=DATA_SETS, help="for rows 4, 5 and 8: only these files (default: both)"
+        "--data", choices=DATA_SETS, help="for rows with both: only these files (default: both)"
     )
     parser.add_argument(
         "--on",
@@ -81,7 +81,9 @@ def chosen_caches(wanted: str) -> list[str]:
 def measure_all(bench: Bench, options: argparse.Namespace, size: str) -> None:
     """All wanted rows; those that mount file systems last, as they leave no stores behind."""
     wanted = set(options.only or ALL_ROWS)
-    measure_rows(bench, wanted, set(DATA_SETS) if options.data is None else {options.data})
+    data = set(DATA_SETS) if options.data is None else {options.data}
+    measure_rows(bench, wanted, data)
+    upkeep.measure_upkeep(bench, wanted, data, size)
     if wanted & cow.ROWS and os.geteuid() != 0:
         print("rows 9 to 13 mount file systems and need root: left out", file=sys.stderr)
     elif wanted & cow.ROWS:

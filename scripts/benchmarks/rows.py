@@ -44,7 +44,8 @@ class Ratio:
 class Goal:
     """What is measured and what has to come out of it.
 
-    `factor` times better than each peer, at most `limit` times the limit (a plain copy, an import).
+    `factor` times better than each of `peers`, at most `limit` times the limit (a plain copy, an
+    import).
     """
 
     row: int
@@ -52,6 +53,7 @@ class Goal:
     mark: str
     factor: float | None = None
     limit: float | None = None
+    peers: tuple[str, ...] = PEERS
 
     def about(self, detail: str) -> "Goal":
         """The same goal under particular circumstances."""
@@ -63,7 +65,7 @@ class Goal:
             return None
         bound = ratios.get("limit")
         within = self.limit is None or bound is None or bound.median <= self.limit
-        peers = [ratios[peer].median for peer in PEERS if peer in ratios]
+        peers = [ratios[peer].median for peer in self.peers if peer in ratios]
         return within and (self.factor is None or all(peer >= self.factor for peer in peers))
 
 

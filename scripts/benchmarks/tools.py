@@ -108,18 +108,18 @@ class Restic:
         """Runs `restic init`."""
         _empty(self.home)
         self._sources = sources
-        run(self._command("init"))
+        run(self.command("init"))
 
     def snapshot(self) -> Command:
         """`restic backup SOURCE...`."""
-        return self._command("backup", "--quiet", *map(str, self._sources))
+        return self.command("backup", "--quiet", *map(str, self._sources))
 
     def restore(self, paths: Sequence[Path], target: Path) -> Command:
         """`restic restore latest`, with `--include` when it is not everything."""
         chosen = (
             [] if list(paths) == list(self._sources) else [f"--include={path}" for path in paths]
         )
-        return self._command("restore", "latest", "--target", str(target), *chosen)
+        return self.command("restore", "latest", "--target", str(target), *chosen)
 
     def restored(self, path: Path, target: Path) -> Path:
         """The whole path, below the target."""
@@ -131,13 +131,14 @@ class Restic:
 
     def verify(self) -> Command:
         """`restic check --read-data`."""
-        return self._command("check", "--read-data")
+        return self.command("check", "--read-data")
 
     def version(self) -> str:
         """As `restic version` says it."""
         return run(Command(("restic", "version"))).output.split(" compiled")[0]
 
-    def _command(self, *arguments: str) -> Command:
+    def command(self, *arguments: str) -> Command:
+        """Any restic command on this repository."""
         environment = {"RESTIC_PASSWORD": "benchmark", "RESTIC_CACHE_DIR": str(self.home / "cache")}
         return Command(("restic", "--repo", str(self.store), *arguments), environment)
 
@@ -159,12 +160,12 @@ class Borg:
         _empty(self.home)
         self._sources = sources
         self._count = 0
-        run(self._command("init", "--encryption", "none", str(self.store)))
+        run(self.command("init", "--encryption", "none", str(self.store)))
 
     def snapshot(self) -> Command:
         """`borg create STORE::NAME SOURCE...`."""
         self._count += 1
-        return self._command("create", f"{self.store}::{self._count}", *map(str, self._sources))
+        return self.command("create", f"{self.store}::{self._count}", *map(str, self._sources))
 
     def restore(self, paths: Sequence[Path], target: Path) -> Command:
         """`borg extract STORE::NAME [PATH...]`, run inside the target."""
@@ -174,7 +175,7 @@ class Borg:
             else [str(path.relative_to("/")) for path in paths]
         )
         target.mkdir(parents=True, exist_ok=True)
-        return self._command("extract", f"{self.store}::{self._count}", *chosen, directory=target)
+        return self.command("extract", f"{self.store}::{self._count}", *chosen, directory=target)
 
     def restored(self, path: Path, target: Path) -> Path:
         """The whole path, below the target."""
@@ -186,13 +187,14 @@ class Borg:
 
     def verify(self) -> Command:
         """`borg check --verify-data`."""
-        return self._command("check", "--verify-data", str(self.store))
+        return self.command("check", "--verify-data", str(self.store))
 
     def version(self) -> str:
         """As `borg --version` says it."""
         return run(Command((str(self._executable), "--version"))).output.strip()
 
-    def _command(self, *arguments: str, directory: Path | None = None) -> Command:
+    def command(self, *arguments: str, directory: Path | None = None) -> Command:
+        """Any borg command."""
         environment = {
             "BORG_BASE_DIR": str(self.home / "base"),
             "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
