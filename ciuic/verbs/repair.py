@@ -328,14 +328,29 @@ def _diagnosed(store: Store, check: PackCheck) -> BadPack:
             os.close(fd)
     healed: dict[bytes, tuple[int, str]] = {}
     lost: dict[bytes, int] = {}
-    for bad in () if whole else check.bad:
-        for name in bad.chunks:
-            how = _source(store, name, bad.kind)
-            if how:
-                healed[name] = (bad.kind, how)
-            else:
-                lost[name] = bad.kind
+    for name, kind in ({} if whole else _damaged_chunks(store, check)).items():
+        how = _source(store, name, kind)
+        if how:
+            healed[name] = (kind, how)
+        else:
+            lost[name] = kind
     return BadPack(check.pack, check.what, whole, healed, lost)
+
+
+def _damaged_chunks(store: Store, check: PackCheck) -> dict[bytes, int]:
+    """What lay in damaged places, by all that tells of it: the pack itself, and the catalog."""
+    named = {name: bad.kind for bad in check.bad for name in bad.chunks}
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            named |= index.chunks_in(check.pack)
+    damaged = {bad.offset_bytes for bad in check.bad}
+    with contextlib.suppress(CorruptionError, UnknownFormatError):
+        for one in pack_frames(store.path, check.pack):
+            if one.offset_bytes not in damaged:
+                for name, _ in one.frame.chunks:
+                    named.pop(name, None)
+    return named
 
 
 def _source(store: Store, name: bytes, kind: int) -> str:

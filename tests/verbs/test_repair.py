@@ -1,0 +1,668 @@
+"""ciuic repair: what can be mended is, to the bit; nothing is deleted; looking changes nothing."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.errors import CancelledError, StoreFullError
+from ciuic.hashing import data_id
+from ciuic.store import layout, open_store
+from ciuic.store.parity import inspect_parity
+from ciuic.verbs.repair import RepairPlan, apply_repair, mend_entrance, plan_repair
+from tests.kit.box import Box
+from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
+from tests.kit.filesystems import disk, tmpfs
+from tests.kit.program import CIUIC, environment
+from tests.kit.trees import photograph
+
+KIB = 1024
+SHARE = 0.04
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+class Patient:
+    """A store with two snapshots, and what it was before it was harmed."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self.store = box.store
+        source = box.source
+        (source / "sub").mkdir()
+        (source / "model").write_bytes(noise(900 * KIB))
+        (source / "sub" / "middle").write_bytes(noise(70 * KIB, 1))
+        (source / "sub" / "note").write_bytes(b"a note\n" * 40)
+        box.take()
+        self.model = (source / "model").read_bytes()
+        (source / "sub" / "log").write_bytes(b"a line\n")
+        box.take()
+        self.ids = [one.id for one in box.snapshots()]
+        self.photo = photograph(source)
+        self.before = files_of(self.store)
+
+    def plan(self, *, parity: float = SHARE) -> RepairPlan:
+        with open_store(str(self.store)) as store:
+            return plan_repair(store, parity=parity)
+
+    def repair(self, *, parity: float = SHARE) -> RepairPlan:
+        """Apply what there is to do; returns what was found."""
+        mend_entrance(str(self.store), apply=True)
+        with open_store(str(self.store), write=True) as store:
+            plan = plan_repair(store, parity=parity)
+            apply_repair(store, plan, parity=parity, clock=self.box.clock)
+        return plan
+
+    def chunks(self) -> list[bytes]:
+        return [self.model[at : at + 64 * KIB] for at in range(0, len(self.model), 64 * KIB)]
+
+    def data_pack(self) -> Path:
+        return pack_of(self.store, self.model[: 64 * KIB])
+
+    def node_pack(self) -> Path:
+        """The pack of the newest snapshot's root."""
+        with open_store(str(self.store)) as store:
+            tree = store.manifest(self.ids[0]).roots[0].tree
+            return self.store / "packs" / store.reader.places([tree])[tree].pack.hex()
+
+    def without_parity(self) -> None:
+        for path in (self.store / "parity").iterdir():
+            if layout.parse_pack_name(path.name):
+                path.unlink()
+
+    def destroy(self, path: Path, begin: int, length: int) -> None:
+        with path.open("r+b") as file:
+            file.seek(begin)
+            file.write(noise(length, begin))
+
+    def quarantine(self) -> list[str]:
+        directory = self.store / "quarantine"
+        return sorted(os.listdir(directory)) if directory.exists() else []
+
+    def is_well(self) -> bool:
+        """Every snapshot is sound, the newest one is the source, and there is nothing to do."""
+        out = self.box.directory / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        self.box.restore(to=out)
+        same = photograph(out / "source") == self.photo
+        plan = self.plan()
+        return same and self.box.verify().ok and not plan.is_damaged and not plan.has_work
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """Every file of a store that is not a cache or a lock."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.name.startswith(("lock", "catalog"))
+    }
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Patient]:
+    yield Patient(Box(tmp_path, chunk_bytes=64 * KIB, parity=SHARE))
+
+
+def test_a_sound_store_needs_nothing_and_nothing_is_changed(patient):
+    plan = patient.repair()
+
+    assert not plan.is_damaged
+    assert not plan.has_work
+    assert files_of(patient.store) == patient.before
+
+
+def test_looking_changes_nothing(patient):
+    flip_content(patient.store, patient.model[: 64 * KIB])
+    (patient.store / "snapshots" / f"{patient.ids[0]}.json").write_bytes(b"{}")
+    harmed = files_of(patient.store)
+
+    plan = patient.plan()
+
+    assert [one.whole for one in plan.packs] == [True]
+    assert [one.id for one in plan.manifests] == [patient.ids[0]]
+    assert files_of(patient.store) == harmed
+
+
+@pytest.mark.parametrize(
+    "harm", ["flip", "stretch", "cut", "footer", "magic", "zeros", "empty sector"]
+)
+def test_what_parity_reaches_is_mended_to_the_bit(patient, harm):
+    pack = patient.data_pack()
+    size = pack.stat().st_size
+    match harm:
+        case "flip":
+            flip_byte(pack, size // 2)
+        case "stretch":
+            patient.destroy(pack, 300_001, 30_000)
+        case "cut":
+            os.truncate(pack, size - 30_000)
+        case "footer":
+            flip_byte(pack, -40)
+        case "magic":
+            flip_byte(pack, 0)
+        case "zeros":
+            with pack.open("r+b") as file:
+                file.seek(4096)
+                file.write(bytes(20_000))
+        case "empty sector":
+            patient.destroy(pack, 0, 4096)
+            patient.destroy(pack, size - 4096, 4096)
+    harmed = pack.read_bytes()
+
+    plan = patient.repair()
+
+    assert [(one.pack.hex(), one.whole) for one in plan.packs] == [(pack.name, True)]
+    after = files_of(patient.store)
+    assert after.pop(f"quarantine/{pack.name}") == harmed
+    assert after == patient.before
+    assert patient.is_well()
+
+
+def test_every_pack_at_once(patient):
+    for path in packs(patient.store):
+        flip_byte(path, path.stat().st_size // 2)
+
+    assert all(one.whole for one in patient.repair().packs)
+    assert patient.is_well()
+
+
+def test_restore_and_cat_need_no_repair(patient):
+    for path in packs(patient.store):
+        flip_byte(path, path.stat().st_size // 2)
+    harmed = files_of(patient.store)
+
+    patient.box.restore(to=patient.box.directory / "out")
+
+    assert photograph(patient.box.directory / "out" / "source") == patient.photo
+    assert patient.box.read(patient.box.source / "model") == patient.model
+    assert files_of(patient.store) == harmed
+    assert not patient.box.verify().ok
+
+
+def test_a_truncated_pack_is_restored_without_a_catalog_too(patient):
+    pack = patient.data_pack()
+    os.truncate(pack, pack.stat().st_size - 30_000)
+    (patient.store / "catalog.sqlite").unlink()
+
+    patient.box.restore(to=patient.box.directory / "out")
+
+    assert photograph(patient.box.directory / "out" / "source") == patient.photo
+
+
+def test_beyond_reach_the_live_file_has_the_bytes(patient):
+    patient.destroy(patient.data_pack(), 100_000, 300_000)
+
+    plan = patient.repair()
+
+    (bad,) = plan.packs
+    assert not bad.whole
+    assert bad.lost
+    assert {one.how for one in plan.origins.values()} == {"live file"}
+    assert not plan.is_hopeless
+    assert patient.is_well()
+
+
+def test_a_changed_live_file_is_not_taken_for_what_it_was(patient):
+    patient.destroy(patient.data_pack(), 100_000, 300_000)
+    (patient.box.source / "model").write_bytes(noise(900 * KIB, 5))
+
+    plan = patient.repair()
+
+    assert not plan.origins
+    assert plan.is_hopeless
+    assert [one.id for one in plan.remaining] == patient.ids
+    assert [one.path for one in plan.remaining[0].damaged] == [
+        os.fsencode(patient.box.source / "model")
+    ]
+    assert (plan.remaining[0].files_left, plan.remaining[0].files) == (3, 4)
+
+
+def test_a_snapshot_taken_later_mends_what_nobody_had(patient):
+    patient.destroy(patient.data_pack(), 100_000, 300_000)
+    model = patient.box.source / "model"
+    os.rename(model, patient.box.directory / "away")
+    assert patient.repair().is_hopeless
+    assert not patient.box.verify().ok
+
+    os.rename(patient.box.directory / "away", model)
+    patient.box.take(base=True)
+
+    assert patient.box.verify().ok
+
+
+def test_a_pack_that_is_gone_is_stored_again_from_the_live_files(patient):
+    patient.data_pack().unlink()
+
+    assert not patient.repair().is_hopeless
+    assert patient.is_well()
+
+
+def test_another_pack_has_the_chunk(patient):
+    patient.without_parity()
+    chunk = patient.model[: 64 * KIB]
+    first = place_of(patient.store, chunk)
+    with open_store(str(patient.store), write=True) as store:
+        again = [(data_id(one), one) for one in patient.chunks()]
+        store.index.drop_chunks([name for name, _ in again])
+        writer = store.writer(parity=0.0)
+        writer.add_data(again)
+        writer.finish()
+    flip_byte(patient.store / "packs" / first.pack.hex(), first.offset_bytes + 200)
+    (patient.box.source / "model").unlink()
+
+    plan = patient.repair()
+
+    (bad,) = plan.packs
+    assert {how for _, how in bad.healed.values()} == {"another pack"}
+    assert not plan.is_hopeless
+    assert patient.box.verify().ok
+
+
+@pytest.mark.parametrize("harm", ["footer", "header", "magic"])
+def test_a_pack_that_only_says_itself_wrong_stands_under_its_own_name_again(patient, harm):
+    pack = patient.data_pack()
+    sound = pack.read_bytes()
+    patient.without_parity()
+    match harm:
+        case "footer":
+            os.truncate(pack, len(sound) - 500)
+        case "header":
+            flip_byte(pack, -20)
+        case "magic":
+            flip_byte(pack, 3)
+
+    patient.repair()
+
+    assert pack.read_bytes() == sound
+    assert patient.quarantine() == [pack.name]
+    assert patient.is_well()
+
+
+def test_what_is_sound_in_a_hopeless_pack_goes_to_a_new_one(patient):
+    patient.without_parity()
+    pack = patient.data_pack()
+    patient.destroy(pack, 100_000, 300_000)
+    harmed = pack.read_bytes()
+    (patient.box.source / "model").unlink()
+
+    plan = patient.repair()
+
+    assert plan.is_hopeless
+    assert not pack.exists()
+    assert (patient.store / "quarantine" / pack.name).read_bytes() == harmed
+    assert patient.box.read(patient.box.source / "sub" / "middle") == noise(70 * KIB, 1)
+    assert not patient.plan().packs
+    damaged = {bad.path for one in patient.box.verify().snapshots for bad in one.damaged}
+    assert damaged == {os.fsencode(patient.box.source / "model")}
+
+
+def test_a_pack_of_which_nothing_is_left(patient):
+    pack = patient.data_pack()
+    pack.write_bytes(noise(pack.stat().st_size, 9))
+
+    assert not patient.repair().is_hopeless
+    assert pack.name in patient.quarantine()
+    assert f"{pack.name}.parity" in patient.quarantine()
+    assert patient.is_well()
+
+
+@pytest.mark.parametrize("content", [b"", b"x"])
+def test_a_pack_that_is_empty_or_nearly_so(patient, content):
+    patient.data_pack().write_bytes(content)
+
+    assert not patient.repair().is_hopeless
+    assert patient.is_well()
+
+
+def test_damage_beyond_reach_is_mended_in_part(patient):
+    """Nobody has what lies in the middle; parity still has what was hit by itself."""
+    pack = patient.data_pack()
+    patient.destroy(pack, 500_000, 300_000)
+    size = pack.stat().st_size
+    segment = -(-size // 100 // 4096) * 4096
+    alone = 500_000 % segment - 2 * KIB  # where the segments of the stretch are sound
+    patient.destroy(pack, alone, 512)
+    (patient.box.source / "model").unlink()
+
+    plan = patient.repair()
+
+    healed = [how for one in plan.packs for _, how in one.healed.values()]
+    assert plan.is_hopeless
+    assert set(healed) <= {"parity"}
+    assert not patient.plan().packs
+
+
+def test_trees_that_are_gone_are_shown_with_what_is_left(patient):
+    patient.without_parity()
+    newest, oldest = patient.ids
+    patient.node_pack().unlink()
+
+    plan = patient.repair()
+
+    (shown,) = [one for one in plan.remaining if one.id == newest]
+    assert shown.files_left < shown.files == 4
+    assert shown.damaged
+    assert oldest not in [one.id for one in plan.remaining]
+    assert (patient.store / "snapshots" / f"{newest}.json").exists()
+
+
+def test_a_damaged_manifest_is_listed_restored_and_put_back_from_its_copy(patient):
+    name = f"snapshots/{patient.ids[0]}.json"
+    flip_byte(patient.store / name, 100)
+    (patient.store / "catalog.sqlite").unlink()
+
+    assert [one.id for one in patient.box.snapshots()] == patient.ids
+    patient.box.restore(to=patient.box.directory / "out")
+    assert not patient.box.verify().ok
+    patient.repair()
+
+    assert (patient.store / name).read_bytes() == patient.before[name]
+    assert patient.quarantine() == [f"{patient.ids[0]}.json"]
+    assert patient.is_well()
+
+
+def test_a_manifest_that_is_gone_comes_back(patient):
+    for path in (patient.store / "snapshots").iterdir():
+        path.unlink()
+
+    patient.repair()
+
+    assert files_of(patient.store) == patient.before
+
+
+def test_a_lost_directory_of_snapshots_comes_back(patient):
+    shutil.rmtree(patient.store / "snapshots")
+
+    assert mend_entrance(str(patient.store), apply=False)
+    assert not (patient.store / "snapshots").exists()
+    patient.repair()
+
+    assert files_of(patient.store) == patient.before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"x" * 300])
+def test_a_damaged_header_is_put_back_from_its_copy(patient, content):
+    header = patient.store / layout.HEADER
+    header.unlink() if content is None else header.write_bytes(content)
+
+    assert mend_entrance(str(patient.store), apply=False)
+    patient.repair()
+
+    assert header.read_bytes() == patient.before[layout.HEADER]
+    assert patient.is_well()
+
+
+def test_a_forgotten_snapshot_does_not_come_back(patient):
+    with open_store(str(patient.store), write=True) as store:
+        store.forget(patient.ids[1], patient.box.clock.now_ns())
+    patient.repair()
+    assert [one.id for one in patient.box.snapshots()] == patient.ids[:1]
+
+    with open_store(str(patient.store), write=True) as store:
+        copy = store.manifest_copy(patient.ids[1])
+        store.empty_trash([patient.ids[1]])
+        assert copy is not None
+        store.put_copy(f"{patient.ids[1]}.json", copy)  # as a run that was killed could leave it
+    patient.repair()
+
+    assert [one.id for one in patient.box.snapshots()] == patient.ids[:1]
+
+
+def test_a_damaged_list_of_retired_snapshots_brings_nobody_back(patient):
+    with open_store(str(patient.store), write=True) as store:
+        copy = store.manifest_copy(patient.ids[1])
+        store.forget(patient.ids[1], patient.box.clock.now_ns())
+        store.empty_trash([patient.ids[1]])
+        store.put_copy(f"{patient.ids[1]}.json", copy)
+    flip_byte(patient.store / layout.RETIRED, 30)
+
+    plan = patient.repair()
+
+    assert plan.retired
+    assert not plan.manifests
+    assert patient.quarantine() == [layout.RETIRED]
+    assert not patient.plan().retired
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_a_damaged_entry_of_the_trash(patient, has_copy):
+    with open_store(str(patient.store), write=True) as store:
+        store.forget(patient.ids[1], patient.box.clock.now_ns())
+    name = f"{patient.ids[1]}.json"
+    if not has_copy:
+        (patient.store / "parity" / name).unlink()
+    flip_byte(patient.store / "trash" / name, 100)
+
+    patient.repair()
+
+    assert patient.quarantine() == [f"trash-{name}"]
+    with open_store(str(patient.store), write=True) as store:
+        assert [one.id for one in store.trash()] == patient.ids[1:] * has_copy
+
+
+def test_a_manifest_without_a_copy_is_set_aside(patient):
+    name = f"{patient.ids[0]}.json"
+    (patient.store / "parity" / name).unlink()
+    flip_byte(patient.store / "snapshots" / name, 100)
+
+    plan = patient.repair()
+
+    assert plan.is_hopeless
+    assert patient.quarantine() == [name]
+    assert [one.id for one in patient.box.snapshots()] == patient.ids[1:]
+    assert not patient.plan().is_damaged
+
+
+def test_missing_and_damaged_parity_is_made_anew(patient):
+    parity = sorted(one for one in (patient.store / "parity").iterdir() if len(one.name) == 64)
+    parity[0].unlink()
+    flip_byte(parity[1], parity[1].stat().st_size // 2)
+    assert not patient.plan().is_damaged
+
+    plan = patient.repair()
+
+    assert len(plan.bare) == 2
+    assert files_of(patient.store) == patient.before
+
+
+def test_a_store_that_was_without_parity_gets_it(tmp_path):
+    patient = Patient(Box(tmp_path, chunk_bytes=64 * KIB))
+    assert not (patient.store / "parity").exists()
+    assert not patient.plan(parity=0.0).has_work
+
+    patient.repair(parity=0.1)
+
+    with open_store(str(patient.store)) as store:
+        assert not any(inspect_parity(store.path, pack) for pack in store.pack_files())
+    assert patient.is_well()
+
+
+def test_a_lost_or_wrong_catalog_is_made_anew(patient):
+    with open_store(str(patient.store), write=True) as store:
+        store.index.drop_chunks([data_id(patient.model[: 64 * KIB])])
+        store.index.commit()
+    flip_byte(patient.data_pack(), 300_000)
+
+    patient.repair()
+
+    with open_store(str(patient.store)) as store:
+        assert store.index.known([data_id(patient.model[: 64 * KIB])])
+    assert patient.is_well()
+
+
+def test_strangers_are_left_alone(patient):
+    (patient.store / "packs" / "readme").write_text("hello")
+    (patient.store / "parity" / "readme").write_text("hello")
+
+    patient.repair()
+
+    assert (patient.store / "packs" / "readme").read_text() == "hello"
+    assert (patient.store / "parity" / "readme").read_text() == "hello"
+
+
+def harmed_everywhere(patient):
+    """Something for every step of a repair."""
+    patient.destroy(patient.data_pack(), 100_000, 300_000)
+    flip_byte(patient.node_pack(), 200)
+    flip_byte(patient.store / "snapshots" / f"{patient.ids[0]}.json", 100)
+    (patient.store / "parity" / f"{patient.ids[1]}.json").unlink()
+
+
+def test_a_repair_that_is_stopped_between_any_two_steps_goes_on(patient):
+    harmed_everywhere(patient)
+    steps = 0
+    while True:
+        left = iter(range(steps))
+        with open_store(str(patient.store), write=True) as store:
+            plan = plan_repair(store, parity=SHARE)
+            try:
+                apply_repair(
+                    store,
+                    plan,
+                    parity=SHARE,
+                    clock=patient.box.clock,
+                    cancelled=lambda left=left: next(left, None) is None,
+                )
+            except CancelledError:
+                steps += 1
+                continue
+        break
+
+    assert steps > 3
+    assert patient.is_well()
+
+
+def test_a_repair_that_is_killed_at_any_moment_goes_on(patient):
+    harmed_everywhere(patient)
+    chance = random.Random(6)
+    command = [*CIUIC, "--config", str(patient.box.config), "repair", "--apply"]
+    for _ in range(6):
+        running = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            running.wait(chance.uniform(0.25, 0.9))
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+        # All but the file whose bytes are beyond reach until they are stored again.
+        patient.box.restore(to=patient.box.directory / "out", overwrite=True)
+        restored = photograph(patient.box.directory / "out" / "source")
+        assert patient.photo.keys() - restored.keys() <= {b"model"}
+
+    assert patient.box.ciuic("repair", "--apply").code == 0
+    assert patient.is_well()
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_costs_nothing(tmp_path):
+    with tmpfs(tmp_path / "small", size_mib=6) as small:
+        patient = Patient(Box(small, chunk_bytes=64 * KIB, parity=SHARE))
+        flip_byte(patient.data_pack(), 300_000)
+        filler = small / "filler"
+        free = os.statvfs(small).f_bavail * 4096
+        filler.write_bytes(bytes(free - 200 * KIB))
+        harmed = files_of(patient.store)
+
+        with pytest.raises(StoreFullError):
+            patient.repair()
+        after = files_of(patient.store)
+        assert {name: data for name, data in after.items() if "quarantine" not in name} == harmed
+
+        filler.unlink()
+        patient.repair()
+        assert files_of(patient.store).items() >= patient.before.items()
+        assert patient.box.verify().ok
+
+
+@pytest.mark.root
+def test_a_hot_copy_has_the_bytes(tmp_path):
+    with disk("xfs", tmp_path / "disks") as mounted:
+        patient = Patient(Box(mounted.path, chunk_bytes=64 * KIB, parity=SHARE))
+        patient.destroy(patient.data_pack(), 100_000, 300_000)
+        (patient.box.source / "model").write_bytes(noise(900 * KIB, 5))
+
+        plan = patient.repair()
+
+        assert {one.how for one in plan.origins.values()} == {"hot copy"}
+        assert not plan.is_hopeless
+        assert patient.box.verify().ok
+        assert patient.box.read(patient.box.source / "model") == patient.model
+
+
+class TestCommand:
+    """What a user sees."""
+
+    def test_it_says_what_it_would_do_and_then_does_it(self, patient):
+        pack = patient.data_pack()
+        flip_byte(pack, 300_000)
+
+        looked = patient.box.ciuic("repair")
+        done = patient.box.ciuic("repair", "--apply")
+        again = patient.box.ciuic("repair")
+
+        assert looked.code == 4
+        assert f"pack {pack.name[:12]}: a stretch of it is damaged: would be mended" in looked.out
+        assert "nothing was changed; run 'ciuic repair --apply'" in looked.err
+        assert done.code == 0
+        assert "mended by its parity" in done.out
+        assert f"quarantine/{pack.name}" in done.err
+        assert again.code == 0
+        assert again.out == "nothing is damaged\n"
+
+    def test_json_names_everything(self, patient):
+        harmed_everywhere(patient)
+
+        looked = patient.box.ciuic("repair", "--json")
+        done = patient.box.ciuic("repair", "--apply", "--json")
+
+        assert (looked.code, done.code) == (4, 0)
+        for outcome, applied in ((looked, False), (done, True)):
+            document = outcome.document
+            assert document["applied"] is applied
+            assert document["ok"] is applied
+            assert len(document["packs"]) == 2
+            assert sum(one["whole"] for one in document["packs"]) == 1
+            assert [one["id"] for one in document["manifests"]] == [patient.ids[0]]
+            assert document["copies_missing"] == 1
+            assert document["snapshots"] == []
+        assert len(done.document["quarantined"]) >= 3
+
+    def test_what_stays_damaged_is_named_with_exit_code_4(self, patient):
+        patient.destroy(patient.data_pack(), 100_000, 300_000)
+        (patient.box.source / "model").unlink()
+
+        done = patient.box.ciuic("repair", "--apply")
+
+        assert done.code == 4
+        assert f"{patient.ids[0]} stays damaged: 1 paths" in done.out
+        assert str(patient.box.source / "model") in done.out
+
+    def test_a_lost_header_is_said_and_put_back(self, patient):
+        (patient.store / layout.HEADER).unlink()
+
+        looked = patient.box.ciuic("repair", "--json")
+        done = patient.box.ciuic("repair", "--apply")
+
+        assert looked.code == 4
+        assert "lost its header" in looked.document["entrance"][0]
+        assert done.code == 0
+        assert patient.is_well()
+
+    def test_there_is_nothing_to_repair_where_no_store_is(self, patient):
+        outcome = patient.box.ciuic("--store", patient.box.directory / "nothing", "repair")
+
+        assert outcome.code == 1
+        assert "there is no store" in outcome.err
+
+    def test_a_busy_store_is_not_repaired(self, patient):
+        with open_store(str(patient.store), write=True):
+            assert patient.box.ciuic("repair", "--apply").code == 5
+            assert patient.box.ciuic("repair").code == 0
