@@ -240,6 +240,17 @@ class Index:
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 yield rows
 
+    def chunks_in(self, pack: bytes) -> dict[bytes, int]:
+        """Chunks that are said to lie in a pack, and their kind."""
+        with self._lock, self._faults():
+            return dict(
+                self._db.execute(
+                    "SELECT id, kind FROM chunk"
+                    " WHERE pack = (SELECT number FROM pack WHERE name = ?)",
+                    (pack,),
+                )
+            )
+
     def references(self) -> dict[bytes, bytes]:
         """Chunks that are stored as a difference, and the chunk that each builds on."""
         with self._lock, self._faults():
@@ -306,6 +317,11 @@ class Index:
                 "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?)",
                 (name, file_bytes, file_mtime_ns, taken_ns, summary),
             )
+
+    def drop_snapshots(self, names: Iterable[str]) -> None:
+        """Let go of what was recorded of snapshots."""
+        with self._lock, self._faults():
+            self._db.executemany("DELETE FROM snapshot WHERE id = ?", ((one,) for one in names))
 
     def _prepare(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
