@@ -16,6 +16,7 @@ from ciuic.errors import (
     CorruptionError,
     SnapshotNotFoundError,
     StoreError,
+    StoreFullError,
     UnknownFormatError,
     UsageError,
 )
@@ -113,6 +114,12 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
     if wanted in names:
         names = [wanted]
     if not names:
+        forgotten = [name for name in store.trashed_ids() if name.startswith(wanted)]
+        if len(forgotten) == 1:
+            raise SnapshotNotFoundError(
+                f"{forgotten[0]} was forgotten",
+                hint=f"'ciuic forget --undo {forgotten[0]}' brings it back.",
+            )
         raise SnapshotNotFoundError(f"there is no snapshot {wanted}")
     if len(names) > 1:
         some = ", ".join(names[:5])
@@ -124,8 +131,9 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
 
 def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
     recorded = _recorded(store)
-    found, damaged = [], {}
-    for name, status in store.snapshot_files().items():
+    found, fresh, damaged = [], [], {}
+    listed = store.snapshot_files()
+    for name, status in listed.items():
         row = recorded.get(name)
         if row is not None and row[:2] == (status.st_size, status.st_mtime_ns):
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -139,8 +147,12 @@ def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
         except SnapshotNotFoundError:
             continue
         found.append(summary)
-        if store.writable:
-            _put(store, summary, status)
+        fresh.append((summary, status))
+    if store.writable:
+        with contextlib.suppress(StoreFullError):  # what is listed can still be forgotten
+            for summary, status in fresh:
+                _put(store, summary, status)
+            store.index.drop_snapshots(recorded.keys() - listed.keys())
     found.sort(key=lambda one: (one.taken_ns, one.id), reverse=True)
     return found, damaged
 

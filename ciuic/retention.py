@@ -23,8 +23,6 @@ _RULE: Final = re.compile(r"([^\s:,]+)\s*:\s*([^\s:,]+)")
 _COUNT: Final = re.compile(r"[1-9]\d{0,5}", re.ASCII)
 _YOUNGER_S_MAX: Final = 3650 * 86_400.0
 _SHOWN: Final = 60
-
-
 _PERIODS: Final = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month"}
 _LAST: Final = "last"
 
@@ -67,7 +65,7 @@ def parse_policy(text: str) -> Policy:
     """
     text = text.strip()
     if ":" not in text and "," not in text:
-        younger_s = parse_duration_s(text)
+        younger_s = parse_duration_s(_short(text))
         if younger_s == 0:
             raise ValueError(f"'{text}' keeps nothing; write how long to keep snapshots: 7d")
         if younger_s > _YOUNGER_S_MAX:

@@ -7,7 +7,7 @@ import click
 from ciuic.cli.render import print_json, print_table, printable
 from ciuic.cli.session import SNAPSHOT, Session, given, json_option
 from ciuic.clock import local_time_text
-from ciuic.errors import ConfigError, UsageError
+from ciuic.errors import UsageError
 from ciuic.units import format_bytes, format_duration
 
 __all__ = ["forget", "pin", "tag"]
@@ -135,12 +135,7 @@ def _policy(session: Session, text: str | None) -> Any:
     from ciuic.retention import parse_policy
 
     if text is None:
-        if session.config_path is None:
-            raise ConfigError(
-                "there is no configuration that says what to keep",
-                hint="Give --policy, the IDs to forget, or a configuration with --config FILE.",
-            )
-        return parse_policy(session.settings().retention_policy)
+        return parse_policy(session.retention_policy())
     try:
         return parse_policy(text)
     except ValueError as error:

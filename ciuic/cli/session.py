@@ -112,6 +112,20 @@ class Session:
         trash_s: float = self.settings().trash_s
         return trash_s
 
+    def retention_policy(self) -> str:
+        """The policy of the configuration: for its own store, and for no other.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if self._store is not None or self.config_path is None:
+            raise ConfigError(
+                "no configuration says what to keep in this store",
+                hint="Give --policy, or the IDs of snapshots to forget.",
+            )
+        policy: str = self.settings().retention_policy
+        return policy
+
     def parity(self) -> float:
         """The share of a pack that its parity takes; the default for ``--store``."""
         from ciuic.store.parity import PARITY_DEFAULT

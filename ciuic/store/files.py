@@ -13,6 +13,8 @@ from ciuic.errors import CorruptionError
 __all__ = ["open_regular", "read_at", "read_if_possible", "read_or_zeros", "read_regular"]
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_REGULAR: Final = {errno.ELOOP, errno.ENXIO}
+"""How open(2) refuses a symlink and a socket."""
 
 
 def open_regular(path: str) -> int:
@@ -22,7 +24,12 @@ def open_regular(path: str) -> int:
         CorruptionError: Something else stands there.
         OSError: It can't be opened.
     """
-    fd = os.open(path, _FLAGS)
+    try:
+        fd = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in _NOT_REGULAR:
+            raise CorruptionError(f"{path} is not a regular file") from error
+        raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise CorruptionError(f"{path} is not a regular file")
@@ -30,9 +37,19 @@ def open_regular(path: str) -> int:
 
 
 def read_regular(path: str, bytes_max: int) -> bytes:
-    """The content of a regular file, up to ``bytes_max``; raises as ``open_regular``."""
+    """The content of a regular file, up to ``bytes_max``.
+
+    Raises:
+        CorruptionError: Something else stands there, or a sector can't be read.
+        OSError: Anything else.
+    """
     with open(open_regular(path), "rb") as file:
-        return file.read(bytes_max)
+        try:
+            return file.read(bytes_max)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise CorruptionError(f"{path} can't be read: its disk fails") from error
 
 
 def read_at(fd: int, length_bytes: int, offset_bytes: int) -> bytes:

@@ -22,6 +22,7 @@ FORMAT: Final = 1
 TROUBLE_MAX: Final = 1000
 """A manifest names this many troubled paths; the trees mark all of them."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
+_NUMBER_MAX: Final = 1 << 63
 _AFTER_ESCAPE: Final = re.compile(r"[0-9a-f]{2}[^\\]*", re.DOTALL)
 
 
@@ -130,6 +131,7 @@ def decode_manifest(data: bytes, snapshot_id: str) -> Manifest:
         raise UnknownFormatError(f"snapshot {snapshot_id} has format {record.format}")
     if record.id != snapshot_id or not is_snapshot_id(record.id):
         raise CorruptionError(f"the manifest of {snapshot_id} says that it is {record.id!r}")
+    _check_numbers(record)
     roots = tuple([_root(one) for one in record.roots])
     summary = SnapshotSummary(
         id=record.id,
@@ -158,6 +160,23 @@ def decode_manifest(data: bytes, snapshot_id: str) -> Manifest:
             [Trouble(_unescaped(one.path), one.what, one.harmless) for one in record.trouble]
         ),
     )
+
+
+def _check_numbers(record: _Record) -> None:
+    """JSON has numbers of any size, and neither a calendar nor the catalog has."""
+    counts = (
+        record.files,
+        record.logical_bytes,
+        record.read_bytes,
+        record.new_bytes,
+        record.stored_bytes,
+        record.trouble_count,
+        record.flux_count,
+    )
+    if not all(0 <= one < _NUMBER_MAX for one in counts):
+        raise CorruptionError("it counts what can't be counted")
+    if not -_NUMBER_MAX <= record.taken_ns < _NUMBER_MAX:
+        raise CorruptionError("it was taken at a time that can't be")
 
 
 def _root(record: _RootRecord) -> Root:

@@ -42,6 +42,7 @@ def unseal(data: bytes, kind: type[Document]) -> Document:
     if data_id(data[:start] + _ZEROS + _END).hex().encode() != digest:
         raise CorruptionError("the document does not match its checksum")
     try:
+        data.decode()  # msgspec does not look at fields that it passes over
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"the document can't be decoded: {error}") from error

@@ -274,21 +274,7 @@ class Store:
             SnapshotNotFoundError: There is none.
             CorruptionError: It is damaged.
         """
-        path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
-        try:
-            with store_faults("read", path):
-                data = read_regular(path, MANIFEST_BYTES_MAX)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id}") from error
-            raise
-        try:
-            return decode_manifest(data, snapshot_id)
-        except CorruptionError as error:
-            kept = self.manifest_copy(snapshot_id) if copy else None
-            if kept is not None:
-                return decode_manifest(kept, snapshot_id)
-            raise CorruptionError(f"the manifest of {snapshot_id}: {error.message}") from error
+        return self._read_manifest(snapshot_id, copy=copy)[0]
 
     def manifest_copy(self, snapshot_id: str) -> bytes | None:
         """The copy of a manifest's file that is kept with the parity; None without a sound one."""
@@ -358,8 +344,12 @@ class Store:
         """
         data = encode_manifest(self.manifest(summary.id).with_summary(summary))
         self._write_manifest(summary.id, data)
-        with contextlib.suppress(StoreError):
-            self.put_copy(layout.manifest_name(summary.id), data)
+        self._renew_copy(summary.id, data)
+
+    def trashed_ids(self) -> list[str]:
+        """IDs of forgotten snapshots that are in the trash, whether they can be read or not."""
+        listed = self.snapshot_files()
+        return [name for name in self._trash.ids() if name not in listed]
 
     def trash(self) -> list[Forgotten]:
         """Forgotten snapshots that can be brought back, oldest first.
@@ -377,15 +367,13 @@ class Store:
         self,
     ) -> tuple[list[Forgotten], dict[str, CorruptionError | UnknownFormatError]]:
         """Forgotten snapshots, oldest first, and what is wrong with those that can't be read."""
-        listed = self.snapshot_files()
         found: list[Forgotten] = []
         damaged: dict[str, CorruptionError | UnknownFormatError] = {}
-        for name in self._trash.ids():
-            if name not in listed:
-                try:
-                    found.append(self._forgotten(name))
-                except (CorruptionError, UnknownFormatError) as error:
-                    damaged[name] = error
+        for name in self.trashed_ids():
+            try:
+                found.append(self._forgotten(name))
+            except (CorruptionError, UnknownFormatError) as error:
+                damaged[name] = error
         found.sort(key=lambda one: (one.manifest.summary.taken_ns, one.id))
         return found, damaged
 
@@ -422,7 +410,7 @@ class Store:
             CorruptionError: Its manifest can't be read, so it could not be brought back.
             StoreError: It can't be done; the snapshot is listed as before.
         """
-        data = self._manifest_data(snapshot_id)
+        _, data = self._read_manifest(snapshot_id)
         self._trash.put(snapshot_id, data, now_ns)
         path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
         with store_faults("remove", path):
@@ -437,14 +425,14 @@ class Store:
             CorruptionError: Its file in the trash is damaged.
             StoreError: It can't be written; it stays in the trash.
         """
-        if snapshot_id in self.snapshot_files() or snapshot_id not in self._trash.ids():
+        if snapshot_id not in self.trashed_ids():
             raise SnapshotNotFoundError(
                 f"{snapshot_id} is not in the trash",
                 hint="'ciuic list --trash' shows what can be brought back.",
             )
         one = self._forgotten(snapshot_id)
         self._write_manifest(snapshot_id, one.data)
-        self.keep_copies(snapshot_id)
+        self._renew_copy(snapshot_id, one.data)
         self._trash.remove([snapshot_id])
         return one.manifest
 
@@ -469,26 +457,32 @@ class Store:
                     durable.remove_file(os.path.join(directory, layout.manifest_name(name)))
                 durable.sync_directory(directory)
 
-    def _manifest_data(self, snapshot_id: str) -> bytes:
-        """The file of a manifest, or its copy, that has been seen to be sound."""
+    def _read_manifest(self, snapshot_id: str, *, copy: bool = True) -> tuple[Manifest, bytes]:
+        """A manifest and its file; of a damaged one its copy, if there is a sound one."""
         path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
         try:
             with store_faults("read", path):
                 data = read_regular(path, MANIFEST_BYTES_MAX)
-            decode_manifest(data, snapshot_id)
+            return decode_manifest(data, snapshot_id), data
         except CorruptionError as error:
-            kept = self.manifest_copy(snapshot_id)
+            kept = self.manifest_copy(snapshot_id) if copy else None
             if kept is None:
                 raise CorruptionError(
                     f"the manifest of {snapshot_id}: {error.message}",
-                    hint="'ciuic repair --apply' sets aside what can't be mended.",
+                    hint="'ciuic repair' tells what can be done.",
                 ) from error
-            return kept
+            return decode_manifest(kept, snapshot_id), kept
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id}") from error
             raise
-        return data
+
+    def _renew_copy(self, snapshot_id: str, data: bytes) -> None:
+        """Bring the copy of a manifest up to date, if one is kept. Nothing fails for its sake."""
+        name = layout.manifest_name(snapshot_id)
+        if os.path.lexists(os.path.join(self.path, layout.PARITY, name)):
+            with contextlib.suppress(StoreError):
+                self.put_copy(name, data)
 
     def _write_manifest(self, snapshot_id: str, data: bytes) -> None:
         path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))

@@ -105,15 +105,15 @@ class Trash:
             UnknownFormatError: A later version wrote it.
         """
         path = self._entry_path(snapshot_id)
-        with store_faults("read", path):
-            data = read_regular(path, _ENTRY_BYTES_MAX)
-            status = os.stat(path)
         try:
+            with store_faults("read", path):
+                forgotten_ns = os.lstat(path).st_mtime_ns
+                data = read_regular(path, _ENTRY_BYTES_MAX)
             return decode_forgotten(data, snapshot_id)
         except CorruptionError as error:
             if copy is not None:
                 manifest = decode_manifest(copy, snapshot_id)
-                return Forgotten(snapshot_id, status.st_mtime_ns, manifest, copy)
+                return Forgotten(snapshot_id, forgotten_ns, manifest, copy)
             raise CorruptionError(
                 f"{snapshot_id} in the trash: {error.message}",
                 hint="'ciuic repair --apply' sets aside what can't be mended.",
@@ -174,9 +174,9 @@ class Trash:
     def _read_retired(self) -> frozenset[str]:
         if not os.path.lexists(self._retired_path):
             return frozenset()
-        with store_faults("read", self._retired_path):
-            data = read_regular(self._retired_path, _RETIRED_BYTES_MAX)
         try:
+            with store_faults("read", self._retired_path):
+                data = read_regular(self._retired_path, _RETIRED_BYTES_MAX)
             return decode_retired(data)
         except CorruptionError as error:
             raise CorruptionError(

@@ -52,15 +52,11 @@ def plan_forget(store: Store, policy: Policy, now_ns: int) -> ForgetPlan:
         # Whether a snapshot is whole is worth a walk only if something is going to go.
         good = _newest_whole(store, decisions)
         decisions = plan_retention(snapshots, policy, now_ns, good=good)
+    older = policy.younger_s is not None
+    gone = f"older than {policy.text}" if older else f"no rule of {policy.text} keeps it"
     return ForgetPlan(
         kept=tuple([(one.snapshot, "; ".join(one.why)) for one in decisions if one.keep]),
-        forgotten=tuple(
-            [
-                (one.snapshot, f"no rule of {policy.text} keeps it")
-                for one in decisions
-                if not one.keep
-            ]
-        ),
+        forgotten=tuple([(one.snapshot, gone) for one in decisions if not one.keep]),
     )
 
 
@@ -113,7 +109,7 @@ def bring_back(store: Store, name: str) -> SnapshotSummary:
         StoreError: The store failed; the snapshot stays in the trash.
     """
     wanted = name if name.startswith("cs-") else f"cs-{name}"
-    found = [one.id for one in store.trash() if one.id.startswith(wanted)]
+    found = [one for one in store.trashed_ids() if one.startswith(wanted)]
     if len(found) > 1 and wanted not in found:
         raise SnapshotNotFoundError(
             f"{wanted} is ambiguous in the trash: {', '.join(found[:5])}",
