@@ -207,14 +207,8 @@ class Upkeep:
         )
         self._day.spent_s += report.total_s
         self._day.has_read_manifests = True
-        self._note(
-            "scrub",
-            packs=report.read_packs,
-            bytes=report.read_bytes,
-            ok=report.ok,
-            stopped=report.stopped,
-            checks=report.health.as_json(),
-        )
+        if report.read_packs or "scrub" not in self._last:
+            self._note("scrub", packs=report.read_packs, bytes=report.read_bytes, ok=report.ok)
         if report.damaged and not report.is_complete:
             self._untold.append(report)
         else:

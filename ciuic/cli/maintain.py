@@ -158,9 +158,36 @@ def _daemon_lines(daemon: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f" {awaited.get('after')} to be closed, for a follow-up snapshot, until"
             f" {_local(str(awaited.get('until')))}",
         )
+    upkeep = daemon.get("upkeep")
+    if isinstance(upkeep, dict):
+        yield from _upkeep_lines(upkeep)
     error = daemon.get("last_error")
     if isinstance(error, dict):
         yield "failed", f"{error.get('message')} ({_local(str(error.get('time')))})"
+
+
+def _upkeep_lines(upkeep: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the daemon does between two snapshots, and how it went last."""
+    if upkeep.get("doing"):
+        yield "now", f"{upkeep['doing']}, until there is something better to do"
+    for what in ("forget", "prune", "scrub"):
+        last = upkeep.get(what)
+        if not isinstance(last, dict):
+            continue
+        when = f" ({_local(str(last.get('time')))})"
+        if "error" in last:
+            yield what, f"failed: {last['error']}{when}"
+        elif what == "forget":
+            yield (
+                what,
+                f"{len(last.get('forgotten') or ())} forgotten, {last.get('kept')} kept{when}",
+            )
+        elif what == "prune":
+            yield what, f"{format_bytes(int(last.get('freed_bytes') or 0))} freed{when}"
+        else:
+            spent = format_duration(float(upkeep.get("scrubbed_today_s") or 0))
+            found = "no damage" if last.get("ok") else "there is damage"
+            yield what, f"{found}, {spent} today{when}"
 
 
 def _local(moment: str) -> str:
