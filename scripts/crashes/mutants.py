@@ -21,6 +21,8 @@ _REPOSITORY: Final = Path(__file__).parents[2]
 _COPIED: Final = ("ciuic", "ciuicd", "tests", "scripts", "docs", "etc", "pyproject.toml")
 _LIMIT_S: Final = 300
 _STATES: Final = "tests/crash/test_states.py"
+_TAKE: Final = "tests/verbs/test_take.py::"
+_RESTORE: Final = "tests/verbs/test_restore.py::"
 _EVERY_PROMISE: Final = "test_every_promise_holds_in_whatever_a_power_cut_leaves"
 
 
@@ -147,7 +149,7 @@ MUTANTS: Final = (
         "ciuic/store/store.py",
         "        if any(present.get(name) != size for name, size in recorded.items()):\n",
         "        if recorded and not present:\n",
-        "tests/verbs/test_take.py::test_the_next_snapshot_heals_what_was_lost_from_the_store",
+        _TAKE + "test_the_next_snapshot_heals_one_lost_pack",
     ),
     Mutant(
         "what the catalog says of a manifest is believed without a look at its file",
@@ -260,6 +262,44 @@ MUTANTS: Final = (
         "    manifests += [one.manifest for one in _trash(store) if one.id not in expired]\n",
         "",
         _story("prune"),
+    ),
+    Mutant(
+        "what repair sets aside may be gone before it is durable",
+        "ciuic/durable.py",
+        (
+            "    os.link(source, target, follow_symlinks=False)\n"
+            "    sync_directory(os.path.dirname(target))\n"
+        ),
+        "    os.link(source, target, follow_symlinks=False)\n",
+        _story("repair"),
+    ),
+    Mutant(
+        "a second writer is let in",
+        "ciuic/store/lock.py",
+        "                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        _TAKE + "test_a_second_writer_is_refused_while_the_first_writes",
+    ),
+    Mutant(
+        "a changed file with its old time and size is believed",
+        "ciuic/verbs/gather.py",
+        "            and old.ctime_ns == status.st_ctime_ns\n",
+        "",
+        _TAKE + "test_a_changed_file_with_the_old_time_and_size_is_read",
+    ),
+    Mutant(
+        "a name that leads out of the target is written",
+        "ciuic/verbs/placing.py",
+        "    return bool(name) and name not in",
+        "    return bool(name) or name not in",
+        _RESTORE + "test_names_that_no_file_can_have_are_named_and_write_nothing",
+    ),
+    Mutant(
+        "a prune goes on where a tree can't be read",
+        "ciuic/verbs/prune.py",
+        '            raise _unreadable(error, f"the trees of {snapshot}") from error\n',
+        "            del error, snapshot\n",
+        "tests/verbs/test_prune.py::test_what_can_not_be_read_stops_it_before_anything_is_removed",
     ),
 )
 

@@ -154,6 +154,7 @@ class StoreStory:
         self._photos: dict[str, dict[bytes, Photo]] = {}
         self._now: Holdings | None = None
         self._is_damaged = False
+        self._harmed: list[bytes] = []
 
     def configure(self, **keys: str) -> None:
         """Write the configuration."""
@@ -217,7 +218,11 @@ class StoreStory:
 
     def damage(self, harm: Callable[[Path], None]) -> None:
         """Something happens to the store at rest; the next command is to mend it."""
+        before = read_tree(self.store)
         harm(self.store)
+        self._harmed = [
+            data for path, data in read_tree(self.store).items() if before.get(path) != data
+        ]
         self._steps = []
         self._is_damaged = True
         self._recording = self._record_calls()
@@ -251,6 +256,8 @@ class StoreStory:
             create_store(path, ManualClock())
             moment = Moment(_NOTHING, moment.after)
         clock = ManualClock(time.time_ns() + _LATER_NS)
+        kept = {*read_tree(directory / "store").values()} if self._harmed else set()
+        assert kept.issuperset(self._harmed), "what was damaged is gone for good"
         with open_store(path) as store:
             found = holdings(store, is_damaged=moment.is_damaged)
             check_holdings(moment, found)
@@ -311,6 +318,11 @@ def check_holdings(moment: Moment, found: Holdings) -> None:
         known = [holding.live[name] for holding in (before, after) if name in holding.live]
         assert any((kept.taken_ns, kept.roots) == (one.taken_ns, one.roots) for one in known)
         assert kept.words in [one.words for one in known], f"{name} says what nobody wrote"
+
+
+def read_tree(top: Path) -> dict[Path, bytes]:
+    """What every file below has in it."""
+    return {path: path.read_bytes() for path in top.rglob("*") if path.is_file()}
 
 
 def where(name: str, holding: Holdings) -> set[str]:
