@@ -2,9 +2,11 @@
 
     python -m tests.format.make_golden
 
-writes tests/format/golden: a store with two snapshots, and what they must restore to, as seen by
-the operating system and not by ciuic. The source lies in a fixed place, and everything in it but
-inode numbers and change times is the same on every run.
+writes tests/format/golden: a store, and what its snapshots must restore to, as seen by the
+operating system and not by ciuic. Of four snapshots the first is pinned, the second lies in the
+trash, the third is gone for good and its ID retired, and the last has a file that is spelled by
+slices. The source lies in a fixed place, and everything in it but inode numbers and change times
+is the same on every run.
 """
 
 import hashlib
@@ -16,15 +18,29 @@ import stat
 import struct
 from pathlib import Path
 
+from ciuic.hashing import data_id
 from ciuic.store import create_store, layout, open_store
+from ciuic.store.nodes import Piece
+from ciuic.verbs.label import set_pinned
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from tests.kit.clock import ManualClock
+from tests.kit.spelled import spell
 
 GOLDEN = Path(__file__).parent / "golden"
 SOURCE = b"/tmp/ciuic-golden/run \xff"
 CHUNK_BYTES = 64 * 1024
 TAKEN_NS = 1_781_533_800_000_000_000
 MTIME_NS = 1_781_000_000_123_456_789
+PATCH = b"\x01\x3c" * 2048
+PATCH_AT = 20_000
+KEPT = {
+    layout.HEADER,
+    layout.PACKS,
+    layout.PARITY,
+    layout.RETIRED,
+    layout.SNAPSHOTS,
+    layout.TRASH,
+}
 
 
 def put(name: bytes, data: bytes) -> None:
@@ -76,6 +92,14 @@ def change() -> None:
     settle()
 
 
+def patch() -> None:
+    """What happens until the third one."""
+    with open(os.path.join(SOURCE, b"weights.bin"), "r+b") as file:
+        file.seek(PATCH_AT)
+        file.write(PATCH)
+    settle()
+
+
 def settle() -> None:
     """Times of everything, deepest first."""
     for directory, directories, files in os.walk(SOURCE, topdown=False):
@@ -121,7 +145,7 @@ def main() -> None:
     clock = ManualClock(TAKEN_NS)
     create_store(str(store), clock, chunk_bytes=CHUNK_BYTES)
     expected = []
-    for number, act in enumerate((fill, change)):
+    for number, act in enumerate((fill, change, patch)):
         act()
         clock.advance(3600)
         request = TakeRequest((SOURCE,), exclude=("*.tmp",), tags=(f"golden-{number}",))
@@ -129,8 +153,23 @@ def main() -> None:
             report = take_snapshot(opened, request, clock=clock)
         found = {"id": report.id, "kind": report.kind, "parent": report.parent}
         expected.append(found | {"taken_ns": report.taken_ns, "tree": survey(SOURCE)})
+    old = bf16(CHUNK_BYTES // 2)
+    pieces = (
+        Piece(PATCH_AT, data_id(old)),
+        Piece(len(PATCH), data_id(PATCH)),
+        Piece(len(old) - PATCH_AT - len(PATCH), data_id(old), PATCH_AT + len(PATCH)),
+    )
+    _, forgotten, retired = (one["id"] for one in expected)
+    with open_store(str(store), write=True) as opened:
+        newest = opened.manifest(spell(opened, b"weights.bin", pieces, chunks=[PATCH])).summary
+        opened.keep_copies(newest.id)
+        set_pinned(opened, expected[0]["id"], pinned=True)
+        for name in (forgotten, retired):
+            opened.forget(name, clock.now_ns())
+        opened.empty_trash([retired])
+    expected[2] |= {"id": newest.id, "parent": newest.parent, "taken_ns": newest.taken_ns}
     for name in os.listdir(store):
-        if name not in {layout.HEADER, layout.PACKS, layout.SNAPSHOTS}:
+        if name not in KEPT:
             path = store / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     # As version control will give them back.
@@ -138,7 +177,8 @@ def main() -> None:
         os.chmod(directory, 0o755)
         for name in files:
             os.chmod(os.path.join(directory, name), 0o644)
-    text = json.dumps({"root": SOURCE.hex(), "snapshots": expected}, indent=1)
+    document = {"root": SOURCE.hex(), "retired": retired, "snapshots": expected}
+    text = json.dumps(document, indent=1)
     (GOLDEN / "expected.json").write_text(text + "\n")
     shutil.rmtree(os.path.dirname(SOURCE))
 

@@ -8,9 +8,12 @@ import pytest
 
 from ciuic.catalog import list_snapshots
 from ciuic.clock import SystemClock
+from ciuic.errors import SnapshotNotFoundError
 from ciuic.model import WHOLE
 from ciuic.store import layout, open_store
-from ciuic.store.nodes import iter_tree
+from ciuic.store.nodes import iter_pieces, iter_tree
+from ciuic.store.parity import inspect_parity
+from ciuic.store.trash import decode_retired
 from ciuic.verbs.restore import RestoreRequest, restore
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuic.verbs.verify import verify_all
@@ -19,6 +22,8 @@ from tests.format.make_golden import GOLDEN, survey
 
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 ROOT = bytes.fromhex(EXPECTED["root"])
+FIRST, FORGOTTEN, NEWEST = EXPECTED["snapshots"]
+LISTED = (FIRST, NEWEST)
 
 
 @pytest.fixture
@@ -33,23 +38,60 @@ def store(tmp_path):
 def test_it_is_listed(store):
     with open_store(store) as opened:
         listed = list_snapshots(opened)
-    for one, expected in zip(reversed(listed), EXPECTED["snapshots"], strict=True):
+    for one, expected in zip(reversed(listed), LISTED, strict=True):
         found = {"id": one.id, "kind": one.kind, "parent": one.parent, "taken_ns": one.taken_ns}
         assert found == {key: expected[key] for key in found}
         assert (one.roots, one.trouble_count) == ((ROOT,), 0)
+        assert one.pinned == (expected is FIRST)
 
 
 def test_it_is_verified(store):
     with open_store(store) as opened:
         report = verify_all(opened, checksum=True, clock=SystemClock())
     assert report.ok
-    assert len(report.snapshots) == len(EXPECTED["snapshots"])
+    assert len(report.snapshots) == len(LISTED)
 
 
-@pytest.mark.parametrize("expected", EXPECTED["snapshots"], ids=lambda one: one["kind"])
+def test_what_was_forgotten_can_be_brought_back_and_what_is_gone_can_not(store):
+    with open_store(store, write=True) as opened:
+        (one,) = opened.trash()
+        assert one.id == FORGOTTEN["id"]
+        assert opened.bring_back(one.id).summary.taken_ns == FORGOTTEN["taken_ns"]
+        assert len(list_snapshots(opened)) == len(EXPECTED["snapshots"])
+        with pytest.raises(SnapshotNotFoundError):
+            opened.bring_back(EXPECTED["retired"])
+    with open(os.path.join(store, layout.RETIRED), "rb") as file:
+        assert decode_retired(file.read()) == {EXPECTED["retired"]}
+
+
+def test_its_parity_is_sound_and_gives_back_what_is_damaged(store, tmp_path):
+    with open_store(store) as opened:
+        packs = opened.pack_files()
+    for name, size in packs.items():
+        assert inspect_parity(store, name) == ""
+        with open(os.path.join(store, layout.PACKS, layout.pack_name(name)), "r+b") as file:
+            file.seek(size // 2)
+            file.write(b"damage")
+    test_it_is_restored(store, tmp_path, NEWEST)
+
+
+def test_it_has_a_file_of_slices(store):
+    with open_store(store) as opened:
+        root = opened.manifest(NEWEST["id"]).roots[0]
+        (top,) = iter_tree(opened.reader.node, root.tree, 0)
+        entries = {one.name: one for one in iter_tree(opened.reader.node, top.content, top.level)}
+        pieces = list(iter_pieces(opened.reader.node, entries[b"weights.bin"]))
+    assert [bool(one.start_bytes) for one in pieces] == [False, False, True]
+    assert pieces[0].id == pieces[2].id != pieces[1].id
+
+
+@pytest.mark.parametrize("expected", EXPECTED["snapshots"], ids=lambda one: one["id"])
 def test_it_is_restored(store, tmp_path, expected):
     target = os.fsencode(tmp_path / "target")
     os.mkdir(target)
+    if expected is FORGOTTEN:
+        with open_store(store, write=True) as opened:
+            opened.bring_back(expected["id"])
     with open_store(store) as opened:
         manifest = opened.manifest(expected["id"])
         report = restore(opened, manifest, RestoreRequest((ROOT,), target), clock=SystemClock())
@@ -59,7 +101,7 @@ def test_it_is_restored(store, tmp_path, expected):
     assert survey(os.path.join(target, os.path.basename(ROOT))) == expected["tree"]
 
 
-@pytest.mark.parametrize("expected", EXPECTED["snapshots"], ids=lambda one: one["kind"])
+@pytest.mark.parametrize("expected", LISTED, ids=lambda one: one["id"])
 def test_the_reader_restores_it(store, tmp_path, expected):
     target = os.fsencode(tmp_path / "target")
     reader.Restorer(reader.Store(store)).restore(expected["id"], target)
@@ -70,7 +112,7 @@ def test_it_holds_every_codec_and_extended_attributes(store):
     places = reader.Store(store)._places.values()
     assert {place.frame.codec for found in places for place in found} == {0, 1, 2}
     with open_store(store) as opened:
-        root = opened.manifest(EXPECTED["snapshots"][0]["id"]).roots[0]
+        root = opened.manifest(FIRST["id"]).roots[0]
         (top,) = iter_tree(opened.reader.node, root.tree, 0)
         entries = {one.name: one for one in iter_tree(opened.reader.node, top.content, top.level)}
     assert entries[b"notes.txt"].xattrs == ((b"user.by", b"\x00\xff"),)
@@ -87,4 +129,4 @@ def test_a_snapshot_can_be_added_to_it(store, tmp_path):
         report = take_snapshot(opened, request, clock=SystemClock())
         assert report.parent == EXPECTED["snapshots"][-1]["id"]
         assert report.new_bytes == 0
-        assert len(list_snapshots(opened)) == len(EXPECTED["snapshots"]) + 1
+        assert len(list_snapshots(opened)) == len(LISTED) + 1
