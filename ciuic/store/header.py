@@ -41,7 +41,8 @@ ALLOW_SHARED: Final = "CIUIC_ALLOW_SHARED_STORE"
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _NEW_HEADER: Final = (
-    "Put a copy of the header back; the one of any store with the same chunk size serves."
+    "Run 'ciuic repair' to put its copy back; without one, the header of any store with the same"
+    " chunk size serves."
 )
 
 
