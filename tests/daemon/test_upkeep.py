@@ -20,7 +20,7 @@ from tests.kit.program import ciuic
 DAY_NS = 86_400 * 10**9
 MIB = 1024 * 1024
 
-needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 CALLS = "preadv,preadv2"
 """A scrub alone reads by these calls: the store's other readers are not slowed down."""
 

@@ -13,6 +13,7 @@ from ciuic.verbs.scrub import Budget, Health, ScrubReport, health, parse_budget,
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
+from tests.kit.program import ciuic
 
 MIB = 1024 * 1024
 HOUR_NS = 3600 * 10**9
@@ -383,4 +384,29 @@ def test_what_cannot_be_remembered_is_told_with_what_it_costs_all_the_same(two: 
     [pack] = outcome.document["damaged"]
     assert len(pack["files"]) == 2
     assert "in use" in outcome.document["not_remembered"]
+    assert known(two).lost_chunks == 0
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize(
+    ("how", "when", "code"),
+    [
+        ("error=EIO", "1", 0),
+        ("error=EIO", "1+", 4),
+        # Success, and nothing was read: what a cable with a loose contact might do.
+        ("retval=4194304", "1", 0),
+    ],
+)
+def test_a_bad_read_is_read_again_before_it_is_called_damage(
+    two: Box, how: str, when: str, code: int
+) -> None:
+    pack = pack_of(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    calls = "preadv,preadv2"
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(pack), "-e", f"trace={calls}")
+    wrapper = ("strace", *options, "-e", f"inject={calls}:{how}:when={when}")
+    outcome = ciuic("--config", two.config, "scrub", "--json", wrapper=wrapper)
+    assert outcome.code == code, outcome.out
+    damaged = [one["pack"] for one in outcome.document["damaged"]]
+    assert damaged == ([] if code == 0 else [pack.name])
+    assert scrubbed(two).ok
     assert known(two).lost_chunks == 0
