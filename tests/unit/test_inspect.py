@@ -191,6 +191,25 @@ def test_a_pack_made_to_waste_time_is_done_with_soon(look, has_footer):
     check = look(data, name)
     assert check.what
     assert check.bad
+    if has_footer:
+        overlapping = [one for one in check.bad if one.what == "it overlaps another frame"]
+        assert len(overlapping) == len(check.bad) - 1, "which are not hashed"
+
+
+def test_what_looks_like_a_long_frame_in_a_damaged_stretch_hides_none_behind_it(tmp_path):
+    long = frame.encode_frame(frame.DATA, [(data_id(b"l"), os.urandom(900))])[0].encode_header()
+    parts = [[os.urandom(50) + long + os.urandom(50)], [os.urandom(300)], [os.urandom(900)]]
+    _, data, frames = build(parts)
+    damaged = bytearray(data)
+    damaged[frames[0].offset_bytes + 5] ^= 1
+    footer = int.from_bytes(data[-32:-24], "little")
+    damaged[footer:] = bytes(len(data) - footer)
+    (tmp_path / "pack").write_bytes(damaged)
+    fd = os.open(tmp_path / "pack", os.O_RDONLY)
+    try:
+        assert set(frames[1:]) <= set(salvage_frames(fd))
+    finally:
+        os.close(fd)
 
 
 def test_frames_larger_than_what_is_read_at_once(look):
