@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 DEAD_FRACTION: Final = 0.2
-"""As much garbage may a pack hold that is left alone, and a frame that is copied as it is."""
+"""Of a pack that is left alone, and of a frame that is copied as it is: decision 0013."""
 _REPEATED_MAX: Final = 200_000
 """Chunks that are looked for in several packs; of more, every copy counts as needed."""
 _ANSWERS_KEPT: Final = 1024
