@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 from ciuic.clock import rfc3339
-from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.errors import CorruptionError
 from ciuic.hashing import ID_BYTES
 from ciuic.model import Root, SnapshotSummary, Trouble, path_text
 from ciuic.store.layout import is_snapshot_id
-from ciuic.store.sealed import seal, unseal
+from ciuic.store.sealed import seal, unseal_version
 
 __all__ = ["MANIFEST_BYTES_MAX", "TROUBLE_MAX", "Manifest", "decode_manifest", "encode_manifest"]
 
@@ -126,9 +126,7 @@ def decode_manifest(data: bytes, snapshot_id: str) -> Manifest:
         CorruptionError: It is damaged, or another snapshot's.
         UnknownFormatError: A later version wrote it.
     """
-    record = unseal(data, _Record)
-    if record.format != FORMAT:
-        raise UnknownFormatError(f"snapshot {snapshot_id} has format {record.format}")
+    record = unseal_version(data, _Record, FORMAT, f"snapshot {snapshot_id}")
     if record.id != snapshot_id or not is_snapshot_id(record.id):
         raise CorruptionError(f"the manifest of {snapshot_id} says that it is {record.id!r}")
     _check_numbers(record)

@@ -425,16 +425,19 @@ class Store:
             CorruptionError: Its file in the trash is damaged.
             StoreError: It can't be written; it stays in the trash.
         """
-        if snapshot_id not in self.trashed_ids():
+        if snapshot_id not in self._trash.ids():
             raise SnapshotNotFoundError(
                 f"{snapshot_id} is not in the trash",
                 hint="'ciuic list --trash' shows what can be brought back.",
             )
-        one = self._forgotten(snapshot_id)
-        self._write_manifest(snapshot_id, one.data)
-        self._renew_copy(snapshot_id, one.data)
+        if snapshot_id in self.snapshot_files():
+            manifest = self.manifest(snapshot_id)  # somebody was interrupted who did this before
+        else:
+            _, _, manifest, data = self._forgotten(snapshot_id)
+            self._write_manifest(snapshot_id, data)
+            self._renew_copy(snapshot_id, data)
         self._trash.remove([snapshot_id])
-        return one.manifest
+        return manifest
 
     def empty_trash(self, snapshot_ids: Collection[str]) -> None:
         """Let forgotten snapshots go for good: no snapshot gets their IDs again.

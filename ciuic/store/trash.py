@@ -23,12 +23,12 @@ import msgspec
 
 from ciuic import durable
 from ciuic.clock import rfc3339
-from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.errors import CorruptionError, StoreError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import read_regular
 from ciuic.store.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
-from ciuic.store.sealed import seal, unseal
+from ciuic.store.sealed import seal, unseal_version
 
 __all__ = ["Forgotten", "Trash", "decode_forgotten", "decode_retired"]
 
@@ -198,9 +198,7 @@ def decode_forgotten(data: bytes, snapshot_id: str) -> Forgotten:
         CorruptionError: It is damaged, or another snapshot's.
         UnknownFormatError: A later version wrote it.
     """
-    entry = unseal(data, _Entry)
-    if entry.format != FORMAT:
-        raise UnknownFormatError(f"{snapshot_id} in the trash has format {entry.format}")
+    entry = unseal_version(data, _Entry, FORMAT, f"{snapshot_id} in the trash")
     if entry.id != snapshot_id:
         raise CorruptionError(f"it says that it is {entry.id!r}")
     if not 0 <= entry.forgotten_ns < _TIME_NS_MAX:
@@ -219,9 +217,7 @@ def decode_retired(data: bytes) -> frozenset[str]:
         CorruptionError: It is damaged.
         UnknownFormatError: A later version wrote it.
     """
-    record = unseal(data, _Retired)
-    if record.format != FORMAT:
-        raise UnknownFormatError(f"the list of retired IDs has format {record.format}")
+    record = unseal_version(data, _Retired, FORMAT, "the list of retired IDs")
     if not all(layout.is_snapshot_id(one) for one in record.ids):
         raise CorruptionError("the list of retired IDs names what can't be one")
     return frozenset(record.ids)

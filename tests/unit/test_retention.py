@@ -1,0 +1,380 @@
+"""What a retention policy keeps, by examples, and against a slow rule written another way."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ciuic.model import SnapshotSummary
+from ciuic.retention import parse_policy, plan_retention
+
+SECOND = 1_000_000_000
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+NOW_NS = 1_781_533_800 * SECOND
+HOME, OTHER = (b"/home",), (b"/other",)
+
+
+def taken(when, *, name=None, roots=HOME, pinned=False, trouble=0):
+    """A snapshot of a moment: ``2026-06-15 14:30``, or in nanoseconds."""
+    if isinstance(when, str):
+        when = int(datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()) * SECOND
+    name = name or f"cs-{when % (1 << 64):016x}"
+    return SnapshotSummary(name, "base", None, when, 1, 1, 1, 1, (), trouble, roots, 0, pinned)
+
+
+def decide(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
+    good = [one.id for one in snapshots if one.id not in damaged]
+    return plan_retention(snapshots, parse_policy(policy), now_ns, good=good)
+
+
+def kept(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
+    """Times of what stays, oldest first."""
+    decisions = decide(snapshots, policy, now_ns, damaged=damaged)
+    return sorted(one.snapshot.taken_ns for one in decisions if one.keep)
+
+
+def times(*texts):
+    return [taken(one).taken_ns for one in texts]
+
+
+# What a policy says
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("7d", "7d"),
+        (" 36h ", "36h"),
+        ("last:3", "last:3"),
+        (" hourly : 24 ,daily:7,\tlast:1 ", "hourly:24, daily:7, last:1"),
+        ("monthly:999999", "monthly:999999"),
+    ],
+)
+def test_policies_are_read_and_written_again(text, shown):
+    policy = parse_policy(text)
+    assert policy.text == shown
+    assert parse_policy(shown) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not a duration"),
+        ("7", "not a duration"),
+        ("-7d", "not a duration"),
+        ("7 days", "not a duration"),
+        ("last=3", "not a duration"),
+        ("0", "keeps nothing"),
+        ("0d", "keeps nothing"),
+        ("521.5w", "more than ten years"),
+        ("9" * 500 + "d", "not a duration"),
+        ("last:0", "count from 1"),
+        ("last:-1", "count from 1"),
+        ("last:1.5", "count from 1"),
+        ("last:03", "count from 1"),
+        ("last:1000000", "count from 1"),
+        ("last:\u0663", "count from 1"),
+        ("last:", "count from 1"),
+        ("last:3:4", "count from 1"),
+        ("last:3 daily:7", "count from 1"),
+        ("hourly", "not a duration"),
+        ("hourly, daily:7", "count from 1"),
+        ("hourli:24, daily:7", "'hourli' is none of last, hourly, daily, weekly, monthly"),
+        ("Daily:7", "'Daily' is none of"),
+        ("yearly:1", "'yearly' is none of"),
+        ("7d, last:3", "a duration such as 7d stands alone"),
+        ("last:3, 7d", "a duration such as 7d stands alone"),
+        ("daily:7, daily:8", "daily is there twice"),
+        ("last:3,", "is empty"),
+        (",last:3", "is empty"),
+        ("last:3,,daily:7", "is empty"),
+        (":", "none of"),
+        ("x" * 1000 + ":1", "none of"),
+    ],
+)
+def test_a_slip_in_a_policy_is_no_policy(text, why):
+    with pytest.raises(ValueError, match=why) as caught:
+        parse_policy(text)
+    assert len(str(caught.value)) < 250, "a message is a sentence, whatever was typed"
+
+
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.lists(
+            st.sampled_from(["last", "daily", "hourly", ":", ",", "1", "24", "7d", " ", "0", "\n"]),
+            max_size=12,
+        ).map("".join),
+    )
+)
+@example("1d\n")
+@example("last:1\x00")
+def test_any_text_is_a_policy_that_keeps_something_or_refused(text):
+    try:
+        policy = parse_policy(text)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert policy.younger_s or policy.counts
+        assert all(count > 0 for count in policy.counts.values())
+        assert parse_policy(policy.text) == policy
+
+
+# Natural periods
+
+
+def test_of_each_hour_the_newest_stays():
+    snapshots = [
+        taken("2026-06-15 12:00"),
+        taken("2026-06-15 12:59"),
+        taken("2026-06-15 13:00"),
+        taken("2026-06-15 13:30"),
+        taken("2026-06-15 14:00"),
+    ]
+    assert kept(snapshots, "hourly:2") == times("2026-06-15 13:30", "2026-06-15 14:00")
+    assert kept(snapshots, "hourly:3") == times(
+        "2026-06-15 12:59", "2026-06-15 13:30", "2026-06-15 14:00"
+    )
+
+
+def test_hours_without_a_snapshot_do_not_count():
+    snapshots = [taken("2026-01-01 00:00"), taken("2026-03-01 00:00"), taken("2026-06-01 00:00")]
+    for rule in ("hourly", "daily", "weekly", "monthly"):
+        assert len(kept(snapshots, f"{rule}:2")) == 2
+        assert len(kept(snapshots, f"{rule}:3")) == 3
+
+
+def test_weeks_are_those_of_iso_8601_and_know_no_year():
+    # 2026-01-01 is a Thursday: its week has 2025-12-29, and 2027-01-03 is in week 53 of 2026.
+    snapshots = [
+        taken("2025-12-28 23:59"),
+        taken("2025-12-29 00:00"),
+        taken("2026-01-04 23:59"),
+        taken("2026-12-28 00:00"),
+        taken("2027-01-03 23:59"),
+        taken("2027-01-04 00:00"),
+    ]
+    assert kept(snapshots, "weekly:4") == times(
+        "2025-12-28 23:59", "2026-01-04 23:59", "2027-01-03 23:59", "2027-01-04 00:00"
+    )
+
+
+def test_a_leap_day_is_a_day_and_new_year_begins_a_month():
+    snapshots = [
+        taken("2028-02-28 12:00"),
+        taken("2028-02-29 11:00"),
+        taken("2028-02-29 12:00"),
+        taken("2028-12-31 23:59"),
+        taken("2029-01-01 00:00"),
+    ]
+    assert kept(snapshots, "daily:5") == times(
+        "2028-02-28 12:00", "2028-02-29 12:00", "2028-12-31 23:59", "2029-01-01 00:00"
+    )
+    assert kept(snapshots, "monthly:2") == times("2028-12-31 23:59", "2029-01-01 00:00")
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+def test_a_change_to_or_from_summer_time_changes_nothing(zone, monkeypatch):
+    """Two days around each change, a snapshot every quarter of an hour: 48 hours are 48 hours."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for change in ("2026-03-29", "2026-10-25", "2026-03-08", "2026-11-01", "2026-04-05"):
+            start = taken(f"{change} 00:00").taken_ns - 12 * HOUR
+            moments = [start + number * HOUR // 4 for number in range(48 * 4)]
+            snapshots = [taken(one) for one in moments]
+            expected = [one for number, one in enumerate(moments) if number % 4 == 3]
+            assert kept(snapshots, "hourly:48") == expected
+            assert len(kept(snapshots, "daily:9")) == 3
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("moment", [-(1 << 63), (1 << 63) - 1, 10**30, -(10**30), -1, 0])
+def test_times_that_no_calendar_has_are_periods_of_their_own(moment):
+    snapshots = [taken(moment), taken("2026-06-15 12:00"), taken("2026-06-15 12:30")]
+    for rule in ("hourly", "daily", "weekly", "monthly"):
+        assert kept(snapshots, f"{rule}:2") == sorted({moment, taken("2026-06-15 12:30").taken_ns})
+
+
+def test_the_rules_are_united_and_each_says_its_word():
+    snapshots = [
+        taken("2026-05-30 08:00"),
+        taken("2026-06-14 08:00"),
+        taken("2026-06-15 12:00"),
+        taken("2026-06-15 13:00"),
+        taken("2026-06-15 14:00"),
+    ]
+    decisions = decide(snapshots, "last:2, daily:2, monthly:2")
+    assert [one.why for one in decisions] == [
+        (
+            "last 1 of 2",
+            "daily 1 of 2: 2026-06-15",
+            "monthly 1 of 2: 2026-06",
+            "the newest",
+            "the newest that is whole",
+        ),
+        ("last 2 of 2",),
+        (),
+        ("daily 2 of 2: 2026-06-14",),
+        ("monthly 2 of 2: 2026-05",),
+    ]
+
+
+def test_a_duration_keeps_what_is_younger_to_the_nanosecond():
+    snapshots = [taken(NOW_NS - DAY + step) for step in (-1, 0, 1)] + [taken(NOW_NS)]
+    assert kept(snapshots, "1d") == [NOW_NS - DAY + 1, NOW_NS]
+
+
+def test_what_was_taken_in_the_future_counts_as_young():
+    """The clock went wrong once: nobody's snapshot goes for that."""
+    snapshots = [taken(NOW_NS + 400 * DAY), taken(NOW_NS + DAY), taken(NOW_NS - 2 * DAY)]
+    assert kept(snapshots, "1d") == [NOW_NS + DAY, NOW_NS + 400 * DAY]
+
+
+def test_snapshots_of_other_roots_are_counted_by_themselves():
+    full = taken("2026-06-15 14:00")
+    part = taken("2026-06-15 14:30", roots=OTHER)
+    older = taken("2026-06-15 13:00")
+    assert kept([full, part, older], "hourly:1") == times("2026-06-15 14:00", "2026-06-15 14:30")
+    assert kept([full, part, older], "last:1") == times("2026-06-15 14:00", "2026-06-15 14:30")
+    both = taken("2026-06-15 14:45", roots=(*HOME, *OTHER))
+    assert full.taken_ns in kept([full, part, older, both], "hourly:1")
+
+
+# What no policy takes
+
+
+def test_what_is_pinned_stays():
+    snapshots = [taken(NOW_NS - 900 * DAY, pinned=True), taken(NOW_NS - 2), taken(NOW_NS - 1)]
+    assert kept(snapshots, "last:1") == [NOW_NS - 900 * DAY, NOW_NS - 1]
+
+
+def test_the_newest_that_is_whole_stays():
+    old, whole, damaged = taken(1), taken(2), taken(3)
+    snapshots = [old, whole, damaged]
+    assert kept(snapshots, "1s", damaged=[damaged.id]) == [2, 3]
+    assert kept(snapshots, "1s", damaged=[whole.id, damaged.id]) == [1, 3]
+    assert kept(snapshots, "1s", damaged=[one.id for one in snapshots]) == [3]
+
+
+def test_a_snapshot_with_trouble_is_whole_only_if_there_is_no_better_one():
+    good, flux, damaged = taken(1), taken(2, trouble=1), taken(3)
+    assert kept([good, flux, damaged], "1s", damaged=[damaged.id]) == [1, 3]
+    assert kept([flux, damaged], "1s", damaged=[damaged.id]) == [2, 3]
+
+
+def test_without_snapshots_there_is_nothing_to_decide():
+    assert decide([], "last:1") == []
+
+
+def test_of_two_of_one_moment_the_greater_id_is_newer():
+    first, second = taken(5, name="cs-00000a"), taken(5, name="cs-00000b")
+    for order in ([first, second], [second, first]):
+        (decision,) = [one for one in decide(order, "last:1") if one.keep]
+        assert decision.snapshot == second
+
+
+# Everything against a slow rule
+
+MOMENTS = st.one_of(
+    st.integers(0, 60 * 24 * 14).map(lambda minutes: NOW_NS - minutes * 60 * SECOND),
+    st.integers(0, 800).map(lambda days: NOW_NS - days * DAY),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+)
+
+
+@st.composite
+def stores(draw):
+    count = draw(st.integers(0, 25))
+    return [
+        taken(
+            draw(MOMENTS),
+            name=f"cs-{number:06x}",
+            roots=draw(st.sampled_from([HOME, HOME, HOME, OTHER])),
+            pinned=draw(st.integers(0, 9)) == 0,
+            trouble=draw(st.sampled_from([0, 0, 0, 2])),
+        )
+        for number in draw(st.permutations(range(count)))
+    ]
+
+
+RULES = st.dictionaries(
+    st.sampled_from(["last", "hourly", "daily", "weekly", "monthly"]),
+    st.integers(1, 8),
+    min_size=1,
+)
+
+
+def period(rule, moment):
+    """By arithmetic on days, where the program formats dates."""
+    hours = moment // HOUR
+    days = hours // 24
+    if rule == "hourly":
+        return hours
+    if rule == "daily":
+        return days
+    if rule == "weekly":
+        return (days + 3) // 7  # 1970-01-01 was a Thursday
+    day = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=days)
+    return day.year * 12 + day.month
+
+
+def expected(snapshots, rules, damaged):
+    ordered = sorted(snapshots, key=lambda one: (one.taken_ns, one.id))
+    stays = {one.id for one in ordered if one.pinned} | {one.id for one in ordered[-1:]}
+    whole = [one for one in ordered if one.id not in damaged]
+    stays |= {one.id for one in ([one for one in whole if not one.trouble_count] or whole)[-1:]}
+    for roots in (HOME, OTHER):
+        series = [one for one in ordered if one.roots == roots]
+        for rule, count in rules.items():
+            if rule == "last":
+                stays |= {one.id for one in series[-count:]}
+                continue
+            newest = {period(rule, one.taken_ns): one for one in series}
+            stays |= {newest[one].id for one in sorted(newest)[-count:]}
+    return stays
+
+
+@given(stores(), RULES, st.sets(st.integers(0, 24)))
+def test_exactly_what_the_rules_keep_is_kept(snapshots, rules, damaged):
+    damaged = {f"cs-{number:06x}" for number in damaged}
+    text = ", ".join(f"{rule}:{count}" for rule, count in rules.items())
+    decisions = decide(snapshots, text, damaged=damaged)
+    assert {one.snapshot.id for one in decisions if one.keep} == expected(snapshots, rules, damaged)
+    assert all(one.keep == bool(one.why) for one in decisions)
+    assert [one.snapshot for one in decisions] == sorted(
+        snapshots, key=lambda one: (one.taken_ns, one.id), reverse=True
+    )
+
+
+@given(stores(), RULES, RULES)
+def test_a_longer_policy_keeps_all_that_a_shorter_one_keeps(snapshots, first, second):
+    def text(rules):
+        return ", ".join(f"{rule}:{count}" for rule, count in rules.items())
+
+    both = first | {rule: max(count, first.get(rule, 0)) for rule, count in second.items()}
+    united = {one.snapshot.id for one in decide(snapshots, text(both)) if one.keep}
+    for rules in (first, second):
+        assert {one.snapshot.id for one in decide(snapshots, text(rules)) if one.keep} <= united
+
+
+@given(stores(), RULES)
+def test_what_was_kept_is_kept_again(snapshots, rules):
+    """Deciding twice forgets no more than deciding once."""
+    text = ", ".join(f"{rule}:{count}" for rule, count in rules.items())
+    stays = [one.snapshot for one in decide(snapshots, text) if one.keep]
+    assert all(one.keep for one in decide(stays, text))
+
+
+@given(stores(), st.integers(1, 1000).map(lambda hours: f"{hours}h"), st.sets(st.integers(0, 24)))
+def test_a_duration_never_takes_what_must_stay(snapshots, text, damaged):
+    damaged = {f"cs-{number:06x}" for number in damaged}
+    limit_ns = NOW_NS - int(text[:-1]) * HOUR
+    found = {one.snapshot.id for one in decide(snapshots, text, damaged=damaged) if one.keep}
+    young = {one.id for one in snapshots if one.taken_ns > limit_ns}
+    assert found == young | expected(snapshots, {}, damaged)

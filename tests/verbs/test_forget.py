@@ -1,0 +1,686 @@
+"""Forgetting, the trash, bringing back, IDs that never come again; tags and pins."""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic import durable
+from ciuic.catalog import find_snapshot, list_snapshots
+from ciuic.errors import (
+    CorruptionError,
+    SnapshotNotFoundError,
+    StoreError,
+    UnknownFormatError,
+    UsageError,
+)
+from ciuic.model import SnapshotSummary
+from ciuic.retention import parse_policy
+from ciuic.store import Store, open_store
+from ciuic.store.sealed import seal
+from ciuic.verbs.forget import (
+    ForgetPlan,
+    apply_forget,
+    bring_back,
+    plan_forget,
+    plan_forget_by_id,
+)
+from ciuic.verbs.label import change_tags, set_pinned
+from ciuic.verbs.scrub import scrub
+from tests.kit.box import Box
+from tests.kit.damage import flip_byte, flip_content
+from tests.kit.filesystems import disk
+from tests.kit.trees import differences, photograph
+
+NOW_NS = 2_000_000_000_123_456_789
+PROTECTED = 0.04
+
+
+@pytest.fixture
+def taken(box: Box) -> Box:
+    """Four snapshots."""
+    return fill(box)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Box:
+    """Four snapshots of a store that keeps copies of manifests."""
+    (tmp_path / "box").mkdir()
+    return fill(Box(tmp_path / "box", parity=PROTECTED))
+
+
+def fill(box: Box) -> Box:
+    for number in range(4):
+        (box.source / "file").write_bytes(content(number))
+        box.take(tags=(f"number-{number}",))
+    return box
+
+
+def content(number: int) -> bytes:
+    return b"%d" % number * 20_000
+
+
+def names(box: Box) -> list[str]:
+    """What is listed, oldest first."""
+    return [one.id for one in reversed(box.snapshots())]
+
+
+def trash(box: Box) -> list[str]:
+    """What can be brought back, oldest first."""
+    with open_store(str(box.store)) as store:
+        return [one.id for one in store.trash()]
+
+
+def forget(box: Box, *wanted: str) -> ForgetPlan:
+    with open_store(str(box.store), write=True) as store:
+        plan = plan_forget_by_id(store, wanted)
+        apply_forget(store, plan, NOW_NS)
+        return plan
+
+
+def forget_by(box: Box, policy: str, now_ns: int = NOW_NS) -> ForgetPlan:
+    with open_store(str(box.store), write=True) as store:
+        plan = plan_forget(store, parse_policy(policy), now_ns)
+        apply_forget(store, plan, now_ns)
+        return plan
+
+
+def undo(box: Box, name: str) -> SnapshotSummary:
+    with open_store(str(box.store), write=True) as store:
+        return bring_back(store, name)
+
+
+def expire(box: Box, *wanted: str) -> None:
+    with open_store(str(box.store), write=True) as store:
+        store.empty_trash(wanted)
+
+
+def manifest_file(box: Box, name: str) -> Path:
+    return box.store / "snapshots" / f"{name}.json"
+
+
+def trash_file(box: Box, name: str) -> Path:
+    return box.store / "trash" / f"{name}.json"
+
+
+def copy_file(box: Box, name: str) -> Path:
+    return box.store / "parity" / f"{name}.json"
+
+
+def files(box: Box) -> dict[str, bytes]:
+    """Every file of the store that is not a cache or a lock."""
+    found = [*box.store.glob("*/*"), *box.store.glob("*.json")]
+    return {str(one): one.read_bytes() for one in sorted(found) if one.is_file()}
+
+
+# By a policy and by name
+
+
+def test_a_policy_forgets_what_no_rule_keeps_and_nothing_else(taken: Box) -> None:
+    known = names(taken)
+    plan = forget_by(taken, "last:2")
+    assert [one.id for one, _ in plan.forgotten] == [known[1], known[0]]
+    assert [one.id for one, _ in plan.kept] == [known[3], known[2]]
+    assert {why for _, why in plan.forgotten} == {"no rule of last:2 keeps it"}
+    assert names(taken) == known[2:]
+    assert trash(taken) == known[:2]
+    assert taken.verify().ok
+
+
+def test_a_plan_alone_changes_nothing(taken: Box) -> None:
+    before = files(taken)
+    with open_store(str(taken.store)) as store:
+        assert len(plan_forget(store, parse_policy("last:1"), NOW_NS).forgotten) == 3
+        assert len(plan_forget_by_id(store, [names(taken)[0]]).forgotten) == 1
+    assert files(taken) == before
+
+
+def test_a_duration_says_that_it_was_the_age(taken: Box) -> None:
+    plan = forget_by(taken, "1d", now_ns=taken.clock.now_ns() + 10**15)
+    assert {why for _, why in plan.forgotten} == {"older than 1d"}
+    assert names(taken) == [plan.kept[0][0].id]
+
+
+def test_by_name_those_named_are_forgotten(taken: Box) -> None:
+    known = names(taken)
+    plan = forget(taken, known[2], known[0].removeprefix("cs-"), known[0])
+    assert [one.id for one, _ in plan.forgotten] == [known[2], known[0]]
+    assert names(taken) == [known[1], known[3]]
+
+
+@pytest.mark.parametrize("wanted", ["newest", "latest", "pinned", "all", "unknown", "forgotten"])
+def test_what_may_not_be_forgotten_is_refused_with_all_that_was_named(
+    taken: Box, wanted: str
+) -> None:
+    known = names(taken)
+    forget(taken, known[1])
+    with open_store(str(taken.store), write=True) as store:
+        set_pinned(store, known[2], pinned=True)
+    before = files(taken)
+    asked, error, says = {
+        "newest": ([known[3]], UsageError, "is the newest snapshot"),
+        "latest": (["latest"], UsageError, "is the newest snapshot"),
+        "pinned": ([known[0], known[2]], UsageError, "is pinned"),
+        "all": ([known[0], known[2], known[3]], UsageError, "every snapshot"),
+        "unknown": ([known[0], "cs-ffffffffff"], SnapshotNotFoundError, "there is no snapshot"),
+        "forgotten": ([known[0], known[1]], SnapshotNotFoundError, f"{known[1]} was forgotten"),
+    }[wanted]
+    with pytest.raises(error, match=says):
+        forget(taken, *asked)
+    assert files(taken) == before
+
+
+def test_the_only_snapshot_is_never_forgotten(box: Box) -> None:
+    name = box.take().id
+    with pytest.raises(UsageError, match="every snapshot"):
+        forget(box, name)
+    assert forget_by(box, "1s").forgotten == ()
+    assert names(box) == [name]
+
+
+def test_the_newest_that_is_whole_is_kept_by_a_policy_and_refused_by_name(taken: Box) -> None:
+    known = names(taken)
+    for number in (2, 3):
+        flip_content(taken.store, content(number))
+    scrub(str(taken.store), clock=taken.clock)
+    plan = forget_by(taken, "1s")
+    assert names(taken) == [known[1], known[3]]
+    assert {one.id: why for one, why in plan.kept} == {
+        known[3]: "the newest",
+        known[1]: "the newest that is whole",
+    }
+    with pytest.raises(UsageError, match="newest snapshot that is whole"):
+        forget(taken, known[1])
+
+
+def test_a_damaged_manifest_is_never_forgotten_and_counts_for_nothing(taken: Box) -> None:
+    known = names(taken)
+    flip_byte(manifest_file(taken, known[3]), 100)
+    forget_by(taken, "1s")
+    assert trash(taken) == known[:2]
+    assert manifest_file(taken, known[3]).exists()
+    with pytest.raises(CorruptionError) as caught:
+        forget(taken, known[3])
+    assert "ciuic repair" in caught.value.hint
+    assert manifest_file(taken, known[3]).exists()
+    assert not trash_file(taken, known[3]).exists()
+
+
+def test_a_damaged_manifest_with_a_copy_is_forgotten_whole(copied: Box) -> None:
+    known = names(copied)
+    whole = manifest_file(copied, known[1]).read_bytes()
+    flip_byte(manifest_file(copied, known[1]), 100)
+    forget(copied, known[1])
+    undo(copied, known[1])
+    assert manifest_file(copied, known[1]).read_bytes() == whole
+
+
+@pytest.mark.parametrize("what", ["symlink", "fifo", "socket", "directory"])
+def test_something_else_in_place_of_a_manifest_is_damage(taken: Box, what: str) -> None:
+    known = names(taken)
+    path = manifest_file(taken, known[1])
+    path.rename(taken.directory / "aside")
+    if what == "symlink":
+        path.symlink_to(taken.directory / "aside")
+    elif what == "fifo":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as one:
+            os.chdir(path.parent)
+            one.bind(path.name)
+            os.chdir("/")
+    done = taken.ciuic("list", "--machine-readable")
+    assert done.code == 4
+    assert len(done.out.splitlines()) == 3
+    assert f"{known[1]} can't be read" in done.err
+    with pytest.raises(CorruptionError, match="not a regular file"):
+        forget(taken, known[1])
+    assert forget_by(taken, "last:2").forgotten[0][0].id == known[0]
+
+
+# The trash
+
+
+def test_a_forgotten_snapshot_lies_in_the_trash_whole(taken: Box) -> None:
+    known = names(taken)
+    data = manifest_file(taken, known[1]).read_bytes()
+    forget(taken, known[1])
+    assert not manifest_file(taken, known[1]).exists()
+    with open_store(str(taken.store)) as store:
+        (one,) = store.trash()
+        assert find_snapshot(store, known[2]).parent == known[1]
+    assert (one.id, one.forgotten_ns, one.data) == (known[1], NOW_NS, data)
+    assert one.manifest.summary.tags == ("number-1",)
+    document = json.loads(trash_file(taken, known[1]).read_bytes())
+    assert document["manifest"] == data.decode()
+    assert document["forgotten"] == "2033-05-18T03:33:20.123456+00:00"
+
+
+def test_nobody_finds_a_forgotten_snapshot_and_is_told_how_to_have_it_back(taken: Box) -> None:
+    known = names(taken)
+    forget(taken, known[1])
+    with open_store(str(taken.store)) as store:
+        assert known[1] not in {one.id for one in list_snapshots(store)}
+        with pytest.raises(SnapshotNotFoundError) as caught:
+            find_snapshot(store, known[1])
+    assert caught.value.hint == f"'ciuic forget --undo {known[1]}' brings it back."
+
+
+def test_what_is_brought_back_is_as_it_was_to_the_byte(copied: Box) -> None:
+    photo = photograph(copied.source)
+    known = names(copied)
+    before = files(copied)
+    copied.take()
+    forget(copied, known[3])
+    assert copy_file(copied, known[3]).exists(), "repair needs it as long as it lies in the trash"
+    summary = undo(copied, known[3])
+    assert summary.id == known[3]
+    assert {name: files(copied)[name] for name in before} == before
+    assert os.listdir(copied.store / "trash") == []
+    assert trash(copied) == []
+    copied.restore(snapshot=known[3], to=copied.directory / "out")
+    assert differences(photo, photograph(copied.directory / "out" / "source")) == []
+
+
+def test_a_snapshot_can_be_forgotten_and_brought_back_again_and_again(taken: Box) -> None:
+    known = names(taken)
+    for _ in range(3):
+        forget(taken, known[0])
+        assert names(taken) == known[1:]
+        undo(taken, known[0][:-1])
+        assert names(taken) == known
+    with pytest.raises(SnapshotNotFoundError, match="is not in the trash"):
+        undo(taken, known[0])
+    with pytest.raises(SnapshotNotFoundError, match="is not in the trash"):
+        undo(taken, "cs-0123456789")
+
+
+def test_a_prefix_that_means_two_of_the_trash_is_refused(taken: Box) -> None:
+    known = names(taken)
+    forget(taken, known[0], known[1])
+    with pytest.raises(SnapshotNotFoundError, match="ambiguous in the trash"):
+        undo(taken, "cs-")
+    assert trash(taken) == known[:2]
+
+
+def test_one_damaged_entry_hinders_no_other(taken: Box) -> None:
+    known = names(taken)
+    forget(taken, known[0], known[1])
+    flip_byte(trash_file(taken, known[0]), 200)
+    with open_store(str(taken.store)) as store:
+        found, damaged = store.survey_trash()
+        assert [one.id for one in found] == [known[1]]
+        assert list(damaged) == [known[0]]
+        with pytest.raises(CorruptionError) as caught:
+            store.trash()
+    assert "ciuic repair" in caught.value.hint
+    before = trash_file(taken, known[0]).read_bytes()
+    undo(taken, known[1])
+    forget(taken, known[2])
+    with pytest.raises(CorruptionError, match=known[0]):
+        undo(taken, known[0])
+    assert trash_file(taken, known[0]).read_bytes() == before
+
+
+def test_of_a_damaged_entry_the_copy_of_the_manifest_is_brought_back(copied: Box) -> None:
+    known = names(copied)
+    data = manifest_file(copied, known[1]).read_bytes()
+    forget(copied, known[1])
+    flip_byte(trash_file(copied, known[1]), 200)
+    os.utime(trash_file(copied, known[1]), ns=(0, NOW_NS + 5))
+    with open_store(str(copied.store)) as store:
+        (one,) = store.trash()
+    assert (one.forgotten_ns, one.data) == (NOW_NS + 5, data)
+    undo(copied, known[1])
+    assert manifest_file(copied, known[1]).read_bytes() == data
+
+
+def test_the_entry_of_a_later_version_is_left_alone(taken: Box) -> None:
+    known = names(taken)
+    forget(taken, known[1])
+    later = {"format": 2, "id": known[1], "forgotten": "", "forgotten_ns": 1, "manifest": ""}
+    data = seal({**later, "checksum": ""})
+    trash_file(taken, known[1]).write_bytes(data)
+    with pytest.raises(UnknownFormatError, match="format 2"):
+        undo(taken, known[1])
+    assert trash_file(taken, known[1]).read_bytes() == data
+
+
+def test_strangers_in_the_trash_are_ignored(taken: Box) -> None:
+    known = names(taken)
+    forget(taken, known[1])
+    for name in ("notes.txt", "cs-12.json", "cs-123456.json.bak", f"{known[0]}.JSON"):
+        (taken.store / "trash" / name).write_text("?")
+    assert trash(taken) == [known[1]]
+
+
+def test_an_entry_beside_its_manifest_does_not_count(taken: Box) -> None:
+    """What a power cut between the two leaves: the snapshot is listed, and nothing else."""
+    known = names(taken)
+    forget(taken, known[1])
+    entry = trash_file(taken, known[1]).read_bytes()
+    undo(taken, known[1])
+    trash_file(taken, known[1]).write_bytes(entry)
+    assert names(taken) == known
+    assert trash(taken) == []
+    expire(taken, known[1])
+    assert names(taken) == known
+    assert not (taken.store / "retired.json").exists()
+    trash_file(taken, known[1]).write_bytes(entry)
+    assert undo(taken, known[1]).id == known[1], "who was interrupted may do it again"
+    assert not trash_file(taken, known[1]).exists()
+
+
+# IDs
+
+
+def test_an_id_is_never_used_again(taken: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random number comes up again: that of a listed one, one in the trash, one long gone."""
+    known = names(taken)
+    forget(taken, known[0], known[1])
+    expire(taken, known[0])
+    real = os.urandom
+    drawn = [*known, "cs-5e77ed", *known]
+
+    def again(size: int) -> bytes:
+        return bytes.fromhex(drawn.pop(0)[3:]) if size == 3 and drawn else real(size)
+
+    monkeypatch.setattr(os, "urandom", again)
+    assert taken.take().id == "cs-5e77ed"
+    fresh = taken.take().id
+    assert fresh not in {*known, "cs-5e77ed"}
+    assert drawn == []
+
+
+def test_a_snapshot_that_went_for_good_left_its_id_and_nothing_else(copied: Box) -> None:
+    known = names(copied)
+    forget(copied, known[0], known[1])
+    expire(copied, known[0])
+    expire(copied, known[1], known[0])
+    assert trash(copied) == []
+    assert not copy_file(copied, known[0]).exists()
+    document = json.loads((copied.store / "retired.json").read_bytes())
+    assert document["ids"] == sorted(known[:2])
+    with pytest.raises(SnapshotNotFoundError):
+        undo(copied, known[0])
+    assert names(copied) == known[2:]
+    assert copied.verify().ok
+
+
+@pytest.mark.parametrize("what", ["flipped", "cut", "later", "symlink", "directory"])
+def test_a_list_of_ids_that_cannot_be_read_is_not_overwritten(taken: Box, what: str) -> None:
+    known = names(taken)
+    forget(taken, known[0], known[1])
+    expire(taken, known[0])
+    path = taken.store / "retired.json"
+    if what == "flipped":
+        flip_byte(path, 20)
+    elif what == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif what == "later":
+        path.write_bytes(seal({"format": 2, "ids": {}, "checksum": ""}))
+    else:
+        path.rename(taken.directory / "aside")
+        path.symlink_to(taken.directory / "aside") if what == "symlink" else path.mkdir()
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(UnknownFormatError if what == "later" else CorruptionError) as caught:
+        expire(taken, known[1])
+    assert what == "later" or "ciuic repair" in caught.value.hint
+    assert trash(taken) == [known[1]], "what can't be retired can still be brought back"
+    assert (path.read_bytes() if path.is_file() else b"") == before
+    # A snapshot does not fail for a list that keeps one number in millions from coming again.
+    taken.take()
+    forget(taken, known[2])
+    undo(taken, known[1])
+
+
+# Tags and pins
+
+
+def test_tags_and_pins_are_in_the_manifest_and_in_the_catalog(copied: Box) -> None:
+    name = names(copied)[1]
+    with open_store(str(copied.store), write=True) as store:
+        change_tags(store, name, add=["good", "number-1", "good"], remove=["gone"])
+        set_pinned(store, name, pinned=True)
+    document = json.loads(manifest_file(copied, name).read_bytes())
+    assert (document["tags"], document["pinned"]) == (["number-1", "good"], True)
+    assert copy_file(copied, name).read_bytes() == manifest_file(copied, name).read_bytes()
+    (copied.store / "catalog.sqlite").unlink()
+    for _ in range(2):  # from the manifests, and then from the catalog
+        (one,) = [one for one in copied.snapshots() if one.id == name]
+        assert (one.tags, one.pinned) == (("number-1", "good"), True)
+        with open_store(str(copied.store), write=True) as store:
+            list_snapshots(store)
+            store.index.commit()
+    forget_by(copied, "1s")
+    assert name in names(copied)
+    with open_store(str(copied.store), write=True) as store:
+        set_pinned(store, name, pinned=False)
+        change_tags(store, name, remove=["number-1"])
+    forget(copied, name)
+    assert undo(copied, name).tags == ("good",)
+    assert copied.verify().ok
+
+
+def test_nothing_but_the_label_changes(taken: Box) -> None:
+    name = names(taken)[0]
+    before = files(taken)
+    for tags in (["x"], []):
+        with open_store(str(taken.store), write=True) as store:
+            kept = {"add": tags, "remove": [] if tags else ["x"]}
+            change_tags(store, name, **kept)
+    assert files(taken) == before
+    assert not (taken.store / "parity").exists(), "no copies in a store that keeps none"
+
+
+def test_what_is_as_wanted_already_is_not_written(taken: Box) -> None:
+    name = names(taken)[0]
+    inode = manifest_file(taken, name).stat().st_ino
+    with open_store(str(taken.store), write=True) as store:
+        change_tags(store, name, add=["number-0"], remove=["none"])
+        set_pinned(store, name, pinned=False)
+    assert manifest_file(taken, name).stat().st_ino == inode
+
+
+@pytest.mark.parametrize("tag", ["", "x" * 65, "a|b", "a,b", "a\nb", "\x1b[31m", "\udcff", "a\0b"])
+def test_a_tag_that_a_list_could_not_show_is_refused(taken: Box, tag: str) -> None:
+    name = names(taken)[0]
+    before = files(taken)
+    with (
+        open_store(str(taken.store), write=True) as store,
+        pytest.raises(UsageError, match="a tag has 1 to 64"),
+    ):
+        change_tags(store, name, add=["fine", tag])
+    assert files(taken) == before
+
+
+def test_the_catalog_lets_go_of_what_was_forgotten(taken: Box) -> None:
+    """It would grow for ten years otherwise, and every list reads it."""
+    known = names(taken)
+    forget(taken, known[0])
+    taken.take()
+    with open_store(str(taken.store)) as store:
+        assert store.index.snapshots().keys() == store.snapshot_files().keys()
+
+
+# Stores that can't be written to
+
+
+@pytest.mark.root
+def test_a_read_only_store_is_planned_for_and_not_changed(tmp_path: Path) -> None:
+    with disk("ext4", tmp_path, size_mib=64) as place:
+        box = Box(place.path)
+        fill(box)
+        known = names(box)
+        forget(box, known[0])
+        place.remount("ro")
+        try:
+            with open_store(str(box.store)) as store:
+                assert len(plan_forget(store, parse_policy("last:1"), NOW_NS).forgotten) == 2
+                assert [one.id for one in store.trash()] == [known[0]]
+            for act in (lambda: forget(box, known[1]), lambda: undo(box, known[0])):
+                with pytest.raises(StoreError, match="Read-only file system") as caught:
+                    act()
+                assert "for writing" in caught.value.hint
+            assert names(box) == known[1:]
+        finally:
+            place.remount("rw")
+
+
+@pytest.mark.root
+def test_on_a_full_disk_nothing_is_lost_and_nothing_half_done(tmp_path: Path) -> None:
+    with disk("ext4", tmp_path, size_mib=64, mkfs=("-b", "4096")) as place:
+        box = Box(place.path)
+        fill(box)
+        known = names(box)
+        forget(box, known[0])
+        # Many and long tags: a manifest that needs some blocks.
+        with open_store(str(box.store), write=True) as store:
+            change_tags(store, known[1], add=[f"{number:060}" for number in range(400)])
+        before = files(box)
+        place.leave_free(0)
+        for act in (
+            lambda: forget(box, known[1]),
+            lambda: undo(box, known[0]),
+            lambda: expire(box, known[0]),
+        ):
+            with pytest.raises(StoreError, match="No space left"):
+                act()
+        assert files(box).items() >= before.items()
+        assert (names(box), trash(box)) == (known[1:], known[:1])
+        (place.path / "ballast").unlink()
+        forget(box, known[1])
+        undo(box, known[0])
+        assert (names(box), trash(box)) == ([known[0], *known[2:]], [known[1]])
+        assert box.verify().ok
+
+
+# Stops between any two durable calls
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+CALLS = ("write_whole", "publish", "remove_file", "sync_directory", "make_directory")
+
+
+def stopped(path: Path, act: Callable[[Store], object], after: int) -> bool:
+    """Whether ``act`` came to its end when the process ends in front of a call that is durable.
+
+    ``write_whole`` makes two more of them: a file without its name, a name that is not synced.
+    """
+    made = 0
+
+    def limited(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            nonlocal made
+            if made == after:
+                raise Stop
+            made += 1
+            return real(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch, open_store(str(path), write=True) as store:
+        for name in CALLS:
+            patch.setattr(durable, name, limited(getattr(durable, name)))
+        try:
+            act(store)
+        except Stop:
+            return False
+    return True
+
+
+def stops(box: Box, act: Callable[[Store], object]) -> Iterator[Box]:
+    """A copy of the box for each moment at which ``act`` can end before its time."""
+    for after in range(1000):
+        run = Box.__new__(Box)
+        run.__dict__.update(box.__dict__)
+        run.store = box.directory / "run"
+        shutil.copytree(box.store, run.store)
+        done = stopped(run.store, act, after)
+        if done:
+            assert after >= 4, "hardly a call was seen"
+            shutil.rmtree(run.store)
+            return
+        yield run
+        shutil.rmtree(run.store)
+
+
+def assert_listed_or_in_the_trash(box: Box, known: list[str]) -> None:
+    """Each is listed or in the trash, never in neither and never twice; the data is there."""
+    assert sorted([*names(box), *trash(box)]) == sorted(known)
+    with open_store(str(box.store)) as store:
+        for one in store.trash():
+            assert one.manifest.summary.id == one.id
+    report = box.verify()
+    assert report.ok, report.as_json()
+
+
+def test_a_forget_that_ends_anywhere_leaves_each_snapshot_listed_or_in_the_trash(
+    copied: Box,
+) -> None:
+    known = names(copied)
+
+    def act(store: Store) -> None:
+        apply_forget(store, plan_forget_by_id(store, known[:2]), NOW_NS)
+
+    for run in stops(copied, act):
+        assert_listed_or_in_the_trash(run, known)
+        left = [one for one in names(run) if one in known[:2]]
+        if left:
+            forget(run, *left)
+        assert (names(run), trash(run)) == (known[2:], known[:2])
+
+
+def test_an_undo_that_ends_anywhere_leaves_the_snapshot_listed_or_in_the_trash(
+    copied: Box,
+) -> None:
+    known = names(copied)
+    forget(copied, known[0])
+    for run in stops(copied, lambda store: bring_back(store, known[0])):
+        assert_listed_or_in_the_trash(run, known)
+        if trash_file(run, known[0]).exists():
+            undo(run, known[0])
+        assert names(run) == known
+        assert os.listdir(run.store / "trash") == []
+
+
+def test_an_expiry_that_ends_anywhere_gives_no_id_away(copied: Box) -> None:
+    known = names(copied)
+    forget(copied, known[0], known[1])
+    for run in stops(copied, lambda store: store.empty_trash(known[:2])):
+        assert names(run) == known[2:]
+        retired = run.store / "retired.json"
+        ids = set(json.loads(retired.read_bytes())["ids"]) if retired.exists() else set()
+        assert ids | set(trash(run)) == set(known[:2])
+        with open_store(str(run.store)) as store:
+            lone = store.lone_copies()
+        assert not [name for name, gone in lone.items() if not gone], "taken for a lost manifest"
+        expire(run, *known[:2])
+        assert trash(run) == []
+        assert not copy_file(run, known[0]).exists()
+        assert run.verify().ok
+
+
+def test_a_label_that_ends_anywhere_is_the_old_one_or_the_new_one(copied: Box) -> None:
+    known = names(copied)
+
+    def act(store: Store) -> None:
+        change_tags(store, known[1], add=["new"])
+        set_pinned(store, known[1], pinned=True)
+
+    seen = set()
+    for run in stops(copied, act):
+        assert_listed_or_in_the_trash(run, known)
+        (one,) = [one for one in run.snapshots() if one.id == known[1]]
+        seen.add((one.tags, one.pinned))
+    old = ("number-1",)
+    assert seen == {(old, False), ((*old, "new"), False), ((*old, "new"), True)}
