@@ -197,9 +197,10 @@ def test_a_pack_made_to_waste_time_is_done_with_soon(look, has_footer):
 
 
 def test_what_looks_like_a_long_frame_in_a_damaged_stretch_hides_none_behind_it(tmp_path):
-    long = frame.encode_frame(frame.DATA, [(data_id(b"l"), os.urandom(900))])[0].encode_header()
-    parts = [[os.urandom(50) + long + os.urandom(50)], [os.urandom(300)], [os.urandom(900)]]
+    long = frame.encode_frame(frame.DATA, [(data_id(b"l"), os.urandom(9000))])[0].encode_header()
+    parts = [[os.urandom(5000) + long + os.urandom(5000)], [os.urandom(300)], [os.urandom(9000)]]
     _, data, frames = build(parts)
+    assert long in data, "it is stored as it is"
     damaged = bytearray(data)
     damaged[frames[0].offset_bytes + 5] ^= 1
     footer = int.from_bytes(data[-32:-24], "little")
