@@ -28,6 +28,7 @@ __all__ = ["damaged_manifests", "find_snapshot", "latest_snapshot", "list_snapsh
 
 LATEST: Final = "latest"
 LATEST_VALID: Final = "latest-valid"
+_GONE: Final = "its file is gone; 'ciuic repair --apply' puts it back from its copy"
 _PREFIX: Final = re.compile(r"(?:cs-)?[0-9a-f]+")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SnapshotSummary)
@@ -39,8 +40,12 @@ def list_snapshots(store: Store) -> list[SnapshotSummary]:
 
 
 def damaged_manifests(store: Store) -> dict[str, str]:
-    """Snapshots whose manifest is damaged, and what is wrong with it."""
-    return _survey(store)[1]
+    """Snapshots whose manifest is damaged or gone, and what is wrong with it."""
+    damaged = _survey(store)[1]
+    # What another process brings back meanwhile is gone only at the first look.
+    if _lost(store):
+        damaged.update(dict.fromkeys(_lost(store), _GONE))
+    return damaged
 
 
 def latest_snapshot(store: Store) -> SnapshotSummary | None:
@@ -114,6 +119,12 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
     if wanted in names:
         names = [wanted]
     if not names:
+        lost = [name for name in _lost(store) if name.startswith(wanted)]
+        if lost:
+            raise CorruptionError(
+                f"the manifest of {lost[0]} is gone",
+                hint="'ciuic repair --apply' puts it back from its copy.",
+            )
         forgotten = [name for name in store.trashed_ids() if name.startswith(wanted)]
         if len(forgotten) == 1:
             raise SnapshotNotFoundError(
@@ -127,6 +138,12 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
             f"{wanted} is ambiguous: {some}", hint="Give more digits of the ID."
         )
     return store.manifest(names[0]).summary
+
+
+def _lost(store: Store) -> list[str]:
+    """Snapshots that nobody has forgotten, and of which only the copy of the manifest is left."""
+    alone = [name for name, is_retired in store.lone_copies().items() if not is_retired]
+    return sorted([name for name in alone if store.manifest_copy(name) is not None])
 
 
 def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:

@@ -179,7 +179,7 @@ def _snapshots(
     store: Store, snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int
 ) -> Iterator[Finding]:
     for name, what in sorted(damaged_manifests(store).items()):
-        advice = f"Run 'ciuic verify --all'; {name} is lost unless a copy of the store has it."
+        advice = "Run 'ciuic repair': the store keeps copies of manifests with the parity."
         yield Finding(PROBLEM, "snapshots", f"the manifest of {name} is damaged: {what}", advice)
     future = [one for one in snapshots if one.taken_ns > now_ns + _FUTURE_NS]
     if future:
