@@ -217,7 +217,9 @@ def opened_mender(store_path: str, pack: bytes, fd: int) -> Iterator[Mender]:
             parity_fd = open_regular(path)
         except FileNotFoundError:
             raise CorruptionError("there is no parity for the pack") from None
-        try:
-            yield Mender(fd, Parity(parity_fd, pack))
-        finally:
-            os.close(parity_fd)
+    try:
+        with store_faults("read", path):
+            mender = Mender(fd, Parity(parity_fd, pack))
+        yield mender
+    finally:
+        os.close(parity_fd)

@@ -86,7 +86,11 @@ class PackFile:
         made = self._parity
         if made is None or (made.fits and self.size_bytes >= PACK_BYTES):
             return made
-        return make_parity(self.fd, self._parity_share)
+        # Not every file system that writes past the page cache reads past it, too.
+        self._is_direct = _set_direct(self.fd, on=False)
+        made = make_parity(self.fd, self._parity_share)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return made
 
     def close(self) -> None:
         """Close the file and let its buffer be used again; harmless twice."""

@@ -250,12 +250,8 @@ def _fill(fd: int, buffer: mmap.mmap, offset_bytes: int) -> int:
     """Fill the buffer from a file, but for its end; a read may give back less than was asked."""
     filled = 0
     with memoryview(buffer) as view:
-        while filled < len(view):
-            count = os.preadv(fd, [view[filled:]], offset_bytes + filled)
+        while count := os.preadv(fd, [view[filled:]], offset_bytes + filled):
             filled += count
-            # Past the page cache what follows a short read is not aligned: it was the end.
-            if count == 0 or filled % _BLOCK_BYTES:
-                break
     return filled
 
 

@@ -235,8 +235,13 @@ class StoreReader:
     def _mended(self, place: ChunkPlace) -> tuple[Frame, bytes | memoryview] | None:
         """A damaged frame as it was written, if the pack's parity gives it back."""
         pack = self._pack(place.pack)
-        with contextlib.suppress(CorruptionError):
-            with opened_mender(self._store_path, place.pack, pack.fd) as mender:
+        path = os.path.join(self._packs_path, layout.pack_name(place.pack))
+        # Whatever keeps the parity from being read, the damage is what is to be told.
+        with contextlib.suppress(StoreError):
+            with (
+                store_faults("read", path),
+                opened_mender(self._store_path, place.pack, pack.fd) as mender,
+            ):
                 found = _decoded(place, mender.read(place.frame_bytes, place.offset_bytes))
             self.healed.add(place.pack)
             return found

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from ciuic.errors import CiuicError, CorruptionError, StoreError
 from ciuic.store import galois
+from ciuic.store.frame import DATA, encode_frame
 from ciuic.store.mending import Mender, opened_mender
+from ciuic.store.packfile import PACK_BYTES, PackFile
 from ciuic.store.parity import (
     Parity,
     ParityMaker,
@@ -427,3 +429,36 @@ def test_parity_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(CiuicError):
         write_parity(str(tmp_path), PACK, maker)
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [100, 5_000_000, PACK_BYTES - 200, PACK_BYTES + 3 * 1024 * 1024])
+def test_a_pack_gets_its_parity_while_it_is_written(tmp_path, size):
+    kept = Kept(tmp_path, 1)
+    frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(1024 * 1024))])
+    pack = PackFile(str(tmp_path / "tmp"), parity=0.04)
+    while pack.size_bytes + frame.total_bytes <= size:
+        pack.add(frame, payload)
+    pack.complete()
+    made = pack.parity()
+    pack.close()
+    assert made is not None
+    os.rename(pack.path, kept.pack)
+    kept.data, kept.shape = kept.pack.read_bytes(), made.shape
+    write_parity(str(tmp_path), PACK, made)
+
+    # In space: the share and the tables, whatever the length; and all of it within reach.
+    assert made.size_bytes == len(kept.data)
+    assert made.shape.parity_bytes <= 0.042 * len(kept.data) + 4096
+    length = min(made.shape.reach_bytes, len(kept.data))
+    for begin in (0, len(kept.data) - length):
+        kept.harm(begin, length)
+        assert kept.mended() == kept.data
+        kept.restore()
+
+
+def test_a_pack_without_parity_has_none_computed(tmp_path):
+    pack = PackFile(str(tmp_path), parity=0.0)
+    pack.complete()
+
+    assert pack.parity() is None
+    pack.discard()

@@ -12,8 +12,8 @@ import pytest
 
 from ciuic.errors import CancelledError, StoreFullError
 from ciuic.hashing import data_id
-from ciuic.store import layout, open_store
-from ciuic.store.parity import inspect_parity
+from ciuic.store import galois, layout, open_store
+from ciuic.store.parity import coder_for, inspect_parity
 from ciuic.verbs.repair import RepairPlan, apply_repair, mend_entrance, plan_repair
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
@@ -184,6 +184,29 @@ def test_restore_and_cat_need_no_repair(patient):
     assert patient.box.read(patient.box.source / "model") == patient.model
     assert files_of(patient.store) == harmed
     assert not patient.box.verify().ok
+
+
+def test_without_the_library_everything_else_is_restored(patient, monkeypatch):
+    flip_content(patient.store, patient.model[: 64 * KIB])
+
+    real = galois.ctypes.CDLL
+
+    def missing(place: str | None, **options: bool) -> object:
+        if place is None:
+            return real(place, **options)  # the C library
+        raise OSError(f"{place}: cannot open shared object file")
+
+    galois._library.cache_clear()
+    coder_for.cache_clear()
+    monkeypatch.setattr(galois.ctypes, "CDLL", missing)
+    try:
+        report = patient.box.restore(to=patient.box.directory / "out")
+    finally:
+        monkeypatch.undo()
+
+    assert [os.path.basename(one.path) for one in report.failed] == [b"model"]
+    restored = photograph(patient.box.directory / "out" / "source")
+    assert patient.photo.keys() - restored.keys() == {b"model"}
 
 
 def test_a_truncated_pack_is_restored_without_a_catalog_too(patient):
