@@ -31,6 +31,7 @@ from ciuic.verbs.progress import Progress
 from ciuic.verbs.target import (
     RUN_AGAIN,
     apply_metadata,
+    raise_if_ending,
     same_metadata,
     target_faults,
     temporary_prefix,
@@ -181,6 +182,7 @@ class Filler:
         self._pool = ThreadPoolExecutor(workers, "restore")
         self._lock = threading.Lock()
         self._default_acls: WeakKeyDictionary[DirectoryHandle, bool] = WeakKeyDictionary()
+        self._latest_acl: tuple[DirectoryHandle | None, bool] = (None, False)
         self._gathered: list[Job] = []
         self._gathered_bytes = 0
         self.written: list[Written] = []
@@ -190,6 +192,7 @@ class Filler:
     def close(self) -> None:
         """End the threads and remove what was not published."""
         self._pool.shutdown(cancel_futures=True)
+        self._latest_acl = (None, False)
         for one in self.written:
             _discard(one.job, one.temporary)
 
@@ -217,10 +220,13 @@ class Filler:
 
     def _unsettled(self, jobs: list[Job]) -> list[Job]:
         """Keep what is right already, put back what has a hot copy; returns the others."""
-        light = [job for job in jobs if job.entry.size_bytes < HOT_BYTES_MIN]
+        self._check_cancelled()
+        # Where nothing stands and there is no hot copy, there is nothing to compare with.
+        new = [job for job in jobs if job.old is None and job.entry.size_bytes < HOT_BYTES_MIN]
+        light = [job for job in jobs if job.old and job.entry.size_bytes < HOT_BYTES_MIN]
         heavy = [job for job in jobs if job.entry.size_bytes >= HOT_BYTES_MIN]
         parts = [*_parts(light, _COMPARED_TOGETHER), *_parts(heavy, _CLONED_TOGETHER)]
-        return [job for left in self._pool.map(self._settle, parts) for job in left]
+        return new + [job for left in self._pool.map(self._settle, parts) for job in left]
 
     def _settle(self, jobs: list[Job]) -> list[Job]:
         self._check_cancelled()
@@ -368,32 +374,38 @@ class Filler:
         """Write a file under a temporary name; ``fill`` returns how much it cloned."""
         temporary = self.temporary_name()
         try:
-            with target_faults(job.place):
-                fd = os.open(temporary, _OPEN_TEMPORARY, 0o600, dir_fd=job.directory.fd)
-                try:
-                    cloned_bytes = fill(fd, temporary)
-                    bare = not job.entry.xattrs and not self._hands_down(job.directory)
-                    refused = apply_metadata(fd, job.entry, os.fstat(fd), bare=bare)
-                except BaseException:
-                    _discard(job, temporary)
-                    raise
-                finally:
-                    os.close(fd)
+            fd = os.open(temporary, _OPEN_TEMPORARY, 0o600, dir_fd=job.directory.fd)
+            try:
+                cloned_bytes = fill(fd, temporary)
+                bare = not job.entry.xattrs and not self._hands_down(job.directory)
+                refused = apply_metadata(fd, job.entry, os.fstat(fd), bare=bare)
+            except BaseException:
+                _discard(job, temporary)
+                raise
+            finally:
+                os.close(fd)
         except OSError as error:
+            raise_if_ending(error, job.place)
             self._ledger.failed(job.path, os.strerror(error.errno or 0))
             return
         with self._lock:
             self.written.append(Written(job, temporary))
             self.written_bytes += job.entry.size_bytes - cloned_bytes
-        self._ledger.refused(job.path, refused)
+        if refused:
+            self._ledger.refused(job.path, refused)
         self._ledger.written(job.entry.size_bytes, cloned_bytes=cloned_bytes)
 
     def _hands_down(self, directory: DirectoryHandle) -> bool:
         """Files that are made in this directory are born with an ACL."""
+        # Most files follow one of the same directory; a pair is read and written in one step.
+        latest, answer = self._latest_acl
+        if latest is directory:
+            return answer
         known = self._default_acls.get(directory)
         if known is None:
             names = [name for name, _ in read_xattrs(directory.fd)]
             known = self._default_acls[directory] = b"system.posix_acl_default" in names
+        self._latest_acl = (directory, known)
         return known
 
     def _place_large(self, job: Job) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ciuic import durable
 from ciuic.capture.frozen import AREA_NAME
-from ciuic.errors import CancelledError, CiuicError, CorruptionError, UnknownFormatError
+from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, RestoreReport
 from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
@@ -29,6 +29,7 @@ from ciuic.verbs.target import (
     count_files,
     is_leftover,
     make_special,
+    raise_if_ending,
     remove_tree,
     same_metadata,
     target_faults,
@@ -202,14 +203,14 @@ class Placer:
 
     def _place_one(self, place: _Place, entry: Entry, levels: list[_Level]) -> None:
         try:
-            with target_faults(place.where()):
-                if entry.is_directory:
-                    self._place_directory(place, entry, levels)
-                elif entry.is_file:
-                    self._place_file(place, entry)
-                else:
-                    self._place_special(place, entry)
+            if entry.is_file:
+                self._place_file(place, entry)
+            elif entry.is_directory:
+                self._place_directory(place, entry, levels)
+            else:
+                self._place_special(place, entry)
         except OSError as error:
+            raise_if_ending(error, place.where())
             self._ledger.failed(place.path, os.strerror(error.errno or 0))
 
     def _place_directory(self, place: _Place, entry: Entry, levels: list[_Level]) -> None:
@@ -360,14 +361,13 @@ class Placer:
         for number, one in enumerate(written):
             job = one.job
             try:
-                with target_faults(job.place):
-                    durable.publish_name(one.temporary, job.name, dir_fd=job.directory.fd)
+                durable.publish_name(one.temporary, job.name, dir_fd=job.directory.fd)
             except OSError as error:
+                self._filler.written = written[number:]  # what is thrown away if this ends it
+                raise_if_ending(error, job.place)
+                self._filler.written = []
                 os.unlink(one.temporary, dir_fd=job.directory.fd)
                 self._ledger.failed(job.path, os.strerror(error.errno or 0))
-            except CiuicError:
-                self._filler.written = written[number:]
-                raise
         # Links before directories: a directory's own mode may forbid them.
         links, self._links = self._links, []
         for link in links:

@@ -24,6 +24,7 @@ __all__ = [
     "count_files",
     "is_leftover",
     "make_special",
+    "raise_if_ending",
     "remove_tree",
     "same_metadata",
     "target_faults",
@@ -45,13 +46,21 @@ def target_faults(path: bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _ENDING:
-            reason = os.strerror(error.errno)
-            raise TargetError(
-                f"cannot write {os.fsdecode(path)!r}: {reason}",
-                hint=f"Make room or choose another place with -d. {RUN_AGAIN}",
-            ) from error
+        raise_if_ending(error, path)
         raise
+
+
+def raise_if_ending(error: OSError, path: bytes) -> None:
+    """Raise TargetError for an error that ends the restore, for those who have caught it already.
+
+    ``target_faults`` costs a tenth of what a small file does.
+    """
+    if error.errno in _ENDING:
+        reason = os.strerror(error.errno)
+        raise TargetError(
+            f"cannot write {os.fsdecode(path)!r}: {reason}",
+            hint=f"Make room or choose another place with -d. {RUN_AGAIN}",
+        ) from error
 
 
 def temporary_prefix() -> bytes:
