@@ -29,7 +29,8 @@ def repair(session: Session, *, apply: bool, as_json: bool) -> None:
     moment, and run again.
     """
     from ciuic.clock import SystemClock
-    from ciuic.verbs.repair import RepairReport, apply_repair, mend_entrance, plan_repair
+    from ciuic.verbs.mend import apply_repair, mend_entrance
+    from ciuic.verbs.repair import RepairReport, plan_repair
 
     clock = SystemClock()
     began_s = clock.monotonic_s()

@@ -1,27 +1,16 @@
-"""Mend a store: put back what was damaged from wherever its bytes still are.
+"""Find out what is damaged in a store, and where its bytes still are.
 
-look       every pack is read in full; what is damaged is looked for in its parity, in other packs,
-           in hot copies, in the live files
-mend       packs that parity gives back whole are written again, under their own name
-store      chunks that were found elsewhere go to new packs
-rewrite    what is sound in a pack that stays damaged goes to a new one
-set aside  each damaged file keeps a name in ``quarantine/`` before anything takes its place
-
-Looking changes nothing. Nothing is ever deleted, and each step is durable before the next one
-needs it: whatever ends the run, the store is no worse than it was, and the next run goes on.
+Every pack is read in full. What is damaged in it is looked for in its parity, in other packs, in
+hot copies and in the live files. Looking changes nothing; ``mend.py`` does what is to be done.
 """
 
 import contextlib
-import functools
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from ciuic import durable
 from ciuic.catalog import list_snapshots
-from ciuic.clock import Clock
 from ciuic.errors import (
     CancelledError,
     CorruptionError,
@@ -34,39 +23,35 @@ from ciuic.memory import prepare_for_bulk
 from ciuic.model import Entry, SnapshotSummary, Trouble
 from ciuic.store import Store, layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular, read_at, read_regular
+from ciuic.store.files import open_regular, read_regular
 from ciuic.store.frame import DATA
-from ciuic.store.header import Header, read_header
 from ciuic.store.inspect import PackCheck, inspect_pack, pack_frames
-from ciuic.store.lock import Lock
 from ciuic.store.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.mending import opened_mender
 from ciuic.store.nodes import iter_tree
 from ciuic.store.pack import MAGIC, PackedFrame, footer_frames
-from ciuic.store.packfile import PackFile
-from ciuic.store.parity import inspect_parity, make_parity, parity_path, write_parity
-from ciuic.store.sealed import unseal
+from ciuic.store.parity import inspect_parity
 from ciuic.store.survey import Survey
 from ciuic.store.trash import Trash
-from ciuic.store.writer import publish_pack, sync_packs
-from ciuic.verbs.sources import Origin, find_in_file, read_origin
+from ciuic.verbs.sources import Origin, find_in_file
 
 __all__ = [
+    "OTHER_PACK",
+    "PARITY",
     "BadManifest",
     "BadPack",
+    "OnProgress",
     "Remaining",
     "RepairPlan",
     "RepairReport",
-    "apply_repair",
     "chunk_counts",
-    "mend_entrance",
+    "is_sound",
+    "is_whole",
     "plan_repair",
 ]
 
 PARITY: Final = "parity"
 OTHER_PACK: Final = "another pack"
-_WINDOW_BYTES: Final = 1024 * 1024
-_HEADER_BYTES_MAX: Final = 1024 * 1024
 _NAMED_MAX: Final = 1000
 """Damaged paths of a snapshot that are kept by name; the others are counted."""
 
@@ -323,7 +308,7 @@ def _diagnosed(store: Store, check: PackCheck) -> BadPack:
         fd = open_regular(path)
         try:
             with opened_mender(store.path, check.pack, fd) as mender:
-                whole = _is_whole(mender.read, mender.size_bytes, check.pack)
+                whole = is_whole(mender.read, mender.size_bytes, check.pack)
         finally:
             os.close(fd)
     healed: dict[bytes, tuple[int, str]] = {}
@@ -362,19 +347,24 @@ def _source(store: Store, name: bytes, kind: int) -> str:
     return ""
 
 
-def _is_whole(read: Callable[[int, int], bytes], size_bytes: int, pack: bytes) -> bool:
+def is_whole(read: Callable[[int, int], bytes], size_bytes: int, pack: bytes) -> bool:
     """What ``read`` (length, offset) gives is the pack, to the last bit.
 
     The ID binds the footer, and the footer's checksums bind the frames.
     """
     try:
         frames = footer_frames(read, size_bytes, pack)
-        return read(len(MAGIC), 0) == MAGIC and all(_is_sound(read, one) for one in frames)
+        return read(len(MAGIC), 0) == MAGIC and all(is_sound(read, one) for one in frames)
     except (CorruptionError, UnknownFormatError):
         return False
 
 
-def _is_sound(read: Callable[[int, int], bytes], one: PackedFrame) -> bool:
+def is_sound(read: Callable[[int, int], bytes], one: PackedFrame) -> bool:
+    """What ``read`` (length, offset) gives has this frame, to the last bit.
+
+    Raises:
+        CorruptionError: It can't be read.
+    """
     data = memoryview(read(one.frame.total_bytes, one.offset_bytes))
     payload = data[len(one.header) :]
     return (
@@ -536,303 +526,3 @@ def _is_stale(store: Store, sizes: dict[bytes, int]) -> bool:
         return (index.packs() if index is not None else {}) != sizes
     except StoreError:
         return True
-
-
-def apply_repair(
-    store: Store,
-    plan: RepairPlan,
-    *,
-    parity: float,
-    clock: Clock,
-    cancelled: Callable[[], bool] = lambda: False,
-    progress: OnProgress | None = None,
-) -> tuple[str, ...]:
-    """Do what a plan says, in a store that is open for writing.
-
-    Can be ended at any moment: a new plan finds what is left to do.
-
-    Returns:
-        The names in ``quarantine/`` of what was set aside.
-
-    Raises:
-        StoreError: The store failed, or is full; what was mended so far stays mended.
-        CancelledError: ``cancelled`` turned true.
-    """
-    hands = _Hands(store, parity, clock)
-    whole = [one for one in plan.packs if one.whole]
-    broken = [one for one in plan.packs if not one.whole]
-    steps: list[Callable[[], None]] = [
-        *[functools.partial(hands.mend_manifest, one) for one in plan.manifests],
-        *[hands.set_retired_aside for _ in range(bool(plan.retired))],
-        *[functools.partial(hands.mend_pack, one.pack) for one in whole],
-        functools.partial(hands.store_chunks, broken, plan.origins),
-        *[functools.partial(hands.rewrite_pack, one) for one in broken],
-        functools.partial(hands.renew_catalog, plan.lost),
-        *[functools.partial(hands.add_parity, pack) for pack in plan.bare],
-        *[functools.partial(store.keep_copies, name) for name in plan.uncopied],
-    ]
-    for number, step in enumerate(steps):
-        if cancelled():
-            raise CancelledError("the repair was stopped")
-        step()
-        if progress is not None:
-            progress("repair", number + 1, len(steps))
-    return tuple(hands.quarantined)
-
-
-class _Hands:
-    """Does the steps of a repair, each of them durably."""
-
-    def __init__(self, store: Store, parity: float, clock: Clock) -> None:
-        self._store = store
-        self._parity = parity
-        self._clock = clock
-        self._trash = Trash(store.path)
-        self._packs = os.path.join(store.path, layout.PACKS)
-        self._temporary = os.path.join(store.path, layout.TEMPORARY)
-        self.quarantined: list[str] = []
-
-    def mend_manifest(self, bad: BadManifest) -> None:
-        """The copy of a manifest takes its place; without one it is only set aside."""
-        name = layout.manifest_name(bad.id)
-        place = layout.TRASH if bad.in_trash else layout.SNAPSHOTS
-        path = os.path.join(self._store.path, place, name)
-        self._set_aside(path, f"{layout.TRASH}-{name}" if bad.in_trash else name)
-        data = self._store.manifest_copy(bad.id)
-        if data is None:
-            self._take_away(path)
-        elif bad.in_trash:
-            forgotten = self._trash.read(bad.id, data)
-            self._trash.put(bad.id, data, forgotten.forgotten_ns)
-        else:
-            with store_faults("write", path):
-                durable.write_whole(path, data, temporary_directory=self._temporary, mode=0o600)
-
-    def set_retired_aside(self) -> None:
-        """A damaged list of retired IDs gives way to a new one."""
-        path = os.path.join(self._store.path, layout.RETIRED)
-        self._set_aside(path, layout.RETIRED)
-        self._take_away(path)
-
-    def mend_pack(self, pack: bytes) -> None:
-        """Write a pack that its parity gives back whole."""
-        path = os.path.join(self._packs, layout.pack_name(pack))
-        temporary = os.path.join(self._temporary, durable.temporary_name("mended-"))
-        with store_faults("write", temporary):
-            source = open_regular(path)
-            try:
-                target = os.open(
-                    temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-                )
-                try:
-                    with opened_mender(self._store.path, pack, source) as mender:
-                        size = mender.size_bytes
-                        for at in range(0, size, _WINDOW_BYTES):
-                            _write_all(target, mender.read(_WINDOW_BYTES, at))
-                    read = functools.partial(read_at, target)
-                    if not _is_whole(read, size, pack):
-                        raise CorruptionError("a mended pack is not what it was")
-                    frames = footer_frames(read, size, pack)
-                    self._set_aside(path, layout.pack_name(pack))
-                    durable.publish(target, temporary, path)
-                finally:
-                    os.close(target)
-                    durable.remove_file(temporary)
-            finally:
-                os.close(source)
-        sync_packs(self._store.path)
-        self._record(pack, size, frames)
-        if self._parity and inspect_parity(self._store.path, pack):
-            self.add_parity(pack)
-
-    def store_chunks(self, broken: list[BadPack], origins: dict[bytes, Origin]) -> None:
-        """What was found of damaged and lost chunks goes to new packs."""
-        again = {
-            name: kind
-            for bad in broken
-            for name, (kind, how) in bad.healed.items()
-            if how == PARITY
-        }
-        if not again and not origins:
-            return
-        # Where they are said to lie they are not: they count as new.
-        self._store.index.drop_chunks([*again, *origins])
-        writer = self._store.writer(parity=self._parity)
-        try:
-            for name, kind in again.items():
-                plain = self._store.reader.chunk(name, kind=kind)
-                if kind == DATA:
-                    writer.add_data([(name, plain)])
-                else:
-                    writer.put_node(kind, bytes(plain))
-            for origin in origins.values():
-                data = read_origin(self._store, origin)
-                if data is not None:
-                    writer.add_data([(origin.chunk, data)])
-            writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
-
-    def rewrite_pack(self, bad: BadPack) -> None:
-        """What is sound in a damaged pack goes to a new one; the old one is set aside."""
-        path = os.path.join(self._packs, layout.pack_name(bad.pack))
-        made = self._write_sound_frames(bad.pack, path)
-        if made == bad.pack:
-            return  # only what the frames say again was damaged: it stands under its own name
-        self._set_aside(path, layout.pack_name(bad.pack))
-        sidecar = parity_path(self._store.path, bad.pack)
-        self._set_aside(sidecar, f"{layout.pack_name(bad.pack)}.parity")
-        self._store.index.remove_pack(bad.pack)
-        self._store.index.commit()
-        self._take_away(path)
-        self._take_away(sidecar)
-
-    def renew_catalog(self, lost: Iterable[bytes]) -> None:
-        """The catalog says what the packs do, and which chunks nobody has."""
-        index = self._store.index
-        index.clear()
-        self._store.renew_catalog()
-        index.drop_chunks(list(lost))
-        index.commit()
-
-    def add_parity(self, pack: bytes) -> None:
-        """Give a sound pack the parity that it lacks."""
-        path = os.path.join(self._packs, layout.pack_name(pack))
-        with store_faults("read", path):
-            fd = open_regular(path)
-            try:
-                maker = make_parity(fd, self._parity)
-            finally:
-                os.close(fd)
-        write_parity(self._store.path, pack, maker)
-        sync_packs(self._store.path)
-
-    def _write_sound_frames(self, pack: bytes, path: str) -> bytes | None:
-        """Copy the sound frames of a damaged pack to a new one; returns its ID."""
-        with store_faults("write to", self._packs):
-            fd = open_regular(path)
-            made: PackFile | None = None
-            try:
-                read = functools.partial(read_at, fd)
-                for one in pack_frames(self._store.path, pack):
-                    with contextlib.suppress(CorruptionError):
-                        if _is_sound(read, one):
-                            made = made or PackFile(self._temporary, parity=self._parity)
-                            at = one.offset_bytes + len(one.header)
-                            made.add(one.frame, read(one.frame.stored_bytes, at))
-                if made is None:
-                    return None
-                name = made.complete()
-                if name == pack:
-                    self._set_aside(path, layout.pack_name(pack))
-                publish_pack(self._store.path, made, name)
-                sync_packs(self._store.path)
-                self._record(name, made.size_bytes, made.frames)
-                return name
-            except BaseException:
-                if made is not None:
-                    made.discard()
-                raise
-            finally:
-                os.close(fd)
-                if made is not None:
-                    made.close()
-
-    def _record(self, pack: bytes, size_bytes: int, frames: Iterable[PackedFrame]) -> None:
-        index = self._store.index
-        index.add_pack(pack, size_bytes, frames)
-        index.put_check(pack, self._clock.now_ns(), size_bytes, "")
-        index.commit()
-
-    def _take_away(self, path: str) -> None:
-        """Remove a name of what was set aside, durably."""
-        with store_faults("take away", path):
-            if os.path.lexists(path):
-                durable.remove_file(path)
-                durable.sync_directory(os.path.dirname(path))
-
-    def _set_aside(self, path: str, name: str) -> None:
-        """Give a file a name in ``quarantine/``, before another one takes its place."""
-        if not os.path.lexists(path):
-            return
-        directory = os.path.join(self._store.path, layout.QUARANTINE)
-        with store_faults("write to", directory):
-            if not os.path.isdir(directory):
-                durable.make_directory(directory, 0o700)
-            for number in itertools.count():
-                candidate = f"{name}.{number}" if number else name
-                target = os.path.join(directory, candidate)
-                if os.path.lexists(target):
-                    # A run that was ended here has done it.
-                    if os.path.samestat(os.lstat(target), os.lstat(path)):
-                        break
-                    continue
-                durable.keep_as(path, target)
-                break
-        self.quarantined.append(candidate)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def mend_entrance(store_path: str, *, apply: bool) -> tuple[str, ...]:
-    """Put back what a store can't be opened without, from its copy: the header, ``snapshots/``.
-
-    Args:
-        store_path: The store's directory.
-        apply: Do it; otherwise only say so.
-
-    Returns:
-        What was damaged, one sentence each; empty for a store that opens.
-
-    Raises:
-        StoreError: There is no store, or nothing to mend it with.
-    """
-    found = []
-    try:
-        read_header(store_path)
-    except CorruptionError as error:
-        data = _header_copy(store_path)
-        if data is None:
-            raise
-        found.append(error.message)
-        if apply:
-            _put_back_header(store_path, data)
-    snapshots = os.path.join(store_path, layout.SNAPSHOTS)
-    if not os.path.lexists(snapshots) and os.path.isdir(os.path.join(store_path, layout.PARITY)):
-        found.append(f"the store {store_path} has lost its directory '{layout.SNAPSHOTS}'")
-        if apply:
-            with store_faults("make", snapshots):
-                durable.make_directory(snapshots, 0o700)
-    return tuple(found)
-
-
-def _header_copy(store_path: str) -> bytes | None:
-    path = os.path.join(store_path, layout.PARITY, layout.HEADER)
-    with contextlib.suppress(OSError, CorruptionError):
-        data = read_regular(path, _HEADER_BYTES_MAX)
-        unseal(data, Header)
-        return data
-    return None
-
-
-def _put_back_header(store_path: str, data: bytes) -> None:
-    path = os.path.join(store_path, layout.HEADER)
-    lock = Lock(os.path.join(store_path, layout.WRITE_LOCK))
-    lock.take_alone()
-    try:
-        with store_faults("write", path):
-            if os.path.lexists(path):
-                directory = os.path.join(store_path, layout.QUARANTINE)
-                durable.make_directory(directory, 0o700)
-                with contextlib.suppress(FileExistsError):
-                    durable.keep_as(path, os.path.join(directory, layout.HEADER))
-            temporary = os.path.join(store_path, layout.TEMPORARY)
-            durable.make_directory(temporary, 0o700)
-            durable.write_whole(path, data, temporary_directory=temporary, mode=0o600)
-    finally:
-        lock.release()

@@ -21,7 +21,8 @@ from ciuic.model import Root
 from ciuic.store import Store, create_store, open_store
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.trash import Trash
-from ciuic.verbs.repair import apply_repair, plan_repair
+from ciuic.verbs.mend import apply_repair
+from ciuic.verbs.repair import plan_repair
 from ciuic.verbs.restore import RestoreRequest, restore
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuic.verbs.verify import verify_all

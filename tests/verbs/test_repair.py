@@ -14,7 +14,8 @@ from ciuic.errors import CancelledError, StoreFullError
 from ciuic.hashing import data_id
 from ciuic.store import galois, layout, open_store
 from ciuic.store.parity import coder_for, inspect_parity
-from ciuic.verbs.repair import RepairPlan, apply_repair, mend_entrance, plan_repair
+from ciuic.verbs.mend import apply_repair, mend_entrance
+from ciuic.verbs.repair import RepairPlan, plan_repair
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
 from tests.kit.filesystems import disk, tmpfs
