@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from ciuic.clock import local_time_text
 from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.hashing import data_id
 from ciuic.model import Root, SnapshotSummary, Trouble
 from ciuic.store.manifest import Manifest, decode_manifest, encode_manifest
 from ciuic.store.sealed import seal
@@ -64,6 +66,52 @@ def test_the_manifest_of_another_snapshot_is_refused(other):
 def test_a_later_format_is_refused_by_its_number():
     with pytest.raises(UnknownFormatError, match="format 2"):
         decode_manifest(changed(format=2), ID)
+
+
+def test_a_later_format_may_have_changed_any_field():
+    """It must not be taken for damage: that would be set aside by a repair."""
+    with pytest.raises(UnknownFormatError, match="format 2"):
+        decode_manifest(changed(format=2, taken_ns="yesterday", roots={}), ID)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 63, 10**30])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "files",
+        "logical_bytes",
+        "read_bytes",
+        "new_bytes",
+        "stored_bytes",
+        "trouble_count",
+        "flux_count",
+    ],
+)
+def test_counts_that_nothing_has_are_damage(name, number):
+    with pytest.raises(CorruptionError):
+        decode_manifest(changed(**{name: number}), ID)
+
+
+@pytest.mark.parametrize("moment", [-(1 << 63) - 1, 1 << 63, 10**30])
+def test_a_time_that_no_calendar_has_is_damage(moment):
+    with pytest.raises(CorruptionError, match="at a time"):
+        decode_manifest(changed(taken_ns=moment), ID)
+
+
+@pytest.mark.parametrize("moment", [-(1 << 63), -1, (1 << 63) - 1])
+def test_the_times_at_the_ends_can_be_shown(moment):
+    summary = decode_manifest(changed(taken_ns=moment), ID).summary
+    assert summary.as_json()["taken"]
+    assert local_time_text(summary.taken_ns)
+
+
+def test_what_is_not_utf_8_is_damage_wherever_it_stands():
+    """A decoder that passes over a field does not look into it."""
+    text = encode_manifest(ONE).replace(b'"format"', b'"x": "\xff",\n  "format"', 1)
+    sealed = text[:-68] + b"0" * 64 + text[-4:]
+    data = text[:-68] + data_id(sealed).hex().encode() + text[-4:]
+    with pytest.raises(CorruptionError, match="utf-8"):
+        decode_manifest(data, ID)
 
 
 def test_fields_of_the_future_are_ignored():

@@ -1,0 +1,307 @@
+"""``forget``, ``tag``, ``pin`` and ``list --trash`` as a person and as a script meet them."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from ciuic.cli import lifetime
+from ciuic.store.sealed import seal
+from tests.cli.test_terminal import ESCAPE, on_terminal, plain
+from tests.kit.damage import flip_byte
+from tests.kit.installed import Outcome, Place, contents, run, run_here
+
+HOSTILE_TAG = "\x1b[31mred\x1b]0;title\x07"
+
+
+def refused(done: Outcome, code: int, *words: str) -> None:
+    """One sentence and perhaps a hint, no result, and no snapshot is gone."""
+    assert done.code == code, done.said()
+    assert done.out == "", done.said()
+    assert 1 <= len(done.err.splitlines()) <= 5, done.said()
+    for word in words:
+        assert word in done.err, done.said()
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of a table without its header, cut at each stretch of two blanks."""
+    return [[cell for cell in line.split("  ") if cell] for line in text.splitlines()[1:]]
+
+
+def keep(place: Place, policy: str, **more: str) -> None:
+    """Write a policy, and perhaps more keys, into the configuration."""
+    place.configure()
+    lines = "".join(f"{key} = {value}\n" for key, value in more.items())
+    with place.config.open("a") as file:
+        file.write(f"retention_policy = {policy}\n{lines}")
+
+
+# forget
+
+
+def test_forget_by_the_policy_of_the_configuration(taken: Place) -> None:
+    known = taken.ids()
+    keep(taken, "last:2", trash="3h")
+    before = contents(taken.store)
+    foreseen = taken.run_here("forget", "--dry-run", "--json")
+    assert contents(taken.store / "snapshots") == {
+        name: what for name, what in before.items() if "/snapshots" in name
+    }
+    assert foreseen.code == 0
+    done = taken.run_here("forget")
+    assert done.code == 0, done.said()
+    assert done.err == (
+        "forgot 1 snapshot, kept 2; 'ciuic forget --undo ID' brings one back for 3 h 00 m\n"
+    )
+    assert taken.ids() == known[:2]
+    document = foreseen.document
+    assert document["dry_run"] is True
+    assert [one["id"] for one in document["forgotten"]] == [known[2]]
+    assert [one["id"] for one in document["kept"]] == known[:2]
+    assert document["forgotten"][0].keys() == {"id", "taken", "logical_bytes", "tags", "why"}
+    assert document["forgotten"][0]["tags"] == ["first"]
+    again = taken.run_here("forget")
+    assert (again.code, again.err) == (0, "nothing to forget; kept 2\n")
+
+
+def test_a_dry_run_shows_each_snapshot_and_why(taken: Place) -> None:
+    known = taken.ids()
+    assert taken.run_here("pin", known[2]).code == 0
+    done = taken.run_here("forget", "--dry-run", "--policy", "last:1")
+    assert done.code == 0
+    assert done.err == "would forget 1 snapshot and keep 2\n"
+    shown = table(done.out)
+    assert [row[0] for row in shown] == known
+    assert [row[2] for row in shown] == ["keep", "forget", "keep"]
+    assert [row[-1].strip() for row in shown] == [
+        "last 1 of 1; the newest; the newest that is whole",
+        "no rule of last:1 keeps it",
+        "pinned",
+    ]
+    assert taken.ids() == known
+
+
+def test_forget_by_name_bring_back_and_the_trash_between(taken: Place) -> None:
+    known = taken.ids()
+    assert taken.run_here("list", "--trash").err == "the trash is empty\n"
+    done = taken.run("forget", known[2], known[1][:-1])
+    assert (done.code, done.out) == (0, ""), done.said()
+    assert "forgot 2 snapshots, kept 1" in done.err
+    assert taken.ids() == known[:1]
+    listed = taken.run("list", "--trash")
+    assert [row[0] for row in table(listed.out)] == known[1:]
+    document = taken.run("list", "--trash", "--json").document
+    assert [one["id"] for one in document] == known[1:]
+    assert document[0]["forgotten"] > document[0]["taken"]
+    done = taken.run("forget", "--undo", known[2])
+    assert done.code == 0
+    assert done.out.startswith(f"{known[2]} of 20")
+    done = taken.run("forget", "--undo", known[1], "--json")
+    assert done.document["id"] == known[1]
+    assert taken.ids() == known
+    assert taken.run("restore", "-s", known[2], "-d", taken.directory / "out", "-p", taken.source)
+    assert taken.run("verify", "--all").code == 0
+
+
+def test_a_forgotten_snapshot_is_told_apart_from_one_that_never_was(taken: Place) -> None:
+    name = taken.ids()[2]
+    assert taken.run_here("forget", name).code == 0
+    for arguments in (["show", name], ["ls", name], ["restore", "-s", name, "-p", "/x"]):
+        refused(
+            taken.run_here(*arguments), 1, f"{name} was forgotten", f"ciuic forget --undo {name}"
+        )
+    refused(taken.run_here("show", "cs-ffffffffff"), 1, "there is no snapshot cs-ffffffffff")
+
+
+CASES = {
+    "the newest": (["{0}"], 2, "is the newest snapshot"),
+    "latest": (["latest"], 2, "is the newest snapshot"),
+    "all": (["{0}", "{1}", "{2}"], 2, "would forget every snapshot"),
+    "a pinned one": (["{1}"], 2, "is pinned", "ciuic pin --remove"),
+    "no such": (["cs-ffffffffff"], 1, "there is no snapshot cs-ffffffffff"),
+    "one of two is none": (["{2}", "cs-ffffffffff"], 1, "there is no snapshot cs-ffffffffff"),
+    "no id": (["first"], 2, "'first' is not a snapshot's ID"),
+    "an odd id": (["\x1b[31m"], 2, "\\x1b[31m"),
+    "empty": ([""], 2, "is empty"),
+    "a typo": (["--policy", "last:2, hourli:24"], 2, "'hourli' is none of", "Nothing was forgot"),
+    "a policy of nothing": (["--policy", "0"], 2, "keeps nothing"),
+    "an empty policy": (["--policy", ""], 2, "is empty"),
+    "both": (["{2}", "--policy", "last:2"], 2, "exclude each other"),
+    "an undo and more": (["{2}", "--undo", "{2}"], 2, "exclude each other"),
+    "an undo that is dry": (["--undo", "{2}", "--dry-run"], 2, "exclude each other"),
+    "an undo of what is listed": (["--undo", "{2}"], 1, "is not in the trash"),
+    "an undo of nothing": (["--undo", "cs-ffffffffff"], 1, "not in the trash", "list --trash"),
+    "an unknown option": (["--force"], 2, "No such option"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_input_to_forget(taken: Place, case: str) -> None:
+    known = taken.ids()
+    assert taken.run_here("pin", known[1]).code == 0
+    arguments, code, *words = CASES[case]
+    refused(taken.run_here("forget", *[one.format(*known) for one in arguments]), code, *words)
+    assert taken.ids() == known
+    assert taken.run_here("list", "--trash", "--json").document == []
+
+
+def test_errors_are_documents_for_programs(taken: Place) -> None:
+    done = taken.run_here("forget", "--json", taken.ids()[0])
+    assert done.code == 2
+    assert done.document["error"]["kind"] == "usage"
+    done = taken.run_here("forget", "--json", "--undo", "cs-ffffffffff")
+    assert done.code == 1
+    assert done.document["error"]["kind"] == "snapshot_not_found"
+
+
+def test_a_slip_in_the_configured_policy_forgets_nothing(taken: Place) -> None:
+    known = taken.ids()
+    keep(taken, "last:1, dayly:3")
+    refused(taken.run_here("forget"), 2, "retention_policy", "'dayly' is none of")
+    taken.configure()
+    assert taken.ids() == known
+
+
+def test_the_policy_of_a_configuration_is_for_its_own_store_only(taken: Place) -> None:
+    """Whoever names another store must not have it thinned out by a policy meant for this one."""
+    known = taken.ids()
+    keep(taken, "last:1")
+    done = taken.run_here("--store", str(taken.store), "forget")
+    refused(done, 2, "no configuration says what to keep in this store", "--policy")
+    refused(run_here("--store", str(taken.store), "forget"), 2, "--policy")
+    assert taken.ids() == known
+    done = run_here("--store", str(taken.store), "forget", "--policy", "last:2", "--json")
+    assert [one["id"] for one in done.document["forgotten"]] == known[2:]
+
+
+def test_a_store_that_somebody_is_writing_to_is_busy(
+    taken: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = taken.ids()
+    monkeypatch.setattr(lifetime, "_WAIT_S", 0.0)
+    with (taken.store / "lock.write").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # Looking at what would go takes no lock.
+        assert taken.run_here("forget", "--dry-run", "--policy", "last:1").code == 0
+        assert taken.run_here("tag", known[2]).out == "first\n"
+        for arguments in (
+            ["forget", "--policy", "last:1"],
+            ["forget", "--undo", known[2]],
+            ["tag", known[2], "--add", "x"],
+            ["pin", known[2]],
+        ):
+            refused(taken.run_here(*arguments), 5, "is in use by process")
+    assert taken.ids() == known
+
+
+def test_a_damaged_entry_is_named_and_the_rest_is_shown(taken: Place) -> None:
+    known = taken.ids()
+    assert taken.run_here("forget", known[1], known[2]).code == 0
+    flip_byte(taken.store / "trash" / f"{known[1]}.json", 200)
+    copy = taken.store / "parity" / f"{known[1]}.json"
+    copy.rename(taken.directory / "aside")
+    done = taken.run_here("list", "--trash")
+    assert done.code == 4
+    assert [row[0] for row in table(done.out)] == [known[2]]
+    assert f"{known[1]} can't be read" in done.err
+    assert "ciuic repair" in done.err
+    assert taken.run_here("list", "--trash", "--json").code == 4
+    refused(taken.run_here("forget", "--undo", known[1]), 4, known[1], "ciuic repair")
+    assert taken.run_here("forget", "--undo", known[2]).code == 0
+    (taken.directory / "aside").rename(copy)
+    assert [row[0] for row in table(taken.run_here("list", "--trash").out)] == [known[1]]
+    assert taken.run_here("forget", "--undo", known[1]).code == 0
+    assert taken.ids() == known
+
+
+def test_on_a_terminal_and_in_a_pipe_the_same_is_said(taken: Place) -> None:
+    arguments = ["forget", "--dry-run", "--policy", "last:1"]
+    piped = taken.run(*arguments)
+    assert ESCAPE not in piped.out + piped.err
+    code, shown = on_terminal("ciuic", "--config", taken.config, *arguments, COLUMNS="200")
+    assert code == 0
+    assert plain(shown).replace("\r", "") == piped.out + piped.err
+
+
+# tag and pin
+
+
+def test_tags_are_shown_one_a_line_after_the_change(taken: Place) -> None:
+    name = taken.ids()[2]
+    assert taken.run_here("tag", name).out == "first\n"
+    done = taken.run_here("tag", name, "--add", "best run", "--add", "b", "--remove", "first")
+    assert (done.code, done.out, done.err) == (0, "best run\nb\n", "")
+    assert taken.run_here("tag", name, "--json").document == {
+        "id": name,
+        "tags": ["best run", "b"],
+    }
+    assert taken.run_here("tag", name, "--remove", "b", "--remove", "best run").out == ""
+    assert taken.run_here("list", "--tag", "b", "--machine-readable").out == ""
+
+
+def test_a_pin_is_shown_and_keeps_a_snapshot(taken: Place) -> None:
+    name = taken.ids()[2]
+    assert taken.run_here("pin", name).out == f"{name} is pinned\n"
+    assert taken.run_here("pin", name, "--json").document == {"id": name, "pinned": True}
+    assert "first,(pinned)" in taken.run_here("list").out
+    (shown,) = [one for one in taken.run_here("list", "--json").document if one["id"] == name]
+    assert shown["pinned"] is True
+    assert taken.run_here("forget", "--policy", "1s").code == 0
+    assert name in taken.ids()
+    assert taken.run_here("pin", "--remove", name).out == f"{name} is not pinned\n"
+    assert taken.run_here("forget", "--policy", "1s").code == 0
+    assert name not in taken.ids()
+
+
+@pytest.mark.parametrize("tag", ["a|b", "a,b", "x" * 65, HOSTILE_TAG, "a\nb", "\udcff"])
+def test_a_tag_that_would_break_a_list_is_refused(taken: Place, tag: str) -> None:
+    name = taken.ids()[2]
+    refused(taken.run_here("tag", name, "--add", tag), 2, "a tag has 1 to 64 printable characters")
+    refused(taken.run_here("tag", name, "--add", ""), 2, "is empty")
+    assert taken.run_here("tag", name).out == "first\n"
+
+
+def test_a_hostile_tag_of_the_store_moves_no_cursor(taken: Place) -> None:
+    """Somebody else's program may have written it."""
+    name = taken.ids()[2]
+    path = taken.store / "snapshots" / f"{name}.json"
+    document = json.loads(path.read_bytes())
+    del document["checksum"]
+    path.write_bytes(seal({**document, "tags": [HOSTILE_TAG], "checksum": ""}))
+    for arguments in (
+        ["tag", name],
+        ["list"],
+        ["show", name],
+        ["forget", "--dry-run", "--policy", "last:1"],
+        ["forget", name],
+        ["list", "--trash"],
+        ["forget", "--undo", name],
+        ["tag", name, "--add", "fine"],
+    ):
+        done = taken.run_here(*arguments)
+        assert done.code == 0, done.said()
+        assert ESCAPE not in done.out + done.err, arguments
+        assert "\x07" not in done.out + done.err, arguments
+    assert "\\x1b[31mred" in taken.run_here("tag", name).out
+    assert taken.run_here("tag", name, "--remove", HOSTILE_TAG).out == "fine\n"
+
+
+@pytest.mark.parametrize("command", ["tag", "pin"])
+def test_labels_of_no_snapshot(taken: Place, command: str) -> None:
+    more = ["--add", "x"] if command == "tag" else []
+    refused(taken.run_here(command, "cs-ffffffffff", *more), 1, "there is no snapshot")
+    refused(taken.run_here(command, "tomorrow", *more), 2, "is not a snapshot's ID")
+    refused(taken.run_here(command, "", *more), 2, "is empty")
+    refused(taken.run_here(command), 2, "Missing argument")
+
+
+def test_list_trash_goes_with_json_only(taken: Place) -> None:
+    for more in (["--machine-readable"], ["--tag", "first"], ["--path", "/x"]):
+        refused(taken.run_here("list", "--trash", *more), 2, "--trash goes with --json only")
+
+
+def test_help_has_an_example_of_each_form(tmp_path: Path) -> None:
+    shown = run("ciuic", "forget", "--help", cwd=tmp_path).out
+    for word in ("[ID]...", "--dry-run", "--policy", "last:3, hourly:24", "--undo"):
+        assert word in shown
