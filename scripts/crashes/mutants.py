@@ -189,10 +189,10 @@ MUTANTS: Final = (
     Mutant(
         "a snapshot leaves the trash before it is listed again",
         "ciuic/store/store.py",
-        "        self._write_manifest(snapshot_id, one.data)\n",
+        "            _, _, manifest, data = self._forgotten(snapshot_id)\n",
         (
-            "        self._trash.remove([snapshot_id])\n"
-            "        self._write_manifest(snapshot_id, one.data)\n"
+            "            _, _, manifest, data = self._forgotten(snapshot_id)\n"
+            "            self._trash.remove([snapshot_id])\n"
         ),
         _story("forget"),
     ),
