@@ -410,3 +410,16 @@ def test_a_bad_read_is_read_again_before_it_is_called_damage(
     assert damaged == ([] if code == 0 else [pack.name])
     assert scrubbed(two).ok
     assert known(two).lost_chunks == 0
+
+
+def test_damage_deep_below_what_snapshots_share_is_told_for_each_of_them(box: Box) -> None:
+    content = os.urandom(MIB)
+    write(box.source / "a" / "b" / "c" / "file", content)
+    ids = [box.take().id]
+    for number in range(2):
+        write(box.source / "other", os.urandom(100 + number))
+        ids.append(box.take().id)
+    flip_content(box.store, content)
+    [found] = scrubbed(box).damaged
+    [file] = found.files
+    assert sorted(file.snapshots) == sorted(ids)
