@@ -1,5 +1,6 @@
 """docs/format.md: every example is what the code reads, and what it writes, byte for byte."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from ciuic import codec
 from ciuic.catalog import list_snapshots
-from ciuic.clock import SystemClock
+from ciuic.clock import SystemClock, rfc3339
 from ciuic.codec import planes
 from ciuic.hashing import checksum, data_id, node_id, pack_id
 from ciuic.model import Entry
@@ -18,6 +19,7 @@ from ciuic.store.header import Header, read_header
 from ciuic.store.manifest import _escaped, _unescaped, decode_manifest, encode_manifest
 from ciuic.store.pack import encode_footer, read_footer, walk_frames
 from ciuic.store.sealed import seal, unseal
+from ciuic.store.trash import decode_forgotten, decode_retired
 from ciuic.verbs.restore import RestoreRequest, restore
 from ciuic.verbs.verify import verify_all
 from tests.format import reader
@@ -91,6 +93,43 @@ def test_the_manifest():
     manifest = decode_manifest(data, "cs-1a2b3c")
     assert encode_manifest(manifest) == data
     assert manifest.roots[0].path == b"/data/run\xff"
+
+
+def test_the_trash():
+    data = block("json", "trash").encode()
+    found = decode_forgotten(data, "cs-1a2b3c")
+    assert found.data == block("json", "manifest").encode()
+    assert found.forgotten_ns == found.manifest.summary.taken_ns + 86_400 * 10**9 + 5
+    again = json.loads(data)
+    assert again["forgotten"] == rfc3339(found.forgotten_ns)
+    assert seal(again) == data
+    assert reader.unseal(data)["manifest"] == found.data.decode()
+
+
+def test_ciuic_brings_back_and_forgets_as_the_page_says(store):
+    manifest, entry = block("json", "manifest").encode(), block("json", "trash").encode()
+    (store / layout.TRASH).mkdir()
+    (store / layout.TRASH / "cs-1a2b3c.json").write_bytes(entry)
+    (store / layout.SNAPSHOTS / "cs-1a2b3c.json").unlink()
+    with open_store(str(store), write=True) as opened:
+        (one,) = opened.trash()
+        opened.bring_back("cs-1a2b3c")
+        assert (store / layout.SNAPSHOTS / "cs-1a2b3c.json").read_bytes() == manifest
+        opened.forget("cs-1a2b3c", one.forgotten_ns)
+    assert (store / layout.TRASH / "cs-1a2b3c.json").read_bytes() == entry
+    assert list((store / layout.SNAPSHOTS).iterdir()) == []
+
+
+def test_the_retired_ids(store):
+    data = block("json", "retired").encode()
+    assert decode_retired(data) == {"cs-0a0b0c", "cs-4d5e6f"}
+    (store / layout.RETIRED).write_bytes(block("json", "retired").encode())
+    with open_store(str(store), write=True) as opened:
+        opened.empty_trash(["cs-0a0b0c", "cs-4d5e6f"])
+        assert (store / layout.RETIRED).read_bytes() == data
+        opened.empty_trash(["cs-222222"])
+    ids = reader.unseal((store / layout.RETIRED).read_bytes())["ids"]
+    assert ids == ["cs-0a0b0c", "cs-222222", "cs-4d5e6f"]
 
 
 def test_the_digits_of_a_seal_stand_where_the_page_says():

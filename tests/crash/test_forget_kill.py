@@ -1,0 +1,194 @@
+"""A forget, an undo, a tag or a pin that ends at any call, or meets a disk that fails.
+
+The real process, killed by the kernel in front of a system call that changes the store, or told
+that the call failed. Some calls are tried in every run, all of them with CIUIC_LONG=1.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ciuic.store import open_store
+from tests.kit.box import Box
+from tests.kit.program import CIUIC, ciuic, environment
+
+CALLS = ("fsync", "rename", "unlink", "write", "mkdir")
+LONG = bool(os.environ.get("CIUIC_LONG"))
+POSITIONS = 10_000 if LONG else 1
+KILLS = 100 if LONG else 6
+_LINE = re.compile(r"^(?:\d+ +)?(\w+)\(")
+
+pytestmark = pytest.mark.slow
+
+
+class Made(NamedTuple):
+    """A store with snapshots that are listed and such as lie in the trash, oldest first."""
+
+    box: Box
+    listed: list[str]
+    trashed: list[str]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    box = Box(tmp_path_factory.mktemp("made"), parity=0.04)
+    names = []
+    for number in range(5):
+        (box.source / "file").write_bytes(b"%d" % number * 5000)
+        names.append(box.take().id)
+    with open_store(str(box.store), write=True) as store:
+        store.forget(names[0], 1)
+    return Made(box, names[1:], names[:1])
+
+
+def copied(box: Box, directory: Path) -> Box:
+    directory.mkdir()
+    other = Box.__new__(Box)
+    other.__dict__.update(box.__dict__)
+    other.directory, other.store = directory, directory / "store"
+    other.config = directory / "ciuic.conf"
+    shutil.copytree(box.store, other.store)
+    other.configure()
+    return other
+
+
+def commands(made: Made) -> dict[str, list[str]]:
+    return {
+        "forget": ["forget", *made.listed[:2]],
+        "undo": ["forget", "--undo", made.trashed[0]],
+        "tag": ["tag", made.listed[0], "--add", "new"],
+        "pin": ["pin", made.listed[0]],
+    }
+
+
+def assert_kept(made: Made, box: Box, where: object) -> None:
+    """Each snapshot is listed or in the trash, with all that it needs."""
+    listed = [one.id for one in box.snapshots()]
+    with open_store(str(box.store)) as store:
+        trashed = [one.id for one in store.trash()]
+    assert sorted(listed + trashed) == sorted(made.listed + made.trashed), where
+    report = box.verify()
+    assert report.ok, (where, report.as_json())
+
+
+def assert_goes_on(made: Made, box: Box, what: str, where: object) -> None:
+    """The same command does what is left, and nothing of the first one stays."""
+    assert_kept(made, box, where)
+    listed = {one.id for one in box.snapshots()}
+    if what == "forget":
+        left = [one for one in made.listed[:2] if one in listed]
+        assert not left or box.ciuic("forget", *left).code == 0, where
+        assert [one.id for one in reversed(box.snapshots())] == made.listed[2:], where
+    elif what == "undo":
+        done = box.ciuic(*commands(made)["undo"])
+        again = made.trashed[0] in listed and done.code == 1 and "is not in the trash" in done.err
+        assert done.code == 0 or again, (where, done)
+        assert made.trashed[0] in {one.id for one in box.snapshots()}, where
+        assert os.listdir(box.store / "trash") == [], where
+    else:
+        assert box.ciuic(*commands(made)[what]).code == 0, where
+        (one,) = [one for one in box.snapshots() if one.id == made.listed[0]]
+        assert one.pinned if what == "pin" else one.tags == ("new",), where
+    assert_kept(made, box, where)
+    with open_store(str(box.store), write=True):
+        assert os.listdir(box.store / "tmp") == [], where
+
+
+def need_strace() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    probe = subprocess.run(
+        ["strace", "-f", "-o", os.devnull, "true"], capture_output=True, check=False
+    )
+    if probe.returncode != 0:
+        pytest.skip("this machine does not let strace trace")
+
+
+def store_calls(made: Made, directory: Path, what: str) -> list[tuple[str, int]]:
+    """Calls that change the store: their name, and the how manieth of its kind each is."""
+    box = copied(made.box, directory / "traced")
+    trace = directory / "trace"
+    options = ("-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
+    done = ciuic("--config", box.config, *commands(made)[what], wrapper=("strace", *options))
+    assert done.code == 0, done.err
+    counts: dict[str, int] = {}
+    found = []
+    for line in trace.read_text(errors="replace").splitlines():
+        match = _LINE.match(line)
+        if match is not None:
+            counts[match[1]] = counts.get(match[1], 0) + 1
+            if str(box.store) in line:
+                found.append((match[1], counts[match[1]]))
+    return found
+
+
+def sampled(calls: list[tuple[str, int]], rng: random.Random) -> list[tuple[str, int]]:
+    chosen = []
+    for name in sorted({name for name, _ in calls}):
+        own = [one for one in calls if one[0] == name]
+        chosen += rng.sample(own, min(POSITIONS, len(own)))
+    return chosen
+
+
+@pytest.mark.parametrize("kind", ["is the last one", "fails"])
+@pytest.mark.parametrize("what", ["forget", "undo", "tag", "pin"])
+def test_each_snapshot_is_listed_or_in_the_trash_when_any_one_call(
+    made: Made, tmp_path: Path, what: str, kind: str
+) -> None:
+    need_strace()
+    seed = random.SystemRandom().randrange(2**32)
+    calls = store_calls(made, tmp_path, what)
+    assert {"fsync", "rename", "write"} <= {name for name, _ in calls}
+    chosen = sampled(calls, random.Random(seed))
+    print(f"seed {seed}, {len(chosen)} of {len(calls)} calls")
+    hits = 0
+    for turn, (name, number) in enumerate(chosen):
+        box = copied(made.box, tmp_path / "run")
+        fault = ("error=EIO", "error=ENOSPC")[turn % 2] if kind == "fails" else "signal=SIGKILL"
+        where = f"{fault} at {name} {number}"
+        options = ("-e", f"trace={name}", "-e", f"inject={name}:{fault}:when={number}")
+        wrapper = ("strace", "-qq", "-o", os.devnull, *options)
+        done = ciuic("--config", box.config, *commands(made)[what], wrapper=wrapper)
+        hits += done.code != 0
+        if kind == "fails":
+            assert done.code in {0, 1}, (where, done)
+        assert_goes_on(made, box, what, where)
+        shutil.rmtree(box.directory)
+    assert hits, "no call was hit"
+
+
+def test_a_forget_that_is_killed_at_any_moment_can_be_run_again(made: Made, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    first = copied(made.box, tmp_path / "first")
+    start = time.monotonic()
+    assert first.ciuic(*commands(made)["forget"]).code == 0
+    usual_s = time.monotonic() - start
+    died = 0
+    for turn in range(KILLS):
+        box = copied(made.box, tmp_path / "run")
+        process = subprocess.Popen(
+            [*CIUIC, "--config", box.config, *commands(made)["forget"]],
+            env=environment(),
+            cwd="/",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            process.wait(usual_s * rng.uniform(0.5, 1.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        died += process.returncode != 0
+        assert_goes_on(made, box, "forget", turn)
+        shutil.rmtree(box.directory)
+    assert died, "none was hit; the moments are chosen badly"
