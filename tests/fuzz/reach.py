@@ -1,0 +1,107 @@
+"""Which lines of ciuic an input reaches, by tracing: what a corpus is measured and reduced by."""
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["least", "lines_reached", "steps"]
+
+_PARSERS = {
+    "config": ["config.py", "retention.py", "units.py"],
+    "daemon": ["control.py"],
+    "footer": ["store/pack.py", "store/inspect.py", "store/frame.py"],
+    "frame": ["store/frame.py"],
+    "frozen": ["capture/frozen.py"],
+    "header": ["store/header.py", "store/sealed.py"],
+    "manifest": ["store/manifest.py", "store/sealed.py"],
+    "parity": ["store/parity.py", "store/mending.py"],
+    "planes": ["codec/planes.py", "codec/zstd.py"],
+    "recipe": ["store/nodes.py"],
+    "reply": ["control.py"],
+    "request": ["control.py"],
+    "rows": ["store/index.py"],
+    "trash": ["store/trash.py", "store/manifest.py"],
+    "tree": ["store/nodes.py"],
+    "words": ["retention.py", "units.py", "clock.py", "store/layout.py"],
+    "zstd": ["codec/zstd.py"],
+}
+Arc = tuple[str, int, int]
+
+
+class _Trace:
+    """Collects steps from line to line in the code of ciuic."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.arcs: set[Arc] = set()
+        self.codes: set[CodeType] = set()
+        self.count = 0
+        self._limit = limit
+        self._last: dict[FrameType, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> "_Trace | None":
+        name = frame.f_code.co_filename
+        if event == "call":
+            self.codes.add(frame.f_code)
+            return self if "/ciuic" in name else None
+        if event == "line":
+            self.count += 1
+            if self._limit and self.count > self._limit:
+                raise AssertionError(f"more than {self._limit} lines were run")
+            self.arcs.add((name, self._last.get(frame, 0), frame.f_lineno))
+            self._last[frame] = frame.f_lineno
+        elif event == "return":
+            self._last.pop(frame, None)
+        return self
+
+
+def steps(work: Callable[[], object], *, limit: int = 0) -> _Trace:
+    """What ``work`` runs through; fails after ``limit`` lines."""
+    trace = _Trace(limit)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return trace
+
+
+def least(target: str, inputs: Iterable[bytes]) -> list[bytes]:
+    """Those of some inputs, in their order, that take a step that no earlier one takes."""
+    from tests.fuzz.targets import TARGETS
+
+    seen: set[Arc] = set()
+    chosen = []
+    for data in inputs:
+        arcs = steps(lambda data=data: TARGETS[target](data)).arcs
+        if not arcs <= seen:
+            seen |= arcs
+            chosen.append(data)
+    return chosen
+
+
+def lines_reached(target: str, corpus: Path) -> tuple[int, int]:
+    """How many lines of the target's parsers a corpus runs, and how many there are.
+
+    Counted are the functions that are entered at all: a module has writers as well.
+    """
+    from tests.fuzz.targets import TARGETS
+
+    codes: set[CodeType] = set()
+    lines: set[tuple[str, int]] = set()
+    for one in sorted(corpus.glob("*")):
+        data = one.read_bytes()
+        trace = steps(lambda data=data: TARGETS[target](data))
+        codes |= trace.codes
+        lines |= {(name, line) for name, _, line in trace.arcs}
+    parsers = (*[f"/ciuic/{name}" for name in _PARSERS[target]], "/ciuicd/control.py")
+    there = {
+        (code.co_filename, line)
+        for code in codes
+        if code.co_filename.endswith(parsers)
+        for _, _, line in code.co_lines()
+        if line is not None and line != code.co_firstlineno
+    }
+    return len(lines & there), len(there)

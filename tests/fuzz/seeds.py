@@ -1,0 +1,214 @@
+"""Inputs that go all the way through each parser: where a fuzzer begins."""
+
+import json
+import struct
+from collections.abc import Callable
+
+import msgspec
+
+from ciuic import codec
+from ciuic.capture import frozen
+from ciuic.capture.frozen import Copies, Copy, RootRecord
+from ciuic.codec import planes
+from ciuic.hashing import checksum
+from ciuic.model import Entry, Root, SnapshotSummary, Trouble
+from ciuic.store import frame, header, manifest
+from tests.fuzz.targets import SNAPSHOT
+
+__all__ = ["SEEDS"]
+
+
+def part(data: bytes) -> bytes:
+    """What ``Bytes.part`` takes."""
+    return len(data).to_bytes(2, "little") + data
+
+
+def _frames() -> list[bytes]:
+    found = []
+    for kind, parts in ((frame.DATA, [b"one", b"two" * 50]), (frame.TREE, [b"\x92\x00\x90"])):
+        one, payload = frame.encode_frame(kind, [(frame.chunk_id(kind, one), one) for one in parts])
+        found.append(one.encode_header() + bytes(payload))
+    return found
+
+
+def _footers() -> list[bytes]:
+    """Each frame listed where it is, or elsewhere."""
+    packs = []
+    for what in (3, 1, 0, 7):
+        body = b"".join([bytes([what, 0, 0]) + part(one) for one in _frames()])
+        packs.append(bytes([2]) + body + bytes([2]))
+    return packs
+
+
+def _entry(name: bytes, **more: object) -> Entry:
+    return Entry(name, 0o100644, 1, 2, 3, 4, 5, **more)  # type: ignore[arg-type]
+
+
+def _web(level: int, size: int, *some: object) -> bytes:
+    head = bytes([level + 2]) + size.to_bytes(2, "little")
+    return head + b"".join([part(msgspec.msgpack.encode(one)) for one in some])
+
+
+def _trees() -> list[bytes]:
+    xattrs = ((b"user.a", b"1"),)
+    leaf = [_entry(b"a", xattrs=xattrs), _entry(b"b", content=bytes(32), size_bytes=5)]
+    link = Entry(b"c", 0o120777, 0, 0, 0, 0, 0, content=b"to")
+    inner = Entry(b"d", 0o040755, 0, 0, 0, 0, 0, content=bytes(32), level=1)
+    lower, upper = [[2, b"a", b"\1"], [2, b"c", b"\2"]], [0, [link, inner]]
+    return [
+        _web(0, 0, [0, leaf]),
+        _web(1, 0, [1, lower], [0, leaf], upper),
+        _web(8, 0, *[[level, [[1, b"", bytes([9 - level])]] * 2] for level in range(8, 0, -1)]),
+        _web(0, 0, [0, []]),
+    ]
+
+
+def _recipes() -> list[bytes]:
+    leaf = [[5, bytes(32)], [7, b""], [3, bytes(32), 9]]
+    return [
+        _web(1, 15, [0, leaf]),
+        _web(2, 30, [1, [[15, b"", b"\1"], [15, b"", b"\1"]]], [0, leaf]),
+        _web(0, 9, [0, leaf]),
+    ]
+
+
+def _document(data: bytes) -> bytes:
+    """A sealed document without its seal."""
+    return data[: data.rindex(b'"checksum"')]
+
+
+def _manifest() -> bytes:
+    roots = (Root(b"/root\xff", bytes(32)), Root(b"/gone", b"", "No such file or directory"))
+    summary = SnapshotSummary(
+        SNAPSHOT, "base", None, 1, 2, 3, 4, 5, ("tag",), 1, tuple([one.path for one in roots])
+    )
+    trouble = (Trouble(b"/root\xff/a\\x", "in flux"), Trouble(b"/s", "socket", harmless=True))
+    made = manifest.Manifest(summary, roots, "host", "writer", 6, 0.5, ("*.tmp",), trouble)
+    return _document(manifest.encode_manifest(made))
+
+
+def _header() -> bytes:
+    return _document(header.Header(1, [], "0" * 32, "", header.Chunking("fixed", 4096)).encode())
+
+
+def _trash() -> list[bytes]:
+    moment = (5).to_bytes(9, "little")
+    retired = json.dumps({"format": 1, "ids": [SNAPSHOT, "cs-abcdef01"]}).encode()[:-1] + b", "
+    return [moment + part(_manifest()) + retired, moment + part(b"") + b"{}"]
+
+
+def _parities() -> list[bytes]:
+    """Two segments and one row of 512 bytes, over a pack of which some is missing."""
+    plain = bytes(range(256)) * 4
+    found = []
+    for there in (plain, plain[:900], plain[:512] + bytes(512)):
+        head = (1024).to_bytes(3, "little") + bytes([2, 1]) + (9).to_bytes(3, "little") + b"\1"
+        sums = struct.pack(
+            "<3Q", *[checksum(one) for one in (plain[:512], plain[512:], bytes(512))]
+        )
+        found.append(head + (512).to_bytes(4, "little") + part(there) + part(sums) + bytes(512))
+    return found
+
+
+def _planes() -> list[bytes]:
+    found = []
+    for width, columns in {
+        2: [(1, planes.ZSTD), (1, planes.PAIRS)],
+        4: [(2, planes.RAW), (1, planes.PAIRS), (1, planes.PAIRS)],
+        8: [(1, planes.PAIRS), (1, planes.RAW), (4, planes.ZSTD), (1, planes.RAW), (1, 1)],
+    }.items():
+        made = [planes.Column(size, coding, base=3) for size, coding in columns]
+        plain = bytes(range(40)) * 8
+        stored = bytes(planes.encode(plain, planes.Plan(width, 1, tuple(made), 1.0)))
+        found.append(len(plain).to_bytes(2, "little") + stored)
+    body = b"".join([bytes([1]) + part(b"a" * 16) + bytes([1, 1]) for _ in range(2)])
+    found.append((32).to_bytes(2, "little") + bytes([2, 0, 2]) + body)
+    return found
+
+
+def _zstds() -> list[bytes]:
+    plain = b"some text and " * 20
+    return [len(plain).to_bytes(3, "little") + bytes(codec.encode(plain)[1])]
+
+
+def _records() -> list[bytes]:
+    copies = Copies.of(
+        [Copy((number, 5, 10), number, 8, 9, bytes(16)).packed() for number in (1, 2)]
+    )
+    roots = [
+        RootRecord(b"/a", "reflink", copies=copies),
+        RootRecord(b"/b", "subvolume", b"x.0", b"in/side", bytes(16), 5),
+    ]
+    data = frozen._encoded(5, roots)
+    start = len(frozen._MAGIC) + 4
+    (length,) = frozen._HEAD.unpack_from(data, start - 4)
+    return [bytes(3) + part(data[start : start + length]) + data[start + length : -32]]
+
+
+def _rows() -> list[bytes]:
+    number, name, text = b"\1\5\0", b"\0" + bytes(32), b"\4" + part(b"what")
+    chunk = b"\0" + name + number * 6
+    packs = b"\2" + number + name + number
+    checks = b"\3" + name + number * 2 + text
+    summary = msgspec.msgpack.encode(
+        SnapshotSummary(SNAPSHOT, "base", None, 1, 2, 3, 4, 5, (), 0, ())
+    )
+    snapshots = b"\4" + text + number * 3 + b"\3" + part(summary)
+    return [b"\5" + chunk + packs + checks + snapshots + b"\1" + name + chunk]
+
+
+def _messages(*some: object) -> list[bytes]:
+    return [json.dumps(one).encode() + b"\n" for one in some]
+
+
+_SNAPSHOT_REQUEST = {
+    "do": "snapshot",
+    "base": True,
+    "tags": ["x"],
+    "roots": ["/a", "/\xff"],
+    "exclude": ["*.pyc"],
+}
+_REQUESTS = _messages(_SNAPSHOT_REQUEST, {"do": "status"}, {"do": "reload"}, {"do": 5}, [])
+_REPLIES = _messages(
+    {"error": {"kind": "CorruptionError", "message": "broken", "hint": "mend it"}},
+    {"error": {"kind": "StoreError", "message": 5, "hint": []}},
+    {"report": {}},
+)
+_CONFIG = b"""# a comment
+snapshot_paths = /a, /b\\,c   # another
+snapshot_interval = 30m
+base_interval = 0
+retention_policy = last:3, hourly:24, daily:7
+exclude_patterns = *.tmp, *.pyc
+snapshot_dir = /store
+io_priority = best-effort
+hot_snapshots = 2
+chain_cost = 1.5
+parity = 4%
+trash = 1d
+scrub_budget = 10m
+"""
+_WORDS = [
+    "7d", "last:3, hourly:24, daily:7, weekly:4, monthly:1", "1.5 GiB", "2026-06-15 14:30",
+    "2026-06-15T14:30:00.5+02:00", "0" * 64, "cs-123456", "a\\xffb\\x5c", "0",
+]  # fmt: skip
+
+SEEDS: dict[str, Callable[[], list[bytes]]] = {
+    "config": lambda: [_CONFIG, b"snapshot_dir = relative\n", b"retention_policy = dayly:7\n"],
+    "daemon": lambda: _REQUESTS,
+    "footer": _footers,
+    "frame": _frames,
+    "frozen": _records,
+    "header": lambda: [_header()],
+    "manifest": lambda: [_manifest()],
+    "parity": _parities,
+    "planes": _planes,
+    "recipe": _recipes,
+    "reply": lambda: _REPLIES,
+    "request": lambda: _REQUESTS,
+    "rows": _rows,
+    "trash": _trash,
+    "tree": _trees,
+    "words": lambda: [one.encode() for one in _WORDS],
+    "zstd": _zstds,
+}

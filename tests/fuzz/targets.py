@@ -1,0 +1,495 @@
+"""What is fuzzed: for each parser a function that takes any bytes, and fails if the parser does.
+
+A parser may return, or raise one of ciuic's own errors; anything else that it raises is a defect,
+and so is work or memory out of proportion. Random bytes would end at the first checksum, so the
+functions put right checksums over what they are given: what lies behind is what is fuzzed. Work is
+counted where it could run away (nodes that are read, pieces and entries that come back), never
+timed; memory is bounded by ``MEMORY_BYTES_MAX``, which whoever calls has to see to.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sqlite3
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ciuic import catalog, codec, config, control
+from ciuic.capture import frozen
+from ciuic.clock import from_local_text
+from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError
+from ciuic.hashing import checksum, data_id, pack_id
+from ciuic.model import Entry
+from ciuic.retention import parse_policy
+from ciuic.store import (
+    frame,
+    header,
+    index,
+    inspect,
+    layout,
+    manifest,
+    mending,
+    nodes,
+    pack,
+    parity,
+    trash,
+)
+from ciuic.units import parse_duration_s, parse_size_bytes
+from ciuic.verbs.scrub import parse_budget
+from ciuicd.control import Server
+from tests.kit.clock import ManualClock
+
+__all__ = ["MEMORY_BYTES_MAX", "TARGETS", "Target"]
+
+Target = Callable[[bytes], None]
+MEMORY_BYTES_MAX = 48 * 1024 * 1024
+"""More than any input here may cost: parity works on up to 16 MiB, with its copies."""
+REFUSED = (CorruptionError, UnknownFormatError)
+SNAPSHOT = "cs-123456"
+SCRATCH = Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp") / f"ciuic-fuzz-{os.getuid()}"
+
+
+def call(parse, *arguments):
+    """The result, or None for one of the errors that a parser of stored bytes may raise."""
+    try:
+        return parse(*arguments)
+    except REFUSED:
+        return None
+
+
+class Bytes:
+    """Takes an input apart from its front; what is missing reads as zeros."""
+
+    def __init__(self, data: bytes) -> None:
+        self.rest = data
+
+    def number(self, length: int) -> int:
+        """An integer of so many bytes."""
+        return int.from_bytes(self.take(length), "little")
+
+    def take(self, length: int) -> bytes:
+        """So many bytes."""
+        taken, self.rest = self.rest[:length], self.rest[length:]
+        return taken.ljust(length, b"\0")
+
+    def part(self) -> bytes:
+        """Bytes whose length comes before them, two bytes long."""
+        length = self.number(2)
+        taken, self.rest = self.rest[:length], self.rest[length:]
+        return taken
+
+    def text(self) -> str:
+        """A part, as text."""
+        return self.part().decode("utf-8", "surrogateescape")
+
+
+@contextlib.contextmanager
+def opened(data: bytes) -> Iterator[int]:
+    """An open file with this content."""
+    fd = os.memfd_create("fuzz")
+    try:
+        os.write(fd, data)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def scratch(name: str, data: bytes) -> str:
+    """A file with this content; its directory holds nothing else."""
+    directory = SCRATCH / f"{os.getpid()}-{name}"
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = directory / name
+    path.write_bytes(data)
+    return str(path)
+
+
+# Frames and packs
+
+
+def sealed_header(data: bytes) -> bytes:
+    """Header and table of a frame with checksum and magic that are right, and what is behind."""
+    if len(data) < frame.HEADER_BYTES:
+        return data
+    bare = frame.MAGIC + data[4:64]
+    length = frame.HEADER_BYTES + 36 * int.from_bytes(bare[8:12], "little")
+    table = data[frame.HEADER_BYTES : length]
+    own = checksum(bare + table).to_bytes(8, "little")
+    return bare + own + data[frame.HEADER_BYTES :]
+
+
+def fuzz_frame(data: bytes) -> None:
+    """A frame, as it is and sealed; its payload with the checksum that its header has."""
+    call(frame.parse_header, data)
+    data = sealed_header(data)
+    one = call(frame.parse_header, data)
+    if one is None:
+        return
+    assert one.plain_bytes <= frame.PLAIN_BYTES_MAX
+    assert data.startswith(one.encode_header())
+    payload = data[one.header_bytes :]
+    call(frame.decode_frame, one, payload)
+    sound = one._replace(
+        payload_checksum=checksum(payload),
+        plain_bytes=min(one.plain_bytes, 1 << 20),
+        reference=frame.NO_REFERENCE,
+    )
+    plain = call(frame.decode_frame, sound, payload)
+    assert plain is None or len(plain) == sound.plain_bytes
+
+
+def fuzz_footer(data: bytes) -> None:
+    """A pack: frames, of which some are sealed, and a footer that is right about its own bytes."""
+    source = Bytes(data)
+    body, listed, behind = pack.MAGIC, b"", b""
+    for _ in range(source.number(1) % 8):
+        what, at, one = source.number(1), source.number(2), sealed_header(source.part())
+        begin = len(body)
+        body += one if what & 1 else source.part()
+        table = frame.HEADER_BYTES + 36 * min(3, int.from_bytes(one[8:12], "little"))
+        listed += (begin if what & 2 else at).to_bytes(8, "little") + one[:table]
+        behind = source.part() if what & 4 else behind
+    footer = listed + behind
+    count = source.number(1)
+    trailer = pack._TRAILER.pack(len(body), len(footer), count, checksum(footer), pack._END_MAGIC)
+    whole = body + footer + trailer
+    with opened(whole) as fd:
+        for one in call(pack.read_footer, fd, pack_id(footer)) or []:
+            assert len(pack.MAGIC) <= one.offset_bytes <= len(body) - one.frame.total_bytes
+        walked = call(lambda: list(pack.walk_frames(fd))) or []
+        assert all(one.offset_bytes + one.frame.total_bytes <= len(whole) for one in walked)
+        found = inspect.salvage_frames(fd)
+        assert len(found) <= len(whole) // frame.HEADER_BYTES
+
+
+# Payloads
+
+
+def fuzz_zstd(data: bytes) -> None:
+    """A payload of zstd that says of itself what it likes."""
+    source = Bytes(data)
+    size = source.number(3) % 100_000
+    plain = call(codec.decode, codec.ZSTD, source.rest, size)
+    assert plain is None or len(plain) == size
+
+
+def fuzz_planes(data: bytes) -> None:
+    """A payload of byte planes; the columns that it names are made as long as its header says."""
+    source = Bytes(data)
+    size = source.number(2)
+    call(codec.decode, codec.PLANES, source.rest, size)
+    stored, bodies = source.take(2), b""
+    for _ in range(source.number(1) % 9):
+        kind, body = source.number(1), source.part()
+        if kind & 1:
+            body = codec.encode(body * (1 + kind // 2))[1]
+        if kind & 2:
+            body = bytes([kind]) + struct.pack("<I", len(body)) + bytes(body)
+        stored += source.take(2) + struct.pack("<I", len(body))
+        bodies += body
+    plain = call(codec.decode, codec.PLANES, stored + bodies + source.rest, size)
+    assert plain is None or len(plain) == size
+
+
+# Nodes
+
+
+class Web:
+    """Nodes that name each other as the input likes: an ID stands for one by its first byte."""
+
+    def __init__(self, data: bytes) -> None:
+        source = Bytes(data)
+        self.level = source.number(1) % 16 - 2
+        self.size_bytes = source.number(2)
+        self.parts = []
+        while source.rest and len(self.parts) < 40:
+            self.parts.append(source.part())
+        self.reads = 0
+
+    def get(self, _kind: int, name: bytes) -> bytes:
+        """A node."""
+        self.reads += 1
+        if not self.parts or not name:
+            raise CorruptionError("missing")
+        return self.parts[name[0] % len(self.parts)]
+
+
+def fuzz_tree(data: bytes) -> None:
+    """Tree nodes: work is bounded by what there is, however often they name each other."""
+    web = Web(data)
+    names = []
+    with contextlib.suppress(*REFUSED):
+        names.extend([one.name for one in nodes.iter_tree(web.get, b"\0", web.level)])
+    assert names == sorted(set(names))
+    assert web.reads <= (len(data) + 1) * (nodes.LEVEL_MAX + 1)
+    web.reads = 0
+    call(nodes.find_entry, web.get, b"\0", web.level, data[:4])
+    assert web.reads <= nodes.LEVEL_MAX + 1
+    for part in web.parts[:4]:
+        call(nodes.references, frame.TREE, part, web.level)
+
+
+def fuzz_recipe(data: bytes) -> None:
+    """Recipe nodes: as many pieces as the file has bytes, at most."""
+    web = Web(data)
+    size = web.size_bytes % 500
+    entry = Entry(b"f", 0o100644, 0, 0, 0, 0, 0, size_bytes=size, content=b"\0", level=web.level)
+    found = call(lambda: list(nodes.iter_pieces(web.get, entry)))
+    assert found is None or sum([one.length_bytes for one in found]) == size
+    assert web.reads <= (size + 2) * (nodes.LEVEL_MAX + 1)
+    for piece in found or []:
+        with memoryview(data) as view:
+            call(nodes.cut, view, piece)
+    for part in web.parts[:4]:
+        call(nodes.references, frame.RECIPE, part, web.level)
+
+
+# Sealed documents
+
+
+def seal(text: bytes) -> bytes:
+    """Any bytes in the form of a sealed document."""
+    text += b'"checksum": "blake3:'
+    return text + data_id(text + b"0" * 64 + b'"\n}\n').hex().encode() + b'"\n}\n'
+
+
+def fuzz_manifest(data: bytes) -> None:
+    """A manifest, as it is and sealed."""
+    call(manifest.decode_manifest, data, SNAPSHOT)
+    found = call(manifest.decode_manifest, seal(data), SNAPSHOT)
+    if found is not None:
+        assert found.summary.id == SNAPSHOT
+        assert all(one.path.startswith(b"/") and len(one.tree) in {0, 32} for one in found.roots)
+        call(catalog._decoder.decode, catalog._encoder.encode(found.summary))
+
+
+def fuzz_header(data: bytes) -> None:
+    """The header of a store, as it is and sealed."""
+    for one in (data, seal(data)):
+        path = scratch(layout.HEADER, one)
+        found = call(header.read_header, os.path.dirname(path))
+        assert found is None or 4096 <= found.chunking.size_bytes <= 16 * 1024 * 1024
+
+
+def fuzz_trash(data: bytes) -> None:
+    """A trash entry around any manifest, any sealed document as one, and as the retired IDs."""
+    source = Bytes(data)
+    forgotten_ns, inner = source.number(9), source.part()
+    text = {"format": 1, "id": SNAPSHOT, "forgotten": "", "forgotten_ns": forgotten_ns}
+    text["manifest"] = seal(inner).decode("utf-8", "replace")
+    for one in (source.rest, json.dumps(text).encode()[:-1] + b", "):
+        found = call(trash.decode_forgotten, seal(one), SNAPSHOT)
+        assert found is None or found.id == found.manifest.summary.id == SNAPSHOT
+    retired = call(trash.decode_retired, seal(source.rest))
+    assert all(layout.is_snapshot_id(one) for one in retired or [])
+
+
+# Parity
+
+
+def fuzz_parity(data: bytes) -> None:
+    """A parity file whose headers and pages are sealed, and a pack that is read by its help."""
+    source = Bytes(data)
+    name = bytes(32)
+    size, segments, rows = source.number(3), source.number(1), source.number(1)
+    sector, code, segment = source.number(3), source.number(1), source.number(4)
+    fields = (parity._MAGIC, size, segments, rows, 1 << sector % 18, code, segment, name)
+    bare = parity._HEADER.pack(*fields, 0)[: parity._SUMMED]
+    head = bare + checksum(bare).to_bytes(8, "little")
+    there, table = source.part(), source.part()
+    page = table[: len(table) // 8 * 8]
+    page += parity._page_sum(name, 0, page)
+    with opened(head + page + source.rest + page + head) as fd, opened(there) as pack_fd:
+        made = call(parity.Parity, fd, name)
+        if made is None:
+            return
+        made.problem()
+        with contextlib.suppress(*REFUSED):
+            mender = mending.Mender(pack_fd, made)
+            assert len(mender.read(4096, 0)) <= 4096
+            assert len(mender.read(100, max(0, size - 50))) <= 100
+
+
+# Frozen copies
+
+
+def fuzz_frozen(data: bytes) -> None:
+    """A record of frozen copies, sealed."""
+    source = Bytes(data)
+    length, raw = source.number(2), source.number(1) & 1
+    if raw:
+        body = source.rest
+    else:
+        text = source.part()
+        body = frozen._MAGIC + frozen._HEAD.pack(length or len(text)) + text + source.rest
+    path = scratch("record", body + data_id(body))
+    found = frozen._Record.read(os.fsencode(path))
+    for root in found.roots if found else []:
+        assert len(root.copies.raw()) == 64 * len(root.copies) <= len(body)
+        list(root.copies.numbers())
+        root.copies.find(*frozen._KEY.unpack(data[:24].ljust(24, b"\0")))
+
+
+# The catalog
+
+
+def value(source: Bytes) -> object:
+    """Anything that can stand in a cell of a table."""
+    kind = source.number(1) % 6
+    if kind == 0:
+        return source.take(32)
+    if kind == 1:
+        return source.number(2)
+    if kind == 2:
+        return int.from_bytes(source.take(8), "little", signed=True)
+    if kind == 3:
+        return source.part()
+    if kind == 4:
+        return source.part().decode("utf-8", "replace")
+    return struct.unpack("<d", source.take(8))[0]
+
+
+def fuzz_rows(data: bytes) -> None:
+    """Rows of the catalog that hold anything: SQLite keeps whatever it is given."""
+    source = Bytes(data)
+    with contextlib.closing(index.Index("", write=True)) as made:
+        columns = {"pack": 3, "chunk": 7, "snapshot": 5, "pack_check": 4, "lost_chunk": 1}
+        for _ in range(1 + source.number(1) % 6):
+            table = sorted(columns)[source.number(1) % len(columns)]
+            row = [value(source) for _ in range(columns[table])]
+            with contextlib.suppress(sqlite3.Error):
+                made._db.execute(
+                    f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})",  # ours
+                    row,
+                )
+        made._db.commit()
+        ids = [row[0] for row in made._db.execute("SELECT id FROM chunk")]
+        for ask in (
+            lambda: made.places(ids),
+            lambda: made.known(ids),
+            made.checks,
+            made.totals,
+            made.lost_chunks,
+            lambda: list(made.chunk_ids()),
+            made.packs,
+        ):
+            with contextlib.suppress(index.IndexDamagedError):
+                ask()
+        for _, _, summary in made.snapshots().values():
+            with contextlib.suppress(*catalog_errors()):
+                catalog._decoder.decode(summary)
+
+
+def catalog_errors() -> tuple[type[Exception], ...]:
+    """What ``ciuic.catalog`` takes for a row that is to be made anew."""
+    import msgspec
+
+    return msgspec.MsgspecError, UnicodeDecodeError
+
+
+# Text that people write
+
+
+def fuzz_config(data: bytes) -> None:
+    """A configuration: settings, or an error that names file and line."""
+    path = scratch("ciuic.conf", data)
+    for read in (config.read_store_path, config.load_settings):
+        try:
+            found = read(path)
+        except ConfigError as error:
+            assert error.message.startswith(path)
+            continue
+        assert isinstance(found, str) or found.snapshot_dir.startswith("/")
+
+
+def fuzz_words(data: bytes) -> None:
+    """Policies, durations, sizes, budgets, times, names in the store, paths in manifests."""
+    text = data.decode("utf-8", "surrogateescape")
+    for parse in (parse_policy, parse_duration_s, parse_size_bytes, parse_budget):
+        with contextlib.suppress(ValueError):
+            parse(text)
+    moment = from_local_text(text)
+    assert moment is None or isinstance(moment, int)
+    for name in (text, f"{text}.json", f"cs-{text}"):
+        found = layout.parse_pack_name(name)
+        assert found is None or layout.pack_name(found) == name
+        snapshot = layout.parse_manifest_name(name)
+        assert snapshot is None or layout.manifest_name(snapshot) == name
+    path = call(manifest._unescaped, text)
+    assert path is None or manifest._unescaped(manifest._escaped(path)) == path
+
+
+# Messages
+
+
+def fuzz_request(data: bytes) -> None:
+    """What a client may say to the daemon."""
+    try:
+        request = control.parse_request(data)
+        if isinstance(request, control.SnapshotRequest):
+            request.scope()
+    except UsageError as error:
+        assert len(error.message) < 1000
+
+
+def fuzz_reply(data: bytes) -> None:
+    """What a daemon may answer to a client."""
+    try:
+        line = control._read_line(io.BytesIO(data), "/store")
+        reply = control._decode_reply(line, "/store")
+        control.error_from_document(reply.get("error"))
+    except CiuicError:
+        return
+
+
+class _Client:
+    """A connection that says what it was given, in pieces, and keeps what it is told."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.told = b""
+
+    def settimeout(self, _duration_s: float) -> None:
+        """Never waits."""
+
+    def recv(self, _length: int) -> bytes:
+        """The next piece."""
+        size = 1 + (self._data[0] if self._data else 0)
+        piece, self._data = self._data[:size], self._data[size:]
+        return piece
+
+
+def fuzz_daemon(data: bytes) -> None:
+    """A client of the daemon: one line at most comes out, and nothing is kept beyond the limit."""
+    server = object.__new__(Server)
+    server._clock = ManualClock(0)
+    client = _Client(data * (1 + len(data) % 7 * 40))
+    try:
+        line = server._receive(client)
+        assert line is None or b"\n" not in line
+        if line is not None:
+            control.parse_request(line)
+    except UsageError:
+        return
+
+
+TARGETS: dict[str, Target] = {
+    "config": fuzz_config,
+    "daemon": fuzz_daemon,
+    "footer": fuzz_footer,
+    "frame": fuzz_frame,
+    "frozen": fuzz_frozen,
+    "header": fuzz_header,
+    "manifest": fuzz_manifest,
+    "parity": fuzz_parity,
+    "planes": fuzz_planes,
+    "recipe": fuzz_recipe,
+    "reply": fuzz_reply,
+    "request": fuzz_request,
+    "rows": fuzz_rows,
+    "trash": fuzz_trash,
+    "tree": fuzz_tree,
+    "words": fuzz_words,
+    "zstd": fuzz_zstd,
+}
