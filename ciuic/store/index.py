@@ -226,8 +226,7 @@ class Index:
                     " kind FROM chunk JOIN pack ON pack.number = chunk.pack"
                     f" WHERE chunk.id IN ({_marks(len(part))})"
                 )
-                for row in self._db.execute(query, part):
-                    found[row[0]] = self._place(row[1:])
+                self._add_places(self._db.execute(query, part), found)
         return found
 
     def chunk_ids(self) -> Iterator[list[tuple[bytes, int]]]:
@@ -360,18 +359,19 @@ class Index:
                 return checked_ns, read_bytes, what
         raise IndexDamagedError(f"the catalog {self._path} has a check that can't be")
 
-    def _place(self, row: tuple[Any, ...]) -> ChunkPlace:
-        """A row as a place, if it can be one: SQLite gives back whatever type stands there."""
-        place = ChunkPlace._make(row)
-        if not isinstance(place.pack, bytes) or len(place.pack) != ID_BYTES:
-            raise IndexDamagedError(f"the catalog {self._path} names a pack that can't be")
+    def _add_places(self, rows: Iterable[tuple[Any, ...]], found: dict[bytes, ChunkPlace]) -> None:
+        """Rows as places, if they can be some: SQLite gives back whatever type stands there."""
+        check = _NUMBERS.pack
         try:
-            _NUMBERS.pack(place.offset_bytes >> _OFFSET_SHIFT, *row[2:])
+            for name, pack, offset, frame_bytes, start, length, kind in rows:
+                if not isinstance(pack, bytes) or len(pack) != ID_BYTES:
+                    raise IndexDamagedError(f"the catalog {self._path} names a pack that can't be")
+                check(offset >> _OFFSET_SHIFT, frame_bytes, start, length, kind)
+                found[name] = ChunkPlace(pack, offset, frame_bytes, start, length, kind)
         except (struct.error, TypeError) as error:
             raise IndexDamagedError(
                 f"the catalog {self._path} names a place that can't be"
             ) from error
-        return place
 
 
 class IndexDamagedError(StoreError):

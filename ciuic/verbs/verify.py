@@ -17,7 +17,7 @@ from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
 from ciuic.store import Store
-from ciuic.store.frame import DATA, chunk_id
+from ciuic.store.frame import DATA, RECIPE, TREE, chunk_id
 from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import Piece, iter_pieces, iter_tree
 from ciuic.store.survey import known_lost
@@ -27,6 +27,7 @@ __all__ = ["verify_all", "verify_snapshots"]
 _WORKERS_MAX: Final = 8
 _WINDOW: Final = 4
 """Frames under way for each worker."""
+_LOOKED_UP_TOGETHER: Final = 500
 
 OnProgress = Callable[[int, int], None]
 """Told frames checked and frames in all."""
@@ -120,6 +121,7 @@ class _Survey:
         self._sound_trees: set[bytes] = set()
         self._present: dict[bytes, int] = {}
         self._pack_sizes: dict[bytes, int | None] = {}
+        self._nodes: dict[int, list[bytes]] = {RECIPE: [], TREE: []}
         self.frames: _Frames = {}
         self.chunks = 0
 
@@ -133,6 +135,7 @@ class _Survey:
         for root in manifest.roots:
             if root.tree:
                 found.extend(self._tree_damage(root))
+        self._look_up_nodes()
         return found
 
     def _tree_damage(self, root: Root) -> Iterator[Trouble]:
@@ -166,10 +169,23 @@ class _Survey:
             level.is_sound = False
             yield Trouble(level.path, f"the directory can't be read: {error.message}")
             return
-        for trouble in self._files_damage(level.path, [one for one in entries if one.is_file]):
+        for trouble in self._files_damage(level.path, self._doubtful(entries)):
             level.is_sound = False
             yield trouble
         level.inner = iter([one for one in entries if one.is_directory and one.content])
+
+    def _doubtful(self, entries: list[Entry]) -> list[Entry]:
+        """Files that are to be looked at one by one: most are of one chunk, and sound."""
+        files = [one for one in entries if one.is_file]
+        self._look_up(DATA, [one.content for one in files if one.content and not one.level])
+        present, bad = self._present, self._bad
+        return [
+            one
+            for one in files
+            if one.level
+            or present.get(one.content, -1) != one.size_bytes
+            or (bad and one.content in bad)
+        ]
 
     def _files_damage(self, path: bytes, entries: list[Entry]) -> Iterator[Trouble]:
         wanted: list[tuple[Entry, list[Piece]]] = []
@@ -208,8 +224,17 @@ class _Survey:
         if name in self._bad:
             raise CorruptionError(f"node {name.hex()[:12]} is damaged")
         data = self._store.reader.node(kind, name)
-        self._look_up(kind, [name])
+        # Where it lies is asked later, for many at once: to be read it needs to be there.
+        waiting = self._nodes[kind]
+        waiting.append(name)
+        if len(waiting) >= _LOOKED_UP_TOGETHER:
+            self._look_up_nodes()
         return data
+
+    def _look_up_nodes(self) -> None:
+        for kind, names in self._nodes.items():
+            self._look_up(kind, names)
+            names.clear()
 
     def _look_up(self, kind: int, names: list[bytes]) -> None:
         new = [name for name in dict.fromkeys(names) if name not in self._present]
