@@ -32,7 +32,8 @@ from tests.kit.survival import cases, sampled, survive
 from tests.kit.trees import Photo, differences, photograph
 
 DRAWS = 3
-STATES = 1_000_000 if os.environ.get("CIUIC_LONG") else 80
+LONG = bool(os.environ.get("CIUIC_LONG"))
+STATES = 1_000_000 if LONG else 80
 """Of each story at most; the long form has all that there are."""
 
 
@@ -44,6 +45,7 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800 if LONG else 300)
 @pytest.mark.parametrize("name", STORIES)
 def test_every_promise_holds_in_whatever_a_power_cut_leaves(
     name: str, tmp_path: Path, memory: Path
