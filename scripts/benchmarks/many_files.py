@@ -63,9 +63,9 @@ def make_snapshots(store: Store, source: Path, count: int) -> None:
         while (name := store.new_snapshot_id()) in names:
             pass
         names.add(name)
-        place = Path(store.path, "snapshots", f"{name}.json")
+        path = Path(store.path, "snapshots", f"{name}.json")
         # Not by Store.commit, which waits for the disk each time: this store is only measured.
-        place.write_bytes(encode_manifest(renamed(manifest, name, first, number + 1, count)))
+        path.write_bytes(encode_manifest(renamed(manifest, name, first, number + 1, count)))
     os.sync()
 
 
