@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 
 import msgspec
+import zstandard
 
 from ciuic import codec
 from ciuic.capture import frozen
@@ -60,6 +61,8 @@ def _trees() -> list[bytes]:
         _web(1, 0, [1, lower], [0, leaf], upper),
         _web(8, 0, *[[level, [[1, b"", bytes([9 - level])]] * 2] for level in range(8, 0, -1)]),
         _web(0, 0, [0, []]),
+        # Each level names the next one over and over: 20 to the power of 8 leaves without entries.
+        _web(8, 0, *[[8 - at, [[1, b"", bytes([at + 1])]] * 20] for at in range(8)], [0, []]),
     ]
 
 
@@ -69,6 +72,7 @@ def _recipes() -> list[bytes]:
         _web(1, 15, [0, leaf]),
         _web(2, 30, [1, [[15, b"", b"\1"], [15, b"", b"\1"]]], [0, leaf]),
         _web(0, 9, [0, leaf]),
+        _web(9, 9, *[[8 - at, [[1, b"", bytes([at + 1])]] * 20] for at in range(8)], [0, []]),
     ]
 
 
@@ -77,8 +81,8 @@ def _document(data: bytes) -> bytes:
     return data[: data.rindex(b'"checksum"')]
 
 
-def _manifest() -> bytes:
-    roots = (Root(b"/root\xff", bytes(32)), Root(b"/gone", b"", "No such file or directory"))
+def _manifest(path: bytes = b"/root\xff") -> bytes:
+    roots = (Root(path, bytes(32)), Root(b"/gone", b"", "No such file or directory"))
     summary = SnapshotSummary(
         SNAPSHOT, "base", None, 1, 2, 3, 4, 5, ("tag",), 1, tuple([one.path for one in roots])
     )
@@ -128,7 +132,11 @@ def _planes() -> list[bytes]:
 
 def _zstds() -> list[bytes]:
     plain = b"some text and " * 20
-    return [len(plain).to_bytes(3, "little") + bytes(codec.encode(plain)[1])]
+    bomb = zstandard.compress(bytes(100 * 1024 * 1024))
+    return [
+        len(plain).to_bytes(3, "little") + bytes(codec.encode(plain)[1]),
+        (5000).to_bytes(3, "little") + bomb,
+    ]
 
 
 def _records() -> list[bytes]:
@@ -190,7 +198,7 @@ scrub_budget = 10m
 """
 _WORDS = [
     "7d", "last:3, hourly:24, daily:7, weekly:4, monthly:1", "1.5 GiB", "2026-06-15 14:30",
-    "2026-06-15T14:30:00.5+02:00", "0" * 64, "cs-123456", "a\\xffb\\x5c", "0",
+    "2026-06-15T14:30:00.5+02:00", "9" * 400, "0" * 64, "cs-123456", "a\\xffb\\x5c", "0",
 ]  # fmt: skip
 
 SEEDS: dict[str, Callable[[], list[bytes]]] = {
@@ -200,7 +208,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "frame": _frames,
     "frozen": _records,
     "header": lambda: [_header()],
-    "manifest": lambda: [_manifest()],
+    "manifest": lambda: [_manifest(), _manifest(b"relative")],
     "parity": _parities,
     "planes": _planes,
     "recipe": _recipes,

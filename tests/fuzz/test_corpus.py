@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.reach import steps
+from tests.fuzz.reach import run_at_most
 from tests.fuzz.seeds import SEEDS
 from tests.fuzz.targets import MEMORY_BYTES_MAX, TARGETS
 
@@ -35,7 +35,7 @@ def test_the_corpus_costs_neither_time_nor_memory(target):
     work = TARGETS[target]
     work(b"")  # what is imported late is no cost of an input
     for data in inputs(target):
-        steps(lambda data=data: work(data), limit=LINES_MAX)
+        run_at_most(LINES_MAX, lambda data=data: work(data))
         tracemalloc.start()
         try:
             work(data)
