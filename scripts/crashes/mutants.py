@@ -153,6 +153,13 @@ MUTANTS: Final = (
         _TAKE + "test_the_next_snapshot_heals_one_lost_pack",
     ),
     Mutant(
+        "the catalog's transactions are not synced",
+        "ciuic/store/index.py",
+        "PRAGMA synchronous = FULL",
+        "PRAGMA synchronous = OFF",
+        _story("first snapshots"),
+    ),
+    Mutant(
         "what the catalog says of a manifest is believed without a look at its file",
         "ciuic/catalog.py",
         "        if row is not None and row[:2] == (status.st_size, status.st_mtime_ns):\n",
