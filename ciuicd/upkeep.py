@@ -90,6 +90,7 @@ class Upkeep:
     def after_snapshot(self, settings: Settings) -> None:
         """Forget what the policy does not keep, and look soon for what else there is to do."""
         self._look_ns = self._clock.now_ns()
+        self._retry_at_s = 0.0  # whoever held the store does so no more
         with self._attempt("forget"):
             policy = parse_policy(settings.retention_policy)
             now_ns = self._clock.now_ns()
@@ -252,12 +253,11 @@ class Upkeep:
         try:
             yield
         except CancelledError:
+            self._postpone(what)
             _log.info("%s gave way; it goes on later", what)
         except BusyError as error:
             self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
-            self._look_ns = self._clock.now_ns()
-            if what == "prune":
-                self._pruned_ns = None
+            self._postpone(what)
             _log.info("%s waits: %s", what, error.message)
         except CiuicError as error:
             self._fail(what, f"{error.message}. {error.hint}" if error.hint else error.message)
@@ -266,6 +266,12 @@ class Upkeep:
         except Exception as error:  # noqa: BLE001 - the loop's edge: a bug must not end the daemon
             _log.exception("this should not have happened; please report it")
             self._fail(what, f"{type(error).__name__}: {error}")
+
+    def _postpone(self, what: str) -> None:
+        """It is not done yet, and due again as soon as there is time."""
+        self._look_ns = self._clock.now_ns()
+        if what == "prune":
+            self._pruned_ns = None
 
     def _fail(self, what: str, why: str) -> None:
         _log.error("no %s: %s", what, why)
