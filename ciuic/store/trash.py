@@ -121,6 +121,7 @@ class Trash:
 
     def put(self, snapshot_id: str, data: bytes, now_ns: int) -> None:
         """Durably take in a manifest's file; that it is one has been seen."""
+        now_ns = max(0, now_ns)  # a clock that is so wrong must not make it unreadable
         entry = _Entry(FORMAT, snapshot_id, rfc3339(now_ns), now_ns, data.decode())
         with store_faults("write to", self._path):
             if not os.path.isdir(self._path):

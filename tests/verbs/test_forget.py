@@ -262,6 +262,16 @@ def test_a_forgotten_snapshot_lies_in_the_trash_whole(taken: Box) -> None:
     assert document["forgotten"] == "2033-05-18T03:33:20.123456+00:00"
 
 
+@pytest.mark.parametrize("now_ns", [-(1 << 62), 0, (1 << 63) - 1])
+def test_a_clock_that_is_wrong_hinders_nothing(taken: Box, now_ns: int) -> None:
+    known = names(taken)
+    with open_store(str(taken.store), write=True) as store:
+        store.forget(known[0], now_ns)
+        assert [one.forgotten_ns for one in store.trash()] == [max(0, now_ns)]
+        store.bring_back(known[0])
+    assert names(taken) == known
+
+
 def test_nobody_finds_a_forgotten_snapshot_and_is_told_how_to_have_it_back(taken: Box) -> None:
     known = names(taken)
     forget(taken, known[1])
