@@ -72,6 +72,21 @@ def test_a_flipped_bit_of_one_snapshot_spares_the_other(two: Box) -> None:
     assert oldest == []
 
 
+def test_a_flipped_bit_of_a_small_file_is_named(two: Box) -> None:
+    flip_content(two.store, b"small")
+    small = [str(two.source / "sub" / "small")]
+    assert damaged(two.verify()) == [small, small]
+
+
+def test_all_that_a_snapshot_needs_is_counted_and_read(box: Box) -> None:
+    write(box.source / "sub" / "small", b"small")
+    write(box.source / "large", os.urandom(3 * MIB))
+    box.take()
+    with open_store(str(box.store)) as store:
+        totals = store.totals()
+    assert box.verify().chunks == totals[2], "nodes of trees and recipes are chunks as well"
+
+
 @pytest.mark.parametrize("checksum", [True, False])
 def test_a_lost_pack_of_contents_is_named_in_every_snapshot(two: Box, checksum: bool) -> None:
     first = pack_of(two.store, b"small")
