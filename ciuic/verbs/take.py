@@ -251,7 +251,7 @@ def take_snapshot(
         )
         store.commit(manifest)
         if request.parity:
-            store.keep_copies(snapshot_id)
+            _keep_copies(store, snapshot_id, parent)
         freezer.retain(_newest(snapshot_id, snapshots, request.hot_snapshots))
     except BaseException:
         writer.abort()
@@ -261,6 +261,13 @@ def take_snapshot(
         freezer.close()
     remember(store, manifest.summary)
     return _report(manifest, clock.monotonic_s() - began_s, flux.paths())
+
+
+def _keep_copies(store: Store, snapshot_id: str, parent: SnapshotSummary | None) -> None:
+    """Copies of the manifest, and of its parent's if the run that took it was killed before."""
+    store.keep_copies(snapshot_id)
+    if parent is not None and store.manifest_copy(parent.id) is None:
+        store.keep_copies(parent.id)
 
 
 def _newest(snapshot_id: str, older: list[SnapshotSummary], count: int) -> list[str]:

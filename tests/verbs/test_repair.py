@@ -392,6 +392,16 @@ def test_a_damaged_manifest_is_listed_restored_and_put_back_from_its_copy(patien
     assert patient.is_well()
 
 
+def test_a_copy_that_a_killed_run_did_not_make_is_made_by_the_next(patient):
+    copy = patient.store / "parity" / f"{patient.ids[0]}.json"
+    copy.unlink()
+
+    patient.box.take()
+
+    assert copy.read_bytes() == patient.before[f"snapshots/{copy.name}"]
+    assert not patient.plan().has_work
+
+
 def test_a_manifest_that_is_gone_comes_back(patient):
     for path in (patient.store / "snapshots").iterdir():
         path.unlink()
