@@ -237,6 +237,8 @@ class Index:
         with self._lock, self._faults():
             cursor = self._db.execute("SELECT id, kind FROM chunk ORDER BY id")
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                if not all(isinstance(name, bytes) and len(name) == ID_BYTES for name, _ in rows):
+                    raise IndexDamagedError(f"the catalog {self._path} names a chunk that can't be")
                 yield rows
 
     def chunks_in(self, pack: bytes) -> dict[bytes, int]:

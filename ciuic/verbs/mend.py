@@ -24,10 +24,10 @@ from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at, read_regular
 from ciuic.store.frame import DATA
 from ciuic.store.header import Header, read_header
-from ciuic.store.inspect import pack_frames
+from ciuic.store.inspect import salvage_frames
 from ciuic.store.lock import Lock
 from ciuic.store.mending import opened_mender
-from ciuic.store.pack import PackedFrame, footer_frames
+from ciuic.store.pack import PackedFrame, footer_frames, read_footer
 from ciuic.store.packfile import PackFile
 from ciuic.store.parity import inspect_parity, make_parity, parity_path, write_parity
 from ciuic.store.sealed import unseal
@@ -78,7 +78,10 @@ def apply_repair(
         *[hands.set_retired_aside for _ in range(bool(plan.retired))],
         *[functools.partial(hands.mend_pack, one.pack) for one in whole],
         functools.partial(hands.store_chunks, broken, plan.origins),
-        *[functools.partial(hands.rewrite_pack, one) for one in broken],
+        # All of them first: one may hold what belongs under the name of another.
+        *[functools.partial(hands.set_pack_aside, one.pack) for one in broken],
+        *[functools.partial(hands.rewrite_pack, one.pack) for one in broken],
+        *[functools.partial(hands.take_pack_away, one.pack) for one in broken],
         functools.partial(hands.renew_catalog, plan.lost),
         *[functools.partial(hands.add_parity, pack) for pack in plan.bare],
         *[functools.partial(store.keep_copies, name) for name in plan.uncopied],
@@ -103,6 +106,8 @@ class _Hands:
         self._packs = os.path.join(store.path, layout.PACKS)
         self._temporary = os.path.join(store.path, layout.TEMPORARY)
         self.quarantined: list[str] = []
+        self._aside: dict[bytes, str] = {}
+        self._made: set[bytes] = set()
 
     def mend_manifest(self, bad: BadManifest) -> None:
         """The copy of a manifest takes its place; without one it is only set aside."""
@@ -186,19 +191,28 @@ class _Hands:
             writer.abort()
             raise
 
-    def rewrite_pack(self, bad: BadPack) -> None:
-        """What is sound in a damaged pack goes to a new one; the old one is set aside."""
-        path = os.path.join(self._packs, layout.pack_name(bad.pack))
-        made = self._write_sound_frames(bad.pack, path)
-        if made == bad.pack:
-            return  # only what the frames say again was damaged: it stands under its own name
-        self._set_aside(path, layout.pack_name(bad.pack))
-        sidecar = parity_path(self._store.path, bad.pack)
-        self._set_aside(sidecar, f"{layout.pack_name(bad.pack)}.parity")
-        self._store.index.remove_pack(bad.pack)
+    def set_pack_aside(self, pack: bytes) -> None:
+        """A pack that stays damaged, and its parity, get names in ``quarantine/``."""
+        name = layout.pack_name(pack)
+        self._aside[pack] = self._set_aside(os.path.join(self._packs, name), name)
+        self._set_aside(parity_path(self._store.path, pack), f"{name}.parity")
+
+    def rewrite_pack(self, pack: bytes) -> None:
+        """What is sound in a pack that was set aside goes to a new one."""
+        if self._aside[pack]:
+            self._write_sound_frames(pack, self._aside[pack])
+
+    def take_pack_away(self, pack: bytes) -> None:
+        """Remove a damaged pack from its place, unless a sound one has taken that meanwhile.
+
+        That is so where only what the frames say again was damaged.
+        """
+        if pack in self._made:
+            return
+        self._store.index.remove_pack(pack)
         self._store.index.commit()
-        self._take_away(path)
-        self._take_away(sidecar)
+        self._take_away(os.path.join(self._packs, layout.pack_name(pack)))
+        self._take_away(parity_path(self._store.path, pack))
 
     def renew_catalog(self, lost: Iterable[bytes]) -> None:
         """The catalog says what the packs do, and which chunks nobody has."""
@@ -220,28 +234,26 @@ class _Hands:
         write_parity(self._store.path, pack, maker)
         sync_packs(self._store.path)
 
-    def _write_sound_frames(self, pack: bytes, path: str) -> bytes | None:
-        """Copy the sound frames of a damaged pack to a new one; returns its ID."""
+    def _write_sound_frames(self, pack: bytes, path: str) -> None:
+        """Copy the sound frames of a damaged pack to a new one."""
         with store_faults("write to", self._packs):
             fd = open_regular(path)
             made: PackFile | None = None
             try:
                 read = functools.partial(read_at, fd)
-                for one in pack_frames(self._store.path, pack):
+                for one in _frames(fd, pack):
                     with contextlib.suppress(CorruptionError):
                         if is_sound(read, one):
                             made = made or PackFile(self._temporary, parity=self._parity)
                             at = one.offset_bytes + len(one.header)
                             made.add(one.frame, read(one.frame.stored_bytes, at))
                 if made is None:
-                    return None
+                    return
                 name = made.complete()
-                if name == pack:
-                    self._set_aside(path, layout.pack_name(pack))
                 publish_pack(self._store.path, made, name)
                 sync_packs(self._store.path)
                 self._record(name, made.size_bytes, made.frames)
-                return name
+                self._made.add(name)
             except BaseException:
                 if made is not None:
                     made.discard()
@@ -264,10 +276,14 @@ class _Hands:
                 durable.remove_file(path)
                 durable.sync_directory(os.path.dirname(path))
 
-    def _set_aside(self, path: str, name: str) -> None:
-        """Give a file a name in ``quarantine/``, before another one takes its place."""
+    def _set_aside(self, path: str, name: str) -> str:
+        """Give a file a name in ``quarantine/``, before another one takes its place.
+
+        Returns:
+            Its path there; empty if there is no such file.
+        """
         if not os.path.lexists(path):
-            return
+            return ""
         directory = os.path.join(self._store.path, layout.QUARANTINE)
         with store_faults("write to", directory):
             if not os.path.isdir(directory):
@@ -283,6 +299,15 @@ class _Hands:
                 durable.keep_as(path, target)
                 break
         self.quarantined.append(candidate)
+        return target
+
+
+def _frames(fd: int, pack: bytes) -> list[PackedFrame]:
+    """What a pack says that it holds: by its footer, or by whatever else tells."""
+    try:
+        return read_footer(fd, pack)
+    except CorruptionError:
+        return salvage_frames(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:
