@@ -23,10 +23,12 @@ def filled(box: Box) -> Box:
     return box
 
 
-def restored_but_for_one(filled: Box, out: Path, error: str) -> Outcome:
+def restored_but_for_one(
+    filled: Box, out: Path, error: str, wrapped_in: tuple[str, ...] = ()
+) -> Outcome:
     """What a restore says when the third file can't be renamed."""
     options = ("-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat")
-    wrapper = ("strace", *options, "-e", f"inject=renameat:error={error}:when=3")
+    wrapper = (*wrapped_in, "strace", *options, "-e", f"inject=renameat:error={error}:when=3")
     what = ("restore", "-s", "latest", "-p", filled.source, "-d", out, "--json")
     return ciuic("--config", filled.config, *what, wrapper=wrapper)
 
@@ -57,3 +59,16 @@ def test_what_ends_a_restore_leaves_whole_files_and_nothing_else(
     assert whole_and_no_more(filled.source, tmp_path / "out" / "source") == 2
     assert filled.restore(to=tmp_path / "out", overwrite=True).kept_files >= 2
     assert differences(photograph(filled.source), photograph(tmp_path / "out" / "source")) == []
+
+
+def test_names_that_come_later_are_given_all_the_same(filled: Box, tmp_path: Path) -> None:
+    for number in range(60):
+        (filled.source / f"g{number:02}").mkdir()
+        (filled.source / f"g{number:02}" / "file").write_bytes(b"%d" % number)
+    filled.take()
+    # With 20 directories open at most, files are given their names in several rounds.
+    few = ("prlimit", "--nofile=80:80")
+    done = restored_but_for_one(filled, tmp_path / "out", "EACCES", few)
+    assert done.code == 3, done.err
+    assert len(done.document["failed"]) == 1
+    assert whole_and_no_more(filled.source, tmp_path / "out" / "source") == FILES + 60 - 1
