@@ -23,7 +23,9 @@ from ciuic.model import SnapshotSummary, path_text
 from ciuic.priority import describe_schedulers, schedulers_of
 from ciuic.scan import Mount, PseudoMounts, mount_of, mounts
 from ciuic.store import Store, layout, open_store
+from ciuic.store.galois import ParityUnavailableError
 from ciuic.store.header import ALLOW_SHARED
+from ciuic.store.parity import coder_for
 from ciuic.units import format_bytes, format_duration
 from ciuic.verbs.scrub import Health, health
 
@@ -412,8 +414,16 @@ def _daemon(
             yield Finding(OK, "daemon", f"runs as process {status.get('pid')}")
 
 
+def _parity() -> Iterator[Finding]:
+    try:
+        coder_for(1, 1)
+    except ParityUnavailableError as error:
+        yield Finding(WARNING, "parity", error.message, error.hint)
+
+
 def _machine(subject: Subject) -> Iterator[Finding]:
     plan = subject.plan
+    yield from _parity()
     if plan is not None and plan.io_priority != "none":
         places = [path_text(root) for root in plan.roots]
         text = describe_schedulers([*places, *filter(None, [subject.store_path])])

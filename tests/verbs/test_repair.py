@@ -1,5 +1,6 @@
 """ciuic repair: what can be mended is, to the bit; nothing is deleted; looking changes nothing."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from ciuic.errors import CancelledError, StoreFullError
 from ciuic.hashing import data_id
 from ciuic.store import galois, layout, open_store
 from ciuic.store.parity import coder_for, inspect_parity
+from ciuic.verbs import doctor
 from ciuic.verbs.mend import apply_repair, mend_entrance
 from ciuic.verbs.repair import RepairPlan, plan_repair
 from tests.kit.box import Box
@@ -187,9 +189,9 @@ def test_restore_and_cat_need_no_repair(patient):
     assert not patient.box.verify().ok
 
 
-def test_without_the_library_everything_else_is_restored(patient, monkeypatch):
-    flip_content(patient.store, patient.model[: 64 * KIB])
-
+@contextlib.contextmanager
+def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without ISA-L."""
     real = galois.ctypes.CDLL
 
     def missing(place: str | None, **options: bool) -> object:
@@ -197,13 +199,31 @@ def test_without_the_library_everything_else_is_restored(patient, monkeypatch):
             return real(place, **options)  # the C library
         raise OSError(f"{place}: cannot open shared object file")
 
-    galois._library.cache_clear()
-    coder_for.cache_clear()
+    for one in (galois._library, coder_for):
+        one.cache_clear()
     monkeypatch.setattr(galois.ctypes, "CDLL", missing)
     try:
-        report = patient.box.restore(to=patient.box.directory / "out")
+        yield
     finally:
         monkeypatch.undo()
+
+
+def test_doctor_tells_that_the_library_is_missing(monkeypatch):
+    assert not [
+        one for one in doctor._machine(doctor.Subject(None, None, None)) if one.about == "parity"
+    ]
+
+    with no_library(monkeypatch):
+        found = list(doctor._machine(doctor.Subject(None, None, None)))
+
+    assert [one.level for one in found if one.about == "parity"] == ["warning"]
+
+
+def test_without_the_library_everything_else_is_restored(patient, monkeypatch):
+    flip_content(patient.store, patient.model[: 64 * KIB])
+
+    with no_library(monkeypatch):
+        report = patient.box.restore(to=patient.box.directory / "out")
 
     assert [os.path.basename(one.path) for one in report.failed] == [b"model"]
     restored = photograph(patient.box.directory / "out" / "source")
