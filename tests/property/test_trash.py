@@ -2,10 +2,12 @@
 
 import json
 
-from hypothesis import assume, given
+import pytest
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ciuic.clock import local_time_text, rfc3339
+from ciuic.errors import CorruptionError
 from ciuic.store.manifest import decode_manifest, encode_manifest
 from ciuic.store.sealed import seal
 from ciuic.store.trash import _Entry, _Retired, decode_forgotten, decode_retired
@@ -79,9 +81,30 @@ def test_entries_with_a_hostile_manifest_under_a_right_seal(data):
 
 
 @given(st.integers(-(2**70), 2**70))
+@example(-1)
+@example(0)
+@example(2**63 - 1)
+@example(2**63)
 def test_a_time_that_no_clock_shows_is_refused(moment):
     found = call(decode_forgotten, entry(forgotten_ns=moment), SUMMARY.id)
     assert (found is not None) == (0 <= moment < 2**63)
+
+
+@pytest.mark.parametrize("name", ["cs-0123ac", "cs-0123abcd", "", "../x"])
+def test_the_entry_of_another_snapshot_is_refused(name):
+    """Somebody renamed files: none of them may come back as another."""
+    with pytest.raises(CorruptionError, match="says that it is"):
+        decode_forgotten(entry(id=name), SUMMARY.id)
+    with pytest.raises(CorruptionError, match="says that it is"):
+        decode_forgotten(entry(), "cs-0123ac")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "cs-12345", "cs-ABCDEF", "0123ab", "cs-0123ab\n", "cs-0123ab/"]
+)
+def test_a_list_of_what_is_no_id_is_damage(name):
+    with pytest.raises(CorruptionError, match="what can't be one"):
+        decode_retired(seal(_Retired(1, ["cs-0123ab", name])))
 
 
 @given(mutations(RETIRED))

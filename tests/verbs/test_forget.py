@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ciuic import durable
@@ -517,6 +518,23 @@ def test_the_catalog_lets_go_of_what_was_forgotten(taken: Box) -> None:
     taken.take()
     with open_store(str(taken.store)) as store:
         assert store.index.snapshots().keys() == store.snapshot_files().keys()
+
+
+@pytest.mark.parametrize("what", ["undo", "tag", "pin"])
+def test_the_catalog_learns_at_once_so_that_a_list_reads_no_manifest(taken: Box, what: str) -> None:
+    name = names(taken)[0]
+    forget(taken, name)
+    summary = undo(taken, name)
+    with open_store(str(taken.store), write=True) as store:
+        if what == "tag":
+            summary = change_tags(store, name, add=["new"])
+        elif what == "pin":
+            summary = set_pinned(store, name, pinned=True)
+    status = manifest_file(taken, name).stat()
+    with open_store(str(taken.store)) as store:
+        row = store.index.snapshots()[name]
+    assert row[:2] == (status.st_size, status.st_mtime_ns)
+    assert msgspec.msgpack.decode(row[2], type=SnapshotSummary) == summary
 
 
 # Stores that can't be written to
