@@ -198,6 +198,19 @@ def test_the_newest_that_is_whole_is_kept_by_a_policy_and_refused_by_name(taken:
         forget(taken, known[1])
 
 
+def test_whole_means_without_trouble_if_there_is_such_a_one(taken: Box) -> None:
+    known = names(taken)
+    with open_store(str(taken.store), write=True) as store:
+        for name in known[2:]:
+            summary = find_snapshot(store, name)
+            store.replace_summary(msgspec.structs.replace(summary, trouble_count=1, flux_count=1))
+    plan = forget_by(taken, "1s")
+    assert {one.id: why for one, why in plan.kept} == {
+        known[3]: "the newest",
+        known[1]: "the newest that is whole",
+    }
+
+
 def test_a_damaged_manifest_is_never_forgotten_and_counts_for_nothing(taken: Box) -> None:
     known = names(taken)
     flip_byte(manifest_file(taken, known[3]), 100)
