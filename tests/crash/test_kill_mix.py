@@ -1,0 +1,189 @@
+"""SIGKILL at any moment of everything that writes, on real file systems, over a store's whole life.
+
+Some kills in each run of the tests, 500 with CIUIC_LONG=1.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.store import open_store
+from tests.kit.box import Box
+from tests.kit.damage import flip_byte, packs
+from tests.kit.filesystems import disk
+from tests.kit.program import CIUIC, environment
+from tests.kit.trees import Photo, differences, photograph
+
+KINDS = ("ext4", "xfs", "btrfs")
+KILLS = int(os.environ.get("CIUIC_KILLS", "500" if os.environ.get("CIUIC_LONG") else "12"))
+KEPT_MAX = 4
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+
+def look(top: Path) -> dict[bytes, Photo]:
+    """A tree, but for its holes: they are not the same on every file system."""
+    return photograph(top, holes=False)
+
+
+class Life:
+    """A store on a file system of its own, and all that has been promised of it.
+
+    Attributes:
+        known: Snapshots that are listed.
+        trash: Snapshots that were forgotten and may be gone at the next prune.
+        died: How many commands were killed before they ended.
+    """
+
+    def __init__(self, directory: Path, mounted: Path, rng: random.Random) -> None:
+        self.rng = rng
+        self.out = mounted / "out"
+        self.box = box = Box(directory, parity=0.04)
+        shutil.rmtree(box.store)
+        box.store = mounted / "store"
+        box.configure()
+        began_s = time.monotonic()
+        assert box.ciuic("init").code == 0
+        first_s = 2 * (time.monotonic() - began_s)
+        self.known: dict[str, dict[bytes, Photo]] = {}
+        self.trash: dict[str, dict[bytes, Photo]] = {}
+        self.usual_s = dict.fromkeys(("snapshot", "restore", "forget", "prune", "repair"), first_s)
+        self.died = 0
+        for _ in range(3):
+            self.churn()
+            self.known[box.take().id] = look(box.source)
+
+    def churn(self) -> None:
+        """Another step of a training: some files new, some changed, some gone."""
+        for number in range(12):
+            path = self.box.source / f"d{self.rng.randrange(3)}" / f"f{self.rng.randrange(20)}"
+            path.parent.mkdir(exist_ok=True)
+            if path.exists() and self.rng.random() < 0.2:
+                path.unlink()
+            else:
+                path.write_bytes(self.rng.randbytes(self.rng.choice((10, 5000, 60_000))))
+            del number
+        (self.box.source / "model").write_bytes(self.rng.randbytes(1_500_000))
+
+    def killed(self, what: str, *arguments: str | Path) -> bool:
+        """Run a command that dies at some moment; whether it did."""
+        process = subprocess.Popen(
+            [*CIUIC, "--config", self.box.config, what, *arguments],
+            env=environment(),
+            cwd="/",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        began_s = time.monotonic()
+        try:
+            # Loading the program takes the first part of it, which nothing can break.
+            process.wait(self.usual_s[what] * self.rng.uniform(0.3, 1.1))
+            # The machine's speed changes; the moments follow it.
+            self.usual_s[what] = time.monotonic() - began_s
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.usual_s[what] *= 1.05
+        _, err = process.communicate()
+        assert b"Traceback" not in err, err
+        assert process.returncode in {0, -9}, (what, process.returncode, err)
+        self.died += process.returncode != 0
+        return process.returncode != 0
+
+    def step(self, what: str) -> None:
+        """One command, and what must be true whether it came to its end or not."""
+        getattr(self, what)()
+        self.check(what)
+
+    def snapshot(self) -> None:
+        self.churn()
+        self.killed("snapshot")
+        for name in {one.id for one in self.box.snapshots()} - self.known.keys():
+            self.known[name] = look(self.box.source)
+
+    def restore(self) -> None:
+        name = self.rng.choice(sorted(self.known))
+        shutil.rmtree(self.out, ignore_errors=True)
+        if self.rng.random() < 0.5:
+            self.box.restore(to=self.out)
+        arguments = ("-s", name, "-p", self.box.source, "-d", self.out, "--overwrite", "--delete")
+        was_there = look(self.out / "source") if self.out.exists() else {}
+        self.killed("restore", *arguments)
+        photo = self.known[name]
+        found = look(self.out / "source") if (self.out / "source").exists() else {}
+        for path, one in found.items():
+            if b".ciuic-restore-" not in path:
+                contents = {all_of[path].content for all_of in (photo, was_there) if path in all_of}
+                assert one.content in contents, path
+        self.box.restore(snapshot=name, to=self.out, overwrite=True, delete=True)
+        assert differences(photo, look(self.out / "source")) == []
+
+    def forget(self) -> None:
+        oldest = [one.id for one in self.box.snapshots()][-1]
+        if len(self.known) < 2:
+            return
+        self.killed("forget", oldest)
+        if oldest not in {one.id for one in self.box.snapshots()}:
+            self.trash[oldest] = self.known.pop(oldest)
+            if self.rng.random() < 0.5:
+                assert self.box.ciuic("forget", "--undo", oldest).code == 0
+                self.known[oldest] = self.trash.pop(oldest)
+
+    def prune(self) -> None:
+        self.killed("prune", "--trash", "0")
+        with open_store(str(self.box.store)) as store:
+            left = {one.id for one in store.trash()}
+        assert left <= self.trash.keys()
+        self.trash = {name: self.trash[name] for name in left}
+
+    def repair(self) -> None:
+        pack = self.rng.choice(packs(self.box.store))
+        flip_byte(pack, self.rng.randrange(pack.stat().st_size))
+        manifest = self.rng.choice(sorted((self.box.store / "snapshots").iterdir()))
+        flip_byte(manifest, self.rng.randrange(manifest.stat().st_size))
+        if self.killed("repair", "--apply"):
+            for name in self.known:
+                self.comes_back(name)
+            again = self.box.ciuic("repair", "--apply", "--json")
+            assert again.code == 0, again
+
+    def comes_back(self, name: str) -> None:
+        shutil.rmtree(self.out, ignore_errors=True)
+        assert self.box.restore(snapshot=name, to=self.out).failed == []
+        assert differences(self.known[name], look(self.out / "source")) == [], name
+
+    def check(self, what: str) -> None:
+        """Exactly what was promised is there, whole; nothing is in the way of the next writer."""
+        assert {one.id for one in self.box.snapshots()} == self.known.keys(), what
+        report = self.box.verify()
+        assert report.ok, (what, report.as_json())
+        for name in self.known:
+            self.comes_back(name)
+        with open_store(str(self.box.store), write=True):
+            assert os.listdir(self.box.store / "tmp") == [], what
+        while len(self.known) > KEPT_MAX:
+            oldest = [one.id for one in self.box.snapshots()][-1]
+            assert self.box.ciuic("forget", oldest).code == 0
+            self.trash[oldest] = self.known.pop(oldest)
+
+
+@pytest.fixture(params=KINDS)
+def life(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Life]:
+    seed = int(os.environ.get("CIUIC_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"seed {seed}")
+    with disk(request.param, tmp_path, size_mib=512) as mounted:
+        yield Life(tmp_path, mounted.path, random.Random(f"{seed} {request.param}"))
+
+
+def test_whatever_is_killed_costs_nothing_that_was_reported(life: Life) -> None:
+    wanted, steps = -(-KILLS // len(KINDS)), 0
+    while life.died < wanted:
+        life.step(life.rng.choice(sorted(life.usual_s)))
+        steps += 1
+        assert steps < 20 * wanted, "hardly one was hit; the moments are chosen badly"
+    print(f"{life.died} kills in {steps} steps")
