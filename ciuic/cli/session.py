@@ -56,6 +56,7 @@ class Session:
     def __init__(self, config: str | None, store: str | None) -> None:
         self._config = config
         self._store = store
+        self._settings: tuple[str, Any] | None = None
 
     def override(self, option: str, value: str) -> None:
         """Take ``--config`` or ``--store`` from behind the command, where people type it, too."""
@@ -82,7 +83,9 @@ class Session:
                 "there is no configuration: neither --config, $CIUIC_CONFIG nor /etc/ciuic.conf",
                 hint="Write one; etc/ciuic.conf in the source shows every key.",
             )
-        return load_settings(path)
+        if self._settings is None or self._settings[0] != path:
+            self._settings = (path, load_settings(path))
+        return self._settings[1]
 
     def store_path(self) -> str:
         """The store's directory.

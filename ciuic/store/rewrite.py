@@ -191,6 +191,8 @@ class Rewriter:
         Raises:
             StoreError: The store failed; everything that is needed is still there.
         """
+        if not uses:
+            return
         self._measure_room()
         try:
             for number, use in enumerate(uses):

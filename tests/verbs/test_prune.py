@@ -237,6 +237,44 @@ def test_what_can_not_be_read_stops_it_before_anything_is_removed(worn, what):
     assert state(worn) == before
 
 
+def test_a_lost_manifest_whose_copy_is_left_stops_it(worn):
+    """What it refers to may be brought back by a repair, and must be there then."""
+    _, second, third = names_of(worn)
+    with open_store(str(worn.store), write=True) as store:
+        store.keep_copies(second)
+    (worn.store / "snapshots" / f"{second}.json").unlink()
+    before = state(worn)
+    with pytest.raises(CorruptionError, match=second):
+        prune(worn)
+    assert state(worn) == before
+    with open_store(str(worn.store), write=True) as store:
+        store.drop_copy(second)
+    assert prune(worn).freed_bytes > 0
+    assert third in names_of(worn)
+
+
+def test_parity_without_its_pack_goes_and_what_strangers_left_stays(worn):
+    parity = worn.store / "parity"
+    parity.mkdir(exist_ok=True)
+    stranger = parity / "notes"
+    stranger.write_bytes(b"mine")
+    orphan = parity / ("ab" * 32)
+    orphan.write_bytes(b"x" * 500)
+    foreseen = prune(worn, dry_run=True)
+    assert orphan.exists()
+    report = prune(worn)
+    assert figures(report) == figures(foreseen)
+    assert report.orphans.size_bytes == 500
+    assert not orphan.exists()
+    assert stranger.exists()
+    old = {one.name for one in packs(worn.store)}
+    forget(worn, *names_of(worn)[:2])
+    written = prune(worn).written.packs
+    new = {one.name for one in packs(worn.store)} - old
+    assert len(new) == written > 0
+    assert {one.name for one in parity.iterdir() if len(one.name) == 64} - old == new
+
+
 def foreign_pack(box: Box, changed: Callable[[bytes], bytes], *, reference: bytes = b"") -> Path:
     """A pack with one frame whose header was changed, checksums included, in the store."""
     plain = os.urandom(5000)
