@@ -152,6 +152,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.trash: dict[str, Expected] = {}
         self.gone: set[str] = set()
         self.random = random.Random(1)
+        # Two snapshots that share one file and not the other: every step has something to do.
+        self.write("b", 1, 20_000)
+        for seed in (2, 3):
+            self.write("a", seed, 70_000)
+            self.snapshot(base=False, tags=())
 
     def teardown(self) -> None:
         if not hasattr(self, "box"):
@@ -216,6 +221,11 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.box.source / "d", ignore_errors=True)
 
     # Snapshots
+
+    @rule(name=names, seed=seeds)
+    def write_and_snapshot(self, name: str, seed: int) -> None:
+        self.write(name, seed, 70_000)
+        self.snapshot(base=False, tags=())
 
     @rule(base=st.booleans(), tags=st.sampled_from([(), ("x",), ("x", "y")]))
     def snapshot(self, base: bool, tags: tuple[str, ...]) -> None:
@@ -391,6 +401,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.gone |= self.trash.keys()
             self.trash.clear()
         self._is_pruned()
+
+    @precondition(lambda self: self.live)
+    @rule(at=which, keep_trash=st.booleans())
+    def forget_and_prune(self, at: int, keep_trash: bool) -> None:
+        self.forget(at)
+        self.prune(keep_trash)
 
     @patiently
     def _is_pruned(self) -> None:
@@ -583,7 +599,7 @@ def damage(path: Path, where: int, how: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_the_store_is_what_the_model_says():
-    long = settings._current_profile == "ci"
+    long = os.environ.get("HYPOTHESIS_PROFILE") == "ci"
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
