@@ -30,7 +30,7 @@ _BUCKETS: Final = 1 << 16
 _BUCKET_SHIFT: Final = 48
 _UNLISTED_MAX: Final = 1_000_000
 """Needed chunks that no pack lists: damage, of which a store that is worth pruning has little."""
-_RECENT_MAX: Final = 200_000
+_RECENT_MAX: Final = 100_000
 _WAVE: Final = 256
 """Nodes that are looked up together."""
 _NEEDED: Final = 1

@@ -20,6 +20,7 @@ from ciuic.clock import Clock
 from ciuic.errors import CancelledError, CorruptionError, StoreFullError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
 from ciuic.store import Store
+from ciuic.store.manifest import Manifest
 from ciuic.store.mark import Marks, mark_tree
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.rewrite import Rewriter, orphaned_parity, remove_packs, remove_parity
@@ -322,21 +323,25 @@ def _trash(store: Store) -> list[Forgotten]:
 
 def _trees(store: Store, expired: set[str]) -> Iterator[tuple[str, bytes]]:
     """ID and root trees of every snapshot that is kept or can be brought back, oldest first."""
-    manifests = []
+    found: list[tuple[int, str, list[bytes]]] = []
     lost = sorted(name for name, is_gone in store.lone_copies().items() if not is_gone)
     if lost:
         raise _unreadable(CorruptionError("it is lost"), f"the manifest of {lost[0]}")
     for name in store.snapshot_files():
         try:
-            manifests.append(store.manifest(name))
+            found.append(_roots(store.manifest(name)))
         except (CorruptionError, UnknownFormatError) as error:
             raise _unreadable(error, f"snapshot {name}") from error
-    manifests += [one.manifest for one in _trash(store) if one.id not in expired]
-    manifests.sort(key=lambda one: (one.summary.taken_ns, one.summary.id))
-    for manifest in manifests:
-        for root in manifest.roots:
-            if root.tree:
-                yield manifest.summary.id, root.tree
+    found += [_roots(one.manifest) for one in _trash(store) if one.id not in expired]
+    for _, name, trees in sorted(found):
+        for tree in trees:
+            yield name, tree
+
+
+def _roots(manifest: Manifest) -> tuple[int, str, list[bytes]]:
+    """When it was taken, its ID, and its root trees: of ten thousand manifests no more is kept."""
+    trees = [root.tree for root in manifest.roots if root.tree]
+    return manifest.summary.taken_ns, manifest.summary.id, trees
 
 
 def _unreadable(
