@@ -8,11 +8,13 @@ timed; memory is bounded by ``MEMORY_BYTES_MAX``, which whoever calls has to see
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
 import sqlite3
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,7 +50,6 @@ MEMORY_BYTES_MAX = 48 * 1024 * 1024
 """More than any input here may cost: parity works on up to 16 MiB, with its copies."""
 REFUSED = (CorruptionError, UnknownFormatError)
 SNAPSHOT = "cs-123456"
-SCRATCH = Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp") / f"ciuic-fuzz-{os.getuid()}"
 
 
 def call(parse, *arguments):
@@ -96,11 +97,16 @@ def opened(data: bytes) -> Iterator[int]:
         os.close(fd)
 
 
+@functools.cache
+def scratch_directory(name: str) -> tempfile.TemporaryDirectory[str]:
+    """A directory of its own for each name, removed when the process ends."""
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    return tempfile.TemporaryDirectory(prefix=f"ciuic-fuzz-{name}-", dir=place)
+
+
 def scratch(name: str, data: bytes) -> str:
     """A file with this content; its directory holds nothing else."""
-    directory = SCRATCH / f"{os.getpid()}-{name}"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = directory / name
+    path = Path(scratch_directory(name).name) / name
     path.write_bytes(data)
     return str(path)
 
