@@ -86,11 +86,14 @@ def _images(
     disk: LoggedDisk, chosen: list[_Case], rng: random.Random, directory: Path
 ) -> Iterator[tuple[_Case, Path]]:
     """The image of each case in turn; each lasts until the next is asked for."""
-    settled, image = directory / "settled.img", directory / "state.img"
+    settled = directory / "settled.img"
     copy_sparse(disk.first, settled)
     durable = 0
     with settled.open("r+b", buffering=0) as base:
-        for case in chosen:
+        for number, case in enumerate(chosen):
+            # A name of its own: a loop device that is still being given up would be used again for
+            # the same file, with what it has in its cache of the state before.
+            image = directory / f"state-{number}.img"
             flushed = [at for at, one in enumerate(disk.log[: case.cut]) if one == Flushed()]
             until = flushed[-1] if flushed else 0
             for one in disk.log[durable:until]:
@@ -103,6 +106,7 @@ def _images(
                 for one in _kept(loose, case.way, rng):
                     os.pwrite(file.fileno(), one.data, one.offset)
             yield case, image
+            image.unlink()
 
 
 def _kept(loose: list[Put], way: str, rng: random.Random) -> Iterator[Put]:
