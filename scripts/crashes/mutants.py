@@ -267,7 +267,7 @@ MUTANTS: Final = (
     Mutant(
         "what is in the trash is not marked",
         "ciuic/verbs/prune.py",
-        "    manifests += [one.manifest for one in _trash(store) if one.id not in expired]\n",
+        "    found += [_roots(one.manifest) for one in _trash(store) if one.id not in expired]\n",
         "",
         _story("prune"),
     ),
