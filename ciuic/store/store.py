@@ -253,7 +253,7 @@ class Store:
             if self.pack_files():
                 raise CorruptionError(
                     f"the store {self.path} has lost its directory '{layout.SNAPSHOTS}'",
-                    hint="Put a copy of it back: without it nothing says what the packs hold.",
+                    hint="'ciuic repair' tells which manifests have copies; or put a copy of it back.",
                 )
             return found
         with store_faults("list", directory), os.scandir(directory) as entries:
