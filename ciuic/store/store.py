@@ -253,7 +253,7 @@ class Store:
             if self.pack_files():
                 raise CorruptionError(
                     f"the store {self.path} has lost its directory '{layout.SNAPSHOTS}'",
-                    hint="'ciuic repair' tells which manifests have copies; or put a copy of it back.",
+                    hint="'ciuic repair' tells which manifests have copies; or put it back.",
                 )
             return found
         with store_faults("list", directory), os.scandir(directory) as entries:
