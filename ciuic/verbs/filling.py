@@ -49,7 +49,7 @@ _DIRECT_BYTES_MIN: Final = 8 * 1024 * 1024
 """Smaller files are better left in the page cache: somebody reads them next."""
 _IN_FLUX: Final = "was in flux when the snapshot was taken: it may hold a mixture of two states"
 _OPEN_TEMPORARY: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN_DIRECT: Final = os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_DIRECT: Final = os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC
 _OPEN_OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _numbers: Final = itertools.count()
@@ -273,7 +273,7 @@ class Filler:
             os.close(fd)
 
     def _write_clone(self, job: Job, copy_fd: int) -> bool:
-        def fill(fd: int, _temporary: bytes) -> int:
+        def fill(fd: int) -> int:
             if not share_blocks(copy_fd, fd):
                 raise _NotClonedError
             return job.entry.size_bytes
@@ -364,19 +364,19 @@ class Filler:
         return found
 
     def _write_small(self, job: Job, data: bytes | memoryview) -> None:
-        def fill(fd: int, _temporary: bytes) -> int:
+        def fill(fd: int) -> int:
             write_all(fd, data, 0)
             return 0
 
         self._write(job, fill)
 
-    def _write(self, job: Job, fill: Callable[[int, bytes], int]) -> None:
+    def _write(self, job: Job, fill: Callable[[int], int]) -> None:
         """Write a file under a temporary name; ``fill`` returns how much it cloned."""
         temporary = self.temporary_name()
         try:
             fd = os.open(temporary, _OPEN_TEMPORARY, 0o600, dir_fd=job.directory.fd)
             try:
-                cloned_bytes = fill(fd, temporary)
+                cloned_bytes = fill(fd)
                 bare = not job.entry.xattrs and not self._hands_down(job.directory)
                 refused = apply_metadata(fd, job.entry, os.fstat(fd), bare=bare)
             except BaseException:
@@ -419,7 +419,7 @@ class Filler:
             if self._dry_run:
                 self._would_write(job, cloned_bytes=self._right_bytes(job, right))
             else:
-                self._write(job, lambda fd, name: self._fill_large(job, fd, name, old_fd, right))
+                self._write(job, lambda fd: self._fill_large(job, fd, old_fd, right))
         except (CorruptionError, UnknownFormatError) as error:
             self._ledger.lost(job.path, error.message)
         finally:
@@ -448,12 +448,10 @@ class Filler:
                 right.extend(held(self._reader, self._pool, old_fd, window))
         return right
 
-    def _fill_large(
-        self, job: Job, fd: int, temporary: bytes, old_fd: int, right: bytearray
-    ) -> int:
+    def _fill_large(self, job: Job, fd: int, old_fd: int, right: bytearray) -> int:
         """Write the pieces of a file, a window at a time in the order they lie in the packs."""
         os.ftruncate(fd, job.entry.size_bytes)
-        output = Output(fd, _open_direct(job, temporary))
+        output = Output(fd, _open_direct(job, fd))
         cloned_bytes = number = 0
         try:
             for window in windows(self._reader, job.entry):
@@ -544,12 +542,13 @@ def _open_old(job: Job) -> int:
         return -1
 
 
-def _open_direct(job: Job, temporary: bytes) -> int:
+def _open_direct(job: Job, fd: int) -> int:
     """A second descriptor of a temporary file, with O_DIRECT; -1 where that is refused."""
     if job.entry.size_bytes < _DIRECT_BYTES_MIN:
         return -1
     try:
-        return os.open(temporary, _OPEN_DIRECT, dir_fd=job.directory.fd)
+        # Not by its name: whoever owns the directory may have put something else there.
+        return os.open(b"/proc/self/fd/%d" % fd, _OPEN_DIRECT)
     except OSError:
         return -1
 
