@@ -21,6 +21,8 @@ from ciuic.store.parity import ParityMaker, make_parity, shape_while_writing
 __all__ = ["PACK_BYTES", "PackFile"]
 
 PACK_BYTES: Final = 64 * 1024 * 1024
+_PACK_CHUNKS: Final = 200_000
+"""A footer is read as a whole: a pack of a million tiny chunks would take 200 MB to look into."""
 """A pack that has reached this length gets no further frame."""
 
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
@@ -41,6 +43,7 @@ class PackFile:
         fd: The open file.
         frames: What it holds so far.
         size_bytes: How long it is so far.
+        is_full: It should take no more.
 
     Raises:
         OSError: The file can't be made or written; the caller then discards it.
@@ -56,6 +59,7 @@ class PackFile:
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.frames: list[PackedFrame] = []
         self.size_bytes = 0
+        self._chunks = 0
         self._buffer = _buffers.take()
         self._filled = 0
         self._flushed_bytes = 0
@@ -65,9 +69,15 @@ class PackFile:
     def add(self, frame: Frame, payload: bytes | memoryview) -> None:
         """Append one frame; ``payload`` may change once this returns."""
         header = frame.encode_header()
+        self._chunks += len(frame.chunks)
         self.frames.append(PackedFrame(self.size_bytes, frame, header))
         self._append(header)
         self._append(payload)
+
+    @property
+    def is_full(self) -> bool:
+        """See the class."""
+        return self.size_bytes >= PACK_BYTES or self._chunks >= _PACK_CHUNKS
 
     def complete(self) -> bytes:
         """Append the footer; returns the pack's ID. Nothing is durable yet."""

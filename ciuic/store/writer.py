@@ -27,7 +27,7 @@ from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_frame
 from ciuic.store.index import Index
-from ciuic.store.packfile import PACK_BYTES, PackFile
+from ciuic.store.packfile import PackFile
 from ciuic.store.parity import write_parity
 
 __all__ = ["StoreWriter", "WriteTotals", "publish_pack", "sync_packs"]
@@ -255,7 +255,7 @@ class StoreWriter:
             if pack is None:
                 pack = self._open[is_data] = PackFile(self._temporary, parity=self._parity)
             pack.add(frame, payload)
-        if pack.size_bytes >= PACK_BYTES:
+        if pack.is_full:
             del self._open[is_data]
             self._sealing.put(pack)
 

@@ -18,7 +18,8 @@ import pytest
 
 from ciuic.errors import BusyError, CancelledError, UsageError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, WHOLE
-from ciuic.store import open_store
+from ciuic.store import open_store, packfile
+from ciuic.store.pack import PackedFrame, read_footer
 from tests.kit.box import Box, settle
 from tests.kit.clock import ManualClock
 from tests.kit.damage import pack_of, packs
@@ -1110,3 +1111,26 @@ def everything_from_the_top() -> None:
     assert (top / "out" / "etc" / "conf").read_bytes() == b"conf"
     report = box.restore(top, to=top / "fresh")
     assert (top / "fresh" / "etc" / "conf").read_bytes() == b"conf"
+
+
+def test_a_pack_ends_before_its_footer_is_too_long_to_be_read_at_once(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packfile, "_PACK_CHUNKS", 100)
+    for number in range(1_000):
+        write(box.source / f"{number}", b"%d" % number)
+    box.take()
+    with open_store(str(box.store)) as store:
+        packs = store.pack_files()
+        held = [
+            sum(len(one.frame.chunks) for one in frames_of(box.store / "packs" / name.hex(), name))
+            for name in packs
+        ]
+    assert sum(held) >= 1_000
+    assert len(held) >= 5
+    assert box.verify().ok
+
+
+def frames_of(path: Path, name: bytes) -> list[PackedFrame]:
+    with path.open("rb") as file:
+        return read_footer(file.fileno(), name)
