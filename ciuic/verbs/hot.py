@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from ciuic.capture import kernel
-from ciuic.capture.extents import Range, changed_ranges
+from ciuic.capture.extents import Range, changed_ranges, data_ranges
 from ciuic.capture.frozen import FrozenRoot, open_frozen
 from ciuic.clock import Clock
 from ciuic.errors import CorruptionError, UnknownFormatError
@@ -142,13 +142,13 @@ def has_same_bytes(copy_fd: int, fd: int) -> bool:
     """An open file has the bytes of a copy that it may share blocks with.
 
     Only what does not share blocks is read, up to the first difference. A file that is being
-    written meanwhile is not the same.
+    written meanwhile is not the same, nor is one with zeros written out where the copy has holes.
 
     Raises:
         OSError: One of them can't be read.
     """
     before, size = os.fstat(fd), os.fstat(copy_fd).st_size
-    if before.st_size != size:
+    if before.st_size != size or _data_bytes(fd) > _data_bytes(copy_fd):
         return False
     ranges = changed_ranges(copy_fd, size, fd, size)
     for start, length_bytes in [Range(0, size)] if ranges is None else ranges:
@@ -163,6 +163,11 @@ def has_same_bytes(copy_fd: int, fd: int) -> bool:
         after.st_ctime_ns,
         after.st_size,
     )
+
+
+def _data_bytes(fd: int) -> int:
+    """How much of a file is neither hole nor preallocated; 0 where nothing tells."""
+    return sum([one.length_bytes for one in data_ranges(fd) or ()])
 
 
 class HotSnapshot(NamedTuple):

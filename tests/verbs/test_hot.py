@@ -105,6 +105,17 @@ def place_of_copy(box: Box, path: Path) -> Path:
 # What they serve
 
 
+def test_holes_come_back_where_zeros_were_written(hot: Box) -> None:
+    before = photograph(hot.source)
+    path = hot.source / "holes"
+    path.write_bytes(path.read_bytes())
+    assert differences(photograph(hot.source), before) != []
+    report = roll_back(hot)
+    assert (report.written_files, report.cloned_bytes) == (1, path.stat().st_size)
+    assert differences(photograph(hot.source), before) == []
+    assert roll_back(hot).written_files == 0
+
+
 def test_a_file_that_is_gone_comes_back_by_sharing_blocks(hot: Box) -> None:
     before = photograph(hot.source)
     for name in ("model", "middle", "holes"):
