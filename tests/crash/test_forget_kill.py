@@ -162,7 +162,8 @@ def test_each_snapshot_is_listed_or_in_the_trash_when_any_one_call(
             assert done.code in {0, 1}, (where, done)
         assert_goes_on(made, box, what, where)
         shutil.rmtree(box.directory)
-    assert hits, "no call was hit"
+    # A tag and a pin are done before most of their calls: copies and the catalog may fail.
+    assert hits or (kind == "fails" and what in {"tag", "pin"}), "no call was hit"
 
 
 def test_a_forget_that_is_killed_at_any_moment_can_be_run_again(made: Made, tmp_path: Path) -> None:

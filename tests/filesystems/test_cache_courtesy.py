@@ -41,8 +41,12 @@ REFUSE = """
 import ctypes, json, os, struct, sys
 filters = [struct.pack("=HBBI", 0x20, 0, 0, 0)]
 for number, error in json.loads(sys.argv[1]).items():
-    filters.append(struct.pack("=HBBI", 0x15, 0, 1, int(number)))
+    filters.append(struct.pack("=HBBI", 0x15, 0, 3 if error == 95 else 1, int(number)))
+    if error == 95:  # only a call with flags, which are its sixth argument
+        filters.append(struct.pack("=HBBI", 0x20, 0, 0, 56))
+        filters.append(struct.pack("=HBBI", 0x15, 1, 0, 0))
     filters.append(struct.pack("=HBBI", 0x06, 0, 0, 0x50000 | error))
+    filters.append(struct.pack("=HBBI", 0x20, 0, 0, 0))
 filters.append(struct.pack("=HBBI", 0x06, 0, 0, 0x7fff0000))
 program = ctypes.create_string_buffer(b"".join(filters))
 head = struct.pack("=H6xQ", len(filters), ctypes.addressof(program))

@@ -345,6 +345,7 @@ _TIMES: Final = re.compile(
     r"\{tv_sec=(-?\d+), tv_nsec=(\d+|UTIME_NOW|UTIME_OMIT)\}"
     r"|(UTIME_NOW|UTIME_OMIT)"
 )
+_AGAIN: Final = re.compile(rb"/proc/self/fd/(\d+)")
 _UNFINISHED: Final = b" <unfinished ...>"
 _CWD: Final = "AT_FDCWD"
 
@@ -485,6 +486,13 @@ class _Replay:
         directory = call.text(0) if at else _CWD
         path, flags = call.data(at), call.text(at + 1)
         self._open.pop(call.result, None)
+        again = _AGAIN.fullmatch(path)
+        if again is not None:
+            # An open file, opened once more past its name.
+            one = self._open.get(int(again[1]))
+            if one is not None:
+                self._open[call.result] = _Open(one.node, appends=False)
+            return
         where = self._find(directory, path)
         number = self._node(directory, path)
         if number is None and where is not None:
