@@ -622,7 +622,7 @@ def test_the_store_is_what_the_model_says():
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=int(os.environ.get("CIUIC_MODEL_RUNS", "100" if long else "8")),
+            max_examples=int(os.environ.get("CIUIC_MODEL_RUNS", "30" if long else "8")),
             stateful_step_count=60 if long else 25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
