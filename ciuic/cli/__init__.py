@@ -109,7 +109,8 @@ def main() -> None:
     except click.ClickException as error:
         if as_json:
             report_json(UsageError(error.format_message(), hint=""))
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         code = error.exit_code
     except BrokenPipeError:
         code = _BROKEN_PIPE

@@ -159,12 +159,18 @@ def exit_code(error: CiuicError) -> int:
 
 
 def report_error(error: CiuicError, *, as_json: bool) -> None:
-    """Say on stderr what went wrong and what to do; in JSON on stdout as well."""
+    """Say on stderr what went wrong and what to do; in JSON on stdout as well.
+
+    What can't be written is left out: a full disk under the log must not put an error of its own in
+    place of this one, and the exit code tells it still.
+    """
     if as_json:
-        report_json(error)
-    click.echo(f"ciuic: {printable(error.message)}", err=True)
-    if error.hint:
-        click.echo(f"       {printable(error.hint)}", err=True)
+        with contextlib.suppress(OSError):
+            report_json(error)
+    with contextlib.suppress(OSError):
+        click.echo(f"ciuic: {printable(error.message)}", err=True)
+        if error.hint:
+            click.echo(f"       {printable(error.hint)}", err=True)
 
 
 def report_json(error: CiuicError) -> None:

@@ -492,6 +492,16 @@ def test_a_stdout_that_is_full_is_an_error_that_is_told(taken):
         assert "Traceback" not in done.err
 
 
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(taken):
+    """A log on a full disk must not turn one failure into another."""
+    ciuic = f"ciuic --config {taken.config}"
+
+    for words in ("show nosuch", "show nosuch --json", "nosuch"):
+        told = run("bash", "-c", f"{ciuic} {words}")
+        untold = run("bash", "-c", f"{ciuic} {words} > /dev/full 2> /dev/full")
+        assert untold.code == told.code != 0, told.said()
+
+
 def test_a_closed_stdout_or_stdin_is_no_reason_for_a_traceback(taken):
     ciuic = f"ciuic --config {taken.config}"
 

@@ -33,6 +33,7 @@ CALLS = (
 )
 READS = {"openat", "read", "pread64"}
 _LINE = re.compile(r"^(\d+) +(\w+)\(")
+_TOLD = re.compile(r" write\([12]<")
 _REASON = re.compile(
     "Input/output error|No space left|disk I/O error|is full|unable to open|can't be read|damaged"
     "|missing|is gone|no longer|disk image is malformed|not a store|readonly database",
@@ -149,28 +150,42 @@ def run(box: Box, command: tuple[str | Path, ...], trace: Path, *options: str) -
 
 
 def calls_of(made: Prepared, command: Command, directory: Path) -> list[Call]:
-    """All calls of a clean run that touch the store or the target."""
+    """All calls of a clean run that touch the store or the target.
+
+    The calls are counted in each thread: one that in the first thread loads a library is left out.
+    """
     box, out, trace = copy_of(made, directory / "clean"), directory / "clean-out", directory / "log"
     command.damages(box)
     outcome = run(box, command.arguments(made, out), trace, "-e", f"trace={','.join(CALLS)}")
     assert outcome.code == command.codes[0], outcome
     counts: dict[tuple[str, str], int] = {}
-    found = set()
+    found, elsewhere = set(), set()
+    first = ""
     for line in trace.read_text(errors="replace").splitlines():
         match = _LINE.match(line)
         if match is None:
             continue
         key = (match[1], match[2])
+        first = first or match[1]
         counts[key] = counts.get(key, 0) + 1
         if str(box.store) in line or str(out) in line:
             found.add(Call(match[2], counts[key]))
+        elif match[1] == first:
+            elsewhere.add(Call(match[2], counts[key]))
     shutil.rmtree(box.directory)
     shutil.rmtree(out, ignore_errors=True)
-    return sorted(found)
+    return sorted(found - elsewhere)
 
 
-@pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=SIGKILL"])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        (name, fault)
+        for name in COMMANDS
+        for fault in ("error=EIO", "error=ENOSPC", "signal=SIGKILL")
+        if (name, fault) != ("verify", "error=ENOSPC")  # it writes nothing
+    ],
+)
 def test_any_one_call_may_fail_or_be_the_last_one(
     made: Prepared, tmp_path: Path, name: str, fault: str
 ) -> None:
@@ -178,8 +193,7 @@ def test_any_one_call_may_fail_or_be_the_last_one(
     calls = calls_of(made, command, tmp_path)
     if fault == "error=ENOSPC":
         calls = [one for one in calls if one.name not in READS]
-        if not calls:
-            pytest.skip("it writes nothing")
+    assert calls
     seed = int(os.environ.get("CIUIC_SEED", random.SystemRandom().randrange(2**32)))
     chosen = random.Random(seed).sample(calls, min(POSITIONS, len(calls)))
     print(f"seed {seed}: {len(chosen)} of {len(calls)} positions")
@@ -190,12 +204,16 @@ def test_any_one_call_may_fail_or_be_the_last_one(
         arguments = command.arguments(made, out)
         inject = f"inject={call.name}:{fault}:when={call.number}"
         outcome = run(box, arguments, trace, "-e", f"trace={call.name}", "-e", inject)
-        is_hit = "(INJECTED)" in trace.read_text(errors="replace") or outcome.code < 0
-        if outcome.code >= 0:
-            assert_told(outcome, command, is_hit=is_hit, where=where)
+        injected = [
+            one for one in trace.read_text(errors="replace").splitlines() if "(INJECTED)" in one
+        ]
+        # The calls are counted in each thread: what tells of the error may meet with it as well.
+        is_silenced = any(_TOLD.search(one) for one in injected)
+        if outcome.code >= 0 and not (is_silenced and outcome.code):
+            assert_told(outcome, command, is_hit=bool(injected), where=where)
         assert_whole(made, box, tmp_path, name, outcome, where)
         if name == "restore":
-            assert_restored(made, box, out, outcome, where)
+            assert_restored(made, box, out, outcome, where, is_silenced=is_silenced)
         shutil.rmtree(box.directory)
         shutil.rmtree(out, ignore_errors=True)
 
@@ -255,7 +273,9 @@ def assert_whole(
     assert box.verify(checksum=False).ok, where
 
 
-def assert_restored(made: Prepared, box: Box, out: Path, outcome: Outcome, where: str) -> None:
+def assert_restored(
+    made: Prepared, box: Box, out: Path, outcome: Outcome, where: str, *, is_silenced: bool
+) -> None:
     """Files are whole or not there, what is missing was named, and a second run finishes."""
     photo = made.known[made.spare]
     found = photograph(out / "source") if (out / "source").exists() else {}
@@ -267,9 +287,9 @@ def assert_restored(made: Prepared, box: Box, out: Path, outcome: Outcome, where
     assert len(leftovers) <= 1 or outcome.code < 0, (where, leftovers)
     if outcome.code == 0:
         assert differences(photo, found) == [], where
-    elif outcome.code > 1 and "error" in outcome.document:
+    elif outcome.code > 1 and not is_silenced and "error" in outcome.document:
         assert found == {}, where
-    elif outcome.code > 1:
+    elif outcome.code > 1 and not is_silenced:
         named = {os.fsencode(one["path"]) for one in outcome.document["failed"]}
         for path in photo.keys() - found.keys():
             whole = os.path.normpath(os.path.join(os.fsencode(made.box.source), path))
@@ -283,14 +303,19 @@ def assert_restored(made: Prepared, box: Box, out: Path, outcome: Outcome, where
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("name", ["snapshot", "forget", "prune", "repair"])
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind in ("ext4", "xfs", "btrfs")
+        for name in ("snapshot", "forget", "prune", "repair")
+        if LONG or kind == "ext4" or name == "prune"
+    ],
+)
 def test_a_store_on_a_disk_that_is_full(
     made: Prepared, tmp_path: Path, kind: str, name: str
 ) -> None:
     """To the last byte: what is there stays, and with room again everything goes on."""
-    if kind != "ext4" and not LONG and name != "prune":
-        pytest.skip("in the long form only")
     command = COMMANDS[name]
     with disk(kind, tmp_path) as mounted:
         box = Box.__new__(Box)
