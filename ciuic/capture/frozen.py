@@ -24,6 +24,7 @@ import re
 import stat
 import struct
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -187,6 +188,7 @@ class Area:
         self._number = 0
         self._first_number = 0
         self._tree_prefix = b""
+        self._spares: deque[tuple[int, int]] = deque()
 
     @classmethod
     def find(cls, place: bytes, store_id: str) -> "Area | None":
@@ -279,6 +281,17 @@ class Area:
     def end(self) -> None:
         """The present snapshot has a record, if it has anything frozen."""
         self._first_number, self._tree_prefix = 0, b""
+        while self._spares:
+            os.close(self._spares.popleft()[1])
+
+    def make_spares(self, count: int, copies_fd: int) -> None:
+        """Make empty files that ``clone`` will fill: to make one takes as long as to fill it.
+
+        What is left of them goes when the snapshot has ended.
+        """
+        with contextlib.suppress(OSError):
+            for _ in range(count):
+                self._spares.append(self._new_copy(copies_fd))
 
     def clone(self, fd: int, copies_fd: int) -> int:
         """Clone an open file; returns the clone's number.
@@ -297,17 +310,19 @@ class Area:
             return self._clone(fd, copies_fd)
 
     def _clone(self, fd: int, copies_fd: int) -> int:
-        number, self._number = self._number, self._number + 1
-        name = copy_name(number)
-        copy_fd = os.open(name, _NEW_COPY, _COPY_MODE, dir_fd=copies_fd)
+        number, copy_fd = self._spares.popleft() if self._spares else self._new_copy(copies_fd)
         try:
             kernel.clone_file(fd, copy_fd)
         except OSError:
-            os.unlink(name, dir_fd=copies_fd)
+            os.unlink(copy_name(number), dir_fd=copies_fd)
             raise
         finally:
             os.close(copy_fd)
         return number
+
+    def _new_copy(self, copies_fd: int) -> tuple[int, int]:
+        number, self._number = self._number, self._number + 1
+        return number, os.open(copy_name(number), _NEW_COPY, _COPY_MODE, dir_fd=copies_fd)
 
     def copies_fd(self) -> int:
         """A descriptor of the directory of copies."""

@@ -205,7 +205,8 @@ class ReflinkView(RootView):
                 raise SourceError("turned into something else while the snapshot was taken")
             for attempt in range(1, ATTEMPTS + 1):
                 number = self._area.clone(fd, self._copies_fd)
-                has_writer = kernel.has_writer(fd)
+                # The lease ends with the descriptor: giving it back is a call that this saves.
+                has_writer = kernel.hold_lease(fd)
                 after = os.fstat(fd)
                 is_torn = not same_content(before, after)
                 if not is_torn or attempt == ATTEMPTS:

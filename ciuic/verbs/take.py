@@ -190,6 +190,7 @@ def take_snapshot(
             roots,
             existing=[one.id for one in snapshots],
             previous={root: one.snapshot_id for root, one in old.items()},
+            believed_since={} if is_base else {root: one.taken_ns for root, one in old.items()},
         )
         content = ContentReader(
             store,

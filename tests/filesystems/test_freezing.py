@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.capture.freezer import Freezer
 from ciuic.capture.frozen import AREA_NAME, Area, give_up, open_frozen
 from ciuic.capture.kernel import remove_subvolume, snapshot_subvolume
 from ciuic.capture.providers import choose
 from ciuic.catalog import find_snapshot
+from ciuic.clock import SystemClock
 from ciuic.model import FLUX, WHOLE
 from ciuic.store import open_store
 from tests.kit.box import Box
@@ -198,6 +200,44 @@ def test_an_unchanged_file_keeps_its_clone_and_gets_one_if_it_is_gone(xfs: Disk)
     assert fd is not None
     with open(fd, "rb") as file:
         assert file.read() == (box.source / "run" / "model.pt").read_bytes()
+
+
+def test_copies_are_made_before_the_freeze_and_those_too_many_go(
+    xfs: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = box_on(xfs)
+    for number in range(30):
+        (box.source / "run" / f"left-out-{number}").write_bytes(bytes(20_000))
+        (box.source / "run" / f"part-{number}").write_bytes(os.urandom(20_000))
+    made: list[bool] = []
+    is_frozen = [False]
+    make, begin = Area._new_copy, Freezer.begin
+
+    def noted_make(area: Area, copies_fd: int) -> tuple[int, int]:
+        made.append(is_frozen[0])
+        return make(area, copies_fd)
+
+    def noted_begin(freezer: Freezer) -> object:
+        is_frozen[0] = True
+        return begin(freezer)
+
+    monkeypatch.setattr(Area, "_new_copy", noted_make)
+    monkeypatch.setattr(Freezer, "begin", noted_begin)
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    box.take(exclude=("left-out-*",), clock=SystemClock())
+
+    assert made == [False] * 63  # both names of a file with two
+    copies = Path(os.fsdecode(area_of(xfs, box).path)) / "copies"
+    assert sum(1 for one in copies.iterdir()) == 32
+    assert all(one.stat().st_size for one in copies.iterdir())
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+    (box.source / "run" / "part-7").write_bytes(os.urandom(20_000))
+    made.clear()
+    is_frozen[0] = False
+    box.take(exclude=("left-out-*",), clock=SystemClock())
+    assert made == [False]
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(cow_disk: Disk) -> None:
