@@ -20,6 +20,7 @@ from ciuic import durable
 from ciuic.capture import kernel
 from ciuic.capture.frozen import AREA_NAME, Area, RootRecord, is_short_of_space, open_frozen
 from ciuic.capture.providers import REFLINK, SUBVOLUME, Choice, choose, subvolume_top
+from ciuic.capture.reading import is_settled
 from ciuic.capture.views import READ_AT_ONCE_BYTES, ReflinkView, RootView, SubvolumeView
 from ciuic.errors import SourceError
 from ciuic.scan import DirectoryHandle, open_root
@@ -224,7 +225,9 @@ def _count_changed(top: DirectoryHandle, since_ns: int | None) -> int:
                 if stat.S_ISDIR(status.st_mode):
                     left.append(directory.child(name))
                 elif stat.S_ISREG(status.st_mode) and status.st_size > READ_AT_ONCE_BYTES:
-                    found += since_ns is None or status.st_ctime_ns >= since_ns
+                    found += since_ns is None or not is_settled(
+                        status.st_mtime_ns, status.st_ctime_ns, since_ns
+                    )
     return found
 
 

@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ FREEZE_MARK_MS = {"subvolume": 20.0, "reflink": 100.0}
 READ_SHARE_MARK = 0.05
 APPEND_MARK_MB = 20.0
 ROLL_BACK_MARK_S = 1.0
+FREEZE_REST_S = 5.0
 COPY_ON_WRITE = ("xfs", "btrfs")
 
 
@@ -164,6 +166,8 @@ class OnFileSystem:
                 if times is not found["first"]:
                     changes.change_each(source, self._chance)
                 self._bench.prepare(cache, [source])
+                # XFS takes apart what was just deleted, and holds the same locks for it.
+                time.sleep(FREEZE_REST_S)
                 times.append(_document(measure.run(_snapshot(ciuic)))["freeze_s"] * 1000)
             how = _how(ciuic)
         mark_ms = FREEZE_MARK_MS.get(how, FREEZE_MARK_MS["reflink"])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,6 +225,7 @@ def test_copies_are_made_before_the_freeze_and_those_too_many_go(
     monkeypatch.setattr(Area, "_new_copy", noted_make)
     monkeypatch.setattr(Freezer, "begin", noted_begin)
     descriptors = len(os.listdir("/proc/self/fd"))
+    time.sleep(0.2)  # long enough for their times to tell of the next change
 
     box.take(exclude=("left-out-*",), clock=SystemClock())
 
