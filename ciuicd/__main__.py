@@ -92,7 +92,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"default: ${CONFIG_VARIABLE}, then {', then '.join(SYSTEM_PATHS)}",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--once", action="store_true", help="take one snapshot now, and exit")
+    what.add_argument(
+        "--once",
+        action="store_true",
+        help="take one snapshot now, forget by retention_policy, and exit",
+    )
     what.add_argument(
         "--link-store",
         metavar="PATH",

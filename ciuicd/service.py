@@ -96,14 +96,16 @@ class Service:
         self._inbox.put(None)
 
     def run_once(self) -> TakeReport:
-        """Take one snapshot now, beside a daemon that is idle, and return.
+        """Take one snapshot now, beside a daemon that is idle; forget as the daemon would.
 
         Raises:
             CiuicError: No snapshot was taken.
         """
         create_store(self._settings.snapshot_dir, self._clock)
         self._lower_priority()
-        return self._take(Job())
+        report = self._take(Job())
+        self._upkeep.after_snapshot(self._settings)
+        return report
 
     def serve(self) -> None:
         """Take snapshots until ``stop``.

@@ -75,6 +75,16 @@ def test_it_forgets_by_the_policy_after_each_snapshot_and_says_so(machine: Machi
     stopped_in_peace(daemon)
 
 
+def test_one_run_from_a_timer_forgets_as_well(machine: Machine) -> None:
+    old = take(machine, days_ago=40)
+    machine.configure(retention_policy="last:1")
+
+    done = machine.once()
+
+    assert done.returncode == 0, done.stderr
+    assert trashed(machine) == [old]
+
+
 def test_what_the_policy_keeps_is_not_forgotten_and_nothing_is_said(machine: Machine) -> None:
     take(machine, days_ago=3)
     machine.configure(retention_policy="7d")
