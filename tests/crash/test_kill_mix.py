@@ -3,10 +3,12 @@
 Some kills in each run of the tests, 500 with CIUIC_LONG=1.
 """
 
+import contextlib
 import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +173,52 @@ class Life:
             assert self.box.ciuic("forget", oldest).code == 0
             self.trash[oldest] = self.known.pop(oldest)
 
+    def crowd(self) -> None:
+        """A daemon and two commands at once, each of which may be killed at any moment.
+
+        The source stands still meanwhile: whoever's snapshot it is, it must be of this.
+        """
+        self.churn()
+        photo = look(self.box.source)
+        oldest = [one.id for one in self.box.snapshots()][-1]
+        commands = {
+            "snapshot": ("snapshot",),
+            "verify": ("verify", "--all", "--checksum"),
+            "restore": ("restore", "-s", oldest, "-p", self.box.source, "-d", self.out),
+            "prune": ("prune", "--trash", "0"),
+        }
+        shutil.rmtree(self.out, ignore_errors=True)
+        begun = [self._begun(sys.executable, "-m", "ciuicd", "--config", self.box.config)]
+        time.sleep(self.rng.uniform(0, 0.6))
+        begun += [
+            self._begun(*CIUIC, "--config", self.box.config, *commands[what])
+            for what in self.rng.sample(sorted(commands), 2)
+        ]
+        for process in self.rng.sample(begun, len(begun)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(self.rng.uniform(0, 0.8))
+            process.kill()
+        for process in begun:
+            _, err = process.communicate()
+            assert b"Traceback" not in err, err
+            # 1: the daemon that was taking the snapshot for it is dead; 5: another one was writing.
+            assert process.returncode in {0, 1, 5, -9}, (process.args, process.returncode, err)
+            self.died += process.returncode == -9
+        for name in {one.id for one in self.box.snapshots()} - self.known.keys():
+            self.known[name] = photo
+        with open_store(str(self.box.store)) as store:
+            left = {one.id for one in store.trash()}
+        self.trash = {name: self.trash[name] for name in left}
+
+    def _begun(self, *command: str | Path) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            command,
+            env=environment(),
+            cwd="/",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
 
 @pytest.fixture(params=KINDS)
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Life]:
@@ -184,6 +232,19 @@ def test_whatever_is_killed_costs_nothing_that_was_reported(life: Life) -> None:
     wanted, steps = -(-KILLS // len(KINDS)), 0
     while life.died < wanted:
         life.step(life.rng.choice(sorted(life.usual_s)))
+        steps += 1
+        assert steps < 20 * wanted, "hardly one was hit; the moments are chosen badly"
+    print(f"{life.died} kills in {steps} steps")
+
+
+def test_a_daemon_and_two_commands_are_killed_while_they_are_in_each_others_way(
+    life: Life,
+) -> None:
+    with life.box.config.open("a") as settings:
+        settings.write("snapshot_interval = 1s\nretention_policy = 3650d\n")
+    wanted, steps = -(-KILLS // len(KINDS)), 0
+    while life.died < wanted:
+        life.step("crowd")
         steps += 1
         assert steps < 20 * wanted, "hardly one was hit; the moments are chosen badly"
     print(f"{life.died} kills in {steps} steps")
