@@ -14,7 +14,7 @@ from ciuic.errors import SourceError
 from ciuic.model import Entry
 from ciuic.scan import DirectoryHandle, mounts, open_root, read_xattrs
 
-__all__ = ["FrozenFile", "ReflinkView", "RootView", "SubvolumeView"]
+__all__ = ["READ_AT_ONCE_BYTES", "FrozenFile", "ReflinkView", "RootView", "SubvolumeView"]
 
 READ_AT_ONCE_BYTES: Final = 16 * 1024
 """Files up to this size are read when the walk comes to them: one read is shorter than a clone."""
