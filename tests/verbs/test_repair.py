@@ -48,9 +48,6 @@ class Patient:
         self.model = (source / "model").read_bytes()
         (source / "sub" / "log").write_bytes(b"a line\n")
         box.take()
-        # Where files can be cloned, the clones would mend whatever these tests destroy.
-        with open_store(str(self.store)) as store:
-            give_up(store.header.store_id, [os.fsencode(source)], keep=0)
         self.ids = [one.id for one in box.snapshots()]
         self.photo = photograph(source)
         self.before = files_of(self.store)
@@ -113,8 +110,12 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Patient]:
-    yield Patient(Box(tmp_path, chunk_bytes=64 * KIB, parity=SHARE))
+def patient(tmp_path: Path) -> Patient:
+    """Where files can be cloned, the clones would mend whatever the tests destroy: they are gone."""
+    it = Patient(Box(tmp_path, chunk_bytes=64 * KIB, parity=SHARE))
+    with open_store(str(it.store)) as store:
+        give_up(store.header.store_id, [os.fsencode(it.box.source)], keep=0)
+    return it
 
 
 def test_a_sound_store_needs_nothing_and_nothing_is_changed(patient):
