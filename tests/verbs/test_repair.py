@@ -111,7 +111,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Patient:
-    """Where files can be cloned, the clones would mend whatever the tests destroy: they are gone."""
+    """Without clones: where files have them, they would mend whatever the tests destroy."""
     it = Patient(Box(tmp_path, chunk_bytes=64 * KIB, parity=SHARE))
     with open_store(str(it.store)) as store:
         give_up(store.header.store_id, [os.fsencode(it.box.source)], keep=0)
