@@ -64,10 +64,12 @@ class Hook:
 
 
 def reading(path: Path) -> Callable[[], bool]:
-    """This process has the file open at this moment."""
+    """The thread that asks is reading the file: no other one is looking at it meanwhile."""
     wanted = str(path)
 
     def is_open() -> bool:
+        if not threading.current_thread().name.startswith("read"):
+            return False
         for fd in os.listdir("/proc/self/fd"):
             try:
                 if os.readlink(f"/proc/self/fd/{fd}") == wanted:
