@@ -6,6 +6,7 @@ over, except for the alignment of the tensors.
 
 import math
 import struct
+from itertools import pairwise
 from typing import Final
 
 from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span
@@ -103,11 +104,8 @@ def spans(headers: Headers) -> list[Span]:
         raise NoLayoutError("no such alignment")
     table = sorted([_tensor(cursor) for _ in range(tensors)])
     start = -(-cursor.offset_bytes // alignment) * alignment
-    ends = [offset for offset, _, _ in table[1:]]
-    return [
-        _span(start, one, end)
-        for one, end in zip(table, [*ends, headers.size_bytes - start], strict=True)
-    ]
+    bounds = [*table, (headers.size_bytes - start, 0, 0)]
+    return [_span(start, one, following[0]) for one, following in pairwise(bounds)]
 
 
 def _skip_value(cursor: _Cursor, kind: int) -> None:
