@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ciuic.capture.cache import CacheKeeper, read_whole
@@ -48,6 +48,15 @@ _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN_OWNED: Final = _OPEN | os.O_NOATIME
 """The kernel allows this to a file's owner and to root."""
 _TURNED: Final = "turned into something else while the snapshot was taken"
+
+
+BlockEnd = Callable[[int, int], int]
+"""Where a block ends that begins at an offset and is about so long: whoever cuts chunks out of
+blocks knows, since a chunk can't go on in the next one."""
+
+
+def _next_multiple(offset_bytes: int, block_bytes: int) -> int:
+    return offset_bytes - offset_bytes % block_bytes + block_bytes
 
 
 class Small(NamedTuple):
@@ -136,6 +145,7 @@ class OpenFile:
         with source_faults():
             self.fd = os.open(name, _OPEN_OWNED if owned else _OPEN, dir_fd=directory_fd)
         self._private = private
+        self._peeked_bytes = 0
         self.ended_early = False
         self.before = os.fstat(self.fd)
         if not stat.S_ISREG(self.before.st_mode):
@@ -168,10 +178,29 @@ class OpenFile:
             if start < end:
                 yield Extent(start, end - start)
 
-    def blocks(self, extent: Extent) -> Iterator[tuple[int, memoryview]]:
+    def peek(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Some bytes, in any order, before all is read from the front; fewer at the file's end.
+
+        ``peeked`` has to be called after the last one.
+        """
+        self._cache.reach(offset_bytes, length_bytes)
+        self._peeked_bytes = max(self._peeked_bytes, offset_bytes)
+        with source_faults():
+            return os.pread(self.fd, length_bytes, offset_bytes)
+
+    def peeked(self) -> None:
+        """No more is to be peeked at; what is not near the front leaves the page cache."""
+        if self._peeked_bytes >= BLOCK_BYTES:
+            self._cache.finish()
+        self._peeked_bytes = 0
+
+    def blocks(
+        self, extent: Extent, block_end: BlockEnd = _next_multiple
+    ) -> Iterator[tuple[int, memoryview]]:
         """The bytes of an extent, as position and block; each block is a buffer of its own.
 
-        A file that has shrunk ends early; ``check_unchanged`` tells.
+        Blocks end where ``block_end`` says. A file that has shrunk ends early;
+        ``check_unchanged`` tells.
         """
         if extent.length_bytes >= _ADVISE_BYTES_MIN:
             os.posix_fadvise(
@@ -179,8 +208,7 @@ class OpenFile:
             )
         offset, end = extent.offset_bytes, extent.offset_bytes + extent.length_bytes
         while offset < end:
-            # Up to the next multiple: chunks are cut at multiples, and a block is cut at its end.
-            wanted = min(BLOCK_BYTES - offset % BLOCK_BYTES, end - offset)
+            wanted = min(block_end(offset, BLOCK_BYTES), end) - offset
             self._cache.reach(offset, wanted)
             block = self._read(offset, wanted)
             if block is None:
@@ -188,7 +216,9 @@ class OpenFile:
             yield offset, block
             offset += len(block)
 
-    def scattered_blocks(self, extents: Iterable[Extent]) -> Iterator[tuple[int, memoryview]]:
+    def scattered_blocks(
+        self, extents: Iterable[Extent], block_end: BlockEnd = _next_multiple
+    ) -> Iterator[tuple[int, memoryview]]:
         """The bytes of some stretches, in order, and from the disk nothing that lies between.
 
         The disk is told ahead what comes, so that small stretches don't wait for one another.
@@ -197,7 +227,7 @@ class OpenFile:
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
         ahead: deque[Extent] = deque()
         ahead_bytes = 0
-        for piece in _pieces(extents):
+        for piece in _pieces(extents, block_end):
             self._cache.reach(*piece)
             os.posix_fadvise(self.fd, *piece, os.POSIX_FADV_WILLNEED)
             ahead.append(piece)
@@ -249,12 +279,12 @@ class OpenFile:
         self._cache = CacheKeeper(self.fd, self.before.st_size, private=self._private)
 
 
-def _pieces(extents: Iterable[Extent]) -> Iterator[Extent]:
-    """The same, cut at multiples of a block."""
+def _pieces(extents: Iterable[Extent], block_end: BlockEnd) -> Iterator[Extent]:
+    """The same, cut where blocks end."""
     for extent in extents:
         at, end = extent.offset_bytes, extent.offset_bytes + extent.length_bytes
         while at < end:
-            wanted = min(BLOCK_BYTES - at % BLOCK_BYTES, end - at)
+            wanted = min(block_end(at, BLOCK_BYTES), end) - at
             yield Extent(at, wanted)
             at += wanted
 

@@ -15,6 +15,18 @@ class FixedChunker:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
 
+    def before(self, offset_bytes: int) -> int:
+        """See ``Chunker``."""
+        return offset_bytes - offset_bytes % self.size_bytes
+
+    def after(self, offset_bytes: int) -> int:
+        """See ``Chunker``."""
+        return self.before(offset_bytes) + self.size_bytes
+
+    def block_end(self, offset_bytes: int, block_bytes: int) -> int:
+        """The next multiple of a block: chunks that are longer are cut there too."""
+        return offset_bytes - offset_bytes % block_bytes + block_bytes
+
     def cuts(self, offset_bytes: int, block: memoryview) -> list[memoryview]:
         """See ``Chunker``."""
         size = self.size_bytes

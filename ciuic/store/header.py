@@ -21,7 +21,9 @@ from ciuic.store.sealed import seal, unseal
 __all__ = [
     "ALLOW_SHARED",
     "CHUNK_BYTES_DEFAULT",
+    "FIXED",
     "FORMAT",
+    "TENSORS",
     "Chunking",
     "Header",
     "read_header",
@@ -29,6 +31,8 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
+FIXED: Final = "fixed"
+TENSORS: Final = "tensors"
 KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
 CHUNK_BYTES_DEFAULT: Final = 1024 * 1024
 _CHUNK_BYTES_MIN: Final = 4096
@@ -42,12 +46,18 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _NEW_HEADER: Final = (
     "Run 'ciuic repair' to put its copy back; without one, the header of any store with the same"
-    " chunk size serves."
+    " chunking serves."
 )
 
 
 class Chunking(msgspec.Struct, frozen=True):
-    """How files are cut: ``fixed``, at every multiple of ``size_bytes``."""
+    """How files are cut.
+
+    Attributes:
+        kind: ``FIXED``, at every multiple of ``size_bytes``; or ``TENSORS``, files of tensors at
+            their tensors' ends and all others likewise: ``ciuic.chunking``.
+        size_bytes: No chunk is longer.
+    """
 
     kind: str
     size_bytes: int
@@ -110,7 +120,10 @@ def read_header(store_path: str) -> Header:
     if _STORE_ID.fullmatch(header.store_id) is None:
         raise CorruptionError(f"{path}: {header.store_id!r} is not a store's ID", hint=_NEW_HEADER)
     cut = header.chunking
-    if cut.kind != "fixed" or not _CHUNK_BYTES_MIN <= cut.size_bytes <= _CHUNK_BYTES_MAX:
+    if (
+        cut.kind not in {FIXED, TENSORS}
+        or not _CHUNK_BYTES_MIN <= cut.size_bytes <= _CHUNK_BYTES_MAX
+    ):
         raise UnknownFormatError(f"{path}: chunking '{cut.kind}', {cut.size_bytes} is not known")
     return header
 

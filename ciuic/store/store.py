@@ -22,6 +22,7 @@ from ciuic.store.files import open_regular, read_regular
 from ciuic.store.header import (
     CHUNK_BYTES_DEFAULT,
     FORMAT,
+    TENSORS,
     Chunking,
     Header,
     read_header,
@@ -50,7 +51,9 @@ _FILE_MODE: Final = 0o600
 _ID_DIGITS: Final = 6
 
 
-def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFAULT) -> bool:
+def create_store(
+    path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFAULT, chunking: str = TENSORS
+) -> bool:
     """Make a store at ``path`` if there is none; returns whether it was made now.
 
     The header is written last, so that a store that was cut short while it was made is known
@@ -83,7 +86,7 @@ def create_store(path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFA
             required=[],
             store_id=os.urandom(16).hex(),
             created=rfc3339(clock.now_ns()),
-            chunking=Chunking("fixed", chunk_bytes),
+            chunking=Chunking(chunking, chunk_bytes),
         )
         durable.write_whole(
             os.path.join(path, layout.HEADER),

@@ -26,13 +26,15 @@ from ciuic.capture import (
     read_small,
     source_faults,
 )
-from ciuic.chunking import FixedChunker
+from ciuic.chunking import Chunker, FixedChunker, TensorChunker
+from ciuic.chunking.tensors import MAGIC_BYTES, layout
 from ciuic.clock import Clock
 from ciuic.errors import CancelledError, CorruptionError, SourceError, TornReadError, VanishedError
 from ciuic.hashing import data_id
 from ciuic.model import FLUX, GONE_MODE, UNREADABLE, WHOLE, Entry
 from ciuic.scan import DirectoryHandle, read_xattrs, storable_ns
 from ciuic.store import Store
+from ciuic.store.header import TENSORS
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
 from ciuic.verbs.tracking import Gap, Kept, believed, respell
@@ -114,7 +116,8 @@ class ContentReader:
         self._chunk_bytes = chunk_bytes
         self._believe = believe
         self._writer = writer
-        self._chunker = FixedChunker(chunk_bytes)
+        self._fixed = FixedChunker(chunk_bytes)
+        self._cuts_tensors = store.header.chunking.kind == TENSORS
         self._trouble = trouble
         self._flux = flux
         self._cancelled = cancelled
@@ -274,38 +277,68 @@ class ContentReader:
     def _spell(self, opened: OpenFile, tracked: "_Tracked | None") -> tuple[bytes, int, int]:
         """Store a file's data once through; returns content, level and the length found."""
         if tracked is not None and self._believe:
-            plan = self._plan(opened, tracked)
+            # Where nothing has changed nothing is cut, and no header needs to be read.
+            chunker = self._chunker_of(opened) if tracked.changed else self._fixed
+            plan = self._plan(opened, tracked, chunker)
             if plan is not None:
-                return self._spell_plan(opened, plan, tracked.data)
+                return self._spell_plan(opened, plan, tracked.data, chunker)
+        chunker = self._chunker_of(opened)
         spelling = _Spelling(self._writer)
         if tracked is not None:
-            spelling = _Spelling(self._writer, self._expected(opened, tracked))
-        self._add_chunks(spelling, self._chunks(opened), iter(()))
+            spelling = _Spelling(self._writer, self._expected(opened, tracked, chunker))
+        self._add_chunks(spelling, self._chunks(opened, chunker), iter(()))
         if spelling.missed is not None and tracked is not None:
             what = f"change tracking missed a change at byte {spelling.missed}; please report it"
             self._trouble(tracked.path, what)
         return spelling.finish(0 if opened.ended_early else opened.before.st_size)
 
-    def _plan(self, opened: OpenFile, tracked: "_Tracked") -> list[Kept | Gap] | None:
+    def _chunker_of(self, opened: OpenFile) -> Chunker:
+        """Where this file is cut, by its headers as they are now.
+
+        A file that is written to meanwhile may have others a moment later: it is then read again,
+        or in flux, and its bytes are right wherever they are cut.
+        """
+        size = opened.before.st_size
+        if not self._cuts_tensors or size <= self._small_bytes:
+            return self._fixed
+
+        def read(offset: int, length: int) -> bytes:
+            self._check_stopped()
+            # The magic is not counted: so little of any file is read to tell what it is.
+            if offset or length > MAGIC_BYTES:
+                self._count(length)
+            return opened.peek(offset, length)
+
+        spans = layout(read, size)
+        opened.peeked()
+        return self._fixed if spans is None else TensorChunker(spans, self._chunk_bytes)
+
+    def _plan(
+        self, opened: OpenFile, tracked: "_Tracked", chunker: Chunker
+    ) -> list[Kept | Gap] | None:
         """How to spell a file by what has changed; None if the store lacks what has not."""
         size = opened.before.st_size
-        chunk_bytes = self._chunk_bytes
-        plan = list(respell(tracked.pieces, tracked.changed, size, chunk_bytes=chunk_bytes))
+        plan = list(respell(tracked.pieces, tracked.changed, size, chunker=chunker))
         wanted = {one.piece.id for one in plan if isinstance(one, Kept) and one.piece.id}
         return plan if self._store.index.known(list(wanted)) == wanted else None
 
-    def _expected(self, opened: OpenFile, tracked: "_Tracked") -> Iterator[Kept]:
-        size = opened.before.st_size
-        return believed(tracked.pieces, tracked.changed, size, chunk_bytes=self._chunk_bytes)
+    def _expected(self, opened: OpenFile, tracked: "_Tracked", chunker: Chunker) -> Iterator[Kept]:
+        return believed(
+            tracked.pieces,
+            tracked.changed,
+            opened.before.st_size,
+            chunker=chunker,
+            chunk_bytes=self._chunk_bytes,
+        )
 
     def _spell_plan(
-        self, opened: OpenFile, plan: list[Kept | Gap], data: list[Range]
+        self, opened: OpenFile, plan: list[Kept | Gap], data: list[Range], chunker: Chunker
     ) -> tuple[bytes, int, int]:
         spelling = _Spelling(self._writer)
         gaps = [one for one in plan if isinstance(one, Gap)]
         kept = iter([one for one in plan if isinstance(one, Kept)])
-        blocks = opened.scattered_blocks(_data_in(gaps, data))
-        self._add_chunks(spelling, self._cuts(blocks), kept)
+        blocks = opened.scattered_blocks(_data_in(gaps, data), chunker.block_end)
+        self._add_chunks(spelling, self._cuts(blocks, chunker), kept)
         return spelling.finish(opened.before.st_size)
 
     def _add_chunks(
@@ -343,16 +376,18 @@ class ContentReader:
             spelling.add_kept(next_kept)
             next_kept = next(kept, None)
 
-    def _chunks(self, opened: OpenFile) -> Iterator[tuple[int, memoryview]]:
+    def _chunks(self, opened: OpenFile, chunker: Chunker) -> Iterator[tuple[int, memoryview]]:
         for extent in opened.extents():
-            yield from self._cuts(opened.blocks(extent))
+            yield from self._cuts(opened.blocks(extent, chunker.block_end), chunker)
 
-    def _cuts(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+    def _cuts(
+        self, blocks: Iterable[tuple[int, memoryview]], chunker: Chunker
+    ) -> Iterator[tuple[int, memoryview]]:
         for offset, block in blocks:
             self._check_stopped()
             self._count(len(block))
             at = offset
-            for view in self._chunker.cuts(offset, block):
+            for view in chunker.cuts(offset, block):
                 yield at, view
                 at += len(view)
 

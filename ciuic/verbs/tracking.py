@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.capture import Range
+from ciuic.chunking import Chunker
 from ciuic.store.nodes import Piece
 
 __all__ = ["Gap", "Kept", "believed", "respell"]
@@ -40,36 +41,42 @@ class Gap(NamedTuple):
 
 
 def respell(
-    pieces: Iterable[Piece], changed: Sequence[Range], new_size: int, *, chunk_bytes: int
+    pieces: Iterable[Piece], changed: Sequence[Range], new_size: int, *, chunker: Chunker
 ) -> Iterator[Kept | Gap]:
     """Plan the recipe of a file that was changed in places.
 
     Args:
-        pieces: The old recipe, in order.
+        pieces: The old recipe, in order, wherever it is cut.
         changed: Ranges of the new file that may differ, in order; what lies beyond the old
             file's end is among them.
         new_size: Length of the new file in bytes.
-        chunk_bytes: A fresh read cuts at multiples of this.
+        chunker: Where a fresh read cuts.
 
     Yields:
         The new file from its first byte to its last. A gap begins and ends where a fresh read
         would cut, or next to something that is kept; gaps never touch.
     """
-    yield from _merged(_by_region(_segments(pieces, changed, new_size), chunk_bytes))
+    yield from _merged(_by_region(_segments(pieces, changed, new_size), chunker))
 
 
 def believed(
-    pieces: Iterable[Piece], changed: Sequence[Range], new_size: int, *, chunk_bytes: int
+    pieces: Iterable[Piece],
+    changed: Sequence[Range],
+    new_size: int,
+    *,
+    chunker: Chunker,
+    chunk_bytes: int,
 ) -> Iterator[Kept]:
     """The pieces that a full read must find again if ``changed`` tells the truth.
 
-    Only chunks of full length at their old places: what is shorter may be a slice, whose ID is that
-    of more bytes.
+    Only chunks of full length that a fresh read cuts in the same places: what is shorter may be a
+    slice, whose ID is that of more bytes.
     """
     for one in _segments(pieces, changed, new_size):
-        is_aligned = one.offset_bytes % chunk_bytes == 0 and one.length_bytes == chunk_bytes
-        if isinstance(one, Kept) and one.piece.id and is_aligned:
-            yield one
+        if isinstance(one, Kept) and one.piece.id and one.length_bytes == chunk_bytes:
+            start = one.offset_bytes
+            if chunker.before(start) == start and chunker.after(start) == start + chunk_bytes:
+                yield one
 
 
 def _segments(
@@ -100,26 +107,28 @@ def _segments(
         yield Gap(at, new_size - at)
 
 
-def _by_region(segments: Iterable[Kept | Gap], chunk_bytes: int) -> Iterator[Kept | Gap]:
-    """Turn regions that are down to crumbs into gaps."""
+def _by_region(segments: Iterable[Kept | Gap], chunker: Chunker) -> Iterator[Kept | Gap]:
+    """Turn regions that are down to crumbs into gaps; a region is what a fresh read cuts out."""
     region: list[Kept | Gap] = []
     for segment in segments:
-        for part in _cut_at_regions(segment, chunk_bytes):
-            if part.offset_bytes % chunk_bytes == 0:
+        for part in _cut_at_regions(segment, chunker):
+            start = part.offset_bytes
+            if chunker.before(start) == start:
                 yield from _settled(region)
                 region = []
-                if part.length_bytes >= chunk_bytes:
+                if start + part.length_bytes >= chunker.after(start):
                     yield part
                     continue
             region.append(part)
     yield from _settled(region)
 
 
-def _cut_at_regions(segment: Kept | Gap, chunk_bytes: int) -> Iterator[Kept | Gap]:
+def _cut_at_regions(segment: Kept | Gap, chunker: Chunker) -> Iterator[Kept | Gap]:
     """Up to the first boundary, all whole regions as one, what is left."""
     start, end = segment.offset_bytes, segment.offset_bytes + segment.length_bytes
-    first = min(end, -(-start // chunk_bytes) * chunk_bytes)
-    last = max(first, end // chunk_bytes * chunk_bytes)
+    is_boundary = chunker.before(start) == start
+    first = min(end, start if is_boundary else chunker.after(start))
+    last = max(first, chunker.before(end))
     for one, other in ((start, first), (first, last), (last, end)):
         if one < other:
             yield _part(segment, one, other)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ciuic.hashing import data_id
 from ciuic.store import create_store, layout, open_store
+from ciuic.store.header import FIXED
 from ciuic.store.nodes import Piece
 from ciuic.verbs.label import set_pinned
 from ciuic.verbs.take import TakeRequest, take_snapshot
@@ -143,7 +144,7 @@ def main() -> None:
     store = GOLDEN / "store"
     os.makedirs(SOURCE)
     clock = ManualClock(TAKEN_NS)
-    create_store(str(store), clock, chunk_bytes=CHUNK_BYTES)
+    create_store(str(store), clock, chunk_bytes=CHUNK_BYTES, chunking=FIXED)
     expected = []
     for number, act in enumerate((fill, change, patch)):
         act()

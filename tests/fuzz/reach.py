@@ -23,6 +23,7 @@ _PARSERS = {
     "reply": ["control.py"],
     "request": ["control.py"],
     "rows": ["store/index.py"],
+    "tensors": [f"tensors/{one}.py" for one in ("gguf", "headers", "npy", "safetensors", "zipped")],
     "trash": ["store/trash.py", "store/manifest.py"],
     "tree": ["store/nodes.py"],
     "words": ["retention.py", "units.py", "clock.py", "store/layout.py"],

@@ -1,6 +1,7 @@
 """Inputs that go all the way through each parser: where a fuzzer begins."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
 
@@ -14,7 +15,8 @@ from ciuic.codec import planes
 from ciuic.hashing import checksum
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble
 from ciuic.store import frame, header, manifest
-from tests.fuzz.targets import SNAPSHOT
+from tests.fuzz.targets import SNAPSHOT, ZEROS
+from tests.kit.tensors import npy, saved
 
 __all__ = ["SEEDS"]
 
@@ -165,6 +167,17 @@ def _rows() -> list[bytes]:
     return [b"\5" + chunk + packs + checks + snapshots + b"\1" + name + chunk]
 
 
+def _tensors() -> list[bytes]:
+    """What real libraries write; the target makes long runs of zeros out of their lengths."""
+
+    def shorter(zeros: re.Match[bytes]) -> bytes:
+        return ZEROS + len(zeros[0]).to_bytes(3, "little")
+
+    names = ("state.pt", "part.distcp", "state.npz", "state.safetensors", "state.gguf")
+    found = [re.sub(rb"\0{500,}", shorter, saved(name)) for name in names]
+    return [*found, npy(bytes(200))]
+
+
 def _messages(*some: object) -> list[bytes]:
     return [json.dumps(one).encode() + b"\n" for one in some]
 
@@ -215,6 +228,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "reply": lambda: _REPLIES,
     "request": lambda: _REQUESTS,
     "rows": _rows,
+    "tensors": _tensors,
     "trash": _trash,
     "tree": _trees,
     "words": lambda: [one.encode() for one in _WORDS],

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ciuic import catalog, codec, config, control
 from ciuic.capture import frozen
+from ciuic.chunking import tensors
 from ciuic.clock import from_local_text
 from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError
 from ciuic.hashing import checksum, data_id, pack_id
@@ -48,6 +49,8 @@ __all__ = ["MEMORY_BYTES_MAX", "TARGETS", "Target"]
 Target = Callable[[bytes], None]
 MEMORY_BYTES_MAX = 48 * 1024 * 1024
 """More than any input here may cost: parity works on up to 16 MiB, with its copies."""
+ZEROS = b"\xee\xdd"
+"""In files of tensors, before the length of a run of zeros."""
 REFUSED = (CorruptionError, UnknownFormatError)
 SNAPSHOT = "cs-123456"
 
@@ -337,6 +340,31 @@ def fuzz_frozen(data: bytes) -> None:
         root.copies.find(*frozen._KEY.unpack(data[:24].ljust(24, b"\0")))
 
 
+# Files of tensors
+
+
+def fuzz_tensors(data: bytes) -> None:
+    """The headers of a file that says of its tensors what it likes, and zeros for tensors."""
+    first, *others = data.split(ZEROS)[:5]
+    runs = [bytes(int.from_bytes(one[:3], "little") % 200_000) + one[3:] for one in others]
+    whole = first + b"".join(runs)
+    read_bytes = 0
+
+    def read(offset: int, length: int) -> bytes:
+        nonlocal read_bytes
+        assert 0 <= offset <= offset + length <= len(whole)
+        read_bytes += length
+        return whole[offset : offset + length]
+
+    found = tensors.layout(read, len(whole))
+    assert read_bytes <= min(tensors.HEADER_BYTES_MAX, len(whole))
+    assert found is None or found
+    end = 0
+    for one in found or ():
+        assert end <= one.offset_bytes < one.offset_bytes + one.length_bytes <= len(whole)
+        end = one.offset_bytes + one.length_bytes
+
+
 # The catalog
 
 
@@ -494,6 +522,7 @@ TARGETS: dict[str, Target] = {
     "reply": fuzz_reply,
     "request": fuzz_request,
     "rows": fuzz_rows,
+    "tensors": fuzz_tensors,
     "trash": fuzz_trash,
     "tree": fuzz_tree,
     "words": fuzz_words,

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.capture import Range
+from ciuic.chunking import Chunker, FixedChunker
 from ciuic.hashing import data_id
 from ciuic.store.nodes import Piece
 from ciuic.verbs.tracking import ITEMS_MAX, Gap, Kept, believed, respell
@@ -15,6 +16,28 @@ LEFT_MIN = 0.25
 """Less than this of a region is not worth keeping: ciuic/verbs/tracking.py says why."""
 
 CHUNK_BYTES = st.sampled_from([8, 64, 400])
+
+
+class Uneven(FixedChunker):
+    """Cuts at multiples counted from each of some offsets to the next one."""
+
+    def __init__(self, size_bytes: int, bounds: set[int]) -> None:
+        super().__init__(size_bytes)
+        self.bounds = sorted(bounds | {0})
+
+    def before(self, offset_bytes: int) -> int:
+        start = max(one for one in self.bounds if one <= offset_bytes)
+        return offset_bytes - (offset_bytes - start) % self.size_bytes
+
+    def after(self, offset_bytes: int) -> int:
+        cut = self.before(offset_bytes) + self.size_bytes
+        return min([cut, *[one for one in self.bounds if one > offset_bytes]])
+
+
+@st.composite
+def chunkers(draw: st.DrawFn, chunk_bytes: int) -> Chunker:
+    """The fixed rule, or cuts anywhere between."""
+    return Uneven(chunk_bytes, draw(st.sets(st.integers(1, 12 * chunk_bytes), max_size=12)))
 
 
 class Chunks:
@@ -99,7 +122,7 @@ def changed_bytes(old: bytes, new_size: int, changed: Sequence[Range]) -> bytes:
 
 
 def spelled(
-    chunks: Chunks, plan: Sequence[Kept | Gap], new: bytes, chunk_bytes: int
+    chunks: Chunks, plan: Sequence[Kept | Gap], new: bytes, chunker: Chunker
 ) -> list[Piece]:
     """The recipe that comes of a plan: gaps are read, and cut where any read cuts."""
     pieces = []
@@ -109,7 +132,7 @@ def spelled(
             continue
         at, end = one.offset_bytes, one.offset_bytes + one.length_bytes
         while at < end:
-            until = min(end, (at // chunk_bytes + 1) * chunk_bytes)
+            until = min(end, chunker.after(at))
             pieces.append(Piece(until - at, chunks.add(new[at:until])))
             at = until
     return pieces
@@ -138,12 +161,13 @@ def inside(ranges: Sequence[Range | Gap | Kept], start: int, end: int) -> list[i
 
 
 def check_regions(
-    plan: Sequence[Kept | Gap], changed: Sequence[Range], new_size: int, chunk_bytes: int
+    plan: Sequence[Kept | Gap], changed: Sequence[Range], new_size: int, chunker: Chunker
 ) -> None:
     """A region is read as a whole, or exactly what has changed of it; then enough is kept."""
     gaps = [one for one in plan if isinstance(one, Gap)]
-    for start in range(0, new_size, chunk_bytes):
-        end = min(start + chunk_bytes, new_size)
+    end = 0
+    while end < new_size:
+        start, end = end, min(chunker.after(end), new_size)
         read = sum(inside(gaps, start, end))
         wanted = sum(inside(changed, start, end))
         if read == end - start:
@@ -163,12 +187,13 @@ def test_what_is_kept_and_what_is_read_make_the_new_file(
     old = chunks.whole(pieces)
     new_size, changed = data.draw(changes(len(old)))
     new = changed_bytes(old, new_size, changed)
+    chunker = data.draw(chunkers(chunk_bytes))
 
-    plan = list(respell(pieces, changed, new_size, chunk_bytes=chunk_bytes))
+    plan = list(respell(pieces, changed, new_size, chunker=chunker))
 
     check_plan(plan, new_size)
-    check_regions(plan, changed, new_size, chunk_bytes)
-    assert chunks.whole(spelled(chunks, plan, new, chunk_bytes)) == new
+    check_regions(plan, changed, new_size, chunker)
+    assert chunks.whole(spelled(chunks, plan, new, chunker)) == new
 
 
 @given(st.data(), CHUNK_BYTES)
@@ -178,11 +203,13 @@ def test_what_is_believed_is_what_a_full_read_finds(data: st.DataObject, chunk_b
     old = chunks.whole(pieces)
     new_size, changed = data.draw(changes(len(old)))
     new = changed_bytes(old, new_size, changed)
+    chunker = data.draw(chunkers(chunk_bytes))
 
-    found = list(believed(pieces, changed, new_size, chunk_bytes=chunk_bytes))
+    found = list(believed(pieces, changed, new_size, chunker=chunker, chunk_bytes=chunk_bytes))
 
     for one in found:
-        assert one.offset_bytes % chunk_bytes == 0
+        assert chunker.before(one.offset_bytes) == one.offset_bytes
+        assert chunker.after(one.offset_bytes) == one.offset_bytes + chunk_bytes
         assert one.piece.id == data_id(new[one.offset_bytes :][:chunk_bytes])
 
 
@@ -193,20 +220,23 @@ def test_a_file_may_change_for_generations(
     chunks = Chunks()
     noise = data.draw(st.randoms(use_true_random=False))
     new = noise.randbytes(data.draw(st.integers(0, 6 * chunk_bytes)))
-    pieces = spelled(chunks, [Gap(0, len(new))] if new else [], new, chunk_bytes)
+    chunker = data.draw(chunkers(chunk_bytes))
+    pieces = spelled(chunks, [Gap(0, len(new))] if new else [], new, chunker)
     for _ in range(generations):
         new_size, changed = data.draw(changes(len(new)))
         new = changed_bytes(new, new_size, changed)
-        plan = list(respell(pieces, changed, new_size, chunk_bytes=chunk_bytes))
-        pieces = spelled(chunks, plan, new, chunk_bytes)
+        plan = list(respell(pieces, changed, new_size, chunker=chunker))
+        pieces = spelled(chunks, plan, new, chunker)
         assert chunks.whole(pieces) == new
         # Nothing that went before, read or kept, can make a recipe grow without end.
         at = 0
         counts: dict[int, int] = {}
         for one in pieces:
-            for region in range(at // chunk_bytes, (at + one.length_bytes - 1) // chunk_bytes + 1):
+            end = at + one.length_bytes
+            while at < end:
+                region = chunker.before(at)
                 counts[region] = counts.get(region, 0) + 1
-            at += one.length_bytes
+                at = min(chunker.after(at), end)
         assert max(counts.values(), default=0) <= ITEMS_MAX
 
 
@@ -215,7 +245,7 @@ def test_what_has_not_changed_is_taken_over_as_it_is() -> None:
     whole, tail = chunks.add(bytes(range(64))), chunks.add(b"tail")
     pieces = [Piece(64, whole), Piece(1000, b""), Piece(5, whole, 9), Piece(4, tail)]
 
-    plan = list(respell(pieces, [], 1073, chunk_bytes=64))
+    plan = list(respell(pieces, [], 1073, chunker=FixedChunker(64)))
 
     assert [one.piece for one in plan if isinstance(one, Kept)] == pieces
 
@@ -225,7 +255,7 @@ def test_neighbours_are_joined_if_one_goes_on_where_the_other_ends() -> None:
     joined = [Piece(9, name, 1), Piece(20, name, 10), Piece(3, b""), Piece(4, b"")]
     apart = [Piece(5, name, 40), Piece(5, name, 50), Piece(5, name, 2), Piece(9, name, 7)]
 
-    plan = list(respell(joined + apart, [], 60, chunk_bytes=64))
+    plan = list(respell(joined + apart, [], 60, chunker=FixedChunker(64)))
 
     assert [one.piece for one in plan if isinstance(one, Kept)] == [
         Piece(29, name, 1),
@@ -239,7 +269,7 @@ def test_a_region_that_has_changed_is_cut_like_any_read() -> None:
     chunks = Chunks()
     pieces = [Piece(64, chunks.add(bytes([number]) * 64)) for number in range(5)]
 
-    plan = list(respell(pieces, [Range(60, 72)], 320, chunk_bytes=64))
+    plan = list(respell(pieces, [Range(60, 72)], 320, chunker=FixedChunker(64)))
 
     assert plan == [
         Kept(0, Piece(60, pieces[0].id)),
@@ -256,8 +286,8 @@ def test_a_region_that_is_down_to_crumbs_is_read_as_a_whole() -> None:
     crumbs = [Range(400 + 5 * number, 1) for number in range(ITEMS_MAX // 2 + 1)]
     mostly = [Range(800, 301)]
 
-    plan = list(respell(pieces, [*crumbs, *mostly], 1200, chunk_bytes=400))
+    plan = list(respell(pieces, [*crumbs, *mostly], 1200, chunker=FixedChunker(400)))
     assert plan == [Kept(0, pieces[0]), Gap(400, 800)]
 
-    fewer = list(respell(pieces, [*crumbs[1:-1], Range(800, 300)], 1200, chunk_bytes=400))
+    fewer = list(respell(pieces, [*crumbs[1:-1], Range(800, 300)], 1200, chunker=FixedChunker(400)))
     assert sum(one.length_bytes for one in fewer if isinstance(one, Gap)) == len(crumbs) - 2 + 300

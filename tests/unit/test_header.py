@@ -36,7 +36,7 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
     for name in ("one", "two"):
         assert create_store(str(tmp_path / name), ManualClock(0), chunk_bytes=4096)
         header = read_header(str(tmp_path / name))
-        assert (header.created[:4], header.chunking) == ("1970", Chunking("fixed", 4096))
+        assert (header.created[:4], header.chunking) == ("1970", Chunking("tensors", 4096))
         ids.add(header.store_id)
     assert len(ids) == 2
 

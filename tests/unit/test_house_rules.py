@@ -60,7 +60,7 @@ HOMES = {
     "xxhash": ("ciuic/hashing.py",),
     "rich": ("ciuic/cli/progress.py",),
     "sqlite3": ("ciuic/store/index.py", "ciuic/store/store.py"),
-    "msgspec": ("ciuic/model.py", "ciuic/store/", "ciuic/catalog.py"),
+    "msgspec": ("ciuic/model.py", "ciuic/store/", "ciuic/catalog.py", "ciuic/chunking/tensors/"),
     "numpy": ("ciuic/codec", "ciuic/chunking/", "ciuic/training/"),
     "pyeclib": ("ciuic/store/galois.py",),
     "torch": ("ciuic/training/",),

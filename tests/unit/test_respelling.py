@@ -3,6 +3,8 @@
 import pytest
 
 from ciuic.capture import Range
+from ciuic.chunking import FixedChunker, TensorChunker
+from ciuic.chunking.tensors import Span
 from ciuic.hashing import data_id
 from ciuic.store.nodes import HOLE, Piece
 from ciuic.verbs.tracking import ITEMS_MAX, Gap, Kept, believed, respell
@@ -14,7 +16,7 @@ THREE = [Piece(MIB, A), Piece(MIB, B), Piece(MIB, C)]
 
 
 def plan(pieces, changed, size):
-    return list(respell(pieces, [Range(*one) for one in changed], size, chunk_bytes=MIB))
+    return list(respell(pieces, [Range(*one) for one in changed], size, chunker=FixedChunker(MIB)))
 
 
 def test_an_unchanged_file_keeps_its_pieces():
@@ -118,5 +120,25 @@ def test_only_whole_chunks_in_their_places_are_what_a_full_read_must_find(
 ):
     size = sum(one.length_bytes for one in pieces)
     ranges = [Range(*one) for one in changed]
-    found = believed(pieces, ranges, size, chunk_bytes=MIB)
+    found = believed(pieces, ranges, size, chunker=FixedChunker(MIB), chunk_bytes=MIB)
     assert [one.offset_bytes for one in found] == expected
+
+
+def test_a_recipe_that_was_cut_by_another_rule_is_taken_over_slice_by_slice():
+    chunker = TensorChunker([Span(5000, MIB), Span(5000 + MIB, MIB)], MIB)
+    changed = [Range(5000, MIB)]
+    assert list(respell(THREE, changed, 3 * MIB, chunker=chunker)) == [
+        Kept(0, Piece(5000, A)),
+        Gap(5000, MIB),
+        Kept(MIB + 5000, Piece(MIB - 5000, B, 5000)),
+        Kept(2 * MIB, Piece(MIB, C)),
+    ]
+    assert list(respell(THREE, [], 3 * MIB, chunker=chunker)) == plan(THREE, [], 3 * MIB)
+
+
+def test_nothing_is_expected_of_chunks_that_a_fresh_read_would_cut_elsewhere():
+    chunker = TensorChunker([Span(5000, 200_000), Span(2 * MIB, 500_000)], MIB)
+    pieces = [Piece(5000, A), Piece(200_000, B), *THREE]
+    size = sum(one.length_bytes for one in pieces)
+    found = believed(pieces, [], size, chunker=chunker, chunk_bytes=MIB)
+    assert [one.offset_bytes for one in found] == [205_000]

@@ -1,0 +1,152 @@
+"""GGUF: counts, keys and values, a table of tensors, the tensors.
+
+https://github.com/ggml-org/ggml, docs/gguf.md; versions 2 and 3, little-endian. Values are stepped
+over, except for the alignment of the tensors.
+"""
+
+import math
+import struct
+from itertools import pairwise
+from typing import Final
+
+from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span
+
+__all__ = ["begins", "spans"]
+
+_MAGIC: Final = b"GGUF"
+_HEAD: Final = struct.Struct("<4sIQQ")
+_VERSIONS: Final = (2, 3)
+_ALIGNMENT: Final = b"general.alignment"
+_ALIGNMENT_DEFAULT: Final = 32
+_ALIGNMENT_MAX: Final = 1024 * 1024
+_VALUE_BYTES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_U32: Final = 4
+_STRING: Final = 8
+_ARRAY: Final = 9
+_WIDTHS: Final = {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}
+"""Of the types whose elements stand alone: F32, F16, I8, I16, I32, I64, F64, BF16. A tensor of any
+other type, packed in blocks, ends where the next one begins."""
+_DIMENSIONS_MAX: Final = 8
+_ITEMS_MAX: Final = 1_000_000
+"""Strings and keys: the largest vocabularies have 256,000 tokens and as many merges."""
+_READ_BYTES: Final = 64 * 1024
+
+
+class _Cursor:
+    """Walks from the front, and can't run beyond the bounds of ``Headers``."""
+
+    def __init__(self, headers: Headers) -> None:
+        self._headers = headers
+        self._buffer = b""
+        self._start = 0
+        self._at = 0
+        self.items = 0
+
+    @property
+    def offset_bytes(self) -> int:
+        """Where in the file."""
+        return self._start + self._at
+
+    def number(self, length: int) -> int:
+        """An integer of so many bytes."""
+        return int.from_bytes(self.take(length), "little")
+
+    def take(self, length: int) -> bytes:
+        """So many bytes."""
+        if self._at + length > len(self._buffer):
+            self._refill(length)
+        self._at += length
+        return self._buffer[self._at - length : self._at]
+
+    def skip(self, length: int) -> None:
+        """Leave so many bytes out."""
+        self._at += length
+        if self._at > len(self._buffer):
+            self._start, self._at, self._buffer = self.offset_bytes, 0, b""
+
+    def string(self) -> bytes:
+        """A length and so many bytes."""
+        self.count()
+        return self.take(self.number(8))
+
+    def count(self) -> None:
+        """One more of what must not be without end."""
+        self.items += 1
+        if self.items > _ITEMS_MAX:
+            raise NoLayoutError("too many values")
+
+    def _refill(self, length: int) -> None:
+        start = self.offset_bytes
+        wanted = max(length, min(_READ_BYTES, self._headers.size_bytes - start))
+        self._buffer = self._headers.at(start, wanted)
+        self._start, self._at = start, 0
+
+
+def begins(magic: bytes) -> bool:
+    """The magic is there."""
+    return magic.startswith(_MAGIC)
+
+
+def spans(headers: Headers) -> list[Span]:
+    """The tensors of a file that ``begins`` like this one, in any order."""
+    cursor = _Cursor(headers)
+    _, version, tensors, pairs = _HEAD.unpack(cursor.take(_HEAD.size))
+    if version not in _VERSIONS or tensors > SPANS_MAX:
+        raise NoLayoutError("not of a known version")
+    alignment = _ALIGNMENT_DEFAULT
+    for _ in range(min(pairs, _ITEMS_MAX + 1)):
+        key, kind = cursor.string(), cursor.number(4)
+        if key == _ALIGNMENT and kind == _U32:
+            alignment = cursor.number(4)
+        else:
+            _skip_value(cursor, kind)
+    if not 0 < alignment <= _ALIGNMENT_MAX:
+        raise NoLayoutError("no such alignment")
+    table = sorted([_tensor(cursor) for _ in range(tensors)])
+    start = -(-cursor.offset_bytes // alignment) * alignment
+    bounds = [*table, (headers.size_bytes - start, 0, 0)]
+    return [_span(start, one, following[0]) for one, following in pairwise(bounds)]
+
+
+def _skip_value(cursor: _Cursor, kind: int) -> None:
+    if kind == _STRING:
+        cursor.skip(cursor.number(8))
+        return
+    if kind != _ARRAY:
+        cursor.skip(_width(kind))
+        return
+    element, count = cursor.number(4), cursor.number(8)
+    if element != _STRING:
+        cursor.skip(_width(element) * count)
+        return
+    for _ in range(count):
+        cursor.count()
+        cursor.skip(cursor.number(8))
+
+
+def _width(kind: int) -> int:
+    """Arrays of arrays, which nobody writes, are refused with what is not known."""
+    width = _VALUE_BYTES.get(kind)
+    if width is None:
+        raise NoLayoutError("a value of no known type")
+    return width
+
+
+def _tensor(cursor: _Cursor) -> tuple[int, int, int]:
+    """A tensor's offset in the data, its number of elements and its type."""
+    cursor.string()
+    dimensions = cursor.number(4)
+    if dimensions > _DIMENSIONS_MAX:
+        raise NoLayoutError("too many dimensions")
+    elements = math.prod([cursor.number(8) for _ in range(dimensions)])
+    kind = cursor.number(4)
+    return cursor.number(8), elements, kind
+
+
+def _span(start: int, tensor: tuple[int, int, int], end: int) -> Span:
+    offset, elements, kind = tensor
+    width = _WIDTHS.get(kind, 0)
+    length = elements * width if width else end - offset
+    if length > end - offset:
+        raise NoLayoutError("tensors overlap")
+    return Span(start + offset, length, width)

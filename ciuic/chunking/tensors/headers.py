@@ -1,0 +1,80 @@
+"""What the readers of all formats share: a file's headers, read within bounds."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+__all__ = ["HEADER_BYTES_MAX", "SPANS_MAX", "Headers", "NoLayoutError", "Read", "Span"]
+
+HEADER_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of one file: the tokenizers that GGUF files begin with take up to 8 MiB."""
+SPANS_MAX: Final = 100_000
+"""Optimizer states have three tensors for each of some ten thousand parameters."""
+
+Read = Callable[[int, int], bytes]
+
+
+class NoLayoutError(Exception):
+    """The file is not what it begins like, or says of itself what can't be."""
+
+
+class Span(NamedTuple):
+    """One tensor's bytes.
+
+    Attributes:
+        offset_bytes: From the file's start.
+        length_bytes: Of the tensor.
+        width_bytes: Of an element; 0: not known.
+    """
+
+    offset_bytes: int
+    length_bytes: int
+    width_bytes: int = 0
+
+
+class Headers:
+    """Reads what is asked for, within the file and within ``HEADER_BYTES_MAX``.
+
+    Attributes:
+        size_bytes: The file's length.
+    """
+
+    def __init__(self, read: Read, size_bytes: int) -> None:
+        self._read = read
+        self._left_bytes = min(HEADER_BYTES_MAX, size_bytes)
+        self._start = 0
+        self._window = b""
+        self.size_bytes = size_bytes
+
+    def at(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Exactly these bytes.
+
+        What was read last is not read again: headers that lie close together cost one read.
+
+        Raises:
+            NoLayoutError: They are not there, or they are too many.
+        """
+        skipped = offset_bytes - self._start
+        if skipped < 0 or skipped + length_bytes > len(self._window):
+            self._start, self._window = offset_bytes, self._fetched(offset_bytes, length_bytes)
+            skipped = 0
+        return self._window[skipped : skipped + length_bytes]
+
+    def near(self, offset_bytes: int, length_bytes: int, near_bytes: int) -> bytes:
+        """The same; what lies up to ``near_bytes`` before its end will be asked for next."""
+        end = offset_bytes + length_bytes
+        if offset_bytes < self._start or end > self._start + len(self._window):
+            start = max(0, min(offset_bytes, end - near_bytes))
+            if end - start <= self._left_bytes:
+                self.at(start, end - start)
+        return self.at(offset_bytes, length_bytes)
+
+    def _fetched(self, offset_bytes: int, length_bytes: int) -> bytes:
+        if offset_bytes < 0 or offset_bytes + length_bytes > self.size_bytes:
+            raise NoLayoutError("beyond the file's end")
+        if length_bytes > self._left_bytes:
+            raise NoLayoutError("too long for headers")
+        self._left_bytes -= length_bytes
+        data = self._read(offset_bytes, length_bytes)
+        if len(data) != length_bytes:
+            raise NoLayoutError("the file has become shorter")
+        return data

@@ -1,0 +1,76 @@
+"""safetensors: the length of a JSON object, the object, the tensors.
+
+https://github.com/huggingface/safetensors, "Format". The object has for each tensor its element
+type, its shape and two offsets, counted from the end of the object.
+"""
+
+import math
+from typing import Annotated, Final
+
+import msgspec
+
+from ciuic.chunking.tensors.headers import Headers, NoLayoutError, Span
+
+__all__ = ["begins", "spans"]
+
+_LENGTH_BYTES: Final = 8
+_METADATA: Final = "__metadata__"
+_WIDTHS: Final = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+_DIMENSIONS_MAX: Final = 64
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: Annotated[list[_Count], msgspec.Meta(max_length=_DIMENSIONS_MAX)]
+    data_offsets: tuple[_Count, _Count]
+
+
+_table: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_tensor: Final = msgspec.json.Decoder(_Tensor)
+
+
+def begins(magic: bytes) -> bool:
+    """There is no magic: the high bytes of a length are zeros, and a JSON object follows."""
+    return magic[4:_LENGTH_BYTES] == bytes(4) and magic[8:9] == b"{"
+
+
+def spans(headers: Headers) -> list[Span]:
+    """The tensors of a file that ``begins`` like this one, in any order."""
+    length = int.from_bytes(headers.at(0, _LENGTH_BYTES), "little")
+    start = _LENGTH_BYTES + length
+    text = headers.at(_LENGTH_BYTES, length)
+    try:
+        table = _table.decode(text)
+        return [
+            _span(_tensor.decode(one), start) for name, one in table.items() if name != _METADATA
+        ]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NoLayoutError("not a table of tensors") from error
+
+
+def _span(tensor: _Tensor, start: int) -> Span:
+    first, end = tensor.data_offsets
+    width = _WIDTHS.get(tensor.dtype, 0)
+    if end < first or (width and math.prod(tensor.shape) * width != end - first):
+        raise NoLayoutError("a tensor's shape and place don't agree")
+    return Span(start + first, end - first, width)

@@ -1,0 +1,281 @@
+"""Where tensors lie, by the headers of files that are right, and of files that lie."""
+
+import io
+import json
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+from ciuic.chunking.tensors import HEADER_BYTES_MAX, MAGIC_BYTES, SPANS_MAX, Span, layout
+from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
+
+KIB = 1024
+W = b"\0\0\x80\x3f" + bytes(119_992) + b"\0\0\0\x40"
+H = b"\x40\x40" + bytes(119_996) + b"\x80\x40"
+"""The tensors of what is kept in tests/kit/saved."""
+LARGE = bytes(range(256)) * 400
+
+
+class Source:
+    """A file's bytes, and what was read of them."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.read_bytes = 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        assert offset >= 0
+        assert length >= 0
+        self.read_bytes += length
+        return self.data[offset : offset + length]
+
+
+def spans_of(data: bytes) -> tuple[Span, ...] | None:
+    source = Source(data)
+    found = layout(source.read, len(data))
+    assert source.read_bytes <= min(HEADER_BYTES_MAX, len(data))
+    return found
+
+
+def large(data: bytes) -> list[bytes]:
+    """The tensors of a file that have a stretch of their own."""
+    found = spans_of(data)
+    assert found is not None
+    return [data[at : at + size] for at, size, _ in found if size >= 64 * KIB]
+
+
+SAVED = {"state.pt": 0, "part.distcp": 0, "state.npz": 2, "state.safetensors": 2, "state.gguf": 2}
+"""And the width of the narrower one's elements, where the file tells."""
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_real_libraries_write_is_read(name):
+    data = saved(name)
+    assert {W, H} == set(large(data))
+    assert len(large(data)) == 2
+    assert {SAVED[name], 2 * SAVED[name]} == {
+        one.width_bytes for one in spans_of(data) if one.length_bytes == len(W)
+    }
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_file_that_is_cut_short_is_nothing_or_still_in_order(name):
+    data = saved(name)
+    ends = {*range(0, 3000, 7), *range(len(data) - 3000, len(data), 7), len(W), 2 * len(W)}
+    for end in sorted(ends):
+        spans_of(data[:end])
+    assert spans_of(data[: len(W)]) is None or name == "state.gguf"
+
+
+def test_what_is_made_here_is_like_what_real_libraries_write():
+    tensors = [LARGE, b"small", LARGE[::-1]]
+    named = dict(zip("abc", tensors, strict=True))
+    for data in (torch_zip(tensors), npz(named), safetensors(named)):
+        assert large(data) == [LARGE, LARGE[::-1]]
+    assert large(npy(LARGE)) == [LARGE]
+    assert [one.offset_bytes % 64 for one in spans_of(torch_zip(tensors))[::2]] == [0, 0]
+
+
+def test_archives_one_behind_the_other_are_all_read():
+    data = b"".join([torch_zip([LARGE[number:]]) for number in range(5)])
+    assert large(data) == [LARGE[number:] for number in range(5)]
+    assert spans_of(b"x" + data) is None
+    assert spans_of(data + b"x") is None
+    assert spans_of(torch_zip([LARGE]) + npz({"a": LARGE})) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        bytes(100_000),
+        b"\x89PNG\r\n\x1a\n" + bytes(1000),
+        b"SQLite format 3\0" + bytes(1000),
+    ],
+)
+def test_other_files_are_told_by_their_first_bytes(data):
+    source = Source(data)
+    assert layout(source.read, len(data)) is None
+    assert source.read_bytes <= MAGIC_BYTES
+
+
+def tables(**changes: object) -> bytes:
+    """A safetensors file of one tensor, 100 bytes from offset 0, and what is said instead."""
+    table = {"dtype": "U8", "shape": [100], "data_offsets": [0, 100]} | changes
+    text = json.dumps({"a": table}).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(100)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        tables(data_offsets=[0, 101], shape=[101]),
+        tables(data_offsets=[-1, 99]),
+        tables(data_offsets=[100, 0]),
+        tables(data_offsets=[0, 2**64], shape=[2**64]),
+        tables(data_offsets=[2**63, 2**63 + 100]),
+        tables(data_offsets=[0, 1.5]),
+        tables(shape=[99]),
+        tables(shape=[-100]),
+        tables(shape=[10] * 100),
+        tables(shape="100"),
+        tables(dtype=None),
+        tables(dtype="F32"),
+        struct.pack("<Q", 2**31) + b"{}" + bytes(100),
+        struct.pack("<Q", 50) + b"{" * 200,
+        struct.pack("<Q", 100_000) + b'{"a":' * 20_000 + bytes(100),
+        struct.pack("<Q", 100_000) + b'{"a":' + b"[" * 99_995,
+        struct.pack("<Q", 7) + b'{"\xff":1}'[:7] + bytes(100),
+        struct.pack("<Q", 2) + b"{}" + bytes(100),
+    ],
+)
+def test_a_table_that_lies_is_not_believed(data):
+    assert spans_of(tables())
+    assert spans_of(data) is None
+
+
+def test_tensors_that_overlap_are_not_believed():
+    one, other = ({"dtype": "U8", "shape": [60], "data_offsets": [at, at + 60]} for at in (0, 40))
+    text = json.dumps({"a": one, "b": other}).encode()
+    assert spans_of(struct.pack("<Q", len(text)) + text + bytes(100)) is None
+
+
+def test_the_order_of_a_table_does_not_matter():
+    tensors = {name: name.encode() * 70_000 for name in "dcba"}
+    data = safetensors(tensors)
+    length = struct.unpack_from("<Q", data)[0]
+    table = json.loads(data[8 : 8 + length])
+    text = json.dumps(dict(sorted(table.items()))).encode().ljust(length)
+    assert spans_of(struct.pack("<Q", length) + text + data[8 + length :]) == spans_of(data)
+
+
+def zipped(name: str, data: bytes, **how: int) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", **how) as archive:
+        archive.writestr("archive/data.pkl", b"pickle")
+        archive.writestr(name, data)
+    return file.getvalue()
+
+
+def test_compressed_members_and_other_archives_are_left_alone():
+    assert spans_of(zipped("archive/data/0", LARGE)) is not None
+    assert spans_of(zipped("archive/data/0", LARGE, compression=zipfile.ZIP_DEFLATED)) is None
+    assert spans_of(zipped("archive/image", LARGE)) is None
+    file = io.BytesIO()
+    np.savez_compressed(file, a=np.zeros(1000))
+    assert spans_of(file.getvalue()) is None
+
+
+def patched(data: bytes, at: int, value: bytes) -> bytes:
+    return data[:at] + value + data[at + len(value) :]
+
+
+def test_an_archive_that_lies_is_not_believed():
+    good = torch_zip([LARGE, LARGE])
+    assert spans_of(good) is not None
+    central = good.rindex(b"PK\x01\x02")
+    first = good.index(b"PK\x01\x02")
+    tensor = good.index(b"PK\x01\x02", first + 10)
+    tensor = good.index(b"PK\x01\x02", tensor + 10)
+    local = good.index(b"archive/data/0") - 30
+    end = len(good) - 22
+    lies = [
+        (tensor + 8, b"\1"),  # encrypted
+        (tensor + 10, b"\x08"),  # deflated
+        (tensor + 20, b"\0\0\0\x01"),  # stored size
+        (tensor + 20, struct.pack("<II", 2**31, 2**31)),
+        (tensor + 42, b"\xf0\xff\xff\xff"),  # offset
+        (tensor + 42, b"\0\0\0\0"),  # that of the first member
+        (local + 6, b"\1"),
+        (local + 8, b"\x08"),
+        (local + 26, b"\xff\xff"),
+        (local + 28, b"\xff\xff"),
+        (local + 30, b"b"),
+        (central, b"X"),
+        (end + 10, b"\xff\xff"),
+        (end + 10, b"\1\0"),
+        (end + 12, b"\0\0\0\0"),
+        (end + 16, b"\0\0\0\0"),
+        (end + 20, b"\1"),
+    ]
+    for at, value in lies:
+        assert spans_of(patched(good, at, value)) is None, (at - tensor, at - local, at - end)
+    for name in ("state.pt", "part.distcp"):
+        data = saved(name)
+        locator = data.rindex(b"PK\x06\x07")
+        assert spans_of(patched(data, locator + 8, b"\xff" * 8)) is None
+        assert spans_of(patched(data, locator - 56, b"X")) is None
+        for field in (32, 40, 48):
+            assert spans_of(patched(data, locator - 56 + field, b"\xff" * 8)) is None
+
+
+def gguf(pairs: bytes = b"", count: int = 0, tensors: tuple[bytes, ...] = (), version=3) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), count)
+    return head + pairs + b"".join(tensors) + bytes(300_000)
+
+
+def pair(key: bytes, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value
+
+
+def tensor_info(offset: int, *shape: int, kind: int = 0) -> bytes:
+    dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return struct.pack("<Q", 1) + b"t" + dimensions + struct.pack("<IQ", kind, offset)
+
+
+def test_gguf_tensors_begin_at_multiples_of_their_alignment():
+    infos = (tensor_info(100_096, 100, kind=12), tensor_info(0, 1000, 25))
+    pairs = pair(b"general.alignment", 4, struct.pack("<I", 256))
+    pairs += pair(b"a", 9, struct.pack("<IQ", 8, 2) + pair(b"x", 0, b"")[:9] + bytes(8))
+    data = gguf(pairs, 2, infos)
+    first, second = spans_of(data)
+    assert first.offset_bytes % 256 == 0
+    assert (first.length_bytes, first.width_bytes) == (100_000, 4)
+    assert (second.offset_bytes, second.width_bytes) == (first.offset_bytes + 100_096, 0)
+    assert second.offset_bytes + second.length_bytes == len(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gguf(),
+        gguf(tensors=(tensor_info(0, 2**60),)),
+        gguf(tensors=(tensor_info(2**63, 10),)),
+        gguf(tensors=(tensor_info(0, 100), tensor_info(100, 100))),
+        gguf(tensors=(tensor_info(0, *([1] * 9)),)),
+        gguf(tensors=(tensor_info(0, 10),), version=1),
+        gguf(tensors=(tensor_info(0, 10),), version=0x0300_0000),  # big-endian
+        gguf(b"", 2**64 - 1, (tensor_info(0, 10),)),
+        gguf(pair(b"a", 77, b""), 1, (tensor_info(0, 10),)),
+        gguf(pair(b"a", 8, b"\xff" * 8), 1, (tensor_info(0, 10),)),
+        gguf(pair(b"a", 9, struct.pack("<IQ", 8, 2**63)), 1, (tensor_info(0, 10),)),
+        gguf(pair(b"a", 9, struct.pack("<IQ", 9, 5)), 1, (tensor_info(0, 10),)),
+        gguf(pair(b"a", 9, struct.pack("<IQ", 10, 2**61)), 1, (tensor_info(0, 10),)),
+        gguf(pair(b"general.alignment", 4, bytes(4)), 1, (tensor_info(0, 10),)),
+        b"GGUF" + struct.pack("<IQQ", 3, SPANS_MAX + 1, 0) + bytes(300_000),
+    ],
+)
+def test_gguf_that_lies_is_not_believed(data):
+    assert spans_of(gguf(tensors=(tensor_info(0, 10),)))
+    assert spans_of(data) is None
+
+
+def test_arrays_of_unknown_kinds_have_no_width():
+    for value, width in ((">f4", 0), ("<f8", 8), ("<c16", 16), ("i4,f4", 0), ("U7", 0)):
+        file = io.BytesIO()
+        np.save(file, np.zeros(10_000, value))
+        assert [one.width_bytes for one in spans_of(file.getvalue())] == [width], value
+    good = npy(LARGE)
+    assert spans_of(patched(good, 6, b"\x09")) is None
+    assert spans_of(patched(good, 6, b"\2\0\xff\xff\xff\xff")) is None
+    assert spans_of(good[:20]) is None
+
+
+def test_more_tensors_than_anybody_has_are_not_looked_at():
+    few = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+    table = {str(at): few | {"data_offsets": [at, at + 1]} for at in range(SPANS_MAX + 1)}
+    text = json.dumps(table).encode()
+    assert spans_of(struct.pack("<Q", len(text)) + text + bytes(len(table))) is None
