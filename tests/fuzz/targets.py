@@ -363,6 +363,8 @@ def fuzz_tensors(data: bytes) -> None:
     for one in found or ():
         assert end <= one.offset_bytes < one.offset_bytes + one.length_bytes <= len(whole)
         end = one.offset_bytes + one.length_bytes
+        assert len(one.name.encode(errors="surrogateescape")) <= tensors.NAME_BYTES_MAX
+        assert len(one.element) <= 16
 
 
 # The catalog

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ciuic.chunking import TensorChunker
 from ciuic.chunking.tensor import SMALL_BYTES
-from ciuic.chunking.tensors import Span, layout
+from ciuic.chunking.tensors import NAME_BYTES_MAX, Span, layout
 from tests.kit.tensors import npy, safetensors, saved, torch_zip
 
 SIZE_BYTES = st.sampled_from([4096, 64 * 1024, 1024 * 1024])
@@ -62,7 +62,7 @@ def test_cuts_are_the_same_however_a_file_is_read(
 def test_a_large_tensor_is_cut_from_its_own_first_byte(spans: list[Span], size_bytes: int) -> None:
     chunker = TensorChunker(spans, size_bytes)
     cuts = set(all_cuts(chunker, spans[-1].offset_bytes + spans[-1].length_bytes))
-    for start, length, _ in spans:
+    for start, length, *_ in spans:
         if length >= SMALL_BYTES:
             own = [*range(start, start + length, size_bytes), start + length]
             assert sorted(one for one in cuts if start <= one <= start + length) == own
@@ -80,7 +80,7 @@ def test_chunks_are_no_crumbs(spans: list[Span], size_bytes: int) -> None:
 def test_a_longer_header_moves_all_cuts_by_as_much(
     spans: list[Span], size_bytes: int, shift: int
 ) -> None:
-    moved = [Span(start + shift, length) for start, length, _ in spans]
+    moved = [Span(start + shift, length) for start, length, *_ in spans]
     end = spans[-1].offset_bytes + spans[-1].length_bytes
     first = spans[0].offset_bytes
     before = [one for one in all_cuts(TensorChunker(spans, size_bytes), end) if one >= first]
@@ -104,9 +104,10 @@ def test_whatever_a_file_says_its_layout_is_sound_or_none(file: bytes, data: st.
     found = layout(lambda offset, length: content[offset : offset + length], len(content))
 
     end = 0
-    for start, length, width in found or ():
+    for start, length, width, *names in found or ():
         assert end <= start < start + length <= len(content)
         assert width in {0, 1, 2, 4, 8, 16}
+        assert all(len(one.encode(errors="surrogateescape")) <= NAME_BYTES_MAX for one in names)
         end = start + length
 
 

@@ -8,7 +8,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from ciuic.chunking.tensors import HEADER_BYTES_MAX, MAGIC_BYTES, SPANS_MAX, Span, layout
+from ciuic.chunking.tensors import (
+    HEADER_BYTES_MAX,
+    MAGIC_BYTES,
+    NAME_BYTES_MAX,
+    SPANS_MAX,
+    Span,
+    layout,
+)
 from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
 
 KIB = 1024
@@ -43,7 +50,7 @@ def large(data: bytes) -> list[bytes]:
     """The tensors of a file that have a stretch of their own."""
     found = spans_of(data)
     assert found is not None
-    return [data[at : at + size] for at, size, _ in found if size >= 64 * KIB]
+    return [data[at : at + size] for at, size, *_ in found if size >= 64 * KIB]
 
 
 SAVED = {"state.pt": 0, "part.distcp": 0, "state.npz": 2, "state.safetensors": 2, "state.gguf": 2}
@@ -158,6 +165,57 @@ def zipped(name: str, data: bytes, **how: int) -> bytes:
         archive.writestr("archive/data.pkl", b"pickle")
         archive.writestr(name, data)
     return file.getvalue()
+
+
+def names_of(data: bytes) -> list[tuple[str, str]]:
+    return [(one.name, one.element) for one in spans_of(data)]
+
+
+NAMED = {
+    "state.pt": [("data/0", ""), ("data/1", ""), ("data/2", "")],
+    "part.distcp": [("1/data/0", ""), ("2/data/0", ""), ("3/data/0", "")],
+    "state.npz": [("b", ""), ("h", "I16"), ("w", "F32")],
+    "state.safetensors": [("b", "F32"), ("h", "BF16"), ("w", "F32")],
+    "state.gguf": [("b", "F32"), ("h", "I16"), ("w", "F32")],
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_tensors_have_the_names_and_elements_that_the_headers_tell(name):
+    assert sorted(names_of(saved(name))) == NAMED[name]
+
+
+def test_a_name_is_the_same_whatever_the_file_is_called():
+    one, other = (torch_zip([LARGE, b"small"], stem=stem) for stem in ("step_500", "step_1000"))
+    assert names_of(one) == names_of(other) == [("data/0", ""), ("data/1", "")]
+    assert names_of(zipped("deep/er/data/0", LARGE)) == [("data/0", "")]
+    assert names_of(one * 2)[2:] == [("1/data/0", ""), ("1/data/1", "")]
+    assert names_of(npy(LARGE)) == [("array", "U8")]
+
+
+def test_arrays_have_elements_if_numpy_has_a_name_for_them():
+    kinds = {"?": "BOOL", "i1": "I8", "<u2": "U16", "<f2": "F16", "<f8": "F64", "<c8": "C64"}
+    kinds |= {">f4": "", "V2": "", "U7": "", "i4,f4": ""}
+    for kind, element in kinds.items():
+        file = io.BytesIO()
+        np.savez(file, **{"layer.0": np.zeros(70_000, kind), "b": np.zeros(3, kind)})
+        assert names_of(file.getvalue()) == [("layer.0", element), ("b", "")], kind
+
+
+def test_names_are_bounded_and_need_not_be_text():
+    longest = "é" * (NAME_BYTES_MAX // 2)
+    for name, kept in ((longest, longest), (longest + "x", ""), ("\U0001f600", "\U0001f600")):
+        assert names_of(safetensors({name: LARGE})) == [(kept, "U8")]
+        assert names_of(npz({name: LARGE})) == [(kept, "U8")]
+    assert names_of(zipped("archive/data/" + "1" * 2000, LARGE)) == [("", "")]
+    info = struct.pack("<Q", 2) + b"\xff\xfe" + tensor_info(0, 10)[9:]
+    assert names_of(gguf(tensors=(info,))) == [("\udcff\udcfe", "F32")]
+
+
+def test_elements_of_a_table_are_words_or_nothing():
+    spelled = {"F8_E4M3FNUZ": "F8_E4M3FNUZ", "F4": "F4", "": "", "f32": "", "F" * 17: ""}
+    for dtype, element in spelled.items():
+        assert names_of(tables(dtype=dtype)) == [("a", element)]
 
 
 def test_compressed_members_and_other_archives_are_left_alone():

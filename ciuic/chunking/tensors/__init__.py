@@ -8,6 +8,7 @@ and filtered.
 Guarantees:
     - for any file ``layout`` returns: None, or spans in order, apart from one another, not empty
       and within the file. It raises only what ``read`` raises.
+    - names don't tell two saves of the same state apart, and are ``NAME_BYTES_MAX`` long at most.
     - it reads at most ``HEADER_BYTES_MAX`` bytes, and never more than the file has.
     - nothing in the file is executed: of a pickle not one opcode is looked at.
 """
@@ -18,6 +19,7 @@ from typing import Final
 from ciuic.chunking.tensors import gguf, npy, safetensors, zipped
 from ciuic.chunking.tensors.headers import (
     HEADER_BYTES_MAX,
+    NAME_BYTES_MAX,
     SPANS_MAX,
     Headers,
     NoLayoutError,
@@ -25,7 +27,15 @@ from ciuic.chunking.tensors.headers import (
     Span,
 )
 
-__all__ = ["HEADER_BYTES_MAX", "MAGIC_BYTES", "SPANS_MAX", "Read", "Span", "layout"]
+__all__ = [
+    "HEADER_BYTES_MAX",
+    "MAGIC_BYTES",
+    "NAME_BYTES_MAX",
+    "SPANS_MAX",
+    "Read",
+    "Span",
+    "layout",
+]
 
 MAGIC_BYTES: Final = 16
 """So much is read of a file that is none of these."""

@@ -9,7 +9,7 @@ import struct
 from itertools import pairwise
 from typing import Final
 
-from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span
+from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span, named
 
 __all__ = ["begins", "spans"]
 
@@ -26,6 +26,40 @@ _ARRAY: Final = 9
 _WIDTHS: Final = {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}
 """Of the types whose elements stand alone: F32, F16, I8, I16, I32, I64, F64, BF16. A tensor of any
 other type, packed in blocks, ends where the next one begins."""
+_ELEMENTS: Final = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
 _DIMENSIONS_MAX: Final = 8
 _ITEMS_MAX: Final = 1_000_000
 """Strings and keys: the largest vocabularies have 256,000 tokens and as many merges."""
@@ -104,7 +138,7 @@ def spans(headers: Headers) -> list[Span]:
         raise NoLayoutError("no such alignment")
     table = sorted([_tensor(cursor) for _ in range(tensors)])
     start = -(-cursor.offset_bytes // alignment) * alignment
-    bounds = [*table, (headers.size_bytes - start, 0, 0)]
+    bounds = [*table, (headers.size_bytes - start, 0, 0, "")]
     return [_span(start, one, following[0]) for one, following in pairwise(bounds)]
 
 
@@ -132,21 +166,21 @@ def _width(kind: int) -> int:
     return width
 
 
-def _tensor(cursor: _Cursor) -> tuple[int, int, int]:
-    """A tensor's offset in the data, its number of elements and its type."""
-    cursor.string()
+def _tensor(cursor: _Cursor) -> tuple[int, int, int, str]:
+    """A tensor's offset in the data, its number of elements, its type and its name."""
+    name = named(cursor.string())
     dimensions = cursor.number(4)
     if dimensions > _DIMENSIONS_MAX:
         raise NoLayoutError("too many dimensions")
     elements = math.prod([cursor.number(8) for _ in range(dimensions)])
     kind = cursor.number(4)
-    return cursor.number(8), elements, kind
+    return cursor.number(8), elements, kind, name
 
 
-def _span(start: int, tensor: tuple[int, int, int], end: int) -> Span:
-    offset, elements, kind = tensor
+def _span(start: int, tensor: tuple[int, int, int, str], end: int) -> Span:
+    offset, elements, kind, name = tensor
     width = _WIDTHS.get(kind, 0)
     length = elements * width if width else end - offset
     if length > end - offset:
         raise NoLayoutError("tensors overlap")
-    return Span(start + offset, length, width)
+    return Span(start + offset, length, width, name, _ELEMENTS.get(kind, ""))

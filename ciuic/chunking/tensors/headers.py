@@ -3,12 +3,24 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-__all__ = ["HEADER_BYTES_MAX", "SPANS_MAX", "Headers", "NoLayoutError", "Read", "Span"]
+__all__ = [
+    "HEADER_BYTES_MAX",
+    "NAME_BYTES_MAX",
+    "SPANS_MAX",
+    "Headers",
+    "NoLayoutError",
+    "Read",
+    "Span",
+    "named",
+]
 
 HEADER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of one file: the tokenizers that GGUF files begin with take up to 8 MiB."""
 SPANS_MAX: Final = 100_000
 """Optimizer states have three tensors for each of some ten thousand parameters."""
+
+NAME_BYTES_MAX: Final = 1024
+"""Of a tensor: real ones take up to some 200. A longer one is as good as none."""
 
 Read = Callable[[int, int], bytes]
 
@@ -18,17 +30,30 @@ class NoLayoutError(Exception):
 
 
 class Span(NamedTuple):
-    """One tensor's bytes.
+    """One tensor's bytes, and what it is called in every save of it.
+
+    No two names of a file should be the same, but a file may lie. An element type is spelled as
+    safetensors spells it (``BF16``), or as GGUF spells those that only it has (``Q4_K``).
 
     Attributes:
         offset_bytes: From the file's start.
         length_bytes: Of the tensor.
         width_bytes: Of an element; 0: not known.
+        name: Without what differs between saves; empty: not known. Bytes that are not UTF-8 are
+            surrogate escapes.
+        element: The type of its elements; empty: not known without looking into a pickle.
     """
 
     offset_bytes: int
     length_bytes: int
     width_bytes: int = 0
+    name: str = ""
+    element: str = ""
+
+
+def named(name: bytes) -> str:
+    """A tensor's name as it stands in a file, if it is not too long for one."""
+    return name.decode(errors="surrogateescape") if len(name) <= NAME_BYTES_MAX else ""
 
 
 class Headers:

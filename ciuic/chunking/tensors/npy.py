@@ -5,6 +5,7 @@ numpy.lib.format. The text is never evaluated: all that is looked for in it is t
 
 import re
 import struct
+import sys
 from typing import Final
 
 from ciuic.chunking.tensors.headers import Headers, NoLayoutError, Span
@@ -16,6 +17,9 @@ _LENGTHS: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Str
 _HEADER_BYTES_MAX: Final = 64 * 1024
 _ELEMENT: Final = re.compile(rb"'descr': '[<|=]([?biufcV])([0-9]{1,2})'")
 _WIDTHS: Final = (1, 2, 4, 8, 16)
+_KINDS: Final = {b"?": "BOOL", b"b": "BOOL", b"i": "I", b"u": "U", b"f": "F", b"c": "C"}
+_NAME: Final = "array"
+"""Of the one array of a file: there is no name in it."""
 
 
 def begins(magic: bytes) -> bool:
@@ -25,10 +29,10 @@ def begins(magic: bytes) -> bool:
 
 def spans(headers: Headers) -> list[Span]:
     """The array of a file that is one."""
-    return [array_span(headers, 0, headers.size_bytes)]
+    return [array_span(headers, 0, headers.size_bytes, _NAME)]
 
 
-def array_span(headers: Headers, start: int, end: int) -> Span:
+def array_span(headers: Headers, start: int, end: int, name: str) -> Span:
     """The array whose header begins at ``start`` of a file and which ends at ``end``."""
     head = headers.at(start, len(_MAGIC) + 2)
     length = _LENGTHS.get(head[len(_MAGIC)])
@@ -40,6 +44,13 @@ def array_span(headers: Headers, start: int, end: int) -> Span:
     if text_bytes > _HEADER_BYTES_MAX or at + text_bytes > end:
         raise NoLayoutError("an array's header is too long")
     found = _ELEMENT.search(headers.at(at, text_bytes))
-    width = int(found[2]) if found is not None else 0
     at += text_bytes
-    return Span(at, end - at, width if width in _WIDTHS else 0)
+    if found is None or int(found[2]) not in _WIDTHS:
+        return Span(at, end - at, name=name)
+    return Span(at, end - at, int(found[2]), name, _element(found[1], int(found[2])))
+
+
+def _element(kind: bytes, width: int) -> str:
+    """``<f4``, to numpy, is ``F32``; what it has no name for, it keeps as so many bytes."""
+    name = _KINDS.get(kind, "")
+    return sys.intern(name if name in ("", "BOOL") else f"{name}{8 * width}")

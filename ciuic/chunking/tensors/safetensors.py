@@ -5,11 +5,13 @@ type, its shape and two offsets, counted from the end of the object.
 """
 
 import math
+import re
+import sys
 from typing import Annotated, Final
 
 import msgspec
 
-from ciuic.chunking.tensors.headers import Headers, NoLayoutError, Span
+from ciuic.chunking.tensors.headers import NAME_BYTES_MAX, Headers, NoLayoutError, Span
 
 __all__ = ["begins", "spans"]
 
@@ -35,6 +37,8 @@ _WIDTHS: Final = {
     "C64": 8,
 }
 _DIMENSIONS_MAX: Final = 64
+_ELEMENT: Final = re.compile(r"[A-Z][A-Z0-9_]{1,15}", re.ASCII)
+"""Those above, and narrower ones, which are packed."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -62,15 +66,19 @@ def spans(headers: Headers) -> list[Span]:
     try:
         table = _table.decode(text)
         return [
-            _span(_tensor.decode(one), start) for name, one in table.items() if name != _METADATA
+            _span(name, _tensor.decode(one), start)
+            for name, one in table.items()
+            if name != _METADATA
         ]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NoLayoutError("not a table of tensors") from error
 
 
-def _span(tensor: _Tensor, start: int) -> Span:
+def _span(name: str, tensor: _Tensor, start: int) -> Span:
     first, end = tensor.data_offsets
     width = _WIDTHS.get(tensor.dtype, 0)
     if end < first or (width and math.prod(tensor.shape) * width != end - first):
         raise NoLayoutError("a tensor's shape and place don't agree")
-    return Span(start + first, end - first, width)
+    element = sys.intern(tensor.dtype) if _ELEMENT.fullmatch(tensor.dtype) else ""
+    name = name if len(name.encode()) <= NAME_BYTES_MAX else ""
+    return Span(start + first, end - first, width, name, element)

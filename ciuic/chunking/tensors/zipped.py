@@ -5,6 +5,9 @@ PKWARE's APPNOTE 6.3.9, with ZIP64. Whose archive it is tell the names of its me
 nothing else. The parts of a distributed checkpoint (``.distcp``) are archives of torch's one
 behind the other; they are found from the last one's end, where an archive says how long it is.
 
+A tensor is called ``data/<number>``, in one of several archives ``<its place>/data/<number>``,
+and an array by its member's name: a stem is that of a file, and differs from save to save.
+
 A member that is compressed, encrypted or not where the directory says makes the file one of
 unknown layout. The pickle is a member like any other: it is not read.
 """
@@ -15,7 +18,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ciuic.chunking.tensors import npy
-from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span
+from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span, named
 
 __all__ = ["begins", "spans"]
 
@@ -34,7 +37,7 @@ _SMALL_BYTES: Final = 64 * 1024
 """A shorter member counts with its local header, which then need not be read."""
 _AHEAD_BYTES: Final = 256
 """Read with a local header: what is behind it is then an array's header."""
-_TENSOR: Final = re.compile(rb"/data/[0-9]+\Z")
+_TENSOR: Final = re.compile(rb"/(data/[0-9]+)\Z")
 _PICKLE: Final = b"/data.pkl"
 _ARRAY: Final = b".npy"
 
@@ -54,7 +57,7 @@ def begins(magic: bytes) -> bool:
 
 def spans(headers: Headers) -> list[Span]:
     """The tensors of a file that ``begins`` like this one."""
-    found: list[Span] = []
+    archives: list[list[Span]] = []
     count = 0
     end = headers.size_bytes
     while end > 0:
@@ -66,21 +69,49 @@ def spans(headers: Headers) -> list[Span]:
         if not (is_torch or is_numpy) or count > SPANS_MAX:
             raise NoLayoutError("not an archive of tensors")
         ends = [one.offset_bytes for one in members[1:]]
-        for member, record_end in zip(members, [*ends, directory], strict=True):
-            if is_numpy or _TENSOR.search(member.name):
-                found.append(_span(headers, member, record_end, is_numpy=is_numpy))
+        reader = _array if is_numpy else _tensor
+        found = [
+            reader(headers, member, record_end)
+            for member, record_end in zip(members, [*ends, directory], strict=True)
+        ]
+        archives.append([one for one in found if one is not None])
         end = start
-    return found
+    if len(archives) == 1:
+        return archives[0]
+    return [
+        one._replace(name=named(b"%d/" % place + one.name.encode()))
+        for place, found in enumerate(reversed(archives))
+        for one in found
+    ]
 
 
-def _span(headers: Headers, member: _Member, record_end: int, *, is_numpy: bool) -> Span:
+def _tensor(headers: Headers, member: _Member, record_end: int) -> Span | None:
+    """A member of an archive of torch's, if it is a tensor."""
+    match = _TENSOR.search(member.name)
+    if match is None:
+        return None
+    name = named(match[1])
     if member.size_bytes < _SMALL_BYTES:
-        return Span(member.offset_bytes, record_end - member.offset_bytes)
+        return Span(member.offset_bytes, record_end - member.offset_bytes, name=name)
+    start, _ = _data(headers, member, record_end)
+    return Span(start, member.size_bytes, name=name)
+
+
+def _array(headers: Headers, member: _Member, record_end: int) -> Span:
+    """A member of an archive of numpy's."""
+    name = named(member.name.removesuffix(_ARRAY))
+    if member.size_bytes < _SMALL_BYTES:
+        return Span(member.offset_bytes, record_end - member.offset_bytes, name=name)
+    return npy.array_span(headers, *_data(headers, member, record_end), name)
+
+
+def _data(headers: Headers, member: _Member, record_end: int) -> tuple[int, int]:
+    """Where a member's data begins and ends."""
     start = _data_start(headers, member)
     end = start + member.size_bytes
     if end > record_end:
         raise NoLayoutError("members overlap")
-    return npy.array_span(headers, start, end) if is_numpy else Span(start, member.size_bytes)
+    return start, end
 
 
 def _data_start(headers: Headers, member: _Member) -> int:
