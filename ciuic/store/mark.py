@@ -98,6 +98,7 @@ class Marks:
         self._nodes = _Table(whole=True)
         self._unlisted: dict[bytes, int] = {}
         self._recent: set[bytes] = set()
+        self._deltas = bytearray()
         for rows in index.chunk_ids():
             self._data.extend([name for name, kind in rows if kind == DATA])
             self._nodes.extend([name for name, kind in rows if kind != DATA])
@@ -146,7 +147,11 @@ class Marks:
         return mark == _FOUND
 
     def add_references(self, index: Index) -> None:
-        """Whatever a needed chunk is stored as a difference from is needed too."""
+        """Whatever a needed chunk is stored as a difference from is needed too.
+
+        All that is needed for another reason must have been marked before.
+        """
+        marked = bytes(self._data.marks)
         is_news = True
         while is_news:
             is_news = False
@@ -155,6 +160,22 @@ class Marks:
                     if self._is_marked(name) and not self._is_marked(base):
                         self.add_data([base])
                         is_news = True
+        self._count_deltas(index, marked)
+
+    def _count_deltas(self, index: Index, marked: bytes) -> None:
+        """How many needed deltas each chunk has that is needed for nothing else; 2 are many."""
+        counts = bytearray(len(marked))
+        for rows in index.references():
+            for name, base in rows:
+                slot = self._data.slot(base)
+                if slot >= 0 and not marked[slot] and self._is_marked(name):
+                    counts[slot] = min(counts[slot] + 1, 2)
+        self._deltas = counts
+
+    def has_one_use(self, name: bytes) -> bool:
+        """A chunk is needed for nothing but a single difference from it."""
+        slot = self._data.slot(name)
+        return 0 <= slot < len(self._deltas) and self._deltas[slot] == 1
 
     def _remember(self, names: set[bytes]) -> None:
         """One directory after the other, most of what is needed was needed a moment ago."""

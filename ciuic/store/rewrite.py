@@ -240,20 +240,21 @@ class Rewriter:
         kept = kept_chunks(pack, frame, self._marks, self._keepers)
         if not any(kept):
             return True
-        as_it_is = frame.is_delta or not is_worn(frame, kept)
+        # Whose reference serves nothing else stands alone from now on: that takes a little more,
+        # and the next prune gives back the reference.
+        is_freed = frame.is_delta and self._marks.has_one_use(frame.reference)
+        as_it_is = not is_freed and (frame.is_delta or not is_worn(frame, kept))
         try:
-            if as_it_is:
+            if is_freed:
+                parts = self._read_alone(frame, kept)
+            elif as_it_is:
                 payload = b"" if self._dry else read_payload(fd, one)
             else:
                 parts = read_chunks(frame, read_payload(fd, one), kept)
         except (CorruptionError, UnknownFormatError):
             as_it_is = False
             try:
-                parts = [
-                    (name, bytes(self._reader.chunk(name, kind=frame.kind)))
-                    for (name, _), is_kept in zip(frame.chunks, kept, strict=True)
-                    if is_kept
-                ]
+                parts = self._read_alone(frame, kept)
             except (CorruptionError, UnknownFormatError):
                 return False
         if as_it_is:
@@ -262,6 +263,14 @@ class Rewriter:
             for name, plain in parts:
                 self._group(pack, frame.kind, name, plain)
         return True
+
+    def _read_alone(self, frame: Frame, kept: list[bool]) -> list[tuple[bytes, bytes]]:
+        """The kept chunks of a frame, from wherever they can be had."""
+        return [
+            (name, bytes(self._reader.chunk(name, kind=frame.kind)))
+            for (name, _), is_kept in zip(frame.chunks, kept, strict=True)
+            if is_kept
+        ]
 
     def _group(self, pack: bytes, kind: int, name: bytes, plain: bytes) -> None:
         """Add a chunk to those that will share a frame."""

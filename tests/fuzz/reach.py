@@ -18,6 +18,7 @@ _PARSERS = {
     "header": ["store/header.py", "store/sealed.py"],
     "manifest": ["store/manifest.py", "store/sealed.py"],
     "parity": ["store/parity.py", "store/mending.py"],
+    "delta": ["codec/delta.py", "codec/planes.py"],
     "planes": ["codec/planes.py", "codec/zstd.py"],
     "recipe": ["store/nodes.py"],
     "reply": ["control.py"],

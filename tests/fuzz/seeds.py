@@ -11,7 +11,7 @@ import zstandard
 from ciuic import codec
 from ciuic.capture import frozen
 from ciuic.capture.frozen import Copies, Copy, RootRecord
-from ciuic.codec import planes
+from ciuic.codec import delta, planes
 from ciuic.hashing import checksum
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble
 from ciuic.store import frame, header, manifest
@@ -114,6 +114,18 @@ def _parities() -> list[bytes]:
         )
         found.append(head + (512).to_bytes(4, "little") + part(there) + part(sums) + bytes(512))
     return found
+
+
+def _deltas() -> list[bytes]:
+    """What ``fuzz_delta`` takes for a length, a reference and a delta from it."""
+    made = []
+    for width in delta.WIDTHS:
+        old = struct.pack("<16d", *range(16))
+        new = struct.pack("<16d", *[one * 1.001 for one in range(16)])
+        stored = bytes(delta.encode(new, old, delta.probe(new, old, width, 0)))
+        head = struct.pack("<HB", len(old), delta.WIDTHS.index(width))
+        made.append(head + part(old) + stored)
+    return made
 
 
 def _planes() -> list[bytes]:
@@ -223,6 +235,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "header": lambda: [_header()],
     "manifest": lambda: [_manifest(), _manifest(b"relative")],
     "parity": _parities,
+    "delta": _deltas,
     "planes": _planes,
     "recipe": _recipes,
     "reply": lambda: _REPLIES,

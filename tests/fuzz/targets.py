@@ -22,6 +22,7 @@ from ciuic import catalog, codec, config, control
 from ciuic.capture import frozen
 from ciuic.chunking import tensors
 from ciuic.clock import from_local_text
+from ciuic.codec import planes
 from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError
 from ciuic.hashing import checksum, data_id, pack_id
 from ciuic.model import Entry
@@ -198,6 +199,23 @@ def fuzz_planes(data: bytes) -> None:
         stored += source.take(2) + struct.pack("<I", len(body))
         bodies += body
     plain = call(codec.decode, codec.PLANES, stored + bodies + source.rest, size)
+    assert plain is None or len(plain) == size
+
+
+def fuzz_delta(data: bytes) -> None:
+    """A delta from something; where the input lets it, its classes hold real byte planes."""
+    source = Bytes(data)
+    size, width = source.number(2) % 4096, (2, 4, 8)[source.number(1) % 3]
+    reference = source.part()[:size].ljust(size, b"\x3f")
+    call(codec.decode, codec.DELTA, source.rest, size, reference)
+    skip, cuts = source.number(1) % 9, source.part()[:8]
+    stored = bytes([width, skip, len(cuts)]) + cuts + source.part()
+    for _ in range(len(cuts) + 1):
+        part = source.part()
+        plan = planes.Plan(width, 0, planes.plan(bytes(64), width).columns, 1.0)
+        body = bytes(planes.encode(part, plan))
+        stored += struct.pack("<IB", len(body), source.number(1)) + body
+    plain = call(codec.decode, codec.DELTA, stored + source.rest, size, reference)
     assert plain is None or len(plain) == size
 
 
@@ -519,6 +537,7 @@ TARGETS: dict[str, Target] = {
     "header": fuzz_header,
     "manifest": fuzz_manifest,
     "parity": fuzz_parity,
+    "delta": fuzz_delta,
     "planes": fuzz_planes,
     "recipe": fuzz_recipe,
     "reply": fuzz_reply,

@@ -236,6 +236,40 @@ def test_forgetting_what_is_built_upon_keeps_what_is_needed_of_it(box: Box) -> N
     assert box.verify().ok
 
 
+def test_prune_lets_go_of_what_served_a_single_difference(box: Box) -> None:
+    """In two runs: the chunk stands alone first, where its pack is rewritten anyway."""
+    file, saves, _ = two_steps(box)
+    other = box.source / "other.bin"
+    other.write_bytes(os.urandom(2 * SIZE))
+    file.write_bytes(saves[0])
+    box.take()
+    third = training(5, size=400 * KIB)
+    file.write_bytes(next(third))
+    box.take(base=True)
+    file.write_bytes(next(third))
+    garbage = box.source / "garbage.bin"
+    garbage.write_bytes(os.urandom(2 * SIZE))
+    last = [box.take().id]
+    assert depths(box, file) == [1]
+    garbage.unlink()
+    last.append(box.take().id)
+    for name in {one.id for one in box.snapshots()} - {last[1]}:
+        assert box.ciuic("forget", name).code == 0
+    expected = box.read(file)
+    before = stored_bytes(box)
+    assert box.ciuic("prune", "--trash", "0").code == 0
+    assert depths(box, file) == [0]
+    between = stored_bytes(box)
+    assert box.ciuic("prune", "--trash", "0").code == 0
+    assert stored_bytes(box) < between < before
+    assert box.read(file) == expected
+    assert box.verify().ok
+
+
+def stored_bytes(box: Box) -> int:
+    return sum(one.stat().st_size for one in (box.store / "packs").iterdir())
+
+
 def test_without_the_catalog_everything_comes_back(box: Box) -> None:
     file, saves, names = two_steps(box)
     (box.store / "catalog.sqlite").unlink()
