@@ -10,7 +10,7 @@ Guarantees:
       and within the file. It raises only what ``read`` raises.
     - names don't tell two saves of the same state apart, and are ``NAME_BYTES_MAX`` long at most.
     - it reads at most ``HEADER_BYTES_MAX`` bytes, and never more than the file has.
-    - nothing in the file is executed: of a pickle not one opcode is looked at.
+    - nothing in the file is executed: for ``layout`` not one opcode of a pickle is looked at.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,9 @@ __all__ = [
     "SPANS_MAX",
     "Read",
     "Span",
+    "is_recognised",
     "layout",
+    "spans_in",
 ]
 
 MAGIC_BYTES: Final = 16
@@ -48,6 +50,11 @@ _FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Callable[[Headers], list[Sp
 )
 
 
+def is_recognised(magic: bytes) -> bool:
+    """The first ``MAGIC_BYTES`` of a file are those of one of these formats."""
+    return any(begins(magic) for begins, _ in _FORMATS)
+
+
 def layout(read: Read, size_bytes: int) -> tuple[Span, ...] | None:
     """Where the tensors of a file lie; None: it is none that is known, or not as it should be.
 
@@ -55,7 +62,12 @@ def layout(read: Read, size_bytes: int) -> tuple[Span, ...] | None:
         read: Gives the bytes at an offset, so many; fewer if the file ends before.
         size_bytes: The file's length.
     """
-    headers = Headers(read, size_bytes)
+    return spans_in(Headers(read, size_bytes))
+
+
+def spans_in(headers: Headers) -> tuple[Span, ...] | None:
+    """The same, for who has more to ask of the headers."""
+    size_bytes = headers.size_bytes
     try:
         magic = headers.at(0, min(MAGIC_BYTES, size_bytes))
         for begins, spans in _FORMATS:

@@ -1,0 +1,124 @@
+"""Reports about training state: what commands print of tensors, chunks and what they cost."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.cli.test_output import CHANGE, Shape, check
+from tests.kit.installed import Place
+from tests.kit.tensors import saved, typed
+
+NONE = type(None)
+TENSOR: Shape = {
+    "change": str,
+    "name": str,
+    "type_before": (str, NONE),
+    "type_after": (str, NONE),
+    "shape_before": (list, NONE),
+    "shape_after": (list, NONE),
+    "size_before_bytes": (int, NONE),
+    "size_after_bytes": (int, NONE),
+    "trouble": (str, NONE),
+    "compared": (str, NONE),
+    "equal_share": (float, NONE),
+    "relative_distance": (float, NONE),
+    "distance": (float, NONE),
+    "not_finite": (int, NONE),
+}
+TENSORS: Shape = {
+    "compared_with": str,
+    "same": int,
+    "trouble": (str, NONE),
+    "changes": [TENSOR],
+}
+
+
+def weights(step: int) -> bytes:
+    w = np.ones(100_000, "<f4")
+    w[:step] = 2
+    q = bytes([step // 100]) * 1000
+    tensors = {"w\x1b[31m": ("F32", [1000, 100], w.tobytes()), "q": ("ODD4", [2000], q)}
+    tensors |= {f"only{step}": ("U8", [1], b"x"), "same": ("U8", [3], b"abc")}
+    return typed(tensors)
+
+
+@pytest.fixture
+def trained(fresh: Place) -> Place:
+    """Two snapshots of a run: a file that is replaced, and one for each step."""
+    (fresh.source / "state.pt").write_bytes(saved("state.pt"))
+    (fresh.source / "step_500.safetensors").write_bytes(weights(500))
+    fresh.snapshot()
+    data = bytearray(saved("state.pt"))
+    data[896 + 3] = 0x7F  # the first of w becomes a NaN
+    data[896 + 2] = 0xC0
+    (fresh.source / "state.pt").write_bytes(data)
+    os.unlink(fresh.source / "step_500.safetensors")
+    (fresh.source / "step_600.safetensors").write_bytes(weights(600))
+    fresh.snapshot()
+    return fresh
+
+
+def ids(place: Place) -> list[str]:
+    return [one["id"] for one in place.run_here("list", "--json").document]
+
+
+def test_the_document_of_a_diff_has_the_tensors_of_each_file_of_them(trained: Place) -> None:
+    new, old = ids(trained)
+    done = trained.run_here("diff", old, new, "--tensors", "--json")
+    plain = trained.run_here("diff", old, new, "--json").document
+
+    assert done.code == 0, done.said()
+    check(done.document, [CHANGE])
+    assert [{**one, "tensors": None} for one in done.document] == [
+        {**one, "tensors": None} for one in plain
+    ]
+    found = {os.path.basename(one["path"]): one["tensors"] for one in done.document}
+    assert found["step_500.safetensors"] is None
+    for name in ("state.pt", "step_600.safetensors"):
+        check(found[name], TENSORS)
+    step = found["step_600.safetensors"]
+    assert step["compared_with"] == str(trained.source / "step_500.safetensors")
+    assert step["same"] == 1
+    by_name = {one["name"]: one for one in step["changes"]}
+    changed = by_name["w\x1b[31m"]
+    assert changed["change"] == "changed"
+    assert (changed["type_after"], changed["shape_after"]) == ("F32", [1000, 100])
+    assert (changed["compared"], changed["equal_share"]) == ("elements", 0.999)
+    assert changed["distance"] == 10.0
+    assert changed["relative_distance"] == pytest.approx(10 / np.sqrt(100_000 + 3 * 500))
+    quantized = by_name["q"]
+    assert (quantized["compared"], quantized["relative_distance"]) == ("bytes", None)
+    assert quantized["equal_share"] == 0.0
+    assert by_name["only500"]["change"] == "removed"
+    assert by_name["only600"]["change"] == "added"
+    (state,) = found["state.pt"]["changes"]
+    assert (state["name"], state["not_finite"]) == ("state.w", 1)
+
+
+def test_people_get_a_table_that_is_safe_on_a_terminal(trained: Place) -> None:
+    new, old = ids(trained)
+    done = trained.run_here("diff", old, new, "--tensors")
+
+    assert done.code == 0, done.said()
+    assert "\x1b" not in done.out
+    lines = done.out.splitlines()
+    assert f"- {trained.source}/step_500.safetensors" in lines
+    head = f"+ {trained.source}/step_600.safetensors  against "
+    assert f"{head}{trained.source}/step_500.safetensors" in lines
+    rows = [line.split() for line in lines]
+    assert ["M", "w\\x1b[31m", "F32", "1000x100", "99.90", "%", "0.0314"] in rows
+    assert ["M", "q", "ODD4", "2000", "0.00", "%"] in rows
+    assert "  1 added, 1 removed, 2 changed, 1 the same" in lines
+    assert any(line.endswith("1 not finite") for line in lines)
+
+
+def test_without_tensors_a_diff_is_as_it_was(trained: Place) -> None:
+    new, old = ids(trained)
+    assert all(
+        len(line) == len(line.rstrip()) and line[1] == " "
+        for line in trained.run_here("diff", old, new).out.splitlines()
+    )
+    assert all(
+        set(one) == set(CHANGE) for one in trained.run_here("diff", old, new, "--json").document
+    )
