@@ -49,7 +49,7 @@ def print_chunks(
             told.print(one)
     else:
         # The document's last brace waits for the files.
-        _write(as_json_text(document).removesuffix("\n}") + ',\n  "files": [')
+        _write(as_json_text(document).removesuffix("\n}") + ',\n  "stored_files": [')
         for number, one in enumerate(files):
             _write(",\n" if number else "\n")
             told.print_json(one)
@@ -77,7 +77,7 @@ class _Told:
             _write(f"{'' if number else _HEADER}{_line(chunk)}\n")
 
     def print_json(self, file: Located) -> None:
-        """One element of ``files``."""
+        """One element of ``stored_files``."""
         head = {"path": path_text(file.path), "size_bytes": file.entry.size_bytes}
         _write(f'    {json.dumps(head)[:-1]}, "chunks": [')
         for number, chunk in enumerate(self._chunks(file)):

@@ -27,10 +27,10 @@ from ciuic.codec.elements import Distance, compare
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.model import SKIPPED, UNREADABLE, Entry
 from ciuic.store import Store
-from ciuic.store.frame import DATA
 from ciuic.store.manifest import Manifest
-from ciuic.store.nodes import Piece, cut, pieces_from
+from ciuic.store.nodes import Piece
 from ciuic.verbs.browse import Change, Located, diff, root_entry, walk
+from ciuic.verbs.seeking import StoredFile
 
 __all__ = ["FileTensors", "TensorChange", "diff_tensors", "relative"]
 
@@ -144,7 +144,7 @@ class _Steps:
         entry = change.after
         if entry is None or self._count >= _ADDED_MAX or not _NUMBER.search(change.path):
             return
-        if _has_content(entry) and _is_recognised(_File(self._store, entry)):
+        if _has_content(entry) and _is_recognised(StoredFile(self._store, entry)):
             self._count += 1
             self._alike.add(_NUMBER.sub(b"0", change.path))
             for key, number in _masked(change.path):
@@ -213,7 +213,7 @@ def _has_content(entry: Entry) -> bool:
     return entry.is_file and entry.size_bytes > 0 and entry.state not in {UNREADABLE, SKIPPED}
 
 
-def _is_recognised(file: "_File") -> bool:
+def _is_recognised(file: StoredFile) -> bool:
     try:
         return is_recognised(file.read(0, MAGIC_BYTES))
     except (CorruptionError, UnknownFormatError):
@@ -258,7 +258,7 @@ class _Comparer:
         return FileTensors(before.path, same, tuple(changes))
 
     def _described(self, entry: Entry) -> tuple[Tensor, ...] | None:
-        file = _File(self._store, entry)
+        file = StoredFile(self._store, entry)
         if not is_recognised(file.read(0, MAGIC_BYTES)):
             return None
         return described(file.read, entry.size_bytes)
@@ -278,7 +278,7 @@ class _Comparer:
         if (old.element, old.length_bytes) != (new.element, new.length_bytes):
             return TensorChange("M", new.name, old, new)
         try:
-            files = _File(self._store, before), _File(self._store, after)
+            files = StoredFile(self._store, before), StoredFile(self._store, after)
             distance = self._distance(*files, old, new)
         except (CorruptionError, UnknownFormatError) as error:
             return TensorChange("?", new.name, old, new, what=error.message)
@@ -286,7 +286,9 @@ class _Comparer:
             return TensorChange("M", new.name, old, new, distance)
         return None
 
-    def _distance(self, before: "_File", after: "_File", old: Tensor, new: Tensor) -> Distance:
+    def _distance(
+        self, before: StoredFile, after: StoredFile, old: Tensor, new: Tensor
+    ) -> Distance:
         is_alike = all(one == other for one, other in _blocks(before, old, after, new))
         width = WIDTHS.get(new.element, 1)
         found = Distance()
@@ -314,7 +316,7 @@ def _by_place(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _blocks(
-    before: "_File", old: Tensor, after: "_File", new: Tensor
+    before: StoredFile, old: Tensor, after: StoredFile, new: Tensor
 ) -> Iterator[tuple[list[Piece], list[Piece]]]:
     """How both files spell a tensor, block by block."""
     for at in range(0, new.length_bytes, _BLOCK_BYTES):
@@ -323,60 +325,3 @@ def _blocks(
             before.pieces(old.offset_bytes + at, length),
             after.pieces(new.offset_bytes + at, length),
         )
-
-
-class _File:
-    """A file of a snapshot, read anywhere; for one thread.
-
-    It remembers the pieces around the place that was read last, and one chunk.
-    """
-
-    def __init__(self, store: Store, entry: Entry) -> None:
-        self._reader = store.reader
-        self._entry = entry
-        self._around: list[tuple[int, Piece]] = []
-        self._further: Iterator[tuple[int, Piece]] = iter(())
-        self._chunk: tuple[bytes, memoryview] = b"", memoryview(b"")
-
-    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """The bytes there; fewer at the file's end."""
-        length = min(length_bytes, self._entry.size_bytes - offset_bytes)
-        return b"" if length <= 0 else bytes(self.data(self.pieces(offset_bytes, length)))
-
-    def pieces(self, offset_bytes: int, length_bytes: int) -> list[Piece]:
-        """What spells these bytes, which the file must have."""
-        end = offset_bytes + length_bytes
-        if not self._around or not self._around[0][0] <= offset_bytes <= self._end():
-            self._around = []
-            self._further = pieces_from(self._reader.node, self._entry, offset_bytes)
-        while self._end() < end:
-            following = next(self._further, None)
-            if following is None:
-                raise CorruptionError("a file's pieces are shorter than the file")
-            self._around.append(following)
-        self._around = [one for one in self._around if one[0] + one[1].length_bytes > offset_bytes]
-        return [_clipped(at, piece, offset_bytes, end) for at, piece in self._around if at < end]
-
-    def data(self, pieces: list[Piece]) -> bytes | memoryview:
-        """The bytes of pieces."""
-        parts = [self._cut(piece) for piece in pieces]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _end(self) -> int:
-        if not self._around:
-            return 0
-        at, piece = self._around[-1]
-        return at + piece.length_bytes
-
-    def _cut(self, piece: Piece) -> bytes | memoryview:
-        if not piece.id:
-            return bytes(piece.length_bytes)
-        if self._chunk[0] != piece.id:
-            self._chunk = piece.id, memoryview(self._reader.chunk(piece.id, kind=DATA))
-        return cut(self._chunk[1], piece)
-
-
-def _clipped(at: int, piece: Piece, begin: int, end: int) -> Piece:
-    """What of a piece at ``at`` lies between two offsets."""
-    first, last = max(at, begin), min(at + piece.length_bytes, end)
-    return Piece(last - first, piece.id, piece.start_bytes + first - at if piece.id else 0)

@@ -122,3 +122,124 @@ def test_without_tensors_a_diff_is_as_it_was(trained: Place) -> None:
     assert all(
         set(one) == set(CHANGE) for one in trained.run_here("diff", old, new, "--json").document
     )
+
+
+CHUNK: Shape = {
+    "offset": int,
+    "length_bytes": int,
+    "id": (str, NONE),
+    "start": int,
+    "codec": (str, NONE),
+    "stored_bytes": int,
+    "frame_bytes": int,
+    "pack": (str, NONE),
+    "references": [str],
+    "chain_depth": int,
+    "read_bytes": int,
+    "trouble": (str, NONE),
+}
+WEIGHT: Shape = {
+    "count": int,
+    "logical_bytes": int,
+    "stored_bytes": int,
+    "ratio": (float, NONE),
+}
+DETAIL: Shape = {
+    "snapshot": (str, NONE),
+    "codecs": [WEIGHT | {"codec": str}],
+    "kinds": [WEIGHT | {"kind": str}],
+    "types": [WEIGHT | {"type": str}],
+    "chains": {
+        "chunks": int,
+        "deltas": int,
+        "depth_max": int,
+        "depth_mean": float,
+        "read_bytes": int,
+        "own_bytes": int,
+        "alone_bytes": int,
+        "read_cost": (float, NONE),
+    },
+    "trouble_count": int,
+}
+
+
+def test_the_document_of_chunks_is_that_of_show_and_all_files(trained: Place) -> None:
+    shown = trained.run_here("show", "latest", "--json").document
+    done = trained.run_here("show", "latest", "--chunks", "--json")
+
+    assert done.code == 0, done.said()
+    files = done.document["stored_files"]
+    assert {key: value for key, value in done.document.items() if key != "stored_files"} == shown
+    check(files, [{"path": str, "size_bytes": int, "chunks": [CHUNK]}])
+    assert [one["path"] for one in files] == [
+        os.path.join(trained.source, name)
+        for name in ("checkpoints/step-1.pt", "state.pt", "step_600.safetensors", "train.log")
+    ]
+    for one in files:
+        assert sum(chunk["length_bytes"] for chunk in one["chunks"]) == one["size_bytes"]
+        assert {chunk["chain_depth"] for chunk in one["chunks"]} == {0}
+        for chunk in one["chunks"]:
+            assert (trained.store / "packs" / chunk["pack"]).is_file()
+
+
+def test_chunks_are_shown_of_a_file_or_of_what_is_below_a_directory(trained: Place) -> None:
+    def paths(*arguments: str) -> list[str]:
+        done = trained.run_here("show", "latest", "--chunks", "--json", *arguments)
+        assert done.code == 0, done.said()
+        return [
+            os.path.relpath(one["path"], trained.source) for one in done.document["stored_files"]
+        ]
+
+    log, inner = str(trained.source / "train.log"), str(trained.source / "checkpoints")
+    assert paths("-p", log) == ["train.log"]
+    assert paths("-p", inner, "-p", log) == ["checkpoints/step-1.pt", "train.log"]
+    table = trained.run_here("show", "latest", "--chunks", "-p", log)
+    first, header, row = table.out.splitlines()
+    assert first.startswith(log)
+    assert header.split()[:4] == ["OFFSET", "LENGTH", "CHUNK", "CODEC"]
+    assert row.split()[:2] == ["0", "7"]
+    assert trained.run_here("show", "latest", "-p", log).code == 2
+    assert trained.run_here("show", "latest", "--chunks", "-p", "/nowhere").code == 1
+
+
+def test_no_chunks_are_an_empty_list_and_a_damaged_one_is_exit_code_4(trained: Place) -> None:
+    empty = trained.source / "empty"
+    empty.mkdir()
+    trained.snapshot()
+    done = trained.run_here("show", "latest", "--chunks", "--json", "-p", empty)
+    assert (done.code, done.document["stored_files"]) == (0, [])
+    for pack in (trained.store / "packs").iterdir():
+        pack.unlink()
+    assert trained.run_here("show", "latest", "--chunks").code == 4
+
+
+def test_the_stats_document_has_the_details_only_when_asked(trained: Place) -> None:
+    plain = trained.run_here("stats", "--json").document
+    done = trained.run_here("stats", "--detail", "--json")
+
+    assert done.code == 0, done.said()
+    check(done.document["detail"], DETAIL)
+    assert {key: value for key, value in done.document.items() if key != "detail"} == plain
+    kinds = {one["kind"]: one["count"] for one in done.document["detail"]["kinds"]}
+    assert kinds == {"torch.save": 1, "safetensors": 1, "small": 2}
+    told = trained.run_here("stats", "--detail").out
+    assert "torch.save" in told
+    assert "differences: 0 of " in told
+
+
+def test_a_store_without_a_snapshot_has_details_too(fresh: Place) -> None:
+    assert fresh.run_here("stats", "--detail").code == 0
+    document = fresh.run_here("stats", "--detail", "--json").document
+    check(document["detail"], DETAIL)
+
+
+def test_list_and_show_tell_how_long_the_chain_is(taken: Place) -> None:
+    listed = taken.run_here("list", "--json").document
+    assert [one["chain_length"] for one in listed] == [0, 1, 0]
+    shown = taken.run_here("show", listed[1]["id"], "--json").document
+    assert shown["chain_length"] == 1
+    lines = dict(
+        line.split(maxsplit=1) for line in taken.run_here("show", listed[1]["id"]).out.splitlines()
+    )
+    assert lines["chain"] == "1 after its base"
+    assert "CHAIN" in taken.run_here("list").out.splitlines()[0]

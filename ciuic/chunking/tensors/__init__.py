@@ -29,18 +29,22 @@ from ciuic.chunking.tensors.headers import (
 
 __all__ = [
     "HEADER_BYTES_MAX",
+    "KIND_BYTES",
     "MAGIC_BYTES",
     "NAME_BYTES_MAX",
     "SPANS_MAX",
     "Read",
     "Span",
     "is_recognised",
+    "kind_of",
     "layout",
     "spans_in",
 ]
 
 MAGIC_BYTES: Final = 16
 """So much is read of a file that is none of these."""
+KIND_BYTES: Final = 512
+"""What an archive's first member is called lies within."""
 
 _FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Callable[[Headers], list[Span]]], ...]] = (
     (safetensors.begins, safetensors.spans),
@@ -48,6 +52,17 @@ _FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Callable[[Headers], list[Sp
     (npy.begins, npy.spans),
     (gguf.begins, gguf.spans),
 )
+_KINDS: Final = ((safetensors.begins, "safetensors"), (npy.begins, "npy"), (gguf.begins, "gguf"))
+
+
+def kind_of(head: bytes) -> str:
+    """What the first ``KIND_BYTES`` of a file say that it is; empty: nothing that is known here.
+
+    The parts of a distributed checkpoint begin like what ``torch.save`` writes.
+    """
+    if zipped.begins(head):
+        return zipped.kind_of(head)
+    return next((kind for begins, kind in _KINDS if begins(head[:MAGIC_BYTES])), "")
 
 
 def is_recognised(magic: bytes) -> bool:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from ciuic.chunking.tensors import npy
 from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span, named
 
-__all__ = ["MAGIC", "begins", "pickles", "spans"]
+__all__ = ["MAGIC", "begins", "kind_of", "pickles", "spans"]
 
 MAGIC: Final = b"PK\x03\x04"
 
@@ -62,6 +62,17 @@ _Reader = Callable[[Headers, _Member, int], Span | None]
 def begins(magic: bytes) -> bool:
     """The first member's header is there."""
     return magic.startswith(MAGIC)
+
+
+def kind_of(head: bytes) -> str:
+    """Whose archive a file that ``begins`` like one is, by its first member's name."""
+    if len(head) < _LOCAL.size:
+        return ""
+    name_bytes = _LOCAL.unpack_from(head)[-2]
+    name = head[_LOCAL.size : _LOCAL.size + name_bytes]
+    if name.endswith(_PICKLE):
+        return "torch.save"
+    return "npz" if name.endswith(_ARRAY) else ""
 
 
 def spans(headers: Headers) -> list[Span]:
