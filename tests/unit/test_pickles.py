@@ -259,6 +259,29 @@ def real_pickles() -> list[bytes]:
 REAL = real_pickles()
 
 
+def test_archives_one_behind_the_other_have_their_own_pickles():
+    data = saved("part.distcp")
+    found = described(lambda at, length: data[at : at + length], len(data))
+    assert [(one.name, one.element, one.shape, one.length_bytes) for one in found] == [
+        ("1/data/0", "F32", (200, 150), 120_000),
+        ("2/data/0", "F32", (5,), 20),
+        ("3/data/0", "BF16", (300, 200), 120_000),
+    ]
+
+
+def test_numbers_that_begin_with_their_highest_byte_have_no_type():
+    data = torch_zip([bytes(4)], pickle=b"\x80\2" + A_TENSOR + b".")
+    for order, element in ((b"little", "F32"), (b"bigger", ""), (b"LITTLE", "")):
+        other = data.replace(b"little", order)
+        (one,) = described(lambda at, length, other=other: other[at : at + length], len(other))
+        assert one.element == element
+
+
+def test_odd_escapes_in_text_disturb_nobody(recwarn: pytest.WarningsRecorder):
+    assert read(b"(S'\\q'\n" + A_TENSOR + b"t.")["0"].elements == 1
+    assert not recwarn
+
+
 def test_what_torch_writes_is_read():
     assert read(REAL[0]) == {
         "0": Pickled("state.w", "F32", 30_000, (200, 150)),

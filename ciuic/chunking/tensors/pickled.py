@@ -14,6 +14,7 @@ Guarantees:
 
 import math
 import pickletools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -140,10 +141,12 @@ def read(pickle: bytes) -> dict[str, Pickled]:
 
     Of several tensors in one storage the first has it.
     """
+    if len(pickle) > _PICKLE_BYTES_MAX:
+        return {}
     try:
-        if len(pickle) > _PICKLE_BYTES_MAX:
-            return {}
-        return _tensors(_Machine().run(pickle))
+        # Of text with odd escapes Python warns whoever is near; there is nobody to mend it.
+        with warnings.catch_warnings(action="ignore"):
+            return _tensors(_Machine().run(pickle))
     except (_OddError, ValueError, IndexError, KeyError):
         return {}
 
