@@ -182,23 +182,6 @@ class StoreReader:
         except CorruptionError as error:
             raise CorruptionError(f"{where}: {error.message}") from error
 
-    def header(self, place: ChunkPlace) -> Frame:
-        """What a frame says of itself; its payload is not read.
-
-        Raises:
-            CorruptionError: It is not there, or its header is damaged.
-        """
-        pack = self._pack(place.pack)
-        with store_faults("read", os.path.join(self._packs_path, layout.pack_name(place.pack))):
-            raw = read_at(pack.fd, min(place.frame_bytes, _HEADER_BYTES), place.offset_bytes)
-            needed = header_bytes_needed(raw)
-            if needed > len(raw):
-                raw = read_at(pack.fd, needed, place.offset_bytes)
-        frame = parse_header(raw)
-        if frame.total_bytes != place.frame_bytes:
-            raise CorruptionError("the frame is not as long as the catalog says")
-        return frame
-
     def expect(self, places: Iterable[ChunkPlace]) -> None:
         """These will be read soon: the disk may begin while other things are made ready.
 
@@ -225,6 +208,23 @@ class StoreReader:
             return os.stat(os.path.join(self._packs_path, layout.pack_name(name))).st_size
         except FileNotFoundError:
             return None
+
+    def header(self, place: ChunkPlace) -> Frame:
+        """What a frame says of itself; its payload is not read.
+
+        Raises:
+            CorruptionError: It is not there, or its header is damaged.
+        """
+        pack = self._pack(place.pack)
+        with store_faults("read", os.path.join(self._packs_path, layout.pack_name(place.pack))):
+            raw = read_at(pack.fd, min(place.frame_bytes, _HEADER_BYTES), place.offset_bytes)
+            needed = header_bytes_needed(raw)
+            if needed > len(raw):
+                raw = read_at(pack.fd, needed, place.offset_bytes)
+        frame = parse_header(raw)
+        if frame.total_bytes != place.frame_bytes:
+            raise CorruptionError("the frame is not as long as the catalog says")
+        return frame
 
     def _checked(
         self, name: bytes, kind: int, place: ChunkPlace, *, heal: bool
