@@ -24,15 +24,18 @@ def print_tensor_changes(store: Any, before: Any, after: Any, *, as_json: bool) 
     """Print what changed between two snapshots; returns whether anything could not be read."""
     is_damaged = False
     documents = []
-    with progress("compare", quiet=as_json) as reporter:
-        found = diff_tensors(store, before, after, progress=reporter.update)
-        for change, tensors in found:
-            if tensors is not None:
-                is_damaged |= bool(tensors.what) or any(one.what for one in tensors.changes)
-            if as_json:
-                documents.append(_change_json(change, tensors))
-            else:
-                _print_change(change, tensors)
+    for change, comparison in diff_tensors(store, before, after):
+        tensors = None
+        if comparison is not None:
+            # One at a time: as long as a bar is shown nothing can be printed.
+            with progress("compare", quiet=as_json) as reporter:
+                tensors = comparison(reporter.fraction)
+        if tensors is not None:
+            is_damaged |= bool(tensors.what) or any(one.what for one in tensors.changes)
+        if as_json:
+            documents.append(_change_json(change, tensors))
+        else:
+            _print_change(change, tensors)
     if as_json:
         print_json(documents)
     return is_damaged

@@ -10,6 +10,7 @@ Guarantees:
     - what can't be read spoils the tensor that it belongs to, and no other.
 """
 
+import functools
 import math
 import os
 import re
@@ -32,7 +33,7 @@ from ciuic.store.nodes import Piece
 from ciuic.verbs.browse import Change, Located, diff, root_entry, walk
 from ciuic.verbs.seeking import StoredFile
 
-__all__ = ["FileTensors", "TensorChange", "diff_tensors", "relative"]
+__all__ = ["Comparison", "FileTensors", "TensorChange", "diff_tensors", "relative"]
 
 _BLOCK_BYTES: Final = 1024 * 1024
 _BATCH: Final = 256
@@ -85,20 +86,25 @@ def relative(distance: Distance) -> float | None:
     return share if math.isfinite(share) else None
 
 
+OnProgress = Callable[[int, int], None]
+"""Told how many tensors are done, and of how many."""
+
+
+Comparison = Callable[[OnProgress], FileTensors | None]
+"""Compares two files; None: they are not both files of tensors."""
+
+
 def diff_tensors(
-    store: Store,
-    before: Manifest,
-    after: Manifest,
-    *,
-    progress: Callable[[int, int, bytes], None] = lambda *_: None,
-) -> Iterator[tuple[Change, FileTensors | None]]:
-    """What changed, as ``diff`` tells it, and of files of tensors what became of these.
+    store: Store, before: Manifest, after: Manifest
+) -> Iterator[tuple[Change, Comparison | None]]:
+    """What changed, as ``diff`` tells it, and of files what compares their tensors.
+
+    That takes its time, and is to be called before the next change is asked for.
 
     Args:
         store: An open store.
         before: The first snapshot.
         after: The second.
-        progress: Told how many files and bytes are done, and which file is next.
 
     Raises:
         CorruptionError: A tree is damaged.
@@ -109,19 +115,17 @@ def diff_tensors(
             steps.add(change)
     steps.look(before)
     comparer = _Comparer(store)
-    files = size_bytes = 0
     try:
         for change in diff(store, before, after):
             old = Located(change.path, change.before) if change.before else None
             if change.sign == "+":
                 old = steps.before(change.path)
-            if change.sign not in {"+", "M"} or old is None or change.after is None:
-                yield change, None
-                continue
-            progress(files, size_bytes, change.path)
-            yield change, comparer.files(old, change.after)
-            files += 1
-            size_bytes += change.after.size_bytes
+            new = change.after
+            comparison = None
+            if change.sign in {"+", "M"} and old is not None and new is not None:
+                is_file = _has_content(old.entry) and _has_content(new)
+                comparison = functools.partial(comparer.files, old, new) if is_file else None
+            yield change, comparison
     finally:
         comparer.close()
 
@@ -233,10 +237,8 @@ class _Comparer:
         self._stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def files(self, before: Located, after: Entry) -> FileTensors | None:
+    def files(self, before: Located, after: Entry, progress: OnProgress) -> FileTensors | None:
         """What became of a file's tensors; None if either is no file of them."""
-        if not (_has_content(before.entry) and _has_content(after)):
-            return None
         try:
             old, new = self._described(before.entry), self._described(after)
         except (CorruptionError, UnknownFormatError) as error:
@@ -249,7 +251,8 @@ class _Comparer:
         pairs = [(there.pop(one.name, None), one) for one in new]
         changes: list[TensorChange] = []
         same = 0
-        for change in self._changes(before.entry, after, iter(pairs)):
+        for number, change in enumerate(self._changes(before.entry, after, iter(pairs))):
+            progress(number, len(pairs))
             if change is None:
                 same += 1
             else:
@@ -289,12 +292,10 @@ class _Comparer:
     def _distance(
         self, before: StoredFile, after: StoredFile, old: Tensor, new: Tensor
     ) -> Distance:
-        is_alike = all(one == other for one, other in _blocks(before, old, after, new))
+        is_alike = all(one == other for one, other in self._blocks(before, old, after, new))
         width = WIDTHS.get(new.element, 1)
         found = Distance()
-        for one, other in _blocks(before, old, after, new):
-            if self._stopped.is_set():
-                raise CancelledError("interrupted")
+        for one, other in self._blocks(before, old, after, new):
             length = sum([piece.length_bytes for piece in one])
             if one == other and (is_alike or new.element not in WIDTHS):
                 found = found.plus(Distance(length // width, length // width))
@@ -305,6 +306,19 @@ class _Comparer:
             )
         return found
 
+    def _blocks(
+        self, before: StoredFile, old: Tensor, after: StoredFile, new: Tensor
+    ) -> Iterator[tuple[list[Piece], list[Piece]]]:
+        """How both files spell a tensor, block by block."""
+        for at in range(0, new.length_bytes, _BLOCK_BYTES):
+            if self._stopped.is_set():
+                raise CancelledError("interrupted")
+            length = min(_BLOCK_BYTES, new.length_bytes - at)
+            yield (
+                before.pieces(old.offset_bytes + at, length),
+                after.pieces(new.offset_bytes + at, length),
+            )
+
 
 def _has_names(tensors: tuple[Tensor, ...]) -> bool:
     """They are called otherwise than the archive calls them, or it is no such archive."""
@@ -313,15 +327,3 @@ def _has_names(tensors: tuple[Tensor, ...]) -> bool:
 
 def _by_place(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple([one._replace(name=one.place) for one in tensors])
-
-
-def _blocks(
-    before: StoredFile, old: Tensor, after: StoredFile, new: Tensor
-) -> Iterator[tuple[list[Piece], list[Piece]]]:
-    """How both files spell a tensor, block by block."""
-    for at in range(0, new.length_bytes, _BLOCK_BYTES):
-        length = min(_BLOCK_BYTES, new.length_bytes - at)
-        yield (
-            before.pieces(old.offset_bytes + at, length),
-            after.pieces(new.offset_bytes + at, length),
-        )

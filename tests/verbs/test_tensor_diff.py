@@ -26,8 +26,10 @@ def changes(box: Box, before: str, after: str) -> dict[str, FileTensors | None]:
         one = store.manifest(find_snapshot(store, before).id)
         other = store.manifest(find_snapshot(store, after).id)
         return {
-            os.path.relpath(os.fsdecode(change.path), box.source): found
-            for change, found in diff_tensors(store, one, other)
+            os.path.relpath(os.fsdecode(change.path), box.source): (
+                compare_them(lambda *_: None) if compare_them else None
+            )
+            for change, compare_them in diff_tensors(store, one, other)
         }
 
 
@@ -324,3 +326,18 @@ def test_many_tensors_are_compared_several_at_a_time_and_told_in_order(box: Box)
         array = arrays[change.name]
         wanted = compare(array.tobytes(), (-array).tobytes(), "F32")
         assert change.distance == wanted
+
+
+def test_progress_is_told_by_tensors(box: Box) -> None:
+    path = box.source / "a.safetensors"
+    for value in (b"a", b"b"):
+        path.write_bytes(safetensors({str(number): value * 9 for number in range(5)}))
+        box.take()
+    told: list[tuple[int, int]] = []
+    newest, oldest = (one.id for one in box.snapshots())
+    with open_store(str(box.store)) as store:
+        pairs = [store.manifest(one) for one in (oldest, newest)]
+        for _, compare_them in diff_tensors(store, *pairs):
+            assert compare_them is not None
+            compare_them(lambda done, total: told.append((done, total)))
+    assert told == [(number, 5) for number in range(5)]
