@@ -3,9 +3,8 @@
 Printed as it is found: a snapshot may have more chunks than fit into memory.
 """
 
+import contextlib
 import json
-import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -26,6 +25,8 @@ _HEADER: Final = (
     f"  {'PACK':12}  {'DEPTH':>5} {'READS':>12}  FROM\n"
 )
 
+_LINES: Final = 1000
+
 
 def print_chunks(
     store: Any, manifest: Any, paths: Sequence[bytes], *, document: dict[str, Any] | None
@@ -42,24 +43,20 @@ def print_chunks(
     tops = [locate(store, manifest, path) for path in paths] or [
         Located(root.path, root_entry(store, root)) for root in manifest.roots if root.tree
     ]
-    files = (one for top in tops for one in walk(store, top) if one.entry.is_file)
     told = _Told(store, frames)
+    files = told.files(tops)
     if document is None:
         for one in files:
             told.print(one)
     else:
         # The document's last brace waits for the files.
-        _write(as_json_text(document).removesuffix("\n}") + ',\n  "stored_files": [')
+        told.write(as_json_text(document).removesuffix("\n}") + ',\n  "stored_files": [')
         for number, one in enumerate(files):
-            _write(",\n" if number else "\n")
+            told.write(",\n" if number else "\n")
             told.print_json(one)
-        _write("\n  ]\n}\n")
+        told.write("\n  ]\n}\n")
+    told.flush()
     return told.is_damaged
-
-
-def _write(text: str) -> None:
-    """Not by click, which empties the buffer after each line."""
-    sys.stdout.write(text)
 
 
 class _Told:
@@ -68,31 +65,54 @@ class _Told:
     def __init__(self, store: Any, frames: Frames) -> None:
         self._store = store
         self._frames = frames
+        self._lines: list[str] = []
         self.is_damaged = False
+
+    def write(self, text: str) -> None:
+        """Print, many lines at once: click empties the stream's buffer each time."""
+        self._lines.append(text)
+        if len(self._lines) >= _LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print what waits."""
+        click.echo("".join(self._lines), nl=False)
+        self._lines = []
 
     def print(self, file: Located) -> None:
         """A table for people."""
-        _write(f"{printable(file.path)}  {format_bytes(file.entry.size_bytes)}\n")
+        self.write(f"{printable(file.path)}  {format_bytes(file.entry.size_bytes)}\n")
         for number, chunk in enumerate(self._chunks(file)):
-            _write(f"{'' if number else _HEADER}{_line(chunk)}\n")
+            self.write(f"{'' if number else _HEADER}{_line(chunk)}\n")
 
     def print_json(self, file: Located) -> None:
         """One element of ``stored_files``."""
         head = {"path": path_text(file.path), "size_bytes": file.entry.size_bytes}
-        _write(f'    {json.dumps(head)[:-1]}, "chunks": [')
+        self.write(f'    {json.dumps(head)[:-1]}, "chunks": [')
         for number, chunk in enumerate(self._chunks(file)):
-            _write(f"{',' if number else ''}\n      {json.dumps(_chunk_json(chunk))}")
-        _write("]}")
+            self.write(f"{',' if number else ''}\n      {json.dumps(_chunk_json(chunk))}")
+        self.write("]}")
+
+    def files(self, tops: Iterable[Located]) -> Iterator[Located]:
+        """All files below some paths; a damaged tree ends what is below one of them."""
+        for top in tops:
+            with self._damage(top.path):
+                yield from (one for one in walk(self._store, top) if one.entry.is_file)
 
     def _chunks(self, file: Located) -> Iterator[StoredChunk]:
-        try:
+        with self._damage(file.path):
             for chunk in file_chunks(self._store, self._frames, file.entry):
                 self.is_damaged |= bool(chunk.what)
                 yield chunk
+
+    @contextlib.contextmanager
+    def _damage(self, path: bytes) -> Iterator[None]:
+        """What is damaged is told on stderr: a document that has begun must have its end."""
+        try:
+            yield
         except (CorruptionError, UnknownFormatError) as error:
             self.is_damaged = True
-            name = printable(os.fsdecode(file.path))
-            click.echo(f"ciuic: {name}: {printable(error.message)}", err=True)
+            click.echo(f"ciuic: {printable(path)}: {printable(error.message)}", err=True)
 
 
 def _line(chunk: StoredChunk) -> str:

@@ -297,7 +297,8 @@ class _Comparer:
         found = Distance()
         for one, other in self._blocks(before, old, after, new):
             length = sum([piece.length_bytes for piece in one])
-            if one == other and (is_alike or new.element not in WIDTHS):
+            is_nothing = is_alike or new.element not in WIDTHS or not any(piece.id for piece in one)
+            if one == other and is_nothing:
                 found = found.plus(Distance(length // width, length // width))
                 continue
             data = before.data(one)

@@ -5,7 +5,11 @@ import os
 import numpy as np
 import pytest
 
+from ciuic.store import open_store
+from ciuic.store.layout import pack_name
 from tests.cli.test_output import CHANGE, Shape, check
+from tests.kit.box import Box
+from tests.kit.damage import flip_byte
 from tests.kit.installed import Place
 from tests.kit.tensors import saved, typed
 
@@ -211,6 +215,24 @@ def test_no_chunks_are_an_empty_list_and_a_damaged_one_is_exit_code_4(trained: P
     for pack in (trained.store / "packs").iterdir():
         pack.unlink()
     assert trained.run_here("show", "latest", "--chunks").code == 4
+
+
+def test_a_document_of_chunks_has_its_end_whatever_is_damaged(box: Box) -> None:
+    for number in range(3):
+        directory = box.source / f"d{number}"
+        directory.mkdir()
+        for name in range(100):
+            (directory / f"file{name}").write_bytes(os.urandom(30))
+        box.take()  # so that each directory's tree lies in a frame of its own, but for the roots
+    tree = box.entries()[os.fsencode(box.source / "d1")].content
+    with open_store(str(box.store)) as store:
+        place = store.reader.places([tree])[tree]
+    flip_byte(box.store / "packs" / pack_name(place.pack), place.offset_bytes + 400)
+    done = box.ciuic("show", "latest", "--chunks", "--json")
+    assert done.code == 4
+    names = [os.path.relpath(one["path"], box.source) for one in done.document["stored_files"]]
+    assert names == sorted([f"d0/file{number}" for number in range(100)])
+    assert f"{box.source}: " in done.err
 
 
 def test_the_stats_document_has_the_details_only_when_asked(trained: Place) -> None:
