@@ -181,8 +181,9 @@ def test_the_document_of_chunks_is_that_of_show_and_all_files(trained: Place) ->
     ]
     for one in files:
         assert sum(chunk["length_bytes"] for chunk in one["chunks"]) == one["size_bytes"]
-        assert {chunk["chain_depth"] for chunk in one["chunks"]} == {0}
         for chunk in one["chunks"]:
+            assert chunk["chain_depth"] == len(chunk["references"])
+            assert 0 < chunk["stored_bytes"] <= chunk["frame_bytes"] <= chunk["read_bytes"]
             assert (trained.store / "packs" / chunk["pack"]).is_file()
 
 
@@ -246,7 +247,7 @@ def test_the_stats_document_has_the_details_only_when_asked(trained: Place) -> N
     assert kinds == {"torch.save": 1, "safetensors": 1, "small": 2}
     told = trained.run_here("stats", "--detail").out
     assert "torch.save" in told
-    assert "differences: 0 of " in told
+    assert "differences: " in told
 
 
 def test_a_store_without_a_snapshot_has_details_too(fresh: Place) -> None:
