@@ -91,15 +91,13 @@ OnProgress = Callable[[int, int], None]
 
 
 Comparison = Callable[[OnProgress], FileTensors | None]
-"""Compares two files; None: they are not both files of tensors."""
+"""Compares two files, which takes its time; None: they are not both files of tensors."""
 
 
 def diff_tensors(
     store: Store, before: Manifest, after: Manifest
 ) -> Iterator[tuple[Change, Comparison | None]]:
     """What changed, as ``diff`` tells it, and of files what compares their tensors.
-
-    That takes its time, and is to be called before the next change is asked for.
 
     Args:
         store: An open store.
@@ -114,18 +112,25 @@ def diff_tensors(
         if change.sign == "+":
             steps.add(change)
     steps.look(before)
+    for change in diff(store, before, after):
+        old = Located(change.path, change.before) if change.before else None
+        if change.sign == "+":
+            old = steps.before(change.path)
+        new = change.after
+        comparison = None
+        if change.sign in {"+", "M"} and old is not None and new is not None:
+            is_file = _has_content(old.entry) and _has_content(new)
+            comparison = functools.partial(_compared, store, old, new) if is_file else None
+        yield change, comparison
+
+
+def _compared(
+    store: Store, before: Located, after: Entry, progress: OnProgress
+) -> FileTensors | None:
+    """What became of a file's tensors; None if either is no file of them."""
     comparer = _Comparer(store)
     try:
-        for change in diff(store, before, after):
-            old = Located(change.path, change.before) if change.before else None
-            if change.sign == "+":
-                old = steps.before(change.path)
-            new = change.after
-            comparison = None
-            if change.sign in {"+", "M"} and old is not None and new is not None:
-                is_file = _has_content(old.entry) and _has_content(new)
-                comparison = functools.partial(comparer.files, old, new) if is_file else None
-            yield change, comparison
+        return comparer.files(before, after, progress)
     finally:
         comparer.close()
 
@@ -225,7 +230,7 @@ def _is_recognised(file: StoredFile) -> bool:
 
 
 class _Comparer:
-    """Compares files, several tensors at a time."""
+    """Compares two files, several tensors at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
