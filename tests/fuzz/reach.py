@@ -18,14 +18,14 @@ _PARSERS = {
     "header": ["store/header.py", "store/sealed.py"],
     "manifest": ["store/manifest.py", "store/sealed.py"],
     "parity": ["store/parity.py", "store/mending.py"],
-    "pickle": ["tensors/pickled.py"],
+    "pickle": ["chunking/tensors/pickled.py"],
     "planes": ["codec/planes.py", "codec/zstd.py"],
     "recipe": ["store/nodes.py"],
     "reply": ["control.py"],
     "request": ["control.py"],
     "rows": ["store/index.py"],
     "tensors": [
-        f"tensors/{one}.py"
+        f"chunking/tensors/{one}.py"
         for one in ("described", "gguf", "headers", "npy", "pickled", "safetensors", "zipped")
     ],
     "trash": ["store/trash.py", "store/manifest.py"],
