@@ -74,7 +74,7 @@ class Settings:
         snapshot_dir: The store; absolute and normalised.
         io_priority: How far snapshots step back behind everything else.
         hot_snapshots: How many snapshots keep a frozen copy.
-        chain_cost: How many times its own stored size a chunk may cost to read as a delta.
+        chain_cost: How many times what it takes alone may have to be read to have a chunk.
         parity: Fraction of each pack that is spent on parity, 0 to 1.
         trash_s: How long a forgotten snapshot can be brought back.
         scrub_budget_s: How long packs are read again each day; 0: never.

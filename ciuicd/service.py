@@ -339,6 +339,7 @@ class Service:
             tags=job.tags,
             hot_snapshots=settings.hot_snapshots,
             parity=settings.parity,
+            chain_cost=settings.chain_cost,
         )
         self._notifier.status("taking a snapshot")
         with open_store(settings.snapshot_dir, write=True, wait_s=wait_s) as store:

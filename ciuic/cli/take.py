@@ -81,6 +81,7 @@ def _take_here(
         tags=tags,
         hot_snapshots=settings.hot_snapshots,
         parity=settings.parity,
+        chain_cost=settings.chain_cost,
     )
     # Where it can't be lowered the snapshot is as good; the daemon's log and doctor tell of it.
     lower_priority(settings.io_priority)

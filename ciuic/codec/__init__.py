@@ -4,23 +4,28 @@ Codecs are numbered in docs/format.md, "Codecs". Which one a frame gets is decid
 Trained weights are noise to a general compressor: zstd at level 3 gets 8 % out of fp32 Adam
 state at 330 MB/s a core, byte planes get 17 % at more than twice that speed (decision 0003).
 
+Training moves its numbers a little at each step, so that a difference from their last version
+takes less than they do alone. Reading it takes reading that version first, and what that one is a
+difference from: what such a chain may cost to read is bounded, in bytes (decision 0015).
+
 Neither package is imported before the first payload: ``ciuic list`` needs none.
 
 Every encoding is decoded and compared before it is handed out: a fault in a compressor, a core
 or a memory module then costs a raw frame instead of a snapshot.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import checksum
 
-__all__ = ["PLANES", "RAW", "ZSTD", "decode", "encode"]
+__all__ = ["DELTA", "PLANES", "RAW", "ZSTD", "Reference", "decode", "encode", "encode_delta"]
 
 RAW: Final = 0
 ZSTD: Final = 1
 PLANES: Final = 2
+DELTA: Final = 3
 
 _PROBE_BYTES_MIN: Final = 64 * 1024
 """Below this a sample costs as much as the thing itself; small files are text more often."""
@@ -31,7 +36,24 @@ _TEXT_RATIO: Final = 0.65
 _WORTH_FRACTION: Final = 1 / 64
 """Saving less than this is not worth decoding at every read."""
 
+_DELTA_WORTH: Final = 0.97
+"""A delta must be expected to be this much shorter: it takes longer to read."""
+
 Encoded = tuple[int, bytes | memoryview]
+
+
+class Reference(NamedTuple):
+    """An earlier version of a chunk, to store a difference from.
+
+    Attributes:
+        read: Gives its bytes, or None if they can't be had. Not called if it would be no use.
+        cost_bytes: Stored bytes that have to be read to have it.
+        worth_bytes: A longer difference from it is no use.
+    """
+
+    read: Callable[[], bytes | memoryview | None]
+    cost_bytes: int
+    worth_bytes: int
 
 
 def encode(plain: bytes | memoryview) -> Encoded:
@@ -43,18 +65,77 @@ def encode(plain: bytes | memoryview) -> Encoded:
     number, stored = _chosen(plain)
     if number == RAW or len(stored) > size - size * _WORTH_FRACTION:
         return RAW, plain
-    return (number, stored) if _survives(number, stored, plain) else (RAW, plain)
+    return (number, stored) if _survives(number, stored, b"", plain) else (RAW, plain)
 
 
-def decode(codec: int, stored: bytes | memoryview, plain_bytes: int) -> bytes | memoryview:
+def encode_delta(
+    plain: bytes | memoryview, references: Sequence[Reference], chain_cost: float
+) -> tuple[int, memoryview] | None:
+    """Encode one frame's payload as a difference from an earlier version of it.
+
+    Args:
+        plain: The payload.
+        references: Earlier versions, the likest first: the first that does is taken.
+        chain_cost: How many times the stored bytes that the payload would take alone may have to
+            be read to have it.
+
+    Returns:
+        Which reference was taken, and the stored bytes of codec ``DELTA``. None if the payload
+        had better stand alone.
+    """
+    size = len(plain)
+    if size < _PROBE_BYTES_MIN:
+        return None
+    from ciuic.codec import delta, planes, zstd
+
+    sample = _sample(memoryview(plain))
+    alone = planes.probe(sample)
+    fraction = min(alone.fraction, zstd.probe(sample), 1.0)
+    # Where numbers of one width show themselves, it is they that have moved.
+    shapes = [(alone.width, alone.skip)]
+    if alone.fraction > 1 - _WORTH_FRACTION:
+        shapes = [(width, 0) for width in delta.WIDTHS]
+    for number, reference in enumerate(references):
+        room = min(
+            chain_cost * fraction * size - reference.cost_bytes,
+            fraction * size,
+            reference.worth_bytes,
+        )
+        old = reference.read() if room > 0 else None
+        if old is None or len(old) != size:
+            continue
+        old_sample = _sample(memoryview(old))
+        plans = [delta.probe(sample, old_sample, *shape) for shape in shapes]
+        plan = min(plans, key=lambda one: one.fraction)
+        if plan.fraction > fraction * _DELTA_WORTH or plan.fraction * size > room:
+            continue
+        stored = delta.encode(plain, old, plan)
+        if len(stored) <= room and _survives(DELTA, stored, old, plain):
+            return number, stored
+    return None
+
+
+def decode(
+    codec: int, stored: bytes | memoryview, plain_bytes: int, reference: bytes | memoryview = b""
+) -> bytes | memoryview:
     """Decode a payload to exactly ``plain_bytes`` bytes.
 
     For any ``stored`` it returns or raises within memory bounded by ``plain_bytes``.
+
+    Args:
+        codec: The payload's number.
+        stored: The payload.
+        plain_bytes: How long it is decoded.
+        reference: What a ``DELTA`` is a difference from; not looked at otherwise.
 
     Raises:
         UnknownFormatError: No codec has this number.
         CorruptionError: ``stored`` is not a payload of that codec and length.
     """
+    if codec == DELTA:
+        from ciuic.codec import delta
+
+        return delta.decode(memoryview(stored), plain_bytes, reference)
     decoder = _DECODERS.get(codec)
     if decoder is None:
         raise UnknownFormatError(f"codec {codec} is not known to this version of ciuic")
@@ -81,10 +162,15 @@ def _chosen(plain: bytes | memoryview) -> Encoded:
     return RAW, plain
 
 
-def _survives(number: int, stored: bytes | memoryview, plain: bytes | memoryview) -> bool:
+def _survives(
+    number: int,
+    stored: bytes | memoryview,
+    reference: bytes | memoryview,
+    plain: bytes | memoryview,
+) -> bool:
     """Whether what was encoded can be had back."""
     try:
-        again = decode(number, stored, len(plain))
+        again = decode(number, stored, len(plain), reference)
     except CorruptionError:
         return False
     # By checksum: comparing a bytes object with a memoryview walks it element by element.

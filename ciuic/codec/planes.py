@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ciuic.codec import zstd
 from ciuic.errors import CorruptionError
 
-__all__ = ["PAIRS", "RAW", "ZSTD", "Column", "Plan", "decode", "encode", "probe"]
+__all__ = ["PAIRS", "RAW", "ZSTD", "Column", "Plan", "decode", "encode", "plan", "probe"]
 
 RAW: Final = 0
 ZSTD: Final = 1
@@ -82,16 +82,16 @@ class Plan(NamedTuple):
 
 def probe(sample: bytes) -> Plan:
     """The plan that a sample suggests."""
-    four = _plan(sample, 4)
+    four = plan(sample, 4)
     # Elements of 4 bytes have one exponent in four bytes. What shows two may be narrower; what
     # shows none, or half of one, wider.
     if four.fraction < _SURE and four.columns[0].width == _TOP_BYTES:
         return four
-    two = _plan(sample, 2)
+    two = plan(sample, 2)
     best = four if four.fraction < two.fraction * _BETTER else two
     if best.fraction < _SURE:
         return best
-    eight = _plan(sample, 8)
+    eight = plan(sample, 8)
     return eight if eight.fraction < best.fraction * _BETTER else best
 
 
@@ -309,7 +309,7 @@ def _decode_pairs(body: memoryview, size: int) -> Bytes:
     return np.add(values, np.uint8(base), out=values)
 
 
-def _plan(sample: bytes, width: int, skip: int = 0) -> Plan:
+def plan(sample: bytes, width: int, skip: int = 0) -> Plan:
     """The plan for elements of this width, from the order-0 entropy of each byte."""
     count = (len(sample) - skip) // width
     flat = np.frombuffer(sample, np.uint8, count * width, skip)
@@ -325,7 +325,7 @@ def _plan(sample: bytes, width: int, skip: int = 0) -> Plan:
     coded = [one < 8 for one in kept]
     if skip == 0 and sum(coded) == 1 and not coded[-1]:
         # One exponent in each, but not on top: these are not the elements' first bytes.
-        return _plan(sample, width, coded.index(True) + 1)
+        return plan(sample, width, coded.index(True) + 1)
     return Plan(width, skip, _columns(coded, counts), sum(kept) / (8 * width))
 
 

@@ -14,6 +14,7 @@ from ciuic.errors import CorruptionError, DigestError, UnknownFormatError
 from ciuic.hashing import ID_BYTES, checksum, data_id, node_id
 
 __all__ = [
+    "CHAIN_MAX",
     "CHUNKS_MAX",
     "DATA",
     "HEADER_BYTES",
@@ -27,6 +28,7 @@ __all__ = [
     "check_chunk",
     "chunk_id",
     "decode_frame",
+    "encode_delta_frame",
     "encode_frame",
     "header_bytes_needed",
     "parse_header",
@@ -45,6 +47,8 @@ CHUNKS_MAX: Final = 65_536
 PLAIN_BYTES_MAX: Final = 64 * 1024 * 1024
 _CHECKSUM_AT: Final = HEADER_BYTES - 8
 NO_REFERENCE: Final = bytes(ID_BYTES)
+CHAIN_MAX: Final = 64
+"""A chunk may be a difference from one that is a difference, and so on; no further than this."""
 
 
 class Frame(NamedTuple):
@@ -72,6 +76,11 @@ class Frame(NamedTuple):
     def header_bytes(self) -> int:
         """Length of header and table together."""
         return HEADER_BYTES + len(self.chunks) * _SLOT.size
+
+    @property
+    def is_delta(self) -> bool:
+        """Another chunk is needed to decode it."""
+        return self.reference != NO_REFERENCE
 
     @property
     def total_bytes(self) -> int:
@@ -103,21 +112,54 @@ def chunk_id(kind: int, plain: bytes | bytearray | memoryview) -> bytes:
 
 
 def encode_frame(
-    kind: int, chunks: Sequence[tuple[bytes, bytes | memoryview]]
+    kind: int,
+    chunks: Sequence[tuple[bytes, bytes | memoryview]],
 ) -> tuple[Frame, bytes | memoryview]:
     """Encode chunks, given as ID and plain bytes; returns the header and the payload."""
     plain = chunks[0][1] if len(chunks) == 1 else b"".join([one for _, one in chunks])
     number, payload = codec.encode(plain)
-    frame = Frame(
+    return _frame(kind, chunks, number, NO_REFERENCE, payload), payload
+
+
+def encode_delta_frame(
+    chunk: tuple[bytes, bytes | memoryview],
+    references: Sequence[tuple[bytes, codec.Reference]],
+    chain_cost: float,
+) -> tuple[Frame, bytes | memoryview] | None:
+    """Encode a chunk of file content as a difference from an earlier version.
+
+    Args:
+        chunk: ID and plain bytes.
+        references: IDs of earlier versions, and how to have them; the likest first.
+        chain_cost: See ``codec.encode_delta``.
+
+    Returns:
+        The header and the payload; None if the chunk had better stand alone.
+    """
+    found = codec.encode_delta(chunk[1], [one for _, one in references], chain_cost)
+    if found is None:
+        return None
+    number, payload = found
+    return _frame(DATA, [chunk], codec.DELTA, references[number][0], payload), payload
+
+
+def _frame(
+    kind: int,
+    chunks: Sequence[tuple[bytes, bytes | memoryview]],
+    number: int,
+    reference: bytes,
+    payload: bytes | memoryview,
+) -> Frame:
+    sizes = tuple([(name, len(plain)) for name, plain in chunks])
+    return Frame(
         kind=kind,
         codec=number,
-        reference=NO_REFERENCE,
-        plain_bytes=len(plain),
+        reference=reference,
+        plain_bytes=sum([size for _, size in sizes]),
         stored_bytes=len(payload),
         payload_checksum=checksum(payload),
-        chunks=tuple([(name, len(one)) for name, one in chunks]),
+        chunks=sizes,
     )
-    return frame, payload
 
 
 def header_bytes_needed(start: bytes | memoryview) -> int:
@@ -158,18 +200,28 @@ def parse_header(data: bytes | memoryview) -> Frame:
     return Frame(kind, number, reference, plain, stored, payload_sum, chunks)
 
 
-def decode_frame(frame: Frame, payload: bytes | memoryview) -> bytes | memoryview:
+def decode_frame(
+    frame: Frame, payload: bytes | memoryview, reference: bytes | memoryview = b""
+) -> bytes | memoryview:
     """All plain bytes of a frame. Their chunk IDs are not checked here: see ``check_chunk``.
+
+    Args:
+        frame: Its header.
+        payload: Its stored bytes.
+        reference: The chunk that a delta is a difference from.
 
     Raises:
         CorruptionError: The payload is not what was written.
-        UnknownFormatError: The codec, or a delta's reference, is not known to this version.
+        UnknownFormatError: The codec is not known to this version.
     """
     if checksum(payload) != frame.payload_checksum:
         raise CorruptionError("a frame's payload does not match its checksum")
-    if frame.reference != NO_REFERENCE:
-        raise UnknownFormatError("a frame that is a delta is not known to this version of ciuic")
-    return codec.decode(frame.codec, payload, frame.plain_bytes)
+    if frame.is_delta != (frame.codec == codec.DELTA):
+        raise UnknownFormatError(
+            f"a frame of codec {frame.codec} {'with' if frame.is_delta else 'without'} a reference"
+            " is not known to this version of ciuic"
+        )
+    return codec.decode(frame.codec, payload, frame.plain_bytes, reference)
 
 
 def check_chunk(kind: int, name: bytes, plain: bytes | memoryview) -> None:

@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 
 from ciuic.errors import BusyError, StoreError, StoreFullError
 from ciuic.hashing import ID_BYTES
-from ciuic.store.frame import NO_REFERENCE
+from ciuic.store.frame import CHAIN_MAX
 from ciuic.store.pack import PackedFrame
 
 __all__ = ["ChunkPlace", "Emptied", "Index", "IndexDamagedError"]
 
-_SCHEMA_VERSION: Final = 2
+_SCHEMA_VERSION: Final = 3
 _SCHEMA: Final = f"""
 CREATE TABLE pack (
     number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL
@@ -43,11 +43,21 @@ CREATE TABLE pack_check (
     what TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE lost_chunk (id BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE reference (id BLOB PRIMARY KEY, base BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE reference (
+    id BLOB, pack INTEGER, base BLOB NOT NULL, PRIMARY KEY (id, pack)
+) WITHOUT ROWID;
 PRAGMA user_version = {_SCHEMA_VERSION};
 """
-_INSERT_CHUNK: Final = "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT_DELTA: Final = "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT_CHUNK: Final = (
+    "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+    " pack = excluded.pack, offset_bytes = excluded.offset_bytes,"
+    " frame_bytes = excluded.frame_bytes, start_bytes = excluded.start_bytes,"
+    " length_bytes = excluded.length_bytes WHERE EXISTS"
+    " (SELECT 1 FROM reference WHERE reference.id = chunk.id AND reference.pack = chunk.pack)"
+)
 _REPLACE_CHUNK: Final = "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
+_OF_PACKS: Final = ("chunk", "reference")
 _BATCH: Final = 500
 _ROWS_AT_ONCE: Final = 10_000
 _BUSY_MS: Final = 10_000
@@ -67,6 +77,7 @@ class ChunkPlace(NamedTuple):
         start_bytes: Of the chunk in the frame's decoded payload.
         length_bytes: Of the chunk itself.
         kind: ``DATA``, ``RECIPE`` or ``TREE``.
+        reference: The chunk that it is stored as a difference from; empty: it stands alone.
     """
 
     pack: bytes
@@ -75,6 +86,7 @@ class ChunkPlace(NamedTuple):
     start_bytes: int
     length_bytes: int
     kind: int
+    reference: bytes = b""
 
 
 class Emptied(NamedTuple):
@@ -142,9 +154,12 @@ class Index:
                 "DELETE FROM pack_check WHERE name IN (SELECT name FROM pack WHERE name = ?)",
                 (name,),
             )
-            self._db.execute(
-                "DELETE FROM chunk WHERE pack = (SELECT number FROM pack WHERE name = ?)", (name,)
-            )
+            for table in _OF_PACKS:
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE pack ="  # noqa: S608 - ours
+                    " (SELECT number FROM pack WHERE name = ?)",
+                    (name,),
+                )
             self._db.execute("DELETE FROM pack WHERE name = ?", (name,))
 
     def remove_packs(self, names: Sequence[bytes]) -> None:
@@ -153,7 +168,8 @@ class Index:
             self._db.execute("CREATE TEMP TABLE gone (name BLOB PRIMARY KEY) WITHOUT ROWID")
             self._db.executemany("INSERT INTO gone VALUES (?)", [(one,) for one in names])
             numbers = "SELECT number FROM pack JOIN gone USING (name)"
-            self._db.execute(f"DELETE FROM chunk WHERE pack IN ({numbers})")  # noqa: S608 - ours
+            for table in _OF_PACKS:
+                self._db.execute(f"DELETE FROM {table} WHERE pack IN ({numbers})")  # noqa: S608 - ours
             self._db.execute("DELETE FROM pack_check WHERE name IN (SELECT name FROM gone)")
             self._db.execute("DELETE FROM pack WHERE name IN (SELECT name FROM gone)")
             self._db.execute("DROP TABLE gone")
@@ -187,18 +203,20 @@ class Index:
                 # One by one by their IDs: there is no index by pack, which every snapshot
                 # would have to keep up.
                 for (number,) in found.fetchall():
-                    self._db.executemany(
-                        "DELETE FROM chunk WHERE id = ? AND pack = ?",
-                        [(one, number) for one in sorted(old.chunks)],
-                    )
+                    gone = [(one, number) for one in sorted(old.chunks)]
+                    for table in _OF_PACKS:
+                        self._db.executemany(
+                            f"DELETE FROM {table} WHERE id = ? AND pack = ?",  # noqa: S608 - ours
+                            gone,
+                        )
                 self._db.execute("DELETE FROM pack_check WHERE name = ?", (old.pack,))
                 self._db.execute("DELETE FROM pack WHERE name = ?", (old.pack,))
 
     def clear(self) -> None:
         """Forget all packs and chunks, and keep what checks have found."""
         with self._lock, self._faults():
-            self._db.execute("DELETE FROM chunk")
-            self._db.execute("DELETE FROM pack")
+            for table in (*_OF_PACKS, "pack"):
+                self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
 
     def packs(self) -> dict[bytes, int]:
         """Size in bytes of every pack that is recorded, by its ID."""
@@ -206,14 +224,36 @@ class Index:
             return dict(self._db.execute("SELECT name, size_bytes FROM pack"))
 
     def known(self, ids: Sequence[bytes]) -> set[bytes]:
-        """Those of ``ids`` that are in some pack."""
+        """Those of ``ids`` that are in some pack, with all that they are a difference from."""
         found: set[bytes] = set()
+        deltas: dict[bytes, bytes] = {}
         with self._lock, self._faults():
             for start in range(0, len(ids), _BATCH):
                 part = ids[start : start + _BATCH]
-                query = f"SELECT id FROM chunk WHERE id IN ({_marks(len(part))})"  # noqa: S608 - question marks only
-                found.update([row[0] for row in self._db.execute(query, part)])
+                query = (
+                    "SELECT id, base FROM chunk LEFT JOIN reference USING (id, pack)"  # noqa: S608 - question marks only
+                    f" WHERE id IN ({_marks(len(part))})"
+                )
+                for name, base in self._db.execute(query, part):
+                    found.add(name)
+                    if base is not None:
+                        deltas[name] = base
+        if deltas:
+            whole = self._whole_chains(deltas)
+            found -= {name for name in deltas if name not in whole}
         return found
+
+    def _whole_chains(self, deltas: dict[bytes, bytes]) -> set[bytes]:
+        """Those chunks whose references are there, and theirs, as far as it goes."""
+        below = dict(deltas)
+        for _ in range(CHAIN_MAX):
+            wanted = list(dict.fromkeys(below.values()))
+            places = self.places(wanted)
+            below = {name: base for name, base in below.items() if base in places}
+            if not any(places[base].reference for base in below.values()):
+                return set(below)
+            below = {name: places[base].reference or base for name, base in below.items()}
+        return set()
 
     def places(self, ids: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
         """Where chunks lie; those that are in no pack are left out."""
@@ -223,7 +263,9 @@ class Index:
                 part = ids[start : start + _BATCH]
                 query = (
                     "SELECT chunk.id, name, offset_bytes, frame_bytes, start_bytes, length_bytes,"  # noqa: S608 - as above
-                    " kind FROM chunk JOIN pack ON pack.number = chunk.pack"
+                    " kind, base FROM chunk JOIN pack ON pack.number = chunk.pack"
+                    " LEFT JOIN reference ON reference.id = chunk.id"
+                    " AND reference.pack = chunk.pack"
                     f" WHERE chunk.id IN ({_marks(len(part))})"
                 )
                 self._add_places(self._db.execute(query, part), found)
@@ -237,7 +279,7 @@ class Index:
         with self._lock, self._faults():
             cursor = self._db.execute("SELECT id, kind FROM chunk ORDER BY id")
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                if not all(isinstance(name, bytes) and len(name) == ID_BYTES for name, _ in rows):
+                if not all(_is_id(name) for name, _ in rows):
                     raise IndexDamagedError(f"the catalog {self._path} names a chunk that can't be")
                 yield rows
 
@@ -252,10 +294,17 @@ class Index:
                 )
             )
 
-    def references(self) -> dict[bytes, bytes]:
-        """Chunks that are stored as a difference, and the chunk that each builds on."""
+    def references(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Chunks that some pack has as a difference, and the chunk that each is one from.
+
+        So many at a time. Nothing else may be asked before the iteration has ended.
+        """
         with self._lock, self._faults():
-            return dict(self._db.execute("SELECT id, base FROM reference"))
+            cursor = self._db.execute("SELECT id, base FROM reference ORDER BY id")
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                if not all(_is_id(name) and _is_id(base) for name, base in rows):
+                    raise IndexDamagedError(f"the catalog {self._path} names a chunk that can't be")
+                yield rows
 
     def drop_chunks(self, ids: Sequence[bytes]) -> None:
         """Forget where chunks lie that are known to be damaged: whoever has them stores them."""
@@ -343,13 +392,18 @@ class Index:
     def _insert(self, number: int, statement: str, frames: Iterable[PackedFrame]) -> None:
         """Rows of a pack's chunks; the lock is held."""
         listed = list(frames)
-        self._db.executemany(statement, sorted(_rows(number, listed)))
+        alone = [one for one in listed if not one.frame.is_delta]
+        deltas = [one for one in listed if one.frame.is_delta]
+        self._db.executemany(statement, sorted(_rows(number, alone)))
+        # What stands alone is needed for nothing else, and wins.
+        ignoring = statement if statement == _REPLACE_CHUNK else _INSERT_DELTA
+        self._db.executemany(ignoring, sorted(_rows(number, deltas)))
         self._db.executemany(
-            "INSERT OR REPLACE INTO reference VALUES (?, ?)",
+            "INSERT OR REPLACE INTO reference VALUES (?, ?, ?)",
             [
-                (name, one.frame.reference)
+                (name, number, one.frame.reference)
                 for one in listed
-                if one.frame.reference != NO_REFERENCE
+                if one.frame.is_delta
                 for name, _ in one.frame.chunks
             ],
         )
@@ -365,11 +419,12 @@ class Index:
         """Rows as places, if they can be some: SQLite gives back whatever type stands there."""
         check = _NUMBERS.pack
         try:
-            for name, pack, offset, frame_bytes, start, length, kind in rows:
-                if not isinstance(pack, bytes) or len(pack) != ID_BYTES:
+            for name, pack, offset, frame_bytes, start, length, kind, base in rows:
+                if not _is_id(pack) or (base is not None and not _is_id(base)):
                     raise IndexDamagedError(f"the catalog {self._path} names a pack that can't be")
                 check(offset >> _OFFSET_SHIFT, frame_bytes, start, length, kind)
-                found[name] = ChunkPlace(pack, offset, frame_bytes, start, length, kind)
+                place = ChunkPlace(pack, offset, frame_bytes, start, length, kind, base or b"")
+                found[name] = place
         except (struct.error, TypeError) as error:
             raise IndexDamagedError(
                 f"the catalog {self._path} names a place that can't be"
@@ -431,6 +486,10 @@ def _rows(
         for name, length in frame.chunks:
             yield name, number, offset, total, start, length, kind
             start += length
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == ID_BYTES
 
 
 def _marks(count: int) -> str:

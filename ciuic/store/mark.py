@@ -145,20 +145,16 @@ class Marks:
             self._unlisted[name] = _FOUND
         return mark == _FOUND
 
-    def add_bases(self, bases: dict[bytes, bytes]) -> None:
-        """Whatever a needed chunk is stored as a difference from is needed too.
-
-        Args:
-            bases: From a chunk to what it builds on.
-        """
-        new = True
-        while new:
-            new = False
-            for name, base in bases.items():
-                if self._is_marked(name) and not self._is_marked(base):
-                    self.add_data([base])
-                    self.add_node(base)
-                    new = True
+    def add_references(self, index: Index) -> None:
+        """Whatever a needed chunk is stored as a difference from is needed too."""
+        is_news = True
+        while is_news:
+            is_news = False
+            for rows in index.references():
+                for name, base in rows:
+                    if self._is_marked(name) and not self._is_marked(base):
+                        self.add_data([base])
+                        is_news = True
 
     def _remember(self, names: set[bytes]) -> None:
         """One directory after the other, most of what is needed was needed a moment ago."""
@@ -169,8 +165,8 @@ class Marks:
     def _is_marked(self, name: bytes) -> bool:
         if name in self._unlisted:
             return True
-        slots = ((table, table.slot(name)) for table in (self._data, self._nodes))
-        return any(slot >= 0 and table.marks[slot] for table, slot in slots)
+        slot = self._data.slot(name)
+        return slot >= 0 and bool(self._data.marks[slot])
 
     def _add_unlisted(self, name: bytes) -> bool:
         if name in self._unlisted:

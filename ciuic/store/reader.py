@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from ciuic.errors import ChunkMissingError, CorruptionError, StoreError
@@ -20,6 +20,8 @@ from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
 from ciuic.store.frame import (
+    CHAIN_MAX,
+    DATA,
     Frame,
     check_chunk,
     decode_frame,
@@ -52,6 +54,18 @@ class _Pack:
             os.close(self.fd)
 
 
+class _Descent:
+    """The way from a chunk down to what stands alone; nothing is looked for in vain twice."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.lost: set[bytes] = set()
+
+
+class _ReferenceError(CorruptionError):
+    """The frame may be sound; what it is a difference from can't be had."""
+
+
 class StoreReader:
     """Reads chunks of one store. All methods may be called from any thread.
 
@@ -59,19 +73,26 @@ class StoreReader:
         store_path: The store's directory.
         index: Opens the catalog, when first needed.
         rebuilt: Makes an index from the packs alone, leaving out the one that it is told.
+        passing: What is read is not to stay in the page cache.
 
     Attributes:
         healed: Packs of which something damaged was read with the help of their parity.
     """
 
     def __init__(
-        self, store_path: str, index: Callable[[], Index], rebuilt: Callable[[bytes], Index]
+        self,
+        store_path: str,
+        index: Callable[[], Index],
+        rebuilt: Callable[[bytes], Index],
+        *,
+        passing: bool = False,
     ) -> None:
         self.healed: set[bytes] = set()
         self._store_path = store_path
         self._packs_path = os.path.join(store_path, layout.PACKS)
         self._open_index = index
         self._rebuild = rebuilt
+        self._passing = passing
         self._rebuilt_index: Index | None = None
         self._others: dict[bytes, Index] = {}
         self._lock = threading.RLock()
@@ -103,15 +124,60 @@ class StoreReader:
             heal: Where it is damaged everywhere, have it from the parity.
 
         Raises:
-            CorruptionError: It is missing or damaged.
+            CorruptionError: It is missing or damaged, or something that it is a difference from.
         """
+        return self._chunk(name, kind, heal=heal, descent=_Descent())
+
+    def chain(self, name: bytes) -> list[ChunkPlace] | None:
+        """Where a chunk lies, then what it is a difference from, and so on.
+
+        None if something of it is missing, or it has no end.
+        """
+        found: list[ChunkPlace] = []
+        while name and len(found) <= CHAIN_MAX:
+            place = None
+            with contextlib.suppress(IndexDamagedError):
+                place = (self._rebuilt_index or self._open_index()).places([name]).get(name)
+            if place is None:
+                return None
+            found.append(place)
+            name = place.reference
+        return found if not name else None
+
+    def unchained(
+        self, places: Mapping[bytes, ChunkPlace], is_sound: Callable[[bytes, ChunkPlace], bool]
+    ) -> set[bytes]:
+        """Those chunks that are a difference from what is not there, directly or not.
+
+        Args:
+            places: Where they lie.
+            is_sound: Whether another chunk can be had from the place that it is said to be at.
+        """
+        below = {name: place.reference for name, place in places.items() if place.reference}
+        lost: set[bytes] = set()
+        for _ in range(CHAIN_MAX):
+            if not below:
+                return lost
+            found = self.places(list(dict.fromkeys(below.values())))
+            sound = {name: place for name, place in found.items() if is_sound(name, place)}
+            lost |= {name for name, reference in below.items() if reference not in sound}
+            below = {
+                name: sound[reference].reference
+                for name, reference in below.items()
+                if reference in sound and sound[reference].reference
+            }
+        return lost | set(below)
+
+    def _chunk(
+        self, name: bytes, kind: int, *, heal: bool, descent: _Descent
+    ) -> bytes | memoryview:
         place = self.places([name]).get(name)
         if place is None:
             raise ChunkMissingError(f"chunk {name.hex()[:12]} is in no pack")
         tried: list[ChunkPlace] = []
         while True:
             try:
-                return self._checked(name, kind, place, heal=heal)
+                return self._checked(name, kind, place, heal=heal, descent=descent)
             except CorruptionError:
                 tried.append(place)
                 again = self.another_place(name, place)
@@ -156,24 +222,35 @@ class StoreReader:
                 self._others[place.pack] = self._rebuild(place.pack)
             return self._others[place.pack].places([name]).get(name)
 
-    def frame(self, place: ChunkPlace, *, heal: bool = True) -> tuple[Frame, bytes | memoryview]:
+    def frame(
+        self, place: ChunkPlace, *, heal: bool = True, keep: bool = False
+    ) -> tuple[Frame, bytes | memoryview]:
         """A whole frame, decoded; its chunks are not checked yet.
 
         Args:
             place: Where it lies.
             heal: Where it is damaged, have it from the parity.
+            keep: Something that is a difference from it is read next.
 
         Raises:
-            CorruptionError: It is not there, or is damaged.
+            CorruptionError: It is not there, or is damaged, or what it is a difference from.
         """
+        frame, plain = self._frame(place, heal=heal, descent=_Descent())
+        if keep:
+            self._keep((place.pack, place.offset_bytes), plain)
+        return frame, plain
+
+    def _frame(
+        self, place: ChunkPlace, *, heal: bool, descent: _Descent
+    ) -> tuple[Frame, bytes | memoryview]:
         where = f"pack {place.pack.hex()[:12]} at byte {place.offset_bytes}"
         try:
             try:
-                return _decoded(place, self._read(place))
+                return self._decoded(place, self._read(place), heal=heal, descent=descent)
+            except _ReferenceError:
+                raise
             except CorruptionError:
-                if not heal:
-                    raise
-                mended = self._mended(place)
+                mended = self._mended(place, descent=descent) if heal else None
                 if mended is None:
                     raise
                 return mended
@@ -181,6 +258,21 @@ class StoreReader:
             raise
         except CorruptionError as error:
             raise CorruptionError(f"{where}: {error.message}") from error
+
+    def _decoded(
+        self, place: ChunkPlace, raw: bytes, *, heal: bool, descent: _Descent
+    ) -> tuple[Frame, bytes | memoryview]:
+        """The frame that these bytes are, if they are one."""
+        if len(raw) != place.frame_bytes:
+            raise CorruptionError("the pack is cut short")
+        data = memoryview(raw)
+        frame = parse_header(data)
+        if frame.total_bytes != place.frame_bytes:
+            raise CorruptionError("the frame is not as long as the catalog says")
+        reference: bytes | memoryview = b""
+        if frame.is_delta:
+            reference = self._reference(frame.reference, heal=heal, descent=descent)
+        return frame, decode_frame(frame, data[frame.header_bytes :], reference)
 
     def expect(self, places: Iterable[ChunkPlace]) -> None:
         """These will be read soon: the disk may begin while other things are made ready.
@@ -227,7 +319,7 @@ class StoreReader:
         return frame
 
     def _checked(
-        self, name: bytes, kind: int, place: ChunkPlace, *, heal: bool
+        self, name: bytes, kind: int, place: ChunkPlace, *, heal: bool, descent: _Descent
     ) -> bytes | memoryview:
         key = (place.pack, place.offset_bytes)
         with self._lock:
@@ -235,7 +327,7 @@ class StoreReader:
             if plain is not None:
                 self._frames.move_to_end(key)
         if plain is None:
-            _, plain = self.frame(place, heal=heal)
+            _, plain = self._frame(place, heal=heal, descent=descent)
             self._keep(key, plain)
         part = memoryview(plain)[place.start_bytes : place.start_bytes + place.length_bytes]
         check_chunk(kind, name, part)
@@ -255,9 +347,31 @@ class StoreReader:
     def _read(self, place: ChunkPlace) -> bytes:
         pack = self._pack(place.pack)
         with store_faults("read", os.path.join(self._packs_path, layout.pack_name(place.pack))):
-            return read_at(pack.fd, place.frame_bytes, place.offset_bytes)
+            data = read_at(pack.fd, place.frame_bytes, place.offset_bytes)
+            if self._passing:
+                os.posix_fadvise(
+                    pack.fd, place.offset_bytes, place.frame_bytes, os.POSIX_FADV_DONTNEED
+                )
+            return data
 
-    def _mended(self, place: ChunkPlace) -> tuple[Frame, bytes | memoryview] | None:
+    def _reference(self, name: bytes, *, heal: bool, descent: _Descent) -> bytes | memoryview:
+        """What a delta is a difference from."""
+        if descent.depth >= CHAIN_MAX:
+            raise _ReferenceError(f"it is the end of a chain of more than {CHAIN_MAX} deltas")
+        if name in descent.lost:
+            raise _ReferenceError("it is a difference from what is lost")
+        descent.depth += 1
+        try:
+            return self._chunk(name, DATA, heal=heal, descent=descent)
+        except CorruptionError as error:
+            descent.lost.add(name)
+            raise _ReferenceError(f"without its reference: {error.message}") from error
+        finally:
+            descent.depth -= 1
+
+    def _mended(
+        self, place: ChunkPlace, *, descent: _Descent
+    ) -> tuple[Frame, bytes | memoryview] | None:
         """A damaged frame as it was written, if the pack's parity gives it back."""
         pack = self._pack(place.pack)
         path = os.path.join(self._packs_path, layout.pack_name(place.pack))
@@ -267,7 +381,8 @@ class StoreReader:
                 store_faults("read", path),
                 opened_mender(self._store_path, place.pack, pack.fd) as mender,
             ):
-                found = _decoded(place, mender.read(place.frame_bytes, place.offset_bytes))
+                raw = mender.read(place.frame_bytes, place.offset_bytes)
+                found = self._decoded(place, raw, heal=True, descent=descent)
             self.healed.add(place.pack)
             return found
         return None
@@ -295,14 +410,3 @@ class StoreReader:
             if self._rebuilt_index is None:
                 self._rebuilt_index = self._rebuild(b"")
             return self._rebuilt_index
-
-
-def _decoded(place: ChunkPlace, raw: bytes) -> tuple[Frame, bytes | memoryview]:
-    """The frame that these bytes are, if they are one."""
-    if len(raw) != place.frame_bytes:
-        raise CorruptionError("the pack is cut short")
-    data = memoryview(raw)
-    frame = parse_header(data)
-    if frame.total_bytes != place.frame_bytes:
-        raise CorruptionError("the frame is not as long as the catalog says")
-    return frame, decode_frame(frame, data[frame.header_bytes :])

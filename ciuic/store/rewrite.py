@@ -22,7 +22,7 @@ from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular
-from ciuic.store.frame import CHUNKS_MAX, DATA, NO_REFERENCE, Frame, encode_frame
+from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, encode_frame
 from ciuic.store.index import Emptied, Index
 from ciuic.store.mark import Marks
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer, read_footer
@@ -240,7 +240,7 @@ class Rewriter:
         kept = kept_chunks(pack, frame, self._marks, self._keepers)
         if not any(kept):
             return True
-        as_it_is = frame.reference != NO_REFERENCE or not is_worn(frame, kept)
+        as_it_is = frame.is_delta or not is_worn(frame, kept)
         try:
             if as_it_is:
                 payload = b"" if self._dry else read_payload(fd, one)

@@ -42,7 +42,7 @@ from ciuic.store.pack import PackedFrame, footer_frames, read_footer, walk_frame
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.reader import StoreReader
 from ciuic.store.trash import Forgotten, Trash
-from ciuic.store.writer import StoreWriter
+from ciuic.store.writer import CHAIN_COST_DEFAULT, StoreWriter
 
 __all__ = ["Store", "create_store", "open_store"]
 
@@ -240,13 +240,20 @@ class Store:
                     found[name] = entry.stat(follow_symlinks=False).st_size
         return found
 
-    def writer(self, *, parity: float = PARITY_DEFAULT) -> StoreWriter:
+    def writer(
+        self, *, parity: float = PARITY_DEFAULT, chain_cost: float = CHAIN_COST_DEFAULT
+    ) -> StoreWriter:
         """Begin to add chunks; the store must be open for writing.
 
         Args:
             parity: The share of each pack that its parity takes, 0 to 1; 0: none is written.
+            chain_cost: How many times the stored bytes that a chunk takes alone may have to be
+                read to have it; up to 1: every chunk stands alone.
         """
-        return StoreWriter(self.path, self.index, parity=parity)
+        reader = StoreReader(self.path, lambda: self.index, self._index_from_packs, passing=True)
+        return StoreWriter(
+            self.path, self.index, parity=parity, reader=reader, chain_cost=chain_cost
+        )
 
     def snapshot_files(self) -> dict[str, os.stat_result]:
         """Every committed snapshot: its ID and its manifest's file status."""

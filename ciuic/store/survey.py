@@ -212,12 +212,17 @@ class Survey:
             for name in doubtful:
                 if name in places and not self._fits(places[name]):
                     del places[name]
+        for name in reader.unchained(places, self._is_there):
+            del places[name]
         for file, piece, is_whole in wanted:
             place = places.get(piece.id)
             length = -1 if place is None else place.length_bytes
             end = piece.start_bytes + piece.length_bytes
             if not (length == end if is_whole else length >= end):
                 lost.setdefault(file, {})[piece.id] = None
+
+    def _is_there(self, name: bytes, place: ChunkPlace) -> bool:
+        return name not in self._lost and self._fits(place)
 
     def _fits(self, place: ChunkPlace) -> bool:
         if place.pack not in self._pack_sizes:

@@ -18,26 +18,34 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from ciuic import durable
+from ciuic.codec import Reference
 from ciuic.errors import StoreError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_frame
-from ciuic.store.index import Index
+from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_delta_frame, encode_frame
+from ciuic.store.index import ChunkPlace, Index
 from ciuic.store.packfile import PackFile
 from ciuic.store.parity import write_parity
+from ciuic.store.reader import StoreReader
 
-__all__ = ["StoreWriter", "WriteTotals", "publish_pack", "sync_packs"]
+__all__ = ["CHAIN_COST_DEFAULT", "StoreWriter", "WriteTotals", "publish_pack", "sync_packs"]
 
+CHAIN_COST_DEFAULT: Final = 2.0
 _NODE_GROUP_BYTES: Final = 256 * 1024
 _QUEUE_BYTES: Final = 16 * 1024 * 1024
 _SEALING_MAX: Final = 2
 """Packs that wait for their fsync; more would only let a slow disk fill the memory."""
 _BARRIER_PACKS: Final = 16
 """Packs between two commits of the catalog: a killed run loses no more than their index rows."""
+
+_DELTAS_MAX: Final = 12
+"""Links of a chain, however little they take: each is decoded in turn."""
+_NONE: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 Chunks = Sequence[tuple[bytes, bytes | memoryview]]
 
@@ -122,14 +130,27 @@ class StoreWriter:
         store_path: The store's directory.
         index: Its catalog.
         parity: The share of each pack that its parity takes; 0: none is written.
+        reader: Reads earlier versions of what is added.
+        chain_cost: How many times the stored bytes that a chunk takes alone may have to be read
+            to have it; up to 1: every chunk stands alone.
 
     ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort``
     the writer is used up.
     """
 
-    def __init__(self, store_path: str, index: Index, *, parity: float) -> None:
+    def __init__(
+        self,
+        store_path: str,
+        index: Index,
+        *,
+        parity: float,
+        reader: StoreReader,
+        chain_cost: float,
+    ) -> None:
         self._store_path = store_path
         self._parity = parity
+        self._reader = reader
+        self._chain_cost = chain_cost
         self._temporary = os.path.join(store_path, layout.TEMPORARY)
         self._index = index
         self._lock = threading.Lock()
@@ -148,11 +169,13 @@ class StoreWriter:
         for thread in self._threads:
             thread.start()
 
-    def add_data(self, chunks: Chunks) -> int:
+    def add_data(self, chunks: Chunks, earlier: Mapping[bytes, bytes] = _NONE) -> int:
         """Store those chunks of file content that the store lacks, together in one frame.
 
         Args:
             chunks: ID and plain bytes of each. The bytes must not change until ``finish``.
+            earlier: By the ID of a chunk that of its last version, which it may be stored as a
+                difference from. Such a chunk gets a frame of its own.
 
         Returns:
             Plain bytes that were new.
@@ -164,6 +187,8 @@ class StoreWriter:
         if not fresh:
             return 0
         new_bytes = sum([len(plain) for _, plain in fresh])
+        if earlier and self._chain_cost > 1:
+            fresh = [one for one in fresh if not self._add_delta(*one, earlier.get(one[0], b""))]
         for start in range(0, len(fresh), CHUNKS_MAX):
             self._enqueue(DATA, fresh[start : start + CHUNKS_MAX])
         with self._lock:
@@ -204,6 +229,7 @@ class StoreWriter:
         self._stop_threads()
         self._raise_failure()
         self._barrier()
+        self._reader.close()
         return self.totals
 
     def abort(self) -> None:
@@ -211,6 +237,7 @@ class StoreWriter:
         if self._failure is None:
             self._failure = StoreError("the run was given up")
         self._stop_threads()
+        self._reader.close()
         # The run already ends with an error, which a second one here would only hide.
         with contextlib.suppress(StoreError):
             self._barrier()
@@ -231,8 +258,52 @@ class StoreWriter:
                     fresh.append(one)
         return fresh
 
+    def _add_delta(self, name: bytes, plain: bytes | memoryview, earlier: bytes) -> bool:
+        """Store a chunk as a difference from its last version; returns whether that was done.
+
+        Where that version would cost too much to read, what it is a difference from itself may
+        do: it is less like the chunk, and nearer to what stands alone.
+        """
+        chain = self._reader.chain(earlier) if earlier else None
+        if chain is None or len(chain) > _DELTAS_MAX or chain[0].length_bytes != len(plain):
+            return False
+        names = [earlier, *[one.reference for one in chain]]
+        costs = [one.frame_bytes for one in chain]
+        worth = [len(plain), *[self._worth_bytes(chain)] * (len(chain) - 1)]
+        references = [
+            (names[at], Reference(self._read_earlier(names[at]), sum(costs[at:]), worth[at]))
+            for at in range(len(chain))
+        ]
+        encoded = encode_delta_frame((name, plain), references, self._chain_cost)
+        if encoded is not None:
+            self._put(*encoded)
+        return encoded is not None
+
+    def _worth_bytes(self, chain: list[ChunkPlace]) -> int:
+        """What a version takes on average if chains are begun anew as soon as they cost too much.
+
+        A difference from a distant version is worth it while it takes less: ever longer ones
+        would put off for ever what makes the next ones short.
+        """
+        alone = chain[-1].frame_bytes
+        delta = min([one.frame_bytes for one in chain])
+        links = int((self._chain_cost - 1) * alone / delta)
+        return (alone + links * delta) // (links + 1)
+
+    def _read_earlier(self, name: bytes) -> Callable[[], bytes | memoryview | None]:
+        def read() -> bytes | memoryview | None:
+            # Whatever is wrong with an old chunk: the new one can do without.
+            with contextlib.suppress(StoreError):
+                return self._reader.chunk(name, kind=DATA)
+            return None
+
+        return read
+
     def _enqueue(self, kind: int, chunks: Chunks) -> None:
-        frame, payload = encode_frame(kind, chunks)
+        if chunks:
+            self._put(*encode_frame(kind, chunks))
+
+    def _put(self, frame: Frame, payload: bytes | memoryview) -> None:
         self._queue.put(frame, payload, lambda: self._failure is not None)
         self._raise_failure()
 

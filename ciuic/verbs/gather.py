@@ -41,6 +41,7 @@ from ciuic.scan import (
 from ciuic.store import Store
 from ciuic.store.nodes import TreeBuilder, iter_pieces, iter_tree
 from ciuic.store.writer import StoreWriter
+from ciuic.verbs.earlier import EarlierDirectory
 from ciuic.verbs.reading import ContentReader, FluxSink, Wanted
 
 __all__ = ["Gatherer", "OldTree", "TroubleSink"]
@@ -118,6 +119,7 @@ class _Directory:
         self.handle = handle
         self.entry = entry
         self.view = view
+        self.earlier: EarlierDirectory | None = None
         self.ticket = _Ticket()
         self.names: Iterator[bytes] = iter(())
         self._builder = builder
@@ -183,7 +185,8 @@ class Gatherer:
         writer: Where nodes and chunks go.
         content: Stores file contents.
         exclusions: What is left out.
-        believe: What looks unchanged since the parent is not read again.
+        believe: What looks unchanged since the parent is not read again, and what has changed
+            may be stored as a difference.
         keep_clones: Unchanged files are to have clones, too.
         trouble: Told of everything that is not as it should be.
         flux: Told of every file that somebody was writing.
@@ -269,8 +272,11 @@ class Gatherer:
         except SourceError as error:
             self._trouble(path, f"the root: {error.message}", False)
             return _Started(Root(path, b"", error.message), None, None)
-        directory = self._directory(handle, entry, self._old_root(old), view)
+        old_root = self._old_root(old)
+        directory = self._directory(handle, entry, old_root, view)
         directory.names = iter(names)
+        if old_root is not None and old_root.is_directory and self._believe:
+            directory.earlier = EarlierDirectory(self._store.reader, old_root)
         self._stack.append(directory)
         self._walk()
         return _Started(Root(path, b"", "", view.how), TreeBuilder(self._writer.put_node), entry)
@@ -385,7 +391,7 @@ class Gatherer:
         else:
             entry = Entry(name, status.st_mode, 0, 0, 0, 0, status.st_ino, link_dev=link_dev)
             wanted = self._captured(self._wanted(parent, entry, status), old, parent.view)
-            ticket = self._read(wanted)
+            ticket = self._read(self._with_earlier(parent, wanted))
         self._append(parent, entry, ticket)
         if status.st_nlink > 1:
             self._links[status.st_dev, status.st_ino] = (entry, ticket, status.st_nlink - 1)
@@ -418,6 +424,13 @@ class Gatherer:
             wanted.entry.state = FLUX
             self._flux(wanted.path, (status.st_dev, status.st_ino), "")
         return wanted._replace(clone=clone)
+
+    def _with_earlier(self, parent: _Directory, wanted: Wanted) -> Wanted:
+        """A large file with its last version, if there is one."""
+        if parent.earlier is None or self._content.is_small(wanted.status):
+            return wanted
+        earlier = parent.earlier.file(wanted.entry.name, wanted.status.st_size)
+        return wanted._replace(earlier=earlier)
 
     def _keep_clone(self, parent: _Directory, old: Entry, status: os.stat_result) -> None:
         """Let an unchanged file go on having a clone, for rollbacks."""
@@ -496,6 +509,8 @@ class Gatherer:
             return
         directory = self._directory(handle, entry, old, view)
         directory.names = iter(names)
+        if parent.earlier is not None:
+            directory.earlier = parent.earlier.directory(name)
         self._append(parent, entry, directory.ticket)
         self._stack.append(directory)
 

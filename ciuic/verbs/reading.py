@@ -27,7 +27,7 @@ from ciuic.capture import (
     source_faults,
 )
 from ciuic.chunking import Chunker, FixedChunker, TensorChunker
-from ciuic.chunking.tensors import MAGIC_BYTES, layout
+from ciuic.chunking.tensors import MAGIC_BYTES, Span, layout
 from ciuic.clock import Clock
 from ciuic.errors import CancelledError, CorruptionError, SourceError, TornReadError, VanishedError
 from ciuic.hashing import data_id
@@ -37,6 +37,7 @@ from ciuic.store import Store
 from ciuic.store.header import TENSORS
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
+from ciuic.verbs.earlier import EarlierChunks
 from ciuic.verbs.tracking import Gap, Kept, believed, respell
 
 __all__ = ["ContentReader", "FluxSink", "Wanted"]
@@ -66,6 +67,7 @@ class Wanted(NamedTuple):
         clone: What is read instead of the file, with the metadata that belongs to it.
         old: What the parent snapshot says of the file at this path.
         previous: Where a frozen copy of that may be.
+        earlier: The last version of the file, at whatever path it was.
     """
 
     directory: DirectoryHandle
@@ -75,6 +77,7 @@ class Wanted(NamedTuple):
     clone: FrozenFile | None = None
     old: Entry | None = None
     previous: FrozenRoot | None = None
+    earlier: Entry | None = None
 
     @property
     def path(self) -> bytes:
@@ -221,7 +224,7 @@ class ContentReader:
 
     def _store_frozen(self, file: Wanted, opened: OpenFile) -> None:
         entry = file.entry
-        entry.content, entry.level, size = self._spell(opened, self._tracked(file, opened))
+        entry.content, entry.level, size = self._spell(file, opened, self._tracked(file, opened))
         if file.clone is not None:
             _fill(entry, file.clone.status, file.clone.xattrs, size)
             return
@@ -231,7 +234,7 @@ class ContentReader:
 
     def _store_live(self, file: Wanted, opened: OpenFile) -> None:
         for attempt in range(1, ATTEMPTS + 1):
-            content, level, size = self._spell(opened, None)
+            content, level, size = self._spell(file, opened, None)
             is_torn = False
             try:
                 opened.check_unchanged(size)
@@ -274,33 +277,47 @@ class ContentReader:
             os.close(fd)
         return _Tracked(pieces, changed, data, file.path)
 
-    def _spell(self, opened: OpenFile, tracked: "_Tracked | None") -> tuple[bytes, int, int]:
+    def _spell(
+        self, file: Wanted, opened: OpenFile, tracked: "_Tracked | None"
+    ) -> tuple[bytes, int, int]:
         """Store a file's data once through; returns content, level and the length found."""
         if tracked is not None and self._believe:
             # Where nothing has changed nothing is cut, and no header needs to be read.
-            chunker = self._chunker_of(opened) if tracked.changed else self._fixed
+            spans = self._spans(opened) if tracked.changed else None
+            chunker = self._chunker(spans)
             plan = self._plan(opened, tracked, chunker)
             if plan is not None:
-                return self._spell_plan(opened, plan, tracked.data, chunker)
-        chunker = self._chunker_of(opened)
+                earlier = self._earlier(file, spans) if tracked.changed else None
+                return self._spell_plan(opened, plan, tracked.data, chunker, earlier)
+        spans = self._spans(opened)
+        chunker = self._chunker(spans)
         spelling = _Spelling(self._writer)
         if tracked is not None:
             spelling = _Spelling(self._writer, self._expected(opened, tracked, chunker))
-        self._add_chunks(spelling, self._chunks(opened, chunker), iter(()))
+        chunks = self._chunks(opened, chunker)
+        self._add_chunks(spelling, chunks, iter(()), self._earlier(file, spans))
         if spelling.missed is not None and tracked is not None:
             what = f"change tracking missed a change at byte {spelling.missed}; please report it"
             self._trouble(tracked.path, what)
         return spelling.finish(0 if opened.ended_early else opened.before.st_size)
 
-    def _chunker_of(self, opened: OpenFile) -> Chunker:
-        """Where this file is cut, by its headers as they are now.
+    def _earlier(self, file: Wanted, spans: tuple[Span, ...] | None) -> EarlierChunks | None:
+        if file.earlier is None:
+            return None
+        return EarlierChunks(self._store.reader, file.earlier, spans)
+
+    def _chunker(self, spans: tuple[Span, ...] | None) -> Chunker:
+        return self._fixed if spans is None else TensorChunker(spans, self._chunk_bytes)
+
+    def _spans(self, opened: OpenFile) -> tuple[Span, ...] | None:
+        """The tensors of this file, by its headers as they are now, if it is to be cut at them.
 
         A file that is written to meanwhile may have others a moment later: it is then read again,
         or in flux, and its bytes are right wherever they are cut.
         """
         size = opened.before.st_size
         if not self._cuts_tensors or size <= self._small_bytes:
-            return self._fixed
+            return None
 
         def read(offset: int, length: int) -> bytes:
             self._check_stopped()
@@ -311,7 +328,7 @@ class ContentReader:
 
         spans = layout(read, size)
         opened.peeked()
-        return self._fixed if spans is None else TensorChunker(spans, self._chunk_bytes)
+        return spans
 
     def _plan(
         self, opened: OpenFile, tracked: "_Tracked", chunker: Chunker
@@ -332,13 +349,18 @@ class ContentReader:
         )
 
     def _spell_plan(
-        self, opened: OpenFile, plan: list[Kept | Gap], data: list[Range], chunker: Chunker
+        self,
+        opened: OpenFile,
+        plan: list[Kept | Gap],
+        data: list[Range],
+        chunker: Chunker,
+        earlier: EarlierChunks | None,
     ) -> tuple[bytes, int, int]:
         spelling = _Spelling(self._writer)
         gaps = [one for one in plan if isinstance(one, Gap)]
         kept = iter([one for one in plan if isinstance(one, Kept)])
         blocks = opened.scattered_blocks(_data_in(gaps, data), chunker.block_end)
-        self._add_chunks(spelling, self._cuts(blocks, chunker), kept)
+        self._add_chunks(spelling, self._cuts(blocks, chunker), kept, earlier)
         return spelling.finish(opened.before.st_size)
 
     def _add_chunks(
@@ -346,6 +368,7 @@ class ContentReader:
         spelling: "_Spelling",
         chunks: Iterator[tuple[int, memoryview]],
         kept: Iterator[Kept],
+        earlier: EarlierChunks | None,
     ) -> None:
         """Store chunks, many at a time, and spell them in order with what is kept between them."""
         under_way: deque[_Batch] = deque()
@@ -358,14 +381,16 @@ class ContentReader:
                     next_kept = next(kept, None)
                 batch.items.append(offset)
                 batch.views.append(view)
+                if earlier is not None:
+                    batch.earlier.append(earlier.at(offset))
                 batch.size_bytes += len(view)
                 if batch.size_bytes >= _TASK_BYTES or len(batch.views) >= _TASK_CHUNKS:
-                    batch.future = self._workers.submit(self._store_chunks, batch.views)
+                    batch.future = self._workers.submit(self._store_chunks, batch)
                     under_way.append(batch)
                     batch = _Batch()
                     if len(under_way) > self._window:
                         under_way.popleft().spell(spelling)
-            batch.future = self._workers.submit(self._store_chunks, batch.views)
+            batch.future = self._workers.submit(self._store_chunks, batch)
             under_way.append(batch)
             while under_way:
                 under_way.popleft().spell(spelling)
@@ -391,9 +416,10 @@ class ContentReader:
                 yield at, view
                 at += len(view)
 
-    def _store_chunks(self, views: list[memoryview]) -> list[bytes]:
-        names = [data_id(view) for view in views]
-        self._writer.add_data(list(zip(names, views, strict=True)))
+    def _store_chunks(self, batch: "_Batch") -> list[bytes]:
+        names = [data_id(view) for view in batch.views]
+        earlier = dict(zip(names, batch.earlier, strict=False))
+        self._writer.add_data(list(zip(names, batch.views, strict=True)), earlier)
         return names
 
     def _open(self, file: Wanted) -> OpenFile:
@@ -504,6 +530,7 @@ class _Batch:
     def __init__(self) -> None:
         self.items: list[Kept | int] = []
         self.views: list[memoryview] = []
+        self.earlier: list[bytes] = []
         self.size_bytes = 0
         self.future: Future[list[bytes]] | None = None
 

@@ -26,6 +26,7 @@ from ciuic.store import Store
 from ciuic.store.layout import HEADER
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
 from ciuic.store.parity import PARITY_DEFAULT
+from ciuic.store.writer import CHAIN_COST_DEFAULT
 from ciuic.verbs.gather import Gatherer, OldTree
 from ciuic.verbs.label import check_tags
 from ciuic.verbs.progress import Progress
@@ -51,6 +52,8 @@ class TakeRequest:
         tags: Words to find the snapshot by.
         hot_snapshots: How many of the newest snapshots keep their frozen copies.
         parity: The share of each pack that its parity takes; 0: none is written.
+        chain_cost: How many times the stored bytes that a chunk takes alone may have to be read
+            to have it; 1: every chunk stands alone.
     """
 
     roots: tuple[bytes, ...]
@@ -60,6 +63,7 @@ class TakeRequest:
     tags: tuple[str, ...] = ()
     hot_snapshots: int = 1
     parity: float = PARITY_DEFAULT
+    chain_cost: float = CHAIN_COST_DEFAULT
 
 
 class _Silent:
@@ -184,7 +188,7 @@ def take_snapshot(
         capture.walked()
         flux.name_holders()
 
-    writer = store.writer(parity=request.parity)
+    writer = store.writer(parity=request.parity, chain_cost=request.chain_cost)
     try:
         freezer.prepare(
             roots,

@@ -42,7 +42,8 @@ class _Needed(NamedTuple):
     length_bytes: int
 
 
-_Frames = dict[tuple[bytes, int], tuple[ChunkPlace, list[_Needed]]]
+_Key = tuple[bytes, int]
+_Frames = dict[_Key, tuple[ChunkPlace, list[_Needed]]]
 
 
 def verify_all(
@@ -244,6 +245,7 @@ class _Survey:
             # The catalog may be at fault, and no restore would fail for that.
             places.update(self._store.reader.places_in_packs(doubtful))
         lost = {name for name in doubtful if name not in places or not self._fits(places[name])}
+        lost |= self._store.reader.unchained(places, self._is_there)
         present, frames = self._present, self.frames
         for name, place in places.items():
             if name in lost:
@@ -258,6 +260,9 @@ class _Survey:
             else:
                 frame[1].append(needed)
 
+    def _is_there(self, name: bytes, place: ChunkPlace) -> bool:
+        return name not in self._bad and self._fits(place)
+
     def _fits(self, place: ChunkPlace) -> bool:
         if place.pack not in self._pack_sizes:
             self._pack_sizes[place.pack] = self._store.reader.pack_size(place.pack)
@@ -270,28 +275,62 @@ def _check_frames(
 ) -> tuple[set[bytes], int]:
     """Read, decode and hash frames in the order they lie on the disk; returns the bad chunks."""
     bad: set[bytes] = set()
-    read_bytes = 0
+    read_bytes = done = 0
     workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
     under_way: deque[Future[list[bytes]]] = deque()
     with ThreadPoolExecutor(workers, "verify") as pool:
-        for done, key in enumerate(sorted(frames)):
-            place, needed = frames[key]
-            read_bytes += place.frame_bytes
-            under_way.append(pool.submit(_check_frame, store, place, needed))
+        for keys in _together(frames):
+            group = [frames[key] for key in keys]
+            read_bytes += sum([place.frame_bytes for place, _ in group])
+            under_way.append(pool.submit(_check_group, store, group))
             if len(under_way) >= _WINDOW * workers:
                 bad.update(under_way.popleft().result())
+            done += len(group)
             if progress is not None:
-                progress(done + 1, len(frames))
+                progress(done, len(frames))
         for future in under_way:
             bad.update(future.result())
     return bad, read_bytes
 
 
-def _check_frame(store: Store, place: ChunkPlace, needed: list[_Needed]) -> list[bytes]:
+def _together(frames: _Frames) -> Iterator[list[_Key]]:
+    """Frames in the order they lie on the disk, each followed by those that are deltas from it.
+
+    So each is decoded once, and not once for every delta that builds on it.
+    """
+    references = {place.reference for place, _ in frames.values() if place.reference}
+    keys = {
+        one.name: key
+        for key, (_, needed) in frames.items()
+        for one in needed
+        if one.name in references
+    }
+    deltas: dict[_Key, list[_Key]] = {}
+    for key, (place, _) in frames.items():
+        if place.reference in keys:
+            deltas.setdefault(keys[place.reference], []).append(key)
+    behind = {key for found in deltas.values() for key in found}
+    for first in sorted(frames.keys() - behind):
+        group = [first]
+        for key in group:
+            group += deltas.pop(key, ())
+        yield group
+    # What is left are rings, which no writer makes: they end as damage.
+    yield from ([key] for found in deltas.values() for key in found)
+
+
+def _check_group(store: Store, group: list[tuple[ChunkPlace, list[_Needed]]]) -> list[bytes]:
+    is_chain = len(group) > 1
+    return [name for one in group for name in _check_frame(store, *one, keep=is_chain)]
+
+
+def _check_frame(
+    store: Store, place: ChunkPlace, needed: list[_Needed], *, keep: bool
+) -> list[bytes]:
     """The needed chunks that can't be had, neither here nor from another pack."""
     try:
         # What parity gives back is damaged all the same, and to be named.
-        _, plain = store.reader.frame(place, heal=False)
+        _, plain = store.reader.frame(place, heal=False, keep=keep)
         view = memoryview(plain)
         for one in needed:
             part = view[one.start_bytes : one.start_bytes + one.length_bytes]

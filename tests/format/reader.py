@@ -34,6 +34,7 @@ WHOLE, FLUX, UNREADABLE, SKIPPED = 0, 1, 2, 3
 FRAME = struct.Struct("<4sBBHIIII32sQQ")
 TRAILER = struct.Struct("<QIIQ8s")
 LEVEL_MAX = 8
+CHAIN_MAX = 64
 PLAIN_MAX = 67_108_864
 MANIFEST_MAX = 64 * 1024 * 1024
 
@@ -165,6 +166,7 @@ class Frame:
     payload_checksum: int
     chunks: list[tuple[bytes, int]]
     header_length: int
+    reference: bytes
 
 
 def parse_frame(data: bytes) -> Frame:
@@ -183,8 +185,9 @@ def parse_frame(data: bytes) -> Frame:
     chunks = list(struct.iter_unpack("<32sI", table))
     if plain > PLAIN_MAX or sum([length for _, length in chunks]) != plain:
         raise FormatError("a frame's lengths do not add up")
-    usable = kind in {DATA, RECIPE, TREE} and not (flags or reserved or any(reference))
-    return Frame(kind, codec, usable, plain, stored, payload_sum, chunks, end)
+    usable = kind in {DATA, RECIPE, TREE} and not (flags or reserved)
+    usable &= any(reference) == (codec == 3)
+    return Frame(kind, codec, usable, plain, stored, payload_sum, chunks, end, reference)
 
 
 def frames_of_pack(data: bytes, name: str) -> list[tuple[int, Frame]]:
@@ -234,7 +237,7 @@ def _walked(data: bytes) -> Iterator[tuple[int, Frame]]:
 # Section 10: codecs
 
 
-def decode_payload(codec: int, stored: bytes, plain_length: int) -> bytes:
+def decode_payload(codec: int, stored: bytes, plain_length: int, reference: bytes = b"") -> bytes:
     """The plain bytes of a payload."""
     if codec == 0:
         plain = stored
@@ -242,6 +245,8 @@ def decode_payload(codec: int, stored: bytes, plain_length: int) -> bytes:
         plain = _unzstd(stored, plain_length)
     elif codec == 2:
         plain = _join_planes(stored, plain_length)
+    elif codec == 3:
+        plain = _add_delta(stored, plain_length, reference)
     else:
         raise FormatError(f"codec {codec} is not known to this reader")
     if len(plain) != plain_length:
@@ -287,6 +292,40 @@ def _join_planes(stored: bytes, plain_length: int) -> bytes:
         elements[end - 2 : end] = top.to_bytes(2, "little")
     others = stored[at:]
     return others[:skip] + bytes(elements) + others[skip:]
+
+
+def _add_delta(stored: bytes, plain_length: int, reference: bytes) -> bytes:
+    if len(reference) != plain_length:
+        raise FormatError("a delta from something of another length")
+    if len(stored) < 3 or stored[0] not in {2, 4, 8} or stored[1] >= stored[0] or stored[2] > 7:
+        raise FormatError("a delta without a valid header")
+    width, skip = stored[0], stored[1]
+    cuts = stored[3 : 3 + stored[2]]
+    count = (plain_length - skip) // width
+    at = 3 + len(cuts) + plain_length - count * width
+    others = stored[3 + len(cuts) : at]
+    old = [
+        int.from_bytes(reference[skip + number * width :][:width], "little")
+        for number in range(count)
+    ]
+    bits = 8 * width
+    classes = [sum([cut <= one >> bits - 9 & 255 for cut in cuts]) for one in old]
+    folded = [0] * count
+    for number in range(len(cuts) + 1):
+        members = [element for element in range(count) if classes[element] == number]
+        length, shift = struct.unpack_from("<IB", stored, at)
+        body = _join_planes(stored[at + 5 : at + 5 + length], len(members) * width)
+        at += 5 + length
+        for place, element in enumerate(members):
+            value = int.from_bytes(body[place * width :][:width], "little")
+            folded[element] = (value >> shift | value << bits - shift) % (1 << bits)
+    if at != len(stored):
+        raise FormatError("a delta with something behind its classes")
+    new = b""
+    for before, one in zip(old, folded, strict=True):
+        difference = one // 2 if one % 2 == 0 else -(one + 1) // 2
+        new += ((before + difference) % (1 << bits)).to_bytes(width, "little")
+    return others[:skip] + new + others[skip:]
 
 
 def _column(coding: int, stored: bytes, length: int, size: int) -> bytes:
@@ -374,6 +413,7 @@ class Store:
             self.header = read_header(file.read())
         self._lock = _shared_lock(os.path.join(path, "lock.read"))
         self._places: dict[bytes, list[Place]] = {}
+        self._depth = 0
         self._last: tuple[tuple[str, int], bytes] = (("", 0), b"")
         for name in self._names("packs", "[0-9a-f]{64}"):
             self._index_pack(name)
@@ -439,9 +479,19 @@ class Store:
             payload = file.read(frame.stored_length)
         if xxh3(payload) != frame.payload_checksum:
             raise FormatError("a payload does not match its checksum")
-        plain = decode_payload(frame.codec, payload, frame.plain_length)
+        reference = self._reference(frame.reference) if any(frame.reference) else b""
+        plain = decode_payload(frame.codec, payload, frame.plain_length, reference)
         self._last = ((place.pack, place.offset), plain)
         return plain
+
+    def _reference(self, name: bytes) -> bytes:
+        if self._depth == CHAIN_MAX:
+            raise FormatError("a chain of more deltas than can be")
+        self._depth += 1
+        try:
+            return self.chunk(DATA, name)
+        finally:
+            self._depth -= 1
 
     def _node(self, kind: int, name: bytes, level: int) -> list[Any]:
         if not 0 <= level <= LEVEL_MAX:

@@ -5,12 +5,13 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ciuic import codec
 from ciuic.catalog import list_snapshots
 from ciuic.clock import SystemClock, rfc3339
-from ciuic.codec import planes
+from ciuic.codec import delta, planes
 from ciuic.hashing import checksum, data_id, node_id, pack_id
 from ciuic.model import Entry
 from ciuic.store import layout, nodes, open_store
@@ -31,6 +32,9 @@ BLOCKS = {
         r"^```(\w+) ([\w-]+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
 }
+
+
+RAW_PLANES = planes.Plan(2, 0, (planes.Column(1, planes.RAW), planes.Column(1, planes.RAW)), 1.0)
 
 
 def block(kind, name):
@@ -197,6 +201,39 @@ def test_the_byte_planes_with_pairs():
     again = bytes(planes.encode(plain, planes.Plan(2, 0, columns, 1.0)))
     assert again[14 + 17 :][:5] == stored[14 + 17 :][:5] == bytes.fromhex("7f14000000")
     assert reader.decode_payload(2, again, len(plain)) == plain
+
+
+def test_the_delta():
+    reference, plain, stored = (
+        bytes.fromhex("7e3f0240"),
+        bytes.fromhex("803f0040"),
+        from_hex("delta"),
+    )
+    assert bytes(codec.decode(codec.DELTA, stored, 4, reference)) == plain
+    assert reader.decode_payload(3, stored, 4, reference) == plain
+    plan = delta.DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
+    assert bytes(delta.encode(plain, reference, plan)) == stored
+
+
+def test_the_delta_in_classes():
+    reference = bytes.fromhex("803f004080bf003f") + b"!"
+    plain = bytes.fromhex("823f01407fbf003f") + b"?"
+    stored = from_hex("delta-classes")
+    assert bytes(codec.decode(codec.DELTA, stored, 9, reference)) == plain
+    assert reader.decode_payload(3, stored, 9, reference) == plain
+    plan = delta.DeltaPlan(2, 0, b"\x80", ((4, RAW_PLANES), (0, RAW_PLANES)), 1.0)
+    assert bytes(delta.encode(plain, reference, plan)) == stored
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<f2"])
+def test_the_reader_of_this_page_decodes_what_ciuic_encodes(dtype):
+    dice = np.random.default_rng(1)
+    old = dice.normal(0, 0.02, 40_000).astype(dtype)
+    new = (old * (1 + dice.normal(0, 1e-3, len(old)))).astype(dtype)
+    reference, plain = old.tobytes() + b"odd", new.tobytes() + b"end"
+    found = codec.encode_delta(plain, [codec.Reference(lambda: reference, 0, len(plain))], 100.0)
+    assert found is not None
+    assert reader.decode_payload(3, bytes(found[1]), len(plain), reference) == plain
 
 
 def decoded(kind, name):

@@ -34,9 +34,11 @@ class Box:
         config: A configuration that names both.
         parity: The share of a pack that its parity takes. None unless a test asks for it: damage
             is to hurt.
+        chain_cost: What a chunk may cost to read as a delta.
     """
 
     parity = 0.0
+    chain_cost = 2.0
 
     def __init__(
         self, directory: Path, *, chunk_bytes: int = 1024 * 1024, parity: float = 0.0
@@ -79,6 +81,7 @@ class Box:
             base_interval_s=0,
             tags=tags,
             parity=self.parity,
+            chain_cost=self.chain_cost,
         )
         with open_store(str(self.store), write=True) as store:
             return take_snapshot(store, request, clock=clock, cancelled=cancelled)

@@ -96,12 +96,19 @@ def test_a_changed_payload_is_damage():
         frame.decode_frame(one, bytes(payload)[:-1] + b"!")
 
 
-def test_a_delta_is_refused_until_there_are_some():
+def test_a_reference_of_what_is_no_delta_is_refused():
     one, payload = encoded()
     header = resealed(one.encode_header(), 24, data_id(b"reference"))
     delta = frame.parse_header(header)
     assert delta.reference == data_id(b"reference")
-    with pytest.raises(UnknownFormatError, match="delta"):
+    with pytest.raises(UnknownFormatError, match="with a reference"):
+        frame.decode_frame(delta, payload)
+
+
+def test_a_delta_without_a_reference_is_refused():
+    one, payload = encoded()
+    delta = frame.parse_header(resealed(one.encode_header(), 5, b"\x03"))
+    with pytest.raises(UnknownFormatError, match="codec 3 without a reference"):
         frame.decode_frame(delta, payload)
 
 

@@ -293,4 +293,43 @@ def test_what_a_difference_builds_on_is_recorded(index):
     base = data_id(b"two")
     delta = packed[0]._replace(frame=packed[0].frame._replace(reference=base))
     index.add_pack(name_of(1), 9, [delta, packed[1]])
-    assert index.references() == {data_id(b"one"): base}
+    assert list(index.references()) == [[(data_id(b"one"), base)]]
+    assert index.places([data_id(b"one")])[data_id(b"one")].reference == base
+    assert index.places([base])[base].reference == b""
+    index.remove_pack(name_of(1))
+    assert list(index.references()) == []
+
+
+def test_a_difference_from_what_is_not_there_is_not_known(index):
+    """Whoever has its bytes stores them again."""
+    one, two, three = [data_id(name) for name in (b"one", b"two", b"three")]
+    packed = frames_of([b"one"], [b"two"])
+    deltas = [
+        old._replace(frame=old.frame._replace(reference=reference))
+        for old, reference in zip(packed, (two, three), strict=True)
+    ]
+    index.add_pack(name_of(1), 9, deltas)
+    assert index.known([one, two]) == set()
+    index.add_pack(name_of(2), 9, frames_of([b"three"]))
+    assert index.known([one, two, three]) == {one, two, three}
+
+
+def test_a_ring_of_differences_is_not_known(index):
+    packed = frames_of([b"one"], [b"two"])
+    names = [data_id(b"one"), data_id(b"two")]
+    deltas = [
+        old._replace(frame=old.frame._replace(reference=reference))
+        for old, reference in zip(packed, reversed(names), strict=True)
+    ]
+    index.add_pack(name_of(1), 9, deltas)
+    assert index.known(names) == set()
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_of_two_places_the_one_that_stands_alone_is_given(index, order):
+    (alone,) = frames_of([b"one"])
+    delta = alone._replace(frame=alone.frame._replace(reference=data_id(b"two")))
+    packs = {1: alone, 2: delta}
+    for number in order:
+        index.add_pack(name_of(number), 9, [packs[number]])
+    assert index.places([data_id(b"one")])[data_id(b"one")].pack == name_of(1)

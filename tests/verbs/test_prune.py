@@ -400,11 +400,15 @@ def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
 
 
 def test_what_a_difference_builds_on_is_needed_with_it(box):
-    """No such frames are written yet; those that come will say what they need."""
-    marks = Marks(Index("", write=True))
+    index = Index("", write=True)
     a, b, c, d = [data_id(b"%d" % number) for number in range(4)]
+    for number, (name, base) in enumerate(((b, c), (a, b), (d, a), (c, frame.NO_REFERENCE))):
+        one, _ = frame.encode_frame(frame.DATA, [(name, name)])
+        packed = PackedFrame(8, one._replace(reference=base), one.encode_header())
+        index.add_pack(bytes([number]) * ID_BYTES, 1, [packed])
+    marks = Marks(index)
     marks.add_data([a])
-    marks.add_bases({b: c, a: b, d: a})
+    marks.add_references(index)
     assert [marks.is_needed(frame.DATA, one) for one in (a, b, c, d)] == [True, True, True, False]
 
 

@@ -1,0 +1,181 @@
+"""Which file, and which of its chunks, is the last version of what is being stored.
+
+Found by role and not by path: ``step_600.pt`` follows ``step_500.pt``, and
+``global_step600/rank_0.pt`` follows ``global_step500/rank_0.pt``. Within files of tensors a chunk
+follows the one that begins as far into the tensor of the same name; elsewhere, and in other
+files, the one at the same place.
+
+All of this only says where to look. Whether a chunk is stored as a difference is decided on its
+bytes: a guess that is wrong costs reading a chunk.
+"""
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from ciuic.chunking.tensors import Span, layout
+from ciuic.errors import CorruptionError, StoreError
+from ciuic.hashing import ID_BYTES
+from ciuic.model import WHOLE, Entry
+from ciuic.store.frame import DATA
+from ciuic.store.nodes import HOLE, iter_pieces, iter_tree
+from ciuic.store.reader import StoreReader
+
+__all__ = ["EarlierChunks", "EarlierDirectory"]
+
+_DIGITS: Final = re.compile(rb"\d+")
+_FILE_BYTES_MIN: Final = 64 * 1024
+_NEAR_SHARE: Final = 64
+"""A file of another name is the same one renamed if it is as long but for such a part."""
+_FILES_MAX: Final = 10_000
+"""Of one directory, and as many subdirectories; whoever has more has no step in each name."""
+
+
+class EarlierDirectory:
+    """What an earlier snapshot says of a directory, or of one that had its role.
+
+    Args:
+        reader: Of the store.
+        entry: The directory's.
+    """
+
+    def __init__(self, reader: StoreReader, entry: Entry) -> None:
+        self._reader = reader
+        self._entry = entry
+        self._roles: dict[tuple[bool, bytes], list[Entry]] | None = None
+
+    def file(self, name: bytes, size_bytes: int) -> Entry | None:
+        """The last version of a regular file."""
+        found = self._of_role(name, is_directory=False)
+        return found if found is not None else self._renamed(name, size_bytes)
+
+    def directory(self, name: bytes) -> "EarlierDirectory | None":
+        """The last version of a subdirectory."""
+        found = self._of_role(name, is_directory=True)
+        return EarlierDirectory(self._reader, found) if found is not None else None
+
+    def _of_role(self, name: bytes, *, is_directory: bool) -> Entry | None:
+        """The newest of those whose names have most of their numbers in common with this one."""
+        numbers = _DIGITS.findall(name)
+
+        def likeness(entry: Entry) -> tuple[bool, int, int]:
+            pairs = zip(_DIGITS.findall(entry.name), numbers, strict=True)
+            alike = sum([one == other for one, other in pairs])
+            return entry.name == name, alike, entry.mtime_ns
+
+        found = self._all().get((is_directory, _role(name)))
+        return max(found, key=likeness) if found else None
+
+    def _renamed(self, name: bytes, size_bytes: int) -> Entry | None:
+        suffix = name[name.rfind(b".") :] if b"." in name else b""
+        near = [
+            one
+            for (is_directory, _), entries in self._all().items()
+            if not is_directory
+            for one in entries
+            if one.name.endswith(suffix)
+            and abs(one.size_bytes - size_bytes) <= size_bytes // _NEAR_SHARE
+        ]
+        return max(near, key=lambda one: one.mtime_ns, default=None)
+
+    def _all(self) -> dict[tuple[bool, bytes], list[Entry]]:
+        if self._roles is None:
+            self._roles = {}
+            count = 0
+            top = self._entry
+            entries = iter_tree(self._reader.node, top.content, top.level) if top.content else ()
+            try:
+                for entry in entries:
+                    is_file = entry.is_file and entry.size_bytes >= _FILE_BYTES_MIN
+                    if entry.content and entry.state == WHOLE and (is_file or entry.is_directory):
+                        role = entry.is_directory, _role(entry.name)
+                        self._roles.setdefault(role, []).append(entry)
+                        count += 1
+                        if count >= _FILES_MAX:
+                            break
+            except CorruptionError:
+                pass  # what could be read is as good as anything
+        return self._roles
+
+
+class EarlierChunks:
+    """The chunks of a file's last version.
+
+    Args:
+        reader: Of the store.
+        entry: The last version.
+        spans: The tensors of the file as it is now; None: it is not a file of tensors.
+    """
+
+    def __init__(self, reader: StoreReader, entry: Entry, spans: Sequence[Span] | None) -> None:
+        self._reader = reader
+        self._size_bytes = entry.size_bytes
+        self._offsets = array("q")
+        self._starts = array("q")
+        self._ids = bytearray()
+        try:
+            at = 0
+            for piece in iter_pieces(reader.node, entry):
+                self._offsets.append(at)
+                self._starts.append(piece.start_bytes)
+                self._ids += piece.id if piece.id != HOLE else bytes(ID_BYTES)
+                at += piece.length_bytes
+        except CorruptionError:
+            pass  # the rest of the file has no earlier version, then
+        self._spans = spans or ()
+        self._begins = [one.offset_bytes for one in self._spans]
+        self._old = self._old_offsets() if spans else {}
+
+    def at(self, offset_bytes: int) -> bytes:
+        """The ID of the chunk that one which begins here is a later version of; empty: none.
+
+        It may be of another length: then it is no earlier version of anything.
+        """
+        number = bisect_right(self._begins, offset_bytes) - 1
+        if number >= 0:
+            span = self._spans[number]
+            into = offset_bytes - span.offset_bytes
+            if into < span.length_bytes:
+                old = self._old.get(span.name)
+                if old is None:
+                    return b""
+                offset_bytes = old + into
+        at = bisect_left(self._offsets, offset_bytes)
+        if at == len(self._offsets) or self._offsets[at] != offset_bytes or self._starts[at]:
+            return b""
+        name = bytes(self._ids[at * ID_BYTES : (at + 1) * ID_BYTES])
+        return name if any(name) else b""
+
+    def _old_offsets(self) -> dict[str, int]:
+        """Where each tensor began, by its name."""
+        try:
+            spans = layout(self._read, self._size_bytes)
+        except StoreError:
+            return {}
+        return {one.name: one.offset_bytes for one in spans or () if one.name}
+
+    def _read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        end = min(offset_bytes + length_bytes, self._size_bytes)
+        parts = []
+        at = bisect_right(self._offsets, offset_bytes) - 1
+        while offset_bytes < end and 0 <= at < len(self._offsets):
+            behind = self._offsets[at + 1] if at + 1 < len(self._offsets) else self._size_bytes
+            count = min(end, behind) - offset_bytes
+            name = bytes(self._ids[at * ID_BYTES : (at + 1) * ID_BYTES])
+            if any(name):
+                start = self._starts[at] + offset_bytes - self._offsets[at]
+                part = bytes(self._reader.chunk(name, kind=DATA)[start : start + count])
+            else:
+                part = bytes(count)
+            if len(part) != count:
+                raise CorruptionError("a chunk is shorter than its file wants it")
+            parts.append(part)
+            offset_bytes += count
+            at += 1
+        return b"".join(parts)
+
+
+def _role(name: bytes) -> bytes:
+    return _DIGITS.sub(b"0", name)

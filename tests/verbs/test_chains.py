@@ -1,0 +1,304 @@
+"""Snapshots of training state: what is stored as a difference from the last version of itself."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ciuic import codec
+from ciuic.codec import delta
+from ciuic.errors import CorruptionError
+from ciuic.hashing import checksum, data_id
+from ciuic.store import open_store
+from ciuic.store.frame import CHAIN_MAX, DATA, NO_REFERENCE, Frame, encode_frame
+from ciuic.store.index import ChunkPlace
+from ciuic.store.layout import PACKS, pack_name
+from ciuic.store.nodes import iter_pieces
+from ciuic.store.packfile import PackFile
+from tests.format import reader
+from tests.kit.box import Box
+from tests.kit.damage import flip_content
+from tests.kit.tensors import safetensors, torch_zip
+
+KIB = 1024
+SIZE = 1200 * KIB
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return Box(tmp_path, chunk_bytes=512 * KIB)
+
+
+def training(seed: int = 1, *, size: int = SIZE, rate: float = 1e-4) -> Iterator[bytes]:
+    """The weights of a run, step after step."""
+    dice = np.random.default_rng(seed)
+    values = dice.normal(0, 0.02, size // 4).astype("<f4")
+    while True:
+        yield values.tobytes()
+        values = (values + dice.normal(0, rate, len(values))).astype("<f4")
+
+
+def depths(box: Box, path: Path, snapshot: str = "latest") -> list[int]:
+    """How many deltas lie upon each other for each chunk of a file."""
+    entry = box.entries(snapshot)[os.fsencode(path)]
+    with open_store(str(box.store)) as store:
+        chains = [store.reader.chain(one.id) for one in iter_pieces(store.reader.node, entry)]
+    return [len(one or ()) - 1 for one in chains]
+
+
+def is_delta(box: Box, path: Path) -> bool:
+    """A file of some chunks was stored as a difference."""
+    return max(depths(box, path)) > 0
+
+
+def test_a_checkpoint_that_is_written_over_is_stored_as_a_difference(box: Box) -> None:
+    file = box.source / "last.pt"
+    saves = list(itertools.islice(training(), 2))
+    file.write_bytes(torch_zip([saves[0]]))
+    first = box.take()
+    file.write_bytes(torch_zip([saves[1]]))
+    second = box.take()
+    assert second.new_bytes >= SIZE
+    assert second.stored_bytes < 0.85 * first.stored_bytes
+    assert depths(box, file, first.id) == [0] * len(depths(box, file, first.id))
+    assert is_delta(box, file)
+    for taken, data in zip((first, second), saves, strict=True):
+        assert box.read(file, taken.id) == torch_zip([data])
+    report = box.verify()
+    assert report.ok
+    assert box.verify(checksum=False).ok
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("step_99.pt", "step_100.pt"),
+        ("run/global_step99/rank_3.pt", "run/global_step100/rank_3.pt"),
+        ("a/b1/c1/x.bin", "a/b2/c2/x.bin"),
+        ("step_99.pt", "best.pt"),
+    ],
+    ids=["file", "directory", "directories", "renamed"],
+)
+def test_the_last_version_is_found_by_its_role(box: Box, old: str, new: str) -> None:
+    saves = training()
+    for name in (old, new):
+        path = box.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(torch_zip([next(saves)]))
+        box.take()
+    assert is_delta(box, box.source / new)
+
+
+def test_each_rank_follows_itself(box: Box) -> None:
+    """Its file is not the newest of its kind, nor the first."""
+    ranks = [training(seed) for seed in range(3)]
+    for step in (1, 2):
+        for rank, saves in enumerate(ranks):
+            path = box.source / f"step_{step}_rank_{rank}.pt"
+            path.write_bytes(next(saves))
+            os.utime(path, (step * 10 - rank, step * 10 - rank))
+        box.take()
+    assert all(is_delta(box, box.source / f"step_2_rank_{rank}.pt") for rank in range(3))
+
+
+def test_a_tensor_follows_the_one_of_its_name_wherever_that_was(box: Box) -> None:
+    one, other = training(1), training(2)
+    file = box.source / "model.safetensors"
+    file.write_bytes(safetensors({"a": next(one), "b": next(other)}))
+    first = box.take()
+    file.write_bytes(
+        safetensors({"b": next(other), "new": bytes(99), "a": next(one)}, note="x" * 99)
+    )
+    assert box.take().stored_bytes < 0.9 * first.stored_bytes
+
+
+def test_it_is_the_newest_version_that_is_followed(box: Box) -> None:
+    """Not the first in the order of names."""
+    saves = training(rate=1e-3)
+    for step in (8, 9):
+        (box.source / f"step_{step}.pt").write_bytes(next(saves))
+        os.utime(box.source / f"step_{step}.pt", (step, step))
+    box.chain_cost = 100
+    box.take(base=True)
+    (box.source / "step_10.pt").write_bytes(next(saves))
+    box.take()
+    before, after = (chunks(box, box.source / f"step_{step}.pt") for step in (9, 10))
+    assert [place.reference for _, place in after] == [name for name, _ in before]
+
+
+def chunks(box: Box, path: Path) -> list[tuple[bytes, ChunkPlace]]:
+    entry = box.entries()[os.fsencode(path)]
+    with open_store(str(box.store)) as store:
+        names = [one.id for one in iter_pieces(store.reader.node, entry)]
+        places = store.reader.places(names)
+        return [(name, places[name]) for name in names]
+
+
+def test_a_chain_is_bounded_by_what_it_costs_to_read(box: Box) -> None:
+    file = box.source / "last.pt"
+    deepest = {}
+    for box.chain_cost in (1, 2, 4):
+        for data in itertools.islice(training(int(box.chain_cost)), 6):
+            file.write_bytes(data)
+            taken = box.take()
+            deepest[box.chain_cost] = max(deepest.get(box.chain_cost, 0), *depths(box, file))
+            for name, _ in chunks(box, file):
+                with open_store(str(box.store)) as store:
+                    chain = store.reader.chain(name) or []
+                alone = 0.9 * chain[0].length_bytes
+                assert sum(one.frame_bytes for one in chain) <= box.chain_cost * alone
+            assert box.read(file, taken.id) == data
+    assert deepest[1] == 0
+    assert 0 < deepest[2] < deepest[4] < 6
+
+
+def test_a_base_snapshot_needs_nothing_older(box: Box) -> None:
+    file = box.source / "last.pt"
+    saves = training()
+    for is_base in (False, True):
+        file.write_bytes(next(saves))
+        box.take(base=is_base)
+    assert not is_delta(box, file)
+
+
+def test_a_file_in_flux_is_nothing_to_build_upon(box: Box) -> None:
+    file = box.source / "last.pt"
+    saves = training()
+    file.write_bytes(next(saves))
+    with file.open("r+b"):
+        assert box.take().trouble_count == 1
+    file.write_bytes(next(saves))
+    box.take()
+    assert not is_delta(box, file)
+
+
+def two_steps(box: Box) -> tuple[Path, list[bytes], list[str]]:
+    """A file of one chunk in two snapshots, the second a difference from the first."""
+    file = box.source / "last.bin"
+    saves = list(itertools.islice(training(size=400 * KIB), 2))
+    names = []
+    for data in saves:
+        file.write_bytes(data)
+        names.append(box.take().id)
+    assert depths(box, file) == [1]
+    return file, saves, names
+
+
+def test_damage_to_what_a_delta_builds_on_is_damage_to_both_and_is_named(box: Box) -> None:
+    file, saves, names = two_steps(box)
+    flip_content(box.store, saves[0])
+    for name in names:
+        with pytest.raises(CorruptionError):
+            box.read(file, name)
+    damaged = {one.id: one.damaged for one in box.verify().snapshots}
+    assert {name: [one.path for one in found] for name, found in damaged.items()} == {
+        name: [os.fsencode(file)] for name in names
+    }
+    target = box.directory / "out"
+    outcome = box.ciuic("restore", "-s", "latest", "-p", file, "-d", target)
+    assert outcome.code == 4
+    assert not (target / file.name).exists()
+
+
+def test_what_builds_on_a_lost_chunk_is_stored_again(box: Box) -> None:
+    """It is there, and can't be read: that must not count as there."""
+    file, saves, names = two_steps(box)
+    flip_content(box.store, saves[0])
+    assert box.ciuic("scrub", "--budget", "100G").code == 4
+    assert not box.verify(checksum=False).ok
+    file.write_bytes(saves[1])
+    report = box.take(base=True)
+    assert report.new_bytes == len(saves[1])
+    assert box.read(file) == saves[1]
+    assert box.read(file, names[1]) == saves[1]
+
+
+def test_a_lost_base_that_is_stored_again_gives_back_what_builds_on_it(box: Box) -> None:
+    file, saves, names = two_steps(box)
+    flip_content(box.store, saves[0])
+    box.ciuic("scrub", "--budget", "100G")
+    file.write_bytes(saves[0])
+    box.take()
+    for name, data in zip(names, saves, strict=True):
+        assert box.read(file, name) == data
+    assert box.verify(checksum=False).ok
+
+
+def test_forgetting_what_is_built_upon_keeps_what_is_needed_of_it(box: Box) -> None:
+    file, saves, names = two_steps(box)
+    assert box.ciuic("forget", names[0]).code == 0
+    assert box.ciuic("prune", "--trash", "0").code == 0
+    assert [one.id for one in box.snapshots()] == [names[1]]
+    assert box.read(file) == saves[1]
+    assert box.verify().ok
+
+
+def test_without_the_catalog_everything_comes_back(box: Box) -> None:
+    file, saves, names = two_steps(box)
+    (box.store / "catalog.sqlite").unlink()
+    for name, data in zip(names, saves, strict=True):
+        assert box.read(file, name) == data
+    assert box.verify().ok
+
+
+def test_a_reader_that_has_only_the_format_s_page_brings_it_back(box: Box) -> None:
+    file, saves, names = two_steps(box)
+    store = reader.Store(str(box.store))
+    for name, data in zip(names, saves, strict=True):
+        (root,) = store.manifest(name)["roots"]
+        top = store.root(root["tree"])
+        (entry,) = store.entries(top.content, top.level)
+        assert entry.name == os.fsencode(file.name)
+        assert b"".join(store.chunk(DATA, one) for _, one, _ in store.pieces(entry)) == data
+
+
+def put_frames(box: Box, frames: list[tuple[Frame, bytes]]) -> None:
+    """A pack of a hostile writer."""
+    pack = PackFile(str(box.store / "tmp"))
+    for frame, payload in frames:
+        pack.add(frame, payload)
+    os.rename(pack.path, box.store / PACKS / pack_name(pack.complete()))
+    pack.close()
+
+
+def as_delta(content: bytes, reference: bytes) -> tuple[Frame, bytes]:
+    """Nothing has changed, it says."""
+    frame, _ = encode_frame(DATA, [(data_id(content), content)])
+    nothing = bytes(64 * KIB)
+    stored = bytes(delta.encode(nothing, nothing, delta.probe(nothing, nothing, 4, 0)))
+    return (
+        frame._replace(
+            codec=codec.DELTA,
+            reference=reference,
+            stored_bytes=len(stored),
+            payload_checksum=checksum(stored),
+        ),
+        stored,
+    )
+
+
+def test_a_ring_of_deltas_ends_as_damage(box: Box) -> None:
+    one, other = bytes(64 * KIB), b"\1" * 64 * KIB
+    put_frames(box, [as_delta(one, data_id(other)), as_delta(other, data_id(one))])
+    with open_store(str(box.store), write=True) as store:
+        for content in (one, other):
+            assert store.reader.chain(data_id(content)) is None
+            with pytest.raises(CorruptionError):
+                store.reader.chunk(data_id(content), kind=DATA)
+        assert store.index.known([data_id(one), data_id(other)]) == set()
+
+
+def test_a_chain_that_is_too_long_ends_as_damage(box: Box) -> None:
+    contents = [bytes([number]) * 64 * KIB for number in range(CHAIN_MAX + 2)]
+    frames = [as_delta(content, data_id(below)) for below, content in itertools.pairwise(contents)]
+    bottom, payload = encode_frame(DATA, [(data_id(contents[0]), contents[0])])
+    assert bottom.reference == NO_REFERENCE
+    put_frames(box, [(bottom, bytes(payload)), *frames])
+    with open_store(str(box.store), write=True) as store:
+        with pytest.raises(CorruptionError, match=r"hashes|decodes|reference|more than"):
+            store.reader.chunk(data_id(contents[-1]), kind=DATA)
+        assert store.reader.chain(data_id(contents[-1])) is None
+        assert store.reader.chain(data_id(contents[1])) is not None
