@@ -18,7 +18,12 @@ from ciuic.verbs.pieces import windows
 
 __all__ = ["Frames", "StoredChunk", "StoredFrame", "codec_name", "file_chunks"]
 
-_CODECS: Final = {codec.RAW: "raw", codec.ZSTD: "zstd", codec.PLANES: "planes"}
+_CODECS: Final = {
+    codec.RAW: "raw",
+    codec.ZSTD: "zstd",
+    codec.PLANES: "planes",
+    codec.DELTA: "delta",
+}
 _KEPT_MAX: Final = 16_384
 """Frames and chains that are remembered: neighbours lie in the same ones."""
 _CHAIN_MAX: Final = 1000
