@@ -7,6 +7,7 @@ thousand small files to print a list: a row counts as long as its file is as it 
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -24,7 +25,14 @@ from ciuic.model import SnapshotSummary
 from ciuic.store import Store
 from ciuic.store.index import IndexDamagedError
 
-__all__ = ["damaged_manifests", "find_snapshot", "latest_snapshot", "list_snapshots", "remember"]
+__all__ = [
+    "chain_lengths",
+    "damaged_manifests",
+    "find_snapshot",
+    "latest_snapshot",
+    "list_snapshots",
+    "remember",
+]
 
 LATEST: Final = "latest"
 LATEST_VALID: Final = "latest-valid"
@@ -51,6 +59,19 @@ def damaged_manifests(store: Store) -> dict[str, str]:
 def latest_snapshot(store: Store) -> SnapshotSummary | None:
     """The newest committed snapshot; None in a store without any."""
     return next(iter(list_snapshots(store)), None)
+
+
+def chain_lengths(snapshots: Iterable[SnapshotSummary]) -> dict[str, int]:
+    """How many snapshots lie between each one and its base; 0 for a base.
+
+    Where a parent was forgotten the count ends: what is left of the chain is counted.
+    """
+    known = {one.id: one for one in snapshots}
+    found: dict[str, int] = {}
+    for one in sorted(known.values(), key=lambda one: (one.taken_ns, one.id)):
+        is_alone = one.kind == "base" or one.parent not in known
+        found[one.id] = 0 if is_alone else found.get(one.parent or "", 0) + 1
+    return found
 
 
 def find_snapshot(store: Store, text: str) -> SnapshotSummary:

@@ -13,7 +13,7 @@ from ciuic.errors import CiuicError, UsageError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, Root, SnapshotSummary, Trouble, path_text
 from ciuic.units import format_bytes
 
-__all__ = ["cat", "diff", "find", "list_", "ls", "show"]
+__all__ = ["cat", "change_json", "diff", "find", "list_", "ls", "show"]
 
 _STATES = {FLUX: "in flux", UNREADABLE: "unreadable", SKIPPED: "left out"}
 _LEGEND = {
@@ -50,10 +50,11 @@ def list_(
 ) -> None:
     """List snapshots, newest first.
 
-    TROUBLE counts paths that are not as they should be; FLUX those of them that somebody was
-    writing.
+    CHAIN counts the snapshots since its base, as far as they are there. SIZE is that of all its
+    files, NEW what the store did not have before, STORED what was added to the store. TROUBLE
+    counts paths that are not as they should be; FLUX those of them that somebody was writing.
     """
-    from ciuic.catalog import damaged_manifests, list_snapshots
+    from ciuic.catalog import chain_lengths, damaged_manifests, list_snapshots
 
     if machine_readable and as_json:
         raise UsageError("--machine-readable and --json exclude each other")
@@ -65,18 +66,19 @@ def list_(
     with session.opened() as store:
         snapshots = list_snapshots(store)
         damaged = damaged_manifests(store)
+        chains = chain_lengths(snapshots)
         if tag is not None:
             snapshots = [one for one in snapshots if tag in one.tags]
         if path is not None:
             wanted = absolute(path)
             snapshots = [one for one in snapshots if _holds(store, one, wanted)]
     if as_json:
-        print_json([one.as_json() for one in snapshots])
+        print_json([{**one.as_json(), "chain_length": chains[one.id]} for one in snapshots])
     elif machine_readable:
         for one in snapshots:
             click.echo(f"{one.id}|{local_time_text(one.taken_ns)}|{one.logical_bytes}")
     else:
-        _print_snapshots(snapshots, _filtered_by(path, tag))
+        _print_snapshots(snapshots, chains, _filtered_by(path, tag))
     for name, what in sorted(damaged.items()):
         click.echo(f"ciuic: {name} can't be read: {printable(what)}", err=True)
     if damaged:
@@ -141,16 +143,22 @@ def _holds(store: Any, snapshot: SnapshotSummary, path: bytes) -> bool:
     return True
 
 
-def _print_snapshots(snapshots: list[SnapshotSummary], otherwise: str) -> None:
+def _print_snapshots(
+    snapshots: list[SnapshotSummary], chains: dict[str, int], otherwise: str
+) -> None:
     if not snapshots:
         click.echo(otherwise, err=True)
         return
-    header = ("ID", "TAKEN", "KIND", "FILES", "SIZE", "NEW", "STORED", "TROUBLE", "FLUX", "TAGS")
+    header = (
+        *("ID", "TAKEN", "KIND", "CHAIN", "FILES", "SIZE", "NEW", "STORED", "TROUBLE", "FLUX"),
+        "TAGS",
+    )
     rows = [
         (
             one.id,
             local_time_text(one.taken_ns),
             one.kind,
+            f"{chains[one.id]:,}",
             f"{one.files:,}",
             format_bytes(one.logical_bytes),
             format_bytes(one.new_bytes),
@@ -161,49 +169,84 @@ def _print_snapshots(snapshots: list[SnapshotSummary], otherwise: str) -> None:
         )
         for one in snapshots
     ]
-    print_table(header, rows, right=frozenset({3, 4, 5, 6, 7, 8}))
+    print_table(header, rows, right=frozenset(range(3, 10)))
 
 
 @click.command()
 @click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
+@click.option("--chunks", is_flag=True, help="Show how each file is stored, chunk by chunk.")
+@click.option(
+    "-p", "--path", "paths", metavar="PATH", multiple=True, callback=given,
+    help="With --chunks: only this file, or what is below this directory.",
+)  # fmt: skip
 @json_option
 @click.pass_obj
-def show(session: Session, *, snapshot_id: str, as_json: bool) -> None:
-    """Show what a snapshot says of itself: roots, sizes, trouble."""
-    from ciuic.catalog import find_snapshot
+def show(
+    session: Session, *, snapshot_id: str, chunks: bool, paths: tuple[str, ...], as_json: bool
+) -> None:
+    """Show what a snapshot says of itself: roots, sizes, trouble.
 
+    CHAIN counts the snapshots since its base. With --chunks, for each chunk of each file: where
+    in the file it lies, its ID, codec and pack, what it takes of its frame, and, if it is stored
+    as a difference, from which chunk, how many there are below it and how many bytes must be read
+    to have it.
+    """
+    from ciuic.catalog import chain_lengths, find_snapshot, list_snapshots
+
+    if paths and not chunks:
+        raise UsageError("-p goes with --chunks", hint="'ciuic ls' lists a path.")
     with session.opened() as store:
         manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        chain = chain_lengths(list_snapshots(store)).get(manifest.summary.id, 0)
+        if not chunks:
+            _print_manifest(manifest, chain, as_json=as_json)
+            return
+        from ciuic.cli.chunks import print_chunks
+
+        wanted = [absolute(one) for one in paths]
+        document = _manifest_json(manifest, chain) if as_json else None
+        if print_chunks(store, manifest, wanted, document=document):
+            sys.exit(DAMAGE)
+
+
+def _manifest_json(manifest: Any, chain: int) -> dict[str, Any]:
+    summary = manifest.summary
+    document: dict[str, Any] = summary.as_json() | {
+        "chain_length": chain,
+        "host": manifest.host,
+        "writer": manifest.writer,
+        "read_bytes": manifest.read_bytes,
+        "freeze_s": manifest.capture_s,
+        "exclude": list(manifest.exclude),
+        "roots": [
+            {
+                "path": path_text(one.path),
+                "tree": one.tree.hex(),
+                "missing": one.missing,
+                "capture": one.capture,
+            }
+            for one in manifest.roots
+        ],
+        "trouble": [one.as_json() for one in manifest.trouble],
+    }
+    return document
+
+
+def _print_manifest(manifest: Any, chain: int, *, as_json: bool) -> None:
     summary = manifest.summary
     if as_json:
-        document = summary.as_json() | {
-            "host": manifest.host,
-            "writer": manifest.writer,
-            "read_bytes": manifest.read_bytes,
-            "freeze_s": manifest.capture_s,
-            "exclude": list(manifest.exclude),
-            "roots": [
-                {
-                    "path": path_text(one.path),
-                    "tree": one.tree.hex(),
-                    "missing": one.missing,
-                    "capture": one.capture,
-                }
-                for one in manifest.roots
-            ],
-            "trouble": [one.as_json() for one in manifest.trouble],
-        }
-        print_json(document)
+        print_json(_manifest_json(manifest, chain))
         return
     lines = [
         ("snapshot", summary.id),
         ("kind", summary.kind),
         ("parent", summary.parent or "none"),
+        ("chain", f"{chain:,} after its base" if chain else "stands alone"),
         ("taken", f"{local_time_text(summary.taken_ns)} on {manifest.host} by {manifest.writer}"),
         ("files", f"{summary.files:,}, {format_bytes(summary.logical_bytes)}"),
         ("read", f"{format_bytes(manifest.read_bytes)} in {manifest.capture_s:.2f} s"),
-        ("new", format_bytes(summary.new_bytes)),
-        ("stored", format_bytes(summary.stored_bytes)),
+        ("new", f"{format_bytes(summary.new_bytes)} that the store did not have before"),
+        ("stored", f"{format_bytes(summary.stored_bytes)} added to the store"),
     ]
     if summary.tags:
         lines.append(("tags", ", ".join(summary.tags)))
@@ -365,13 +408,20 @@ def find(session: Session, *, pattern: str, snapshot_id: str | None, as_json: bo
 @click.command()
 @click.argument("before", type=SNAPSHOT, metavar="A")
 @click.argument("after", type=SNAPSHOT, metavar="B")
+@click.option("--tensors", is_flag=True, help="Also tell which tensors changed, and how much.")
 @json_option
 @click.pass_obj
-def diff(session: Session, *, before: str, after: str, as_json: bool) -> None:
+def diff(session: Session, *, before: str, after: str, tensors: bool, as_json: bool) -> None:
     """Show what changed from snapshot A to snapshot B.
 
     + added, - removed, M content changed, m metadata changed, T became another type,
     ? a root that could not be read when one of them was taken.
+
+    With --tensors also for each tensor of files by torch.save, safetensors, numpy and GGUF: how
+    many of its elements have the same bits, and how far it moved, as a share of its length (L2).
+    8-bit floats are compared as the numbers they mean; elements of an unknown type, such as
+    quantized blocks, as bytes and without a distance. A new file is compared with that of the
+    step before: step_600.pt with step_500.pt. Nothing in a file is executed.
     """
     from ciuic.catalog import find_snapshot
     from ciuic.verbs.browse import diff as compare
@@ -379,19 +429,25 @@ def diff(session: Session, *, before: str, after: str, as_json: bool) -> None:
     with session.opened() as store:
         old = store.manifest(find_snapshot(store, before).id)
         new = store.manifest(find_snapshot(store, after).id)
+        if tensors:
+            from ciuic.cli.tensors import print_tensor_changes
+
+            if print_tensor_changes(store, old, new, as_json=as_json):
+                sys.exit(DAMAGE)
+            return
         changes = compare(store, old, new)
         if as_json:
-            print_json(
-                [
-                    {
-                        "change": _SIGNS[one.sign],
-                        "path": path_text(one.path),
-                        "size_before_bytes": one.size_before,
-                        "size_after_bytes": one.size_after,
-                    }
-                    for one in changes
-                ]
-            )
+            print_json([change_json(one) for one in changes])
             return
         for one in changes:
             click.echo(f"{one.sign} {printable(one.path)}")
+
+
+def change_json(change: Any) -> dict[str, Any]:
+    """One element of the document of ``ciuic diff --json``."""
+    return {
+        "change": _SIGNS[change.sign],
+        "path": path_text(change.path),
+        "size_before_bytes": change.size_before,
+        "size_after_bytes": change.size_after,
+    }

@@ -1,12 +1,13 @@
 """``ciuic init``, ``stats``, ``status`` and ``completion``."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from ciuic.cli.render import print_json, print_table, printable
-from ciuic.cli.session import Session, json_option
+from ciuic.cli.session import DAMAGE, Session, json_option
 from ciuic.errors import UsageError
 from ciuic.units import format_bytes, format_duration, parse_size_bytes
 
@@ -44,19 +45,37 @@ def init(session: Session, *, chunk_size: str, as_json: bool) -> None:
         )
 
 
-@click.command(short_help="Show how many bytes the store holds.")
+@click.command(short_help="Show how many bytes the store holds, and of what.")
+@click.option(
+    "--detail", is_flag=True, help="Also by codec, kind of file and element type; takes longer."
+)
 @json_option
 @click.pass_obj
-def stats(session: Session, *, as_json: bool) -> None:
-    """Show how much the store holds: logical, unique and stored bytes."""
+def stats(session: Session, *, detail: bool, as_json: bool) -> None:
+    """Show how much the store holds: logical, unique and stored bytes.
+
+    With --detail also what the packs hold by codec, and what the newest snapshot holds by kind of
+    file (told by how files begin; those under 64 KiB are small) and by the type of its tensors'
+    elements: their bytes, and what these take in the store. Then how many of its chunks are
+    stored as differences, how long their chains are, and how much must be read to rebuild it, as
+    a multiple of what it would take without differences (estimated by what the chains end at).
+    """
     from ciuic.catalog import list_snapshots
     from ciuic.verbs.scrub import health
 
+    weights = None
     with session.opened() as store:
         snapshots = list_snapshots(store)
         unique, stored, chunks = store.totals()
         checks = health(store)
-    document = {
+        if detail:
+            from ciuic.cli.progress import progress
+            from ciuic.verbs.weigh import weigh
+
+            newest = snapshots[0].id if snapshots else None
+            with progress("weigh", quiet=as_json) as reporter:
+                weights = weigh(store, newest, progress=reporter.update)
+    document: dict[str, Any] = {
         "snapshots": len(snapshots),
         "logical_bytes": sum(one.logical_bytes for one in snapshots),
         "unique_bytes": unique,
@@ -64,18 +83,71 @@ def stats(session: Session, *, as_json: bool) -> None:
         "chunks": chunks,
         "checks": checks.as_json(),
     }
+    if weights is not None:
+        document["detail"] = weights.as_json()
     if as_json:
         print_json(document)
-        return
+    else:
+        _print_stats(document, checks, weights)
+    if weights is not None and weights.trouble:
+        click.echo(
+            f"ciuic: {weights.trouble:,} files or chunks of {weights.snapshot} can't be had:"
+            " see 'ciuic verify'",
+            err=True,
+        )
+        sys.exit(DAMAGE)
+
+
+def _print_stats(document: dict[str, Any], checks: Any, weights: Any) -> None:
     rows = [
         ("logical", format_bytes(document["logical_bytes"]), "all files of all snapshots"),
-        ("unique", format_bytes(unique), "each piece of content once"),
-        ("stored", format_bytes(stored), "in packs, encoded"),
+        ("unique", format_bytes(document["unique_bytes"]), "each piece of content once"),
+        ("stored", format_bytes(document["stored_bytes"]), "in packs, encoded"),
     ]
-    click.echo(f"{len(snapshots):,} snapshots")
+    click.echo(f"{document['snapshots']:,} snapshots")
     print_table(("BYTES", "SIZE", "OF WHAT"), rows, right=frozenset({1}))
     for key, value in _check_lines(checks):
         click.echo(f"{key}: {value}")
+    if weights is None:
+        return
+    _print_weights("CODEC", "FRAMES", weights.codecs)
+    if weights.snapshot is None:
+        return
+    click.echo(f"\n{weights.snapshot}, the newest snapshot:")
+    _print_weights("KIND", "FILES", weights.kinds)
+    if weights.elements:
+        _print_weights("TYPE", "TENSORS", weights.elements)
+    for line in _chain_lines(weights.chains):
+        click.echo(line)
+
+
+def _print_weights(what: str, counted: str, weights: dict[str, Any]) -> None:
+    click.echo()
+    rows = [
+        (
+            name,
+            f"{one.count:,}",
+            format_bytes(one.plain_bytes),
+            format_bytes(one.stored_bytes),
+            "" if one.ratio is None else f"{one.ratio:.2f}",
+        )
+        for name, one in sorted(weights.items(), key=lambda item: -item[1].plain_bytes)
+    ]
+    print_table((what, counted, "SIZE", "STORED", "RATIO"), rows, right=frozenset({1, 2, 3, 4}))
+
+
+def _chain_lines(chains: Any) -> Iterator[str]:
+    """How its chunks build on others, and what that costs to read."""
+    yield ""
+    yield (
+        f"differences: {chains.deltas:,} of {chains.chunks:,} chunks, chains up to"
+        f" {chains.depth_max:,} long, {chains.depth_mean:.2f} on average"
+    )
+    if chains.read_cost is not None:
+        yield (
+            f"to rebuild it: {format_bytes(chains.read_bytes)} are read, {chains.read_cost:.2f}"
+            f" times what it would take alone (about {format_bytes(chains.alone_bytes)})"
+        )
 
 
 @click.command(short_help="Show the daemon's state and the newest snapshot's age.")

@@ -30,6 +30,7 @@ __all__ = [
     "find_entry",
     "iter_pieces",
     "iter_tree",
+    "pieces_from",
     "references",
 ]
 
@@ -275,6 +276,22 @@ def iter_pieces(get: GetNode, entry: Entry) -> Iterator[Piece]:
         raise CorruptionError("a file's pieces are shorter than the file")
 
 
+def pieces_from(get: GetNode, entry: Entry, offset_bytes: int) -> Iterator[tuple[int, Piece]]:
+    """The piece of a regular file that holds a byte, and all behind it, with their offsets.
+
+    What lies before is not read; an index node has to be right about what is below it.
+
+    Raises:
+        CorruptionError: As ``iter_pieces``.
+    """
+    if entry.level == 0:
+        yield from ((0, piece) for piece in iter_pieces(get, entry))
+        return
+    yield from _recipe_from(
+        get, Node(RECIPE, entry.level - 1, entry.content), 0, entry.size_bytes, offset_bytes
+    )
+
+
 def references(kind: int, data: bytes, level: int) -> tuple[list[Node], list[bytes]]:
     """The nodes and the data chunks that a node refers to, as they stand in it.
 
@@ -332,6 +349,30 @@ def _iter_recipe(get: GetNode, name: bytes, level: int, *, is_top: bool = True) 
         return
     for child in _children(get(RECIPE, name), level):
         yield from _iter_recipe(get, child.id, level - 1, is_top=False)
+
+
+def _recipe_from(
+    get: GetNode, node: Node, at: int, end: int, wanted: int
+) -> Iterator[tuple[int, Piece]]:
+    """The pieces of a node that spells a file from ``at`` to ``end``."""
+    data = get(RECIPE, node.id)
+    if node.level == 0:
+        for piece in _pieces(data):
+            if piece.length_bytes <= 0 or at + piece.length_bytes > end:
+                raise CorruptionError("a file's pieces are longer than the file")
+            if at + piece.length_bytes > wanted:
+                yield at, piece
+            at += piece.length_bytes
+    else:
+        for child in _children(data, node.level):
+            if child.count <= 0 or at + child.count > end:
+                raise CorruptionError("a file's pieces are longer than the file")
+            if at + child.count > wanted:
+                inner = Node(RECIPE, node.level - 1, child.id)
+                yield from _recipe_from(get, inner, at, at + child.count, wanted)
+            at += child.count
+    if at != end:
+        raise CorruptionError("a file's pieces are shorter than the file")
 
 
 def _pieces(data: bytes) -> list[Piece]:

@@ -19,7 +19,15 @@ from ciuic.errors import ChunkMissingError, CorruptionError, StoreError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
-from ciuic.store.frame import CHAIN_MAX, DATA, Frame, check_chunk, decode_frame, parse_header
+from ciuic.store.frame import (
+    CHAIN_MAX,
+    DATA,
+    Frame,
+    check_chunk,
+    decode_frame,
+    header_bytes_needed,
+    parse_header,
+)
 from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
 from ciuic.store.mending import opened_mender
 
@@ -30,6 +38,8 @@ _CACHED_FRAME_MAX: Final = 2 * 1024 * 1024
 _OPEN_PACKS_MAX: Final = 64
 _EXPECTED_SHARE: Final = 2
 """Frames that fill less than half of the stretch that they lie in are read one by one."""
+_HEADER_BYTES: Final = 512
+"""Read of a frame whose header is wanted: that of one chunk, or of a few."""
 _EXPECTED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -290,6 +300,23 @@ class StoreReader:
             return os.stat(os.path.join(self._packs_path, layout.pack_name(name))).st_size
         except FileNotFoundError:
             return None
+
+    def header(self, place: ChunkPlace) -> Frame:
+        """What a frame says of itself; its payload is not read.
+
+        Raises:
+            CorruptionError: It is not there, or its header is damaged.
+        """
+        pack = self._pack(place.pack)
+        with store_faults("read", os.path.join(self._packs_path, layout.pack_name(place.pack))):
+            raw = read_at(pack.fd, min(place.frame_bytes, _HEADER_BYTES), place.offset_bytes)
+            needed = header_bytes_needed(raw)
+            if needed > len(raw):
+                raw = read_at(pack.fd, needed, place.offset_bytes)
+        frame = parse_header(raw)
+        if frame.total_bytes != place.frame_bytes:
+            raise CorruptionError("the frame is not as long as the catalog says")
+        return frame
 
     def _checked(
         self, name: bytes, kind: int, place: ChunkPlace, *, heal: bool, descent: _Descent

@@ -46,14 +46,24 @@ class Change(NamedTuple):
         sign: ``+`` added, ``-`` removed, ``M`` content changed, ``m`` metadata only, ``T`` type,
             ``?`` a root that one of them could not read.
         path: Absolute.
-        size_before: Bytes of the file in the first; None if it is not there.
-        size_after: Bytes of the file in the second; None if it is not there.
+        before: What the first has there; None if nothing, or nothing is known.
+        after: The same of the second.
     """
 
     sign: str
     path: bytes
-    size_before: int | None
-    size_after: int | None
+    before: Entry | None
+    after: Entry | None
+
+    @property
+    def size_before(self) -> int | None:
+        """Bytes of the file in the first; None if it is not there."""
+        return None if self.before is None else self.before.size_bytes
+
+    @property
+    def size_after(self) -> int | None:
+        """Bytes of the file in the second; None if it is not there."""
+        return None if self.after is None else self.after.size_bytes
 
 
 def root_entry(store: Store, root: Root) -> Entry:
@@ -239,10 +249,10 @@ def _compare(store: Store, path: bytes, old: Entry | None, new: Entry | None) ->
 def _change(store: Store, path: bytes, old: Entry | None, new: Entry | None) -> Change | None:
     if old is not None and new is not None:
         sign = _sign(store, old, new)
-        return Change(sign, path, old.size_bytes, new.size_bytes) if sign else None
+        return Change(sign, path, old, new) if sign else None
     if new is not None:
-        return Change("+", path, None, new.size_bytes)
-    return Change("-", path, old.size_bytes, None) if old is not None else None
+        return Change("+", path, None, new)
+    return Change("-", path, old, None) if old is not None else None
 
 
 def _pairs(

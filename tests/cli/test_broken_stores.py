@@ -18,7 +18,9 @@ def header(place: Place) -> Path:
 
 def readers(place: Place) -> list[list[str]]:
     """A command of each kind that only reads."""
-    return [["list"], ["verify"], ["stats"], ["find", "*"], ["show", "latest"]]
+    reports = [["stats", "--detail"], ["show", "latest", "--chunks"]]
+    reports += [["diff", "latest", "latest", "--tensors"]]
+    return [["list"], ["verify"], ["stats"], ["find", "*"], ["show", "latest"], *reports]
 
 
 def test_a_store_that_is_a_file_is_named(fresh):

@@ -388,6 +388,10 @@ def test_hostile_names_never_reach_a_stream_as_they_are(taken):
         ["find", "*"],
         ["diff", "latest", "latest"],
         ["show", "latest"],
+        ["show", "latest", "--chunks"],
+        ["show", "latest", "--chunks", "-p", bad + "x"],
+        ["diff", "latest", "latest", "--tensors"],
+        ["stats", "--detail"],
         ["ls", "latest", bad + "x"],
         ["cat", "latest", bad + "x"],
         ["cat", "latest", os.path.dirname(bad) + "\x1b[2J"],
@@ -512,7 +516,9 @@ def test_a_closed_stdout_or_stdin_is_no_reason_for_a_traceback(taken):
 
 
 def test_json_documents_parse_strictly(taken):
-    for arguments in (["list"], ["show", "latest"], ["stats"], ["ls", "-R", "latest"]):
+    reports = [["show", "latest", "--chunks"], ["stats", "--detail"]]
+    reports += [["diff", "latest", "latest", "--tensors"]]
+    for arguments in (["list"], ["show", "latest"], ["stats"], ["ls", "-R", "latest"], *reports):
         text = taken.run_here(*arguments, "--json").out
         assert text.endswith("\n")
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -524,7 +530,9 @@ def test_a_stream_that_can_not_show_a_name_gets_an_escape_and_no_traceback(fresh
     poor = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     poor |= {"PYTHONCOERCECLOCALE": "0"}
 
-    for command in (["ls", "latest", fresh.source], ["list"], ["cat", "latest", "/mod\u00e8le"]):
+    commands = [["ls", "latest", fresh.source], ["list"], ["cat", "latest", "/mod\u00e8le"]]
+    commands += [["show", "latest", "--chunks"]]
+    for command in commands:
         done = fresh.run(*command, env=poor)
         assert "Traceback" not in done.err, done.said()
         assert done.code == (1 if command[0] == "cat" else 0), done.said()

@@ -19,12 +19,16 @@ _PARSERS = {
     "manifest": ["store/manifest.py", "store/sealed.py"],
     "parity": ["store/parity.py", "store/mending.py"],
     "delta": ["codec/delta.py", "codec/planes.py"],
+    "pickle": ["chunking/tensors/pickled.py"],
     "planes": ["codec/planes.py", "codec/zstd.py"],
     "recipe": ["store/nodes.py"],
     "reply": ["control.py"],
     "request": ["control.py"],
     "rows": ["store/index.py"],
-    "tensors": [f"tensors/{one}.py" for one in ("gguf", "headers", "npy", "safetensors", "zipped")],
+    "tensors": [
+        f"chunking/tensors/{one}.py"
+        for one in ("described", "gguf", "headers", "npy", "pickled", "safetensors", "zipped")
+    ],
     "trash": ["store/trash.py", "store/manifest.py"],
     "tree": ["store/nodes.py"],
     "words": ["retention.py", "units.py", "clock.py", "store/layout.py"],

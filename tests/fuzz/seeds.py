@@ -11,6 +11,8 @@ import zstandard
 from ciuic import codec
 from ciuic.capture import frozen
 from ciuic.capture.frozen import Copies, Copy, RootRecord
+from ciuic.chunking.tensors import zipped
+from ciuic.chunking.tensors.headers import Headers
 from ciuic.codec import delta, planes
 from ciuic.hashing import checksum
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble
@@ -179,6 +181,15 @@ def _rows() -> list[bytes]:
     return [b"\5" + chunk + packs + checks + snapshots + b"\1" + name + chunk]
 
 
+def _pickles() -> list[bytes]:
+    found = []
+    for name in ("state.pt", "part.distcp"):
+        data = saved(name)
+        headers = Headers(lambda at, length, data=data: data[at : at + length], len(data))
+        found += [pickle for _, pickle in zipped.pickles(headers)]
+    return found
+
+
 def _tensors() -> list[bytes]:
     """What real libraries write; the target makes long runs of zeros out of their lengths."""
 
@@ -236,6 +247,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "manifest": lambda: [_manifest(), _manifest(b"relative")],
     "parity": _parities,
     "delta": _deltas,
+    "pickle": _pickles,
     "planes": _planes,
     "recipe": _recipes,
     "reply": lambda: _REPLIES,

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import os
 import sqlite3
 import struct
@@ -21,6 +22,8 @@ from pathlib import Path
 from ciuic import catalog, codec, config, control
 from ciuic.capture import frozen
 from ciuic.chunking import tensors
+from ciuic.chunking.tensors import pickled, zipped
+from ciuic.chunking.tensors.described import WIDTHS, described
 from ciuic.clock import from_local_text
 from ciuic.codec import planes
 from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError
@@ -383,6 +386,26 @@ def fuzz_tensors(data: bytes) -> None:
         end = one.offset_bytes + one.length_bytes
         assert len(one.name.encode(errors="surrogateescape")) <= tensors.NAME_BYTES_MAX
         assert len(one.element) <= 16
+    if zipped.begins(whole):
+        _look_closely(whole)
+
+
+def _look_closely(whole: bytes) -> None:
+    """What only archives have: small tensors' own places, and pickles."""
+    found = described(lambda offset, length: whole[offset : offset + length], len(whole))
+    assert found is None or found
+    assert len({one.name for one in found or ()}) == len(found or ())
+    for one in found or ():
+        assert 0 <= one.offset_bytes < one.offset_bytes + one.length_bytes <= len(whole)
+        assert one.length_bytes % WIDTHS.get(one.element, 1) == 0
+
+
+def fuzz_pickle(data: bytes) -> None:
+    """What a checkpoint says that ``torch.save`` has pickled."""
+    for key, one in pickled.read(data).items():
+        assert isinstance(key, str)
+        assert len(one.name.encode(errors="surrogatepass")) <= tensors.NAME_BYTES_MAX
+        assert one.shape is None or math.prod(one.shape) == one.elements
 
 
 # The catalog
@@ -538,6 +561,7 @@ TARGETS: dict[str, Target] = {
     "manifest": fuzz_manifest,
     "parity": fuzz_parity,
     "delta": fuzz_delta,
+    "pickle": fuzz_pickle,
     "planes": fuzz_planes,
     "recipe": fuzz_recipe,
     "reply": fuzz_reply,

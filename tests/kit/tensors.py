@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["npy", "npz", "safetensors", "saved", "torch_zip"]
+__all__ = ["npy", "npz", "safetensors", "saved", "torch_zip", "typed"]
 
 _SAVED = Path(__file__).parent / "saved"
 _ALIGNMENT = 64
@@ -27,15 +27,20 @@ def saved(name: str) -> bytes:
 
 def safetensors(tensors: dict[str, bytes], *, note: str = "") -> bytes:
     """Tensors of bytes in this order; a note makes the header longer."""
+    return typed({name: ("U8", [len(one)], one) for name, one in tensors.items()}, note=note)
+
+
+def typed(tensors: dict[str, tuple[str, list[int], bytes]], *, note: str = "") -> bytes:
+    """The same for tensors of any type and shape."""
     table: dict[str, object] = {"__metadata__": {"note": note}}
     at = 0
-    for name, data in tensors.items():
-        place = [at, at + len(data)]
-        table[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": place}
+    for name, (dtype, shape, data) in tensors.items():
+        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
         at += len(data)
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + b"".join(tensors.values())
+    blobs = [data for _, _, data in tensors.values()]
+    return struct.pack("<Q", len(text)) + text + b"".join(blobs)
 
 
 def npy(data: bytes) -> bytes:

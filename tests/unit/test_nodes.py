@@ -1,5 +1,7 @@
 """Nodes: how lists are cut, and what a small change costs."""
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -322,3 +324,35 @@ def test_a_missing_leaf_is_named_and_what_comes_before_it_is_had(memory):
         found.extend(one.name for one in nodes.iter_tree(memory.get, name, level))
     assert len(found) > 10_000
     assert found == names[: len(found)]
+
+
+@pytest.mark.parametrize("count", [1, 40, 5000])
+def test_the_pieces_from_any_byte_on_are_those_that_a_walk_finds(memory, count):
+    pieces = pieces_of(count)
+    one = recipe(memory, pieces)
+    starts = [0, *itertools.accumulate([piece.length_bytes for piece in pieces])]
+    whole = list(zip(starts, pieces, strict=False))
+    for number in {0, count // 3, count - 1}:
+        for offset in {starts[number], starts[number + 1] - 1}:
+            assert list(nodes.pieces_from(memory.get, one, offset)) == whole[number:]
+
+
+def test_the_pieces_behind_a_byte_are_found_by_reading_one_node_a_level(memory):
+    one = recipe(memory, pieces_of(5000))
+    memory.read = 0
+    next(nodes.pieces_from(memory.get, one, one.size_bytes - 1))
+    assert memory.read == one.level
+
+
+def test_a_file_of_one_chunk_has_one_piece_from_any_byte_on(memory):
+    one = entry(b"file", size_bytes=9, content=b"c" * 32)
+    assert list(nodes.pieces_from(memory.get, one, 5)) == [(0, Piece(9, b"c" * 32))]
+
+
+def test_an_index_that_lies_about_lengths_is_damage(memory):
+    leaf = memory.raw(RECIPE, 0, [[5, b"c" * 32]])
+    for counts in ([10], [5], [4, 6], [6, 4], [0, 10], [-5, 15], [5, 4], [5, 6], [2**63, 5]):
+        top = memory.raw(RECIPE, 1, [[count, b"", leaf] for count in counts])
+        one = entry(b"f", size_bytes=10, content=top, level=2)
+        with pytest.raises(CorruptionError, match="pieces are"):
+            list(nodes.pieces_from(memory.get, one, 0))

@@ -712,7 +712,9 @@ def test_a_store_that_lies_brings_down_no_command(box: Box, tmp_path: Path) -> N
     restored = box.ciuic("restore", "-s", "cs-bad000", "-p", box.source, "-d", out, "--json")
     assert restored.code == 4
     assert len(restored.document["failed"]) == 5
-    for command in ("ls -R cs-bad000", "ls -R --json cs-bad000", "verify cs-bad000", "find *"):
+    commands = ["ls -R cs-bad000", "ls -R --json cs-bad000", "verify cs-bad000", "find *"]
+    commands += ["show cs-bad000 --chunks", "stats --detail", "diff cs-bad000 latest --tensors"]
+    for command in commands:
         outcome = box.ciuic(*command.split())
         assert outcome.code in {0, 1, 4}
         assert "\x1b" not in outcome.out + outcome.err

@@ -10,7 +10,7 @@ Guarantees:
       and within the file. It raises only what ``read`` raises.
     - names don't tell two saves of the same state apart, and are ``NAME_BYTES_MAX`` long at most.
     - it reads at most ``HEADER_BYTES_MAX`` bytes, and never more than the file has.
-    - nothing in the file is executed: of a pickle not one opcode is looked at.
+    - nothing in the file is executed: for ``layout`` not one opcode of a pickle is looked at.
 """
 
 from collections.abc import Callable
@@ -29,16 +29,22 @@ from ciuic.chunking.tensors.headers import (
 
 __all__ = [
     "HEADER_BYTES_MAX",
+    "KIND_BYTES",
     "MAGIC_BYTES",
     "NAME_BYTES_MAX",
     "SPANS_MAX",
     "Read",
     "Span",
+    "is_recognised",
+    "kind_of",
     "layout",
+    "spans_in",
 ]
 
 MAGIC_BYTES: Final = 16
 """So much is read of a file that is none of these."""
+KIND_BYTES: Final = 512
+"""What an archive's first member is called lies within."""
 
 _FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Callable[[Headers], list[Span]]], ...]] = (
     (safetensors.begins, safetensors.spans),
@@ -46,6 +52,22 @@ _FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Callable[[Headers], list[Sp
     (npy.begins, npy.spans),
     (gguf.begins, gguf.spans),
 )
+_KINDS: Final = ((safetensors.begins, "safetensors"), (npy.begins, "npy"), (gguf.begins, "gguf"))
+
+
+def kind_of(head: bytes) -> str:
+    """What the first ``KIND_BYTES`` of a file say that it is; empty: nothing that is known here.
+
+    The parts of a distributed checkpoint begin like what ``torch.save`` writes.
+    """
+    if zipped.begins(head):
+        return zipped.kind_of(head)
+    return next((kind for begins, kind in _KINDS if begins(head[:MAGIC_BYTES])), "")
+
+
+def is_recognised(magic: bytes) -> bool:
+    """The first ``MAGIC_BYTES`` of a file are those of one of these formats."""
+    return any(begins(magic) for begins, _ in _FORMATS)
 
 
 def layout(read: Read, size_bytes: int) -> tuple[Span, ...] | None:
@@ -55,7 +77,12 @@ def layout(read: Read, size_bytes: int) -> tuple[Span, ...] | None:
         read: Gives the bytes at an offset, so many; fewer if the file ends before.
         size_bytes: The file's length.
     """
-    headers = Headers(read, size_bytes)
+    return spans_in(Headers(read, size_bytes))
+
+
+def spans_in(headers: Headers) -> tuple[Span, ...] | None:
+    """The same, for who has more to ask of the headers."""
+    size_bytes = headers.size_bytes
     try:
         magic = headers.at(0, min(MAGIC_BYTES, size_bytes))
         for begins, spans in _FORMATS:

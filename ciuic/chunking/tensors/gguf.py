@@ -136,7 +136,7 @@ def spans(headers: Headers) -> list[Span]:
             _skip_value(cursor, kind)
     if not 0 < alignment <= _ALIGNMENT_MAX:
         raise NoLayoutError("no such alignment")
-    table = sorted([_tensor(cursor) for _ in range(tensors)])
+    table = sorted([_tensor(headers, cursor) for _ in range(tensors)])
     start = -(-cursor.offset_bytes // alignment) * alignment
     bounds = [*table, (headers.size_bytes - start, 0, 0, "")]
     return [_span(start, one, following[0]) for one, following in pairwise(bounds)]
@@ -166,13 +166,16 @@ def _width(kind: int) -> int:
     return width
 
 
-def _tensor(cursor: _Cursor) -> tuple[int, int, int, str]:
+def _tensor(headers: Headers, cursor: _Cursor) -> tuple[int, int, int, str]:
     """A tensor's offset in the data, its number of elements, its type and its name."""
     name = named(cursor.string())
     dimensions = cursor.number(4)
     if dimensions > _DIMENSIONS_MAX:
         raise NoLayoutError("too many dimensions")
-    elements = math.prod([cursor.number(8) for _ in range(dimensions)])
+    shape = [cursor.number(8) for _ in range(dimensions)]
+    # The fastest dimension comes first there, and last everywhere else.
+    headers.keep_shape(name, shape[::-1])
+    elements = math.prod(shape)
     kind = cursor.number(4)
     return cursor.number(8), elements, kind, name
 

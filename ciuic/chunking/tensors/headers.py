@@ -1,9 +1,10 @@
 """What the readers of all formats share: a file's headers, read within bounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 __all__ = [
+    "DIMENSIONS_MAX",
     "HEADER_BYTES_MAX",
     "NAME_BYTES_MAX",
     "SPANS_MAX",
@@ -16,11 +17,16 @@ __all__ = [
 
 HEADER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of one file: the tokenizers that GGUF files begin with take up to 8 MiB."""
+CLOSE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The same, of a file that is looked at closely: for each small tensor some 300 bytes more."""
 SPANS_MAX: Final = 100_000
 """Optimizer states have three tensors for each of some ten thousand parameters."""
 
 NAME_BYTES_MAX: Final = 1024
 """Of a tensor: real ones take up to some 200. A longer one is as good as none."""
+
+DIMENSIONS_MAX: Final = 8
+"""Of a shape that is told: no real one has more."""
 
 Read = Callable[[int, int], bytes]
 
@@ -57,15 +63,25 @@ def named(name: bytes) -> str:
 
 
 class Headers:
-    """Reads what is asked for, within the file and within ``HEADER_BYTES_MAX``.
+    """Reads what is asked for, within the file and within a bound.
+
+    Args:
+        read: Gives the bytes at an offset, so many.
+        size_bytes: The file's length.
+        closely: For who wants to see each tensor: small ones have a place of their own, too, and
+            shapes are kept.
 
     Attributes:
-        size_bytes: The file's length.
+        size_bytes: As above.
+        closely: As above.
+        shapes: Of the tensors, by their names, where the headers tell.
     """
 
-    def __init__(self, read: Read, size_bytes: int) -> None:
+    def __init__(self, read: Read, size_bytes: int, *, closely: bool = False) -> None:
         self._read = read
-        self._left_bytes = min(HEADER_BYTES_MAX, size_bytes)
+        self._left_bytes = CLOSE_BYTES_MAX if closely else min(HEADER_BYTES_MAX, size_bytes)
+        self.closely = closely
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self._start = 0
         self._window = b""
         self.size_bytes = size_bytes
@@ -83,6 +99,11 @@ class Headers:
             self._start, self._window = offset_bytes, self._fetched(offset_bytes, length_bytes)
             skipped = 0
         return self._window[skipped : skipped + length_bytes]
+
+    def keep_shape(self, name: str, shape: Sequence[int]) -> None:
+        """Remember a tensor's shape, if anybody wants it."""
+        if self.closely and len(shape) <= DIMENSIONS_MAX:
+            self.shapes[name] = tuple(shape)
 
     def near(self, offset_bytes: int, length_bytes: int, near_bytes: int) -> bytes:
         """The same; what lies up to ``near_bytes`` before its end will be asked for next."""

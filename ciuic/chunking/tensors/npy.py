@@ -16,6 +16,7 @@ _MAGIC: Final = b"\x93NUMPY"
 _LENGTHS: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
 _HEADER_BYTES_MAX: Final = 64 * 1024
 _ELEMENT: Final = re.compile(rb"'descr': '[<|=]([?biufcV])([0-9]{1,2})'")
+_SHAPE: Final = re.compile(rb"'shape': \(([0-9, ]{0,256})\)")
 _WIDTHS: Final = (1, 2, 4, 8, 16)
 _KINDS: Final = {b"?": "BOOL", b"b": "BOOL", b"i": "I", b"u": "U", b"f": "F", b"c": "C"}
 _NAME: Final = "array"
@@ -43,7 +44,10 @@ def array_span(headers: Headers, start: int, end: int, name: str) -> Span:
     at += length.size
     if text_bytes > _HEADER_BYTES_MAX or at + text_bytes > end:
         raise NoLayoutError("an array's header is too long")
-    found = _ELEMENT.search(headers.at(at, text_bytes))
+    text = headers.at(at, text_bytes)
+    found, shape = _ELEMENT.search(text), _SHAPE.search(text)
+    if shape is not None:
+        headers.keep_shape(name, [int(one) for one in re.findall(rb"[0-9]+", shape[1])])
     at += text_bytes
     if found is None or int(found[2]) not in _WIDTHS:
         return Span(at, end - at, name=name)

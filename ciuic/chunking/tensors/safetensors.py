@@ -66,7 +66,7 @@ def spans(headers: Headers) -> list[Span]:
     try:
         table = _table.decode(text)
         return [
-            _span(name, _tensor.decode(one), start)
+            _span(headers, name, _tensor.decode(one), start)
             for name, one in table.items()
             if name != _METADATA
         ]
@@ -74,11 +74,12 @@ def spans(headers: Headers) -> list[Span]:
         raise NoLayoutError("not a table of tensors") from error
 
 
-def _span(name: str, tensor: _Tensor, start: int) -> Span:
+def _span(headers: Headers, name: str, tensor: _Tensor, start: int) -> Span:
     first, end = tensor.data_offsets
     width = _WIDTHS.get(tensor.dtype, 0)
     if end < first or (width and math.prod(tensor.shape) * width != end - first):
         raise NoLayoutError("a tensor's shape and place don't agree")
     element = sys.intern(tensor.dtype) if _ELEMENT.fullmatch(tensor.dtype) else ""
     name = name if len(name.encode()) <= NAME_BYTES_MAX else ""
+    headers.keep_shape(name, tensor.shape)
     return Span(start + first, end - first, width, name, element)

@@ -9,18 +9,21 @@ A tensor is called ``data/<number>``, in one of several archives ``<its place>/d
 and an array by its member's name: a stem is that of a file, and differs from save to save.
 
 A member that is compressed, encrypted or not where the directory says makes the file one of
-unknown layout. The pickle is a member like any other: it is not read.
+unknown layout. For where tensors lie, the pickle is a member like any other: it is not read.
 """
 
 import re
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ciuic.chunking.tensors import npy
 from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span, named
 
-__all__ = ["begins", "spans"]
+__all__ = ["MAGIC", "begins", "kind_of", "pickles", "spans"]
+
+MAGIC: Final = b"PK\x03\x04"
 
 _LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")
@@ -40,6 +43,8 @@ _AHEAD_BYTES: Final = 256
 _TENSOR: Final = re.compile(rb"/(data/[0-9]+)\Z")
 _PICKLE: Final = b"/data.pkl"
 _ARRAY: Final = b".npy"
+_BYTE_ORDER: Final = b"byteorder"
+_LITTLE: Final = b"little"
 
 
 class _Member(NamedTuple):
@@ -50,14 +55,74 @@ class _Member(NamedTuple):
     name: bytes
 
 
+_Placed = tuple[_Member, int]
+_Reader = Callable[[Headers, _Member, int], Span | None]
+
+
 def begins(magic: bytes) -> bool:
     """The first member's header is there."""
-    return magic.startswith(b"PK\x03\x04")
+    return magic.startswith(MAGIC)
+
+
+def kind_of(head: bytes) -> str:
+    """Whose archive a file that ``begins`` like one is, by its first member's name."""
+    if len(head) < _LOCAL.size:
+        return ""
+    name_bytes = _LOCAL.unpack_from(head)[-2]
+    name = head[_LOCAL.size : _LOCAL.size + name_bytes]
+    if name.endswith(_PICKLE):
+        return "torch.save"
+    return "npz" if name.endswith(_ARRAY) else ""
 
 
 def spans(headers: Headers) -> list[Span]:
     """The tensors of a file that ``begins`` like this one."""
-    archives: list[list[Span]] = []
+    found = [
+        [span for one in members if (span := reader(headers, *one)) is not None]
+        for reader, members in _archives(headers)
+    ]
+    if len(found) == 1:
+        return found[0]
+    return [
+        one._replace(name=named(b"%d/" % place + one.name.encode()))
+        for place, archive in enumerate(reversed(found))
+        for one in archive
+    ]
+
+
+def pickles(headers: Headers) -> list[tuple[str, bytes]]:
+    """What ``torch.save`` has pickled, and how the names of the tensors of its archive begin.
+
+    Archives from machines whose numbers begin with their highest byte are left out.
+    """
+    found = [
+        None if reader is _array else _pickle(headers, members)
+        for reader, members in _archives(headers)
+    ]
+    return [
+        ("data/" if len(found) == 1 else f"{place}/data/", pickle)
+        for place, pickle in enumerate(reversed(found))
+        if pickle is not None
+    ]
+
+
+def _pickle(headers: Headers, members: Iterable[_Placed]) -> bytes | None:
+    found = {member.name.rpartition(b"/")[2]: (member, end) for member, end in members}
+    order = found.get(_BYTE_ORDER)
+    if order is not None and order[0].size_bytes != len(_LITTLE):
+        return None
+    if order is not None and _content(headers, *order) != _LITTLE:
+        return None
+    return _content(headers, *found[_PICKLE[1:]])
+
+
+def _content(headers: Headers, member: _Member, record_end: int) -> bytes:
+    start, end = _data(headers, member, record_end)
+    return headers.at(start, end - start)
+
+
+def _archives(headers: Headers) -> Iterator[tuple[_Reader, list[_Placed]]]:
+    """What reads the members of each archive, and these with where they end; the last one first."""
     count = 0
     end = headers.size_bytes
     while end > 0:
@@ -69,20 +134,8 @@ def spans(headers: Headers) -> list[Span]:
         if not (is_torch or is_numpy) or count > SPANS_MAX:
             raise NoLayoutError("not an archive of tensors")
         ends = [one.offset_bytes for one in members[1:]]
-        reader = _array if is_numpy else _tensor
-        found = [
-            reader(headers, member, record_end)
-            for member, record_end in zip(members, [*ends, directory], strict=True)
-        ]
-        archives.append([one for one in found if one is not None])
+        yield _array if is_numpy else _tensor, list(zip(members, [*ends, directory], strict=True))
         end = start
-    if len(archives) == 1:
-        return archives[0]
-    return [
-        one._replace(name=named(b"%d/" % place + one.name.encode()))
-        for place, found in enumerate(reversed(archives))
-        for one in found
-    ]
 
 
 def _tensor(headers: Headers, member: _Member, record_end: int) -> Span | None:
@@ -91,7 +144,7 @@ def _tensor(headers: Headers, member: _Member, record_end: int) -> Span | None:
     if match is None:
         return None
     name = named(match[1])
-    if member.size_bytes < _SMALL_BYTES:
+    if member.size_bytes < _SMALL_BYTES and not headers.closely:
         return Span(member.offset_bytes, record_end - member.offset_bytes, name=name)
     start, _ = _data(headers, member, record_end)
     return Span(start, member.size_bytes, name=name)
@@ -100,7 +153,7 @@ def _tensor(headers: Headers, member: _Member, record_end: int) -> Span | None:
 def _array(headers: Headers, member: _Member, record_end: int) -> Span:
     """A member of an archive of numpy's."""
     name = named(member.name.removesuffix(_ARRAY))
-    if member.size_bytes < _SMALL_BYTES:
+    if member.size_bytes < _SMALL_BYTES and not headers.closely:
         return Span(member.offset_bytes, record_end - member.offset_bytes, name=name)
     return npy.array_span(headers, *_data(headers, member, record_end), name)
 
@@ -116,10 +169,11 @@ def _data(headers: Headers, member: _Member, record_end: int) -> tuple[int, int]
 
 def _data_start(headers: Headers, member: _Member) -> int:
     """Behind the local header, whose padding the central directory doesn't know."""
-    raw = headers.at(member.offset_bytes, _LOCAL.size + len(member.name) + _AHEAD_BYTES)
+    ahead = _LOCAL.size + len(member.name) + _AHEAD_BYTES
+    raw = headers.at(member.offset_bytes, min(ahead, headers.size_bytes - member.offset_bytes))
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack_from(raw)
     at = member.offset_bytes + _LOCAL.size
-    if magic != b"PK\x03\x04" or flags & _ENCRYPTED or method or name_bytes != len(member.name):
+    if magic != MAGIC or flags & _ENCRYPTED or method or name_bytes != len(member.name):
         raise NoLayoutError("a member is not what the directory says")
     if headers.at(at, name_bytes) != member.name:
         raise NoLayoutError("a member has two names")

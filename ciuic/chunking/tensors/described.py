@@ -1,0 +1,111 @@
+"""A file's headers -> its tensors, one by one: names, types, shapes and exact places.
+
+For people who look, not for cuts: small tensors have a place of their own here, and of what
+``torch.save`` writes the pickle is looked through for what its tensors are called. It is never
+executed; where it holds a surprise, they are called as in the archive, and are of no known type.
+"""
+
+import math
+from typing import Final, NamedTuple
+
+from ciuic.chunking.tensors import pickled, spans_in, zipped
+from ciuic.chunking.tensors.headers import Headers, NoLayoutError, Read, Span
+
+__all__ = ["WIDTHS", "Tensor", "described"]
+
+WIDTHS: Final = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2": 1,
+    "F8_E5M2FNUZ": 1,
+    "F8_E8M0": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+    "C128": 16,
+}
+"""Bytes of an element of each type that is known as numbers."""
+
+
+class Tensor(NamedTuple):
+    """One tensor.
+
+    Attributes:
+        name: What it is called; never empty, and no two of a file have the same.
+        place: What its bytes are called in the file: ``data/17``, or the name again.
+        element: The type of its elements; empty: not known.
+        shape: Its dimensions; None: not known.
+        offset_bytes: Where in the file its first element lies.
+        length_bytes: Of all its elements.
+    """
+
+    name: str
+    place: str
+    element: str
+    shape: tuple[int, ...] | None
+    offset_bytes: int
+    length_bytes: int
+
+
+def described(read: Read, size_bytes: int) -> tuple[Tensor, ...] | None:
+    """The tensors of a file in order; None: none of the formats is, or not as it should be.
+
+    Args:
+        read: Gives the bytes at an offset, so many; fewer if the file ends before.
+        size_bytes: The file's length.
+    """
+    headers = Headers(read, size_bytes, closely=True)
+    spans = spans_in(headers)
+    if spans is None:
+        return None
+    pickles = _pickled(headers)
+    taken: set[str] = set()
+    found = []
+    for number, span in enumerate(spans):
+        tensor = _tensor(span, pickles.get(span.name), headers.shapes.get(span.name))
+        name = tensor.name
+        if not name or name in taken:
+            name = tensor.place
+        while not name or name in taken:
+            name = f"#{number}{name}"
+        taken.add(name)
+        found.append(tensor._replace(name=name))
+    return tuple(found)
+
+
+def _pickled(headers: Headers) -> dict[str, pickled.Pickled]:
+    """What the pickles of an archive of torch's say of its tensors."""
+    try:
+        if not zipped.begins(headers.at(0, len(zipped.MAGIC))):
+            return {}
+        return {
+            prefix + key: one
+            for prefix, pickle in zipped.pickles(headers)
+            for key, one in pickled.read(pickle).items()
+        }
+    except NoLayoutError:
+        return {}
+
+
+def _tensor(span: Span, found: pickled.Pickled | None, shape: tuple[int, ...] | None) -> Tensor:
+    name, element = span.name, span.element
+    if found is not None:
+        name, element, shape = found.name, found.element, found.shape
+    width = WIDTHS.get(element, 0)
+    count = span.length_bytes // width if width else 0
+    if width and (span.length_bytes % width or (found is not None and found.elements != count)):
+        element, shape = "", None
+    elif shape is not None and width and math.prod(shape) != count:
+        shape = None
+    return Tensor(name, span.name, element, shape, span.offset_bytes, span.length_bytes)

@@ -1,0 +1,314 @@
+"""Pickles of tensors: names and types out of those that torch writes, nothing out of others."""
+
+import collections
+import io
+import pickle
+import struct
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciuic.chunking.tensors import pickled as pickled_module
+from ciuic.chunking.tensors import zipped
+from ciuic.chunking.tensors.described import described
+from ciuic.chunking.tensors.headers import NAME_BYTES_MAX, Headers
+from ciuic.chunking.tensors.pickled import Pickled, read
+from tests.kit.tensors import saved, torch_zip
+
+
+class Storage:
+    """What torch's pickler tells of a storage: its type, its name, how many elements it has."""
+
+    def __init__(self, kind: str, key: str, count: int) -> None:
+        self.told = ("storage", getattr(sys.modules["torch"], kind), key, "cpu", count)
+
+
+class Tensor:
+    """What pickles like a tensor of torch's."""
+
+    def __init__(self, storage: Storage, *shape: int, offset: int = 0, dtype: str = "") -> None:
+        strides = (1,) * len(shape)
+        self.arguments = (storage, offset, shape, strides, False, collections.OrderedDict())
+        self.dtype = dtype
+
+    def __reduce__(self):
+        utils = sys.modules["torch._utils"]
+        if self.dtype:
+            dtype = getattr(sys.modules["torch"], self.dtype)
+            return utils._rebuild_tensor_v3, (*self.arguments, dtype)
+        return utils._rebuild_tensor_v2, self.arguments
+
+
+class Parameter:
+    """A tensor that pickles as a parameter."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce__(self):
+        hooks = collections.OrderedDict()
+        return sys.modules["torch._utils"]._rebuild_parameter, (self.tensor, True, hooks)
+
+
+class Holder:
+    """An object with attributes."""
+
+
+class _Pickler(pickle._Pickler):
+    def persistent_id(self, obj):
+        return obj.told if isinstance(obj, Storage) else None
+
+
+Pickles = Callable[..., bytes]
+
+
+@pytest.fixture
+def pickled(monkeypatch: pytest.MonkeyPatch) -> Pickles:
+    """Pickles a state as torch would; there are names of torch's to be pickled, and no more."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    for name in ("FloatStorage", "BFloat16Storage", "LongStorage", "UntypedStorage", "OddStorage"):
+        setattr(torch, name, type(name, (), {"__module__": "torch"}))
+    for name in ("float8_e4m3fn", "uint16"):
+        setattr(torch, name, type(name, (), {"__module__": "torch"}))
+    for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter"):
+        function = types.FunctionType((lambda: None).__code__, {}, name)
+        function.__module__, function.__qualname__ = "torch._utils", name
+        setattr(utils, name, function)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._utils", utils)
+
+    def dumps(state: object, protocol: int = 2) -> bytes:
+        file = io.BytesIO()
+        _Pickler(file, protocol).dump(state)
+        return file.getvalue()
+
+    return dumps
+
+
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
+def test_tensors_are_called_by_the_keys_on_the_way_to_them(pickled: Pickles, protocol: int):
+    weight = Tensor(Storage("FloatStorage", "0", 6), 2, 3)
+    average = Tensor(Storage("BFloat16Storage", "1", 6), 6)
+    holder = Holder()
+    holder.inner = [Tensor(Storage("LongStorage", "2", 1))]
+    state = {
+        "model": collections.OrderedDict({"layers.0.weight": Parameter(weight)}),
+        "optimizer": {"state": {0: {"step": 3, "exp_avg": average}}, "again": weight},
+        "extra": (1.5, None, holder, {b"x"}, b"bytes", 2**70, "text", frozenset([1]), True),
+        7: Tensor(Storage("UntypedStorage", "3", 4), 4, dtype="float8_e4m3fn"),
+        "odd": Tensor(Storage("OddStorage", "4", 4), 4),
+        "part": Tensor(Storage("FloatStorage", "5", 9), 4, offset=5),
+        "less": Tensor(Storage("FloatStorage", "6", 9), 4),
+    }
+    assert read(pickled(state, protocol)) == {
+        "0": Pickled("model.layers.0.weight", "F32", 6, (2, 3)),
+        "1": Pickled("optimizer.state.0.exp_avg", "BF16", 6, (6,)),
+        "2": Pickled("extra.2.inner.0", "I64", 1, ()),
+        "3": Pickled("7", "F8_E4M3", 4, (4,)),
+        "4": Pickled("odd", "", 4, (4,)),
+        "5": Pickled("part", "F32", 9, None),
+        "6": Pickled("less", "F32", 9, None),
+    }
+
+
+def test_a_tensor_alone_has_no_name(pickled: Pickles):
+    alone = pickled(Tensor(Storage("FloatStorage", "0", 1), 1))
+    assert read(alone) == {"0": Pickled("", "F32", 1, (1,))}
+
+
+def test_a_state_that_holds_itself_is_walked_once(pickled: Pickles):
+    state: dict[str, object] = {"a": Tensor(Storage("FloatStorage", "0", 1), 1)}
+    state["self"] = [state, state]
+    assert read(pickled(state)) == {"0": Pickled("a", "F32", 1, (1,))}
+
+
+def test_names_and_ways_that_are_too_long_are_left_out(pickled: Pickles):
+    deep: object = Tensor(Storage("FloatStorage", "0", 1), 1)
+    for _ in range(200):
+        deep = [deep]
+    assert read(pickled({"a": deep})) == {}
+    for key in ("x" * (NAME_BYTES_MAX + 1), "é" * NAME_BYTES_MAX, "x" * 10_000_000):
+        state = {key: Tensor(Storage("FloatStorage", "0", 1), 1)}
+        assert read(pickled(state))["0"].name == ""
+    state = {"x" * NAME_BYTES_MAX: Tensor(Storage("FloatStorage", "0", 1), 1)}
+    assert len(read(pickled(state))["0"].name) == NAME_BYTES_MAX
+
+
+def test_what_a_pickle_would_do_is_not_done(tmp_path, pickled: Pickles):
+    class Exploit:
+        def __reduce__(self):
+            return (exec, (f"open({str(tmp_path / 'done')!r}, 'w')",))
+
+    state = {"x": Exploit(), "a": Tensor(Storage("FloatStorage", "0", 1), 1)}
+    assert read(pickled(state)) == {"0": Pickled("a", "F32", 1, (1,))}
+    assert read(b"cos\nsystem\n(S'touch " + bytes(tmp_path / "done") + b"'\ntR.") == {}
+    assert read(b"cciuic_no_such_module\nx\n.") == {}
+    assert not list(tmp_path.iterdir())
+
+
+A_TENSOR = (
+    b"ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0"
+    b"0X\3\0\0\0cpuK\1tQK\0K\1\x85K\1\x85\x89NtR"
+)
+"""One element, no name."""
+
+
+def test_the_tensor_that_hostile_pickles_begin_with_is_one():
+    assert read(b"\x80\2" + A_TENSOR + b".") == {"0": Pickled("", "F32", 1, (1,))}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b".",
+        b"\x80\2",
+        b"\x80\2.",
+        b"(.",
+        b"\xff.",
+        b"\x82\1" + A_TENSOR + b"\x86.",
+        b"P1\n.",
+        b"0" * 10 + A_TENSOR + b".",
+        A_TENSOR,
+        A_TENSOR[:-1] + b".",
+        b"h\7" + A_TENSOR + b"\x86.",
+        b"(((t" + A_TENSOR + b"\x87.",
+        b"N" + A_TENSOR + b"a.",
+        b"N" + A_TENSOR + b"b\x85.",
+        b"}" + A_TENSOR + b"(" + A_TENSOR + b"u.",
+        b"\x8c\1x\x8a\xff" + bytes(255) + b"\x93.",
+        b"\x8d" + struct.pack("<Q", 2**63) + b"x.",
+        b"\x8d" + struct.pack("<Q", 2**40) + b"x.",
+        b"\x96" + struct.pack("<Q", 2**62) + b"x.",
+        b"\x8b" + struct.pack("<i", -1) + b".",
+        b"L" + b"9" * 5000 + b"L\n.",
+        b"I" + b"x\n.",
+        b"S'unended\n.",
+        b"V\\ud8\n.",
+        b"\x97.",
+        b"\x98.",
+        b"(o.",
+        b"1.",
+        b"2.",
+        b"t.",
+        b"R.",
+        b"Q.",
+        b"NNR.",
+        b"\x94.",
+    ],
+)
+def test_odd_pickles_have_no_tensors(data: bytes):
+    assert read(data) == {}
+
+
+@pytest.mark.parametrize("count", [1000, 11_000])
+def test_pickles_that_would_grow_without_end_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, count: int
+):
+    monkeypatch.setattr(pickled_module, "_VALUES_MAX", 10_000)
+    monkeypatch.setattr(pickled_module, "_OPS_MAX", 20_000)
+    puts = b"".join([b"r" + struct.pack("<I", number) for number in range(count)])
+    for grown in (b"}" * count, b"(" * count, b"N" + b"2" * count, b"N" + puts, b"N0" * count):
+        assert bool(read(grown + A_TENSOR + b".")) == (count == 1000)
+
+
+def test_a_pickle_longer_than_any_is_not_looked_at():
+    assert read(b"N" + A_TENSOR + b"." + bytes(16 * 1024 * 1024)) == {}
+    assert read(b"N" + A_TENSOR + b"." + bytes(15 * 1024 * 1024))
+
+
+def test_deep_nesting_is_no_recursion_and_shared_parts_are_walked_once():
+    assert read(b"]" * 30_000 + A_TENSOR + b"a" * 30_000 + b".") == {}
+    assert read(A_TENSOR + b"\x85" * 30_000 + b".") == {}
+    assert read(A_TENSOR + b"2\x86" * 50 + b".")["0"].elements == 1
+    assert read(A_TENSOR + b"2\x86" * 30_000 + b".") == {}
+
+
+def test_shapes_and_types_that_lie_are_not_believed():
+    def told(pickle: bytes, size: int = 4) -> tuple[str, tuple[int, ...] | None]:
+        data = torch_zip([bytes(size)], pickle=pickle)
+        (one,) = described(lambda at, length: data[at : at + length], len(data))
+        assert (one.name, one.place, one.length_bytes) == ("data/0", "data/0", size)
+        return one.element, one.shape
+
+    whole = b"\x80\2" + A_TENSOR + b"."
+    assert told(whole) == ("F32", (1,))
+    assert told(whole, 8) == ("", None)
+    assert told(whole, 5) == ("", None)
+    assert told(whole.replace(b"K\1tQ", b"K\2tQ"), 4) == ("", None)
+    assert told(whole.replace(b"K\0K\1\x85", b"K\0K\3\x85")) == ("F32", None)
+    assert told(whole.replace(b"K\0K\1\x85", b"K\0J\xff\xff\xff\xff\x85")) == ("F32", None)
+    assert told(whole.replace(b"K\0K\1\x85", b"K\0(" + b"K\1" * 9 + b"t")) == ("F32", None)
+    assert told(whole.replace(b"FloatS", b"CloatS")) == ("", (1,))
+    assert told(b"odd") == ("", None)
+
+
+def real_pickles() -> list[bytes]:
+    found = []
+    for name in ("state.pt", "part.distcp"):
+        data = saved(name)
+        headers = Headers(lambda at, n, data=data: data[at : at + n], len(data))
+        found += [pickle for _, pickle in zipped.pickles(headers)]
+    return found
+
+
+REAL = real_pickles()
+
+
+def test_archives_one_behind_the_other_have_their_own_pickles():
+    data = saved("part.distcp")
+    found = described(lambda at, length: data[at : at + length], len(data))
+    assert [(one.name, one.element, one.shape, one.length_bytes) for one in found] == [
+        ("1/data/0", "F32", (200, 150), 120_000),
+        ("2/data/0", "F32", (5,), 20),
+        ("3/data/0", "BF16", (300, 200), 120_000),
+    ]
+
+
+def test_numbers_that_begin_with_their_highest_byte_have_no_type():
+    data = torch_zip([bytes(4)], pickle=b"\x80\2" + A_TENSOR + b".")
+    for order, element in ((b"little", "F32"), (b"bigger", ""), (b"LITTLE", "")):
+        other = data.replace(b"little", order)
+        (one,) = described(lambda at, length, other=other: other[at : at + length], len(other))
+        assert one.element == element
+
+
+def test_odd_escapes_in_text_disturb_nobody(recwarn: pytest.WarningsRecorder):
+    assert read(b"(S'\\q'\n" + A_TENSOR + b"t.")["0"].elements == 1
+    assert not recwarn
+
+
+def test_what_torch_writes_is_read():
+    assert read(REAL[0]) == {
+        "0": Pickled("state.w", "F32", 30_000, (200, 150)),
+        "1": Pickled("state.b", "F32", 5, (5,)),
+        "2": Pickled("state.h", "BF16", 60_000, (300, 200)),
+    }
+
+
+def test_a_pickle_that_is_cut_short_has_no_tensors():
+    for one in REAL:
+        for end in range(len(one)):
+            assert read(one[:end]) == {}
+
+
+@given(st.sampled_from(REAL), st.data())
+def test_whatever_a_pickle_says_it_is_read_or_left(pickle: bytes, data: st.DataObject):
+    changed = bytearray(pickle)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(pickle) - 1))
+        changed[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    for key, one in read(bytes(changed)).items():
+        assert isinstance(key, str)
+        assert len(one.name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_left(data: bytes):
+    read(data)
+    read(b"\x80\4" + data + b".")
+    read(data + A_TENSOR + b".")
