@@ -52,8 +52,9 @@ def test_cuts_are_the_same_however_a_file_is_read(
     while at < end:
         until = min(chunker.block_end(at, block_bytes), end)
         assert at < until <= at + max(block_bytes, size_bytes)
-        for view in chunker.cuts(at, content[at:until]):
-            found.append(found[-1] + len(view))
+        for offset, view in chunker.chunks([(at, content[at:until])]):
+            assert offset == found[-1]
+            found.append(offset + len(view))
         at = until
     assert found == cuts
 

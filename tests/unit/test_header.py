@@ -36,7 +36,10 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
     for name in ("one", "two"):
         assert create_store(str(tmp_path / name), ManualClock(0), chunk_bytes=4096)
         header = read_header(str(tmp_path / name))
-        assert (header.created[:4], header.chunking) == ("1970", Chunking("tensors", 4096))
+        assert (header.created[:4], header.chunking) == (
+            "1970",
+            Chunking("content", 4096, 2048, 512),
+        )
         ids.add(header.store_id)
     assert len(ids) == 2
 
@@ -47,7 +50,7 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
         ({"format": 2}, "format 2"),
         ({"format": 0}, "format 0"),
         ({"required": ["keyed-ids"]}, "keyed-ids"),
-        ({"chunking": {"kind": "content", "size_bytes": 65_536}}, "content"),
+        ({"chunking": {"kind": "of the future", "size_bytes": 65_536}}, "of the future"),
         ({"chunking": {"kind": "fixed", "size_bytes": 4095}}, "4095"),
         ({"chunking": {"kind": "fixed", "size_bytes": 2**25}}, str(2**25)),
     ],
