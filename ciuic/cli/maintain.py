@@ -31,7 +31,7 @@ __all__ = ["completion", "init", "stats", "status"]
 @click.option(
     "--chunk-average",
     metavar="SIZE",
-    help="Of chunks cut by content, a power of two.  [default: half the chunk size]",
+    help="Of chunks cut by content, a power of two.  [default: a quarter of the chunk size]",
 )
 @click.option(
     "--chunk-least",
@@ -59,6 +59,8 @@ def init(
     from ciuic.clock import SystemClock
     from ciuic.store import create_store
 
+    if chunking != "content" and (chunk_average or chunk_least):
+        raise UsageError("--chunk-average and --chunk-least go with --chunking content")
     path = session.store_path()
     created = create_store(
         path,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.store.header import CONTENT
 from ciuic.verbs import reading
 from tests.filesystems.test_tracked_snapshots import box_on, slices, unlike
 from tests.filesystems.test_tracked_tensors import write_at
@@ -29,7 +30,7 @@ def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 def test_a_write_in_place_costs_its_blocks_and_a_base_snapshot_cuts_anew(cow_disk: Disk) -> None:
-    box = box_on(cow_disk, chunk_bytes=CHUNK)
+    box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)
     path = box.source / "memory.bin"
     path.write_bytes(random.Random(1).randbytes(4 * MIB))
     box.take()
@@ -49,7 +50,7 @@ def test_a_write_in_place_costs_its_blocks_and_a_base_snapshot_cuts_anew(cow_dis
 
 
 def test_what_was_appended_is_found_again_when_the_head_goes(cow_disk: Disk) -> None:
-    box = box_on(cow_disk, chunk_bytes=CHUNK)
+    box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)
     path = box.source / "train.log"
     parts = [random.Random(one).randbytes(MIB + 77 * one) for one in range(4)]
     path.write_bytes(parts[0])
@@ -76,7 +77,7 @@ def test_what_was_appended_is_found_again_when_the_head_goes(cow_disk: Disk) -> 
 def test_a_change_that_was_not_tracked_is_told_by_a_base_snapshot(
     cow_disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = box_on(cow_disk, chunk_bytes=CHUNK)
+    box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)
     path = box.source / "memory.bin"
     path.write_bytes(random.Random(2).randbytes(2 * MIB))
     box.take()

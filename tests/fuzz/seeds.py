@@ -93,8 +93,8 @@ def _manifest(path: bytes = b"/root\xff") -> bytes:
     return _document(manifest.encode_manifest(made))
 
 
-def _header() -> bytes:
-    return _document(header.Header(1, [], "0" * 32, "", header.Chunking("fixed", 4096)).encode())
+def _header(chunking: header.Chunking) -> bytes:
+    return _document(header.Header(1, [], "0" * 32, "", chunking).encode())
 
 
 def _trash() -> list[bytes]:
@@ -220,7 +220,10 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "footer": _footers,
     "frame": _frames,
     "frozen": _records,
-    "header": lambda: [_header()],
+    "header": lambda: [
+        _header(header.Chunking("fixed", 4096)),
+        _header(header.Chunking.of("content", 4096)),
+    ],
     "manifest": lambda: [_manifest(), _manifest(b"relative")],
     "parity": _parities,
     "planes": _planes,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.store import create_store, open_store
-from ciuic.store.header import FIXED, TENSORS
+from ciuic.store import open_store
+from ciuic.store.header import CONTENT, FIXED, TENSORS
 from ciuic.store.nodes import HOLE, iter_pieces
 from tests.kit.box import Box
 
@@ -20,14 +20,7 @@ CHUNK = 64 * KIB
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    return Box(tmp_path, chunk_bytes=CHUNK)
-
-
-def other_box(tmp_path: Path, kind: str) -> Box:
-    box = Box(tmp_path)
-    box.store = tmp_path / kind
-    create_store(str(box.store), box.clock, chunk_bytes=CHUNK, chunking=kind)
-    return box
+    return Box(tmp_path, chunk_bytes=CHUNK, chunking=CONTENT)
 
 
 def pieces(box: Box, path: Path) -> list[int]:
@@ -72,7 +65,7 @@ def test_a_log_whose_head_was_rotated_away_is_there_already(box: Box) -> None:
 
 @pytest.mark.parametrize("kind", [FIXED, TENSORS])
 def test_stores_of_the_other_kinds_cut_as_ever(tmp_path: Path, kind: str) -> None:
-    box = other_box(tmp_path, kind)
+    box = Box(tmp_path, chunk_bytes=CHUNK, chunking=kind)
     path = box.source / "tokenizer.json"
     path.write_bytes(vocabulary(1))
     box.take()
@@ -125,7 +118,7 @@ def test_holes_end_chunks_and_what_lies_behind_them_is_found_again(box: Box) -> 
 
 
 def test_chunks_lie_across_the_blocks_that_are_read(tmp_path: Path) -> None:
-    box = Box(tmp_path)
+    box = Box(tmp_path, chunking=CONTENT)
     path = box.source / "large.bin"
     path.write_bytes(random.Random(4).randbytes(13 * MIB + 5))
     box.take()

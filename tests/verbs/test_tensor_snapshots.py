@@ -7,7 +7,6 @@ import pytest
 
 from ciuic.store import create_store, open_store
 from ciuic.store.header import FIXED
-from ciuic.store.header import TENSORS as TENSORS_KIND
 from ciuic.store.nodes import iter_pieces
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
@@ -84,10 +83,7 @@ def test_files_of_real_libraries_come_back_whole_or_cut_short(tmp_path: Path, na
     assert box.verify().ok
 
 
-def test_tensors_are_cut_at_their_ends_and_other_files_are_not(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    box.store = tmp_path / "other"
-    create_store(str(box.store), ManualClock(), chunking=TENSORS_KIND)
+def test_tensors_are_cut_at_their_ends_and_other_files_are_not(box: Box) -> None:
     lengths = [len(one) for one in TENSORS.values()]
     path = box.source / "model.safetensors"
     path.write_bytes(FILES["safetensors"])
