@@ -8,10 +8,10 @@ from typing import Final
 
 from ciuic.chunking.tensors import Read
 
-__all__ = ["is_rewritten"]
+__all__ = ["MAGICS", "is_rewritten"]
 
 _HEAD_BYTES: Final = 2048
-_MAGICS: Final[tuple[tuple[int, bytes], ...]] = (
+MAGICS: Final[tuple[tuple[int, bytes], ...]] = (
     (0, b"SQLite format 3\0"),
     (16, b"\xde\xc0\xef\xbe"),  # LMDB, behind the first page's header
     (12, b"\x61\x15\x06\x00"),  # Berkeley DB, hash
@@ -28,18 +28,19 @@ _MAGICS: Final[tuple[tuple[int, bytes], ...]] = (
     (1080, b"\x53\xef"),  # ext2, ext3, ext4
     (536, b"LVM2 001"),
     (510, b"\x55\xaa"),  # a partition table, FAT, NTFS
+    (65_600, b"_BHRfS_M"),  # btrfs
 )
-_BTRFS: Final = b"_BHRfS_M"
-_BTRFS_OFFSET: Final = 0x10040
+"""Offsets and bytes; docs/format.md has the same."""
 
 
 def is_rewritten(read: Read) -> bool:
-    """Whether a file of at least 64 KiB begins like one that is written in place.
+    """Whether a file begins like one that is written in place.
 
     Args:
         read: Gives the bytes at an offset, so many; fewer if the file ends before.
     """
     head = read(0, _HEAD_BYTES)
-    if any(head.startswith(magic, at) for at, magic in _MAGICS):
-        return True
-    return read(_BTRFS_OFFSET, len(_BTRFS)) == _BTRFS
+    return any(
+        (head[at:] if at < _HEAD_BYTES else read(at, len(magic))).startswith(magic)
+        for at, magic in MAGICS
+    )
