@@ -174,6 +174,7 @@ def _tensors() -> list[bytes]:
         return ZEROS + len(zeros[0]).to_bytes(3, "little")
 
     names = ("state.pt", "part.distcp", "state.npz", "state.safetensors", "state.gguf")
+    names += ("state.h5", "state.latest.h5")
     found = [re.sub(rb"\0{500,}", shorter, saved(name)) for name in names]
     return [*found, npy(bytes(200))]
 

@@ -12,6 +12,7 @@ from tests.kit.tensors import npy, safetensors, saved, torch_zip
 
 SIZE_BYTES = st.sampled_from([4096, 64 * 1024, 1024 * 1024])
 FILES = [saved(name) for name in ("state.pt", "part.distcp", "state.npz", "state.gguf")]
+FILES += [saved("state.h5"), saved("state.latest.h5")]
 FILES += [saved("state.safetensors"), npy(bytes(100)), torch_zip([bytes(10)] * 3)]
 FILES += [safetensors({"a": b"1" * 9, "b": b"2"})]
 

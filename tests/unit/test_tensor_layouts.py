@@ -47,6 +47,7 @@ def large(data: bytes) -> list[bytes]:
 
 
 SAVED = {"state.pt": 0, "part.distcp": 0, "state.npz": 2, "state.safetensors": 2, "state.gguf": 2}
+SAVED |= {"state.h5": 2, "state.latest.h5": 2}
 """And the width of the narrower one's elements, where the file tells."""
 
 
@@ -67,6 +68,57 @@ def test_a_file_that_is_cut_short_is_nothing_or_still_in_order(name):
     for end in sorted(ends):
         spans_of(data[:end])
     assert spans_of(data[: len(W)]) is None or name == "state.gguf"
+
+
+def keras(weights: bytes, **members: bytes) -> bytes:
+    """What Keras saves, as far as its layout goes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in ({"metadata.json": b"{}", "config.json": b"{}"} | members).items():
+            archive.writestr(name, data)
+        archive.writestr("model.weights.h5", weights)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["state.h5", "state.latest.h5"])
+def test_what_hdf5_holds_is_found_in_an_archive_of_keras(name):
+    within = saved(name)
+    for more in ({}, {"assets": bytes(100_000)}):
+        data = keras(within, **more)
+        start = data.index(within)
+        assert spans_of(data) == tuple(
+            [one._replace(offset_bytes=start + one.offset_bytes) for one in spans_of(within)]
+        )
+    for wrong in (b"", within[:1000], b"x" + within):
+        assert spans_of(keras(wrong)) is None
+
+
+@pytest.mark.parametrize("name", ["state.h5", "state.latest.h5"])
+def test_no_byte_of_hdf5s_headers_is_trusted(name):
+    data = saved(name)
+    good = spans_of(data)
+    # What is not zero is mostly headers.
+    places = [at for at, byte in enumerate(data) if byte]
+    assert len(places) < 2000
+    others = set()
+    for at in places:
+        for value in (0, 1, data[at] ^ 0x80, 0xFF):
+            found = spans_of(patched(data, at, bytes([value])))
+            others.add(found)
+            for one in found or ():
+                assert 0 <= one.offset_bytes < one.offset_bytes + one.length_bytes <= len(data)
+    assert {None, good} < others
+
+
+def test_a_tree_of_hdf5_that_leads_back_ends():
+    data = saved("state.h5")
+    first = data.index(b"TREE")
+    child = first + 24 + 8
+    assert spans_of(patched(data, child, struct.pack("<Q", first))) is None
+    header = struct.unpack_from("<Q", data, 24 + 40)[0]
+    symbols = data.index(b"SNOD")
+    found = spans_of(patched(data, symbols + 8 + 8, struct.pack("<Q", header)))
+    assert found is None or set(found) < set(spans_of(data))
 
 
 def test_what_is_made_here_is_like_what_real_libraries_write():

@@ -1,9 +1,10 @@
-"""ZIP archives of tensors, stored without compression: ``torch.save`` and ``np.savez``.
+"""ZIP archives of tensors, stored without compression: ``torch.save``, ``np.savez`` and Keras.
 
 PKWARE's APPNOTE 6.3.9, with ZIP64. Whose archive it is tell the names of its members: torch's has
 ``<stem>/data.pkl`` and tensors in ``<stem>/data/<number>``; numpy's has ``.npy`` members and
-nothing else. The parts of a distributed checkpoint (``.distcp``) are archives of torch's one
-behind the other; they are found from the last one's end, where an archive says how long it is.
+nothing else; that of Keras has ``model.weights.h5``. The parts of a distributed checkpoint
+(``.distcp``) are archives of torch's one behind the other; they are found from the last one's end,
+where an archive says how long it is.
 
 A member that is compressed, encrypted or not where the directory says makes the file one of
 unknown layout. The pickle is a member like any other: it is not read.
@@ -14,7 +15,7 @@ import struct
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from ciuic.chunking.tensors import npy
+from ciuic.chunking.tensors import hdf5, npy
 from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span
 
 __all__ = ["begins", "spans"]
@@ -37,6 +38,7 @@ _AHEAD_BYTES: Final = 256
 _TENSOR: Final = re.compile(rb"/data/[0-9]+\Z")
 _PICKLE: Final = b"/data.pkl"
 _ARRAY: Final = b".npy"
+_WEIGHTS: Final = b"model.weights.h5"
 
 
 class _Member(NamedTuple):
@@ -63,7 +65,13 @@ def spans(headers: Headers) -> list[Span]:
         is_numpy = start == 0 and end == headers.size_bytes
         is_numpy &= all(one.name.endswith(_ARRAY) for one in members)
         count += 1 + len(members)
-        if not (is_torch or is_numpy) or count > SPANS_MAX:
+        if count > SPANS_MAX:
+            raise NoLayoutError("too many members")
+        if start == 0 and end == headers.size_bytes:
+            weights = [one for one in members if one.name == _WEIGHTS]
+            if weights:
+                return _weights(headers, weights[0])
+        if not (is_torch or is_numpy):
             raise NoLayoutError("not an archive of tensors")
         ends = [one.offset_bytes for one in members[1:]]
         for member, record_end in zip(members, [*ends, directory], strict=True):
@@ -71,6 +79,11 @@ def spans(headers: Headers) -> list[Span]:
                 found.append(_span(headers, member, record_end, is_numpy=is_numpy))
         end = start
     return found
+
+
+def _weights(headers: Headers, member: _Member) -> list[Span]:
+    """What lies in a file of HDF5 that is a member."""
+    return hdf5.spans_within(headers, _data_start(headers, member), member.size_bytes)
 
 
 def _span(headers: Headers, member: _Member, record_end: int, *, is_numpy: bool) -> Span:
