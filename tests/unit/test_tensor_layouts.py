@@ -70,6 +70,14 @@ def test_a_file_that_is_cut_short_is_nothing_or_still_in_order(name):
     assert spans_of(data[: len(W)]) is None or name == "state.gguf"
 
 
+def test_what_keras_writes_is_read():
+    data = saved("state.keras")
+    found = spans_of(data)
+    assert sorted(one.length_bytes for one in found) == [4 * 150, 4 * 300, len(W), 4 * 150 * 300]
+    assert W in large(data)
+    assert {one.width_bytes for one in found} == {4}
+
+
 def keras(weights: bytes, **members: bytes) -> bytes:
     """What Keras saves, as far as its layout goes."""
     file = io.BytesIO()
