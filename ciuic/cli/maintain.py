@@ -31,7 +31,7 @@ __all__ = ["completion", "init", "stats", "status"]
 @click.option(
     "--chunk-average",
     metavar="SIZE",
-    help="Of chunks cut by content, a power of two.  [default: a quarter of the chunk size]",
+    help="Of chunks cut by content, a power of two.  [default: half the chunk size]",
 )
 @click.option(
     "--chunk-least",

@@ -79,10 +79,10 @@ class Chunking(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(
         cls, kind: str, size_bytes: int, average_bytes: int = 0, least_bytes: int = 0
     ) -> "Chunking":
-        """With what a store gets if nothing is said: a quarter, and a quarter of that."""
+        """With what a store gets if nothing is said: half, and a quarter of that."""
         if kind != CONTENT:
             return cls(kind, size_bytes, average_bytes, least_bytes)
-        average = average_bytes or min(_power_below(size_bytes) // 4, _AVERAGE_BYTES_MAX)
+        average = average_bytes or min(_power_below(size_bytes) // 2, _AVERAGE_BYTES_MAX)
         least = least_bytes or min(_power_below(average) // 4, _LEAST_BYTES_MAX)
         return cls(kind, size_bytes, average, least)
 

@@ -40,7 +40,7 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
         header = read_header(str(tmp_path / name))
         assert (header.created[:4], header.chunking) == (
             "1970",
-            Chunking("content", 4096, 1024, 256),
+            Chunking("content", 4096, 2048, 512),
         )
         ids.add(header.store_id)
     assert len(ids) == 2
@@ -49,10 +49,10 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("size_bytes", "average_bytes", "least_bytes"),
     [
-        (4096, 1024, 256),
-        (5000, 1024, 256),
-        (1024 * KIB, 256 * KIB, 64 * KIB),
-        (1000 * 1000, 128 * KIB, 32 * KIB),
+        (4096, 2048, 512),
+        (5000, 2048, 512),
+        (1024 * KIB, 512 * KIB, 128 * KIB),
+        (1000 * 1000, 256 * KIB, 64 * KIB),
         (16 * 1024 * KIB, 4096 * KIB, 1024 * KIB),
     ],
 )
