@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ciuic.store import open_store
-from ciuic.store.header import CONTENT, FIXED, TENSORS
+from ciuic.store.header import CONTENT, FIXED, TENSORS, Chunking, read_header
 from ciuic.store.nodes import HOLE, iter_pieces
+from ciuic.verbs import reading
 from tests.kit.box import Box
 
 KIB = 1024
@@ -73,6 +74,32 @@ def test_stores_of_the_other_kinds_cut_as_ever(tmp_path: Path, kind: str) -> Non
     assert pieces(box, path) == [CHUNK] * whole + [rest]
     path.write_bytes(b"[" + vocabulary(1))
     assert box.take().new_bytes == path.stat().st_size
+
+
+def test_a_library_without_its_extension_is_not_used(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "IS_COMPILED", False)
+    path = box.source / "tokenizer.json"
+    path.write_bytes(vocabulary(1))
+    box.take()
+    assert set(pieces(box, path)[:-1]) == {CHUNK}
+
+
+def test_init_is_told_how_files_are_cut(box: Box, tmp_path: Path) -> None:
+    for number, (arguments, expected) in enumerate(
+        {
+            (): Chunking("content", MIB, MIB // 2, MIB // 8),
+            ("--chunk-size", "64K"): Chunking("content", CHUNK, CHUNK // 2, CHUNK // 8),
+            ("--chunk-average", "64K"): Chunking("content", MIB, CHUNK, CHUNK // 4),
+            ("--chunk-least", "64K"): Chunking("content", MIB, MIB // 2, CHUNK),
+            ("--chunking", "tensors"): Chunking("tensors", MIB),
+            ("--chunking", "fixed", "--chunk-size", "64K"): Chunking("fixed", CHUNK),
+        }.items()
+    ):
+        store = tmp_path / f"made {number}"
+        assert box.ciuic("--store", store, "init", *arguments).code == 0
+        assert read_header(str(store)).chunking == expected
 
 
 def test_files_that_are_written_in_place_are_cut_at_fixed_places(box: Box) -> None:
