@@ -8,7 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from ciuic.chunking.tensors import HEADER_BYTES_MAX, MAGIC_BYTES, SPANS_MAX, Span, layout
+from ciuic.chunking.tensors import HEADER_BYTES_MAX, MAGIC_BYTES, SPANS_MAX, Span, hdf5, layout
+from ciuic.chunking.tensors.headers import Headers, NoLayoutError
 from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
 
 KIB = 1024
@@ -127,6 +128,23 @@ def test_a_tree_of_hdf5_that_leads_back_ends():
     symbols = data.index(b"SNOD")
     found = spans_of(patched(data, symbols + 8 + 8, struct.pack("<Q", header)))
     assert found is None or set(found) < set(spans_of(data))
+
+
+def test_headers_of_hdf5_that_lead_to_one_another_end():
+    # The root leads to 600 objects, and each of them to the block of messages that they lie in.
+    root_at, block_at, block_bytes, count = 1000, 20_000, 60_000, 600
+    onward = struct.pack("<HHI2Q", 0x10, 16, 0, block_at, block_bytes)
+    within = struct.pack("<BBHIQ", 1, 0, 1, 1, 24) + onward
+    places = range(block_at + 8, block_at + 8 + len(within) * count, len(within))
+    links = [struct.pack("<HHI4BQ", 6, 12, 0, 1, 0, 1, 97, one) for one in places]
+    root = struct.pack("<BBHIQ", 1, 0, count, 1, 20 * count) + b"".join(links)
+    holder = struct.pack("<HHI", 0, len(within) * count, 0)
+    block = (holder + within * count).ljust(block_bytes, b"\0")
+    data = saved("state.h5")[:64] + struct.pack("<Q", root_at)
+    data = (data.ljust(root_at, b"\0") + root).ljust(block_at, b"\0") + block + bytes(9000)
+    source = Source(data)
+    with pytest.raises(NoLayoutError, match="too many messages"):
+        hdf5.spans(Headers(source.read, len(data)))
 
 
 def test_what_is_made_here_is_like_what_real_libraries_write():

@@ -23,6 +23,9 @@ _BLOCK_BYTES_MAX: Final = 64 * 1024
 _BLOCKS_MAX: Final = 64
 """Of one object's header; attributes have them grow."""
 
+_ITEMS_MAX: Final = 1_000_000
+"""Messages and members of groups: an object has ten or so."""
+
 _LINK_INFO: Final = 0x02
 _DATATYPE: Final = 0x03
 _LINK: Final = 0x06
@@ -47,6 +50,7 @@ class _File:
     def __init__(self, headers: Headers, start: int, size_bytes: int) -> None:
         self._headers = headers
         self._start = start
+        self._left_items = _ITEMS_MAX
         self.size_bytes = size_bytes
 
     def at(self, offset: int, length: int) -> bytes:
@@ -54,6 +58,12 @@ class _File:
         if offset + length > self.size_bytes:
             raise NoLayoutError("beyond the file's end")
         return self._headers.at(self._start + offset, length)
+
+    def count(self, items: int) -> None:
+        """So many more of what must not be without end; what was read once is read for nothing."""
+        self._left_items -= items
+        if self._left_items < 0:
+            raise NoLayoutError("too many messages")
 
     def some(self, offset: int, length: int) -> bytes:
         """These bytes, or what there is of them."""
@@ -123,6 +133,7 @@ def _messages(file: _File, address: int) -> Iterator[_Message]:
         while place + prefix_bytes <= length:
             kind, size = pair.unpack_from(block, place)
             place += prefix_bytes + size
+            file.count(1)
             if place > length:
                 raise NoLayoutError("a message that is cut short")
             data = block[place - size : place]
@@ -187,6 +198,7 @@ def _members(file: _File, root: int, seen: set[int]) -> Iterator[int]:
         if len(head) < _TREE.size:
             raise NoLayoutError("no tree of a group")
         magic, kind, _, count, _, _ = _TREE.unpack_from(head)
+        file.count(1 + count)
         if magic == b"TREE" and kind == 0:
             table = file.at(address + _TREE.size, count * 16 + 8)
             left += [_number(table, 16 * one + 8) for one in range(count)]
@@ -207,7 +219,7 @@ def _span(messages: list[_Message]) -> Span | None:
     at, length = _number(layout, 2), _number(layout, 10)
     if at == _NOWHERE or not length:
         return None
-    kind = next((one.data for one in messages if one.kind == _DATATYPE), bytes(8))
+    kind = next((one.data for one in messages if one.kind == _DATATYPE), b"") + bytes(8)
     width = int.from_bytes(kind[4:8], "little") if kind[0] & 0x0F in _NUMBERS else 0
     return Span(at, length, width if width <= 8 else 0)
 
