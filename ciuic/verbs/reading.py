@@ -26,7 +26,8 @@ from ciuic.capture import (
     read_small,
     source_faults,
 )
-from ciuic.chunking import Chunker, FixedChunker, TensorChunker
+from ciuic.chunking import Chunker, ContentChunker, FixedChunker, TensorChunker, is_rewritten
+from ciuic.chunking.content import IS_COMPILED
 from ciuic.chunking.tensors import MAGIC_BYTES, layout
 from ciuic.clock import Clock
 from ciuic.errors import CancelledError, CorruptionError, SourceError, TornReadError, VanishedError
@@ -34,10 +35,10 @@ from ciuic.hashing import data_id
 from ciuic.model import FLUX, GONE_MODE, UNREADABLE, WHOLE, Entry
 from ciuic.scan import DirectoryHandle, read_xattrs, storable_ns
 from ciuic.store import Store
-from ciuic.store.header import TENSORS
+from ciuic.store.header import CONTENT, FIXED
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
-from ciuic.verbs.tracking import Gap, Kept, believed, respell
+from ciuic.verbs.tracking import Gap, Kept, believed, believed_whole, respell
 
 __all__ = ["ContentReader", "FluxSink", "Wanted"]
 
@@ -117,7 +118,7 @@ class ContentReader:
         self._believe = believe
         self._writer = writer
         self._fixed = FixedChunker(chunk_bytes)
-        self._cuts_tensors = store.header.chunking.kind == TENSORS
+        self._chunking = store.header.chunking
         self._trouble = trouble
         self._flux = flux
         self._cancelled = cancelled
@@ -299,7 +300,7 @@ class ContentReader:
         or in flux, and its bytes are right wherever they are cut.
         """
         size = opened.before.st_size
-        if not self._cuts_tensors or size <= self._small_bytes:
+        if self._chunking.kind == FIXED or size <= self._small_bytes:
             return self._fixed
 
         def read(offset: int, length: int) -> bytes:
@@ -309,9 +310,21 @@ class ContentReader:
                 self._count(length)
             return opened.peek(offset, length)
 
-        spans = layout(read, size)
-        opened.peeked()
-        return self._fixed if spans is None else TensorChunker(spans, self._chunk_bytes)
+        try:
+            spans = layout(read, size)
+            if spans is not None:
+                return TensorChunker(spans, self._chunk_bytes)
+            if self._chunking.kind != CONTENT or not IS_COMPILED or size <= self._chunk_bytes:
+                return self._fixed
+            return self._fixed if is_rewritten(opened.peek) else self._by_content()
+        finally:
+            opened.peeked()
+
+    def _by_content(self) -> Chunker:
+        """One for each file: it is not made for several threads."""
+        return ContentChunker(
+            self._chunk_bytes, self._chunking.average_bytes, self._chunking.least_bytes
+        )
 
     def _plan(
         self, opened: OpenFile, tracked: "_Tracked", chunker: Chunker
@@ -323,6 +336,9 @@ class ContentReader:
         return plan if self._store.index.known(list(wanted)) == wanted else None
 
     def _expected(self, opened: OpenFile, tracked: "_Tracked", chunker: Chunker) -> Iterator[Kept]:
+        if isinstance(chunker, ContentChunker):
+            size, places = opened.before.st_size, self._store.index.places
+            return believed_whole(tracked.pieces, tracked.changed, size, places=places)
         return believed(
             tracked.pieces,
             tracked.changed,
@@ -338,7 +354,7 @@ class ContentReader:
         gaps = [one for one in plan if isinstance(one, Gap)]
         kept = iter([one for one in plan if isinstance(one, Kept)])
         blocks = opened.scattered_blocks(_data_in(gaps, data), chunker.block_end)
-        self._add_chunks(spelling, self._cuts(blocks, chunker), kept)
+        self._add_chunks(spelling, chunker.chunks(self._counted(blocks)), kept)
         return spelling.finish(opened.before.st_size)
 
     def _add_chunks(
@@ -378,18 +394,15 @@ class ContentReader:
 
     def _chunks(self, opened: OpenFile, chunker: Chunker) -> Iterator[tuple[int, memoryview]]:
         for extent in opened.extents():
-            yield from self._cuts(opened.blocks(extent, chunker.block_end), chunker)
+            yield from chunker.chunks(self._counted(opened.blocks(extent, chunker.block_end)))
 
-    def _cuts(
-        self, blocks: Iterable[tuple[int, memoryview]], chunker: Chunker
+    def _counted(
+        self, blocks: Iterable[tuple[int, memoryview]]
     ) -> Iterator[tuple[int, memoryview]]:
         for offset, block in blocks:
             self._check_stopped()
             self._count(len(block))
-            at = offset
-            for view in chunker.cuts(offset, block):
-                yield at, view
-                at += len(view)
+            yield offset, block
 
     def _store_chunks(self, views: list[memoryview]) -> list[bytes]:
         names = [data_id(view) for view in views]
@@ -444,7 +457,7 @@ class _Spelling:
 
     def add_data(self, offset: int, length: int, name: bytes) -> None:
         self._add_hole(offset)
-        self._compare(offset, name)
+        self._compare(offset, length, name)
         self._is_fresh = True
         self._add(Piece(length, name))
 
@@ -453,11 +466,13 @@ class _Spelling:
         self._is_fresh = False  # it may be a slice: only a recipe can say so
         self._add(kept.piece)
 
-    def _compare(self, offset: int, name: bytes) -> None:
+    def _compare(self, offset: int, length: int, name: bytes) -> None:
         while self._expected_next is not None and self._expected_next.offset_bytes < offset:
             self._expected_next = next(self._expected, None)
         wanted = self._expected_next
         if wanted is None or wanted.offset_bytes != offset or wanted.piece.id == name:
+            return
+        if wanted.length_bytes != length:  # cut elsewhere, which is no change
             return
         if self.missed is None:
             self.missed = offset
