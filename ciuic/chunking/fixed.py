@@ -4,6 +4,7 @@ Data that is rewritten in place keeps its chunks; a hole in front of it changes 
 positions count in the file and not in the data.
 """
 
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 __all__ = ["FixedChunker"]
@@ -27,9 +28,11 @@ class FixedChunker:
         """The next multiple of a block: chunks that are longer are cut there too."""
         return offset_bytes - offset_bytes % block_bytes + block_bytes
 
-    def cuts(self, offset_bytes: int, block: memoryview) -> list[memoryview]:
-        """See ``Chunker``."""
+    def chunks(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+        """See ``Chunker``; a block is cut at its end."""
         size = self.size_bytes
-        first = size - offset_bytes % size
-        bounds = [0, *range(first, len(block), size), len(block)]
-        return [block[start:end] for start, end in pairwise(bounds)]
+        for offset, block in blocks:
+            first = size - offset % size
+            bounds = [0, *range(first, len(block), size), len(block)]
+            for start, end in pairwise(bounds):
+                yield offset + start, block[start:end]

@@ -17,7 +17,7 @@ Guarantees:
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -61,14 +61,16 @@ class TensorChunker:
         end = self.before(offset_bytes + block_bytes)
         return end if end > offset_bytes else self.after(offset_bytes)
 
-    def cuts(self, offset_bytes: int, block: memoryview) -> list[memoryview]:
-        """See ``Chunker``."""
-        end = offset_bytes + len(block)
-        bounds = [offset_bytes]
-        while (cut := self.after(bounds[-1])) < end:
-            bounds.append(cut)
-        bounds.append(end)
-        return [block[one - offset_bytes : other - offset_bytes] for one, other in pairwise(bounds)]
+    def chunks(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+        """See ``Chunker``; a block is cut at its end."""
+        for offset, block in blocks:
+            end = offset + len(block)
+            bounds = [offset]
+            while (cut := self.after(bounds[-1])) < end:
+                bounds.append(cut)
+            bounds.append(end)
+            for one, other in pairwise(bounds):
+                yield one, block[one - offset : other - offset]
 
 
 def _stretches(spans: Iterable[Span]) -> Iterable[tuple[int, int]]:

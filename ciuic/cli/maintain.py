@@ -14,35 +14,78 @@ from ciuic.units import format_bytes, format_duration, parse_size_bytes
 __all__ = ["completion", "init", "stats", "status"]
 
 
-@click.command()
+@click.command(short_help="Create the store; harmless when it is there.")
+@click.option(
+    "--chunking",
+    type=click.Choice(["content", "tensors", "fixed"]),
+    default="content",
+    show_default=True,
+    help="How files are cut.",
+)
 @click.option(
     "--chunk-size",
     default="1 MiB",
     show_default=True,
     metavar="SIZE",
-    help="Length at which files are cut, 4 KiB to 16 MiB; fixed for the life of the store.",
+    help="Length at which files are cut at the latest, 4 KiB to 16 MiB.",
+)
+@click.option(
+    "--chunk-average",
+    metavar="SIZE",
+    help="Of chunks cut by content, a power of two.  [default: half the chunk size]",
+)
+@click.option(
+    "--chunk-least",
+    metavar="SIZE",
+    help="None of these is shorter, a power of two.  [default: a quarter of the average]",
 )
 @json_option
 @click.pass_obj
-def init(session: Session, *, chunk_size: str, as_json: bool) -> None:
-    """Create the store; harmless when it is there."""
+def init(
+    session: Session,
+    *,
+    chunking: str,
+    chunk_size: str,
+    chunk_average: str | None,
+    chunk_least: str | None,
+    as_json: bool,
+) -> None:
+    """Create the store; harmless when it is there.
+
+    How files are cut holds for the life of the store. With 'content' tensors, databases and disk
+    images are cut at their places, and other files where their content says so: what is inserted
+    into one is all that is stored again. With 'tensors' all files but those of tensors are cut at
+    multiples of the chunk size, and with 'fixed' those too.
+    """
     from ciuic.clock import SystemClock
     from ciuic.store import create_store
 
-    try:
-        chunk_bytes = parse_size_bytes(chunk_size)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if not 4096 <= chunk_bytes <= 16 * 1024 * 1024:
-        raise UsageError(f"a chunk size of {chunk_size} is not between 4 KiB and 16 MiB")
+    if chunking != "content" and (chunk_average or chunk_least):
+        raise UsageError("--chunk-average and --chunk-least go with --chunking content")
     path = session.store_path()
-    created = create_store(path, SystemClock(), chunk_bytes=chunk_bytes)
+    created = create_store(
+        path,
+        SystemClock(),
+        chunk_bytes=_size(chunk_size),
+        chunking=chunking,
+        average_bytes=_size(chunk_average),
+        least_bytes=_size(chunk_least),
+    )
     if as_json:
         print_json({"store": path, "created": created})
     else:
         click.echo(
             f"{printable(path)}: {'store created' if created else 'the store is there already'}"
         )
+
+
+def _size(text: str | None) -> int:
+    if text is None:
+        return 0
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 @click.command(short_help="Show how many bytes the store holds, and of what.")

@@ -20,7 +20,17 @@ from typing import Final, NamedTuple
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import checksum
 
-__all__ = ["DELTA", "PLANES", "RAW", "ZSTD", "Reference", "decode", "encode", "encode_delta"]
+__all__ = [
+    "DELTA",
+    "PLANES",
+    "RAW",
+    "ZSTD",
+    "Reference",
+    "decode",
+    "encode",
+    "encode_delta",
+    "looks_like_numbers",
+]
 
 RAW: Final = 0
 ZSTD: Final = 1
@@ -33,6 +43,8 @@ _SAMPLE_PARTS: Final = 4
 _SAMPLE_PART_BYTES: Final = 2048
 _TEXT_RATIO: Final = 0.65
 """A sample that zstd shrinks below this is text, code, a log, or mostly zeros."""
+_NUMBERS_FRACTION: Final = 0.95
+"""Byte planes make this much of trained weights of any width, and never of noise."""
 _WORTH_FRACTION: Final = 1 / 64
 """Saving less than this is not worth decoding at every read."""
 
@@ -140,6 +152,16 @@ def decode(
     if decoder is None:
         raise UnknownFormatError(f"codec {codec} is not known to this version of ciuic")
     return decoder(stored, plain_bytes)
+
+
+def looks_like_numbers(samples: Sequence[bytes]) -> bool:
+    """Stretches of a file are neither text nor noise, but have the exponents of floats."""
+    sample = b"".join(samples)
+    from ciuic.codec import planes, zstd
+
+    if len(sample) < _SAMPLE_PARTS * _SAMPLE_PART_BYTES or zstd.probe(sample) < _TEXT_RATIO:
+        return False
+    return planes.probe(sample).fraction < _NUMBERS_FRACTION
 
 
 def _chosen(plain: bytes | memoryview) -> Encoded:

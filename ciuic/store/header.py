@@ -21,8 +21,10 @@ from ciuic.store.sealed import seal, unseal
 __all__ = [
     "ALLOW_SHARED",
     "CHUNK_BYTES_DEFAULT",
+    "CONTENT",
     "FIXED",
     "FORMAT",
+    "KINDS",
     "TENSORS",
     "Chunking",
     "Header",
@@ -33,10 +35,16 @@ __all__ = [
 FORMAT: Final = 1
 FIXED: Final = "fixed"
 TENSORS: Final = "tensors"
+CONTENT: Final = "content"
+KINDS: Final = (FIXED, TENSORS, CONTENT)
 KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
 CHUNK_BYTES_DEFAULT: Final = 1024 * 1024
 _CHUNK_BYTES_MIN: Final = 4096
 _CHUNK_BYTES_MAX: Final = 16 * 1024 * 1024
+_AVERAGE_BYTES_MIN: Final = 256
+_AVERAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+_LEAST_BYTES_MIN: Final = 64
+_LEAST_BYTES_MAX: Final = 1024 * 1024
 _HEADER_BYTES_MAX: Final = 1024 * 1024
 _STORE_ID: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -50,17 +58,55 @@ _NEW_HEADER: Final = (
 )
 
 
-class Chunking(msgspec.Struct, frozen=True):
+class Chunking(msgspec.Struct, frozen=True, omit_defaults=True):
     """How files are cut.
 
     Attributes:
-        kind: ``FIXED``, at every multiple of ``size_bytes``; or ``TENSORS``, files of tensors at
-            their tensors' ends and all others likewise: ``ciuic.chunking``.
+        kind: ``FIXED``, at every multiple of ``size_bytes``; ``TENSORS``, files of tensors at
+            their tensors' ends and all others likewise; or ``CONTENT``, these others by their
+            content, unless programs write into their middle: ``ciuic.chunking``.
         size_bytes: No chunk is longer.
+        average_bytes: Of what is cut by content, a power of two; 0: nothing is.
+        least_bytes: Likewise: none is shorter.
     """
 
     kind: str
     size_bytes: int
+    average_bytes: int = 0
+    least_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls, kind: str, size_bytes: int, average_bytes: int = 0, least_bytes: int = 0
+    ) -> "Chunking":
+        """With what a store gets if nothing is said: half, and a quarter of that."""
+        if kind != CONTENT:
+            return cls(kind, size_bytes, average_bytes, least_bytes)
+        average = average_bytes or min(_power_below(size_bytes) // 2, _AVERAGE_BYTES_MAX)
+        least = least_bytes or min(_power_below(average) // 4, _LEAST_BYTES_MAX)
+        return cls(kind, size_bytes, average, least)
+
+    @property
+    def problem(self) -> str:
+        """What a store can't be cut by; empty: it can."""
+        if self.kind not in KINDS:
+            return f"chunking '{self.kind}' is not known"
+        if not _CHUNK_BYTES_MIN <= self.size_bytes <= _CHUNK_BYTES_MAX:
+            return f"a chunk size of {self.size_bytes} bytes is not between 4 KiB and 16 MiB"
+        if self.kind != CONTENT:
+            return ""
+        average, least = self.average_bytes, self.least_bytes
+        if not _AVERAGE_BYTES_MIN <= average <= _AVERAGE_BYTES_MAX or average.bit_count() != 1:
+            return f"an average of {average} bytes is no power of two between 256 B and 4 MiB"
+        if not _LEAST_BYTES_MIN <= least <= _LEAST_BYTES_MAX or least.bit_count() != 1:
+            return f"a least length of {least} bytes is no power of two between 64 B and 1 MiB"
+        if not least <= average <= self.size_bytes:
+            return f"least length {least}, average {average}, longest {self.size_bytes} don't rise"
+        return ""
+
+
+def _power_below(number: int) -> int:
+    return 1 << max(0, number.bit_length() - 1)
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -119,12 +165,9 @@ def read_header(store_path: str) -> Header:
         raise CorruptionError(f"{path}: {error.message}", hint=_NEW_HEADER) from error
     if _STORE_ID.fullmatch(header.store_id) is None:
         raise CorruptionError(f"{path}: {header.store_id!r} is not a store's ID", hint=_NEW_HEADER)
-    cut = header.chunking
-    if (
-        cut.kind not in {FIXED, TENSORS}
-        or not _CHUNK_BYTES_MIN <= cut.size_bytes <= _CHUNK_BYTES_MAX
-    ):
-        raise UnknownFormatError(f"{path}: chunking '{cut.kind}', {cut.size_bytes} is not known")
+    problem = header.chunking.problem
+    if problem:
+        raise UnknownFormatError(f"{path}: {problem}")
     return header
 
 

@@ -14,6 +14,7 @@ from ciuic.errors import (
     SnapshotNotFoundError,
     StoreError,
     UnknownFormatError,
+    UsageError,
 )
 from ciuic.model import SnapshotSummary
 from ciuic.store import layout
@@ -21,8 +22,8 @@ from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_regular
 from ciuic.store.header import (
     CHUNK_BYTES_DEFAULT,
+    CONTENT,
     FORMAT,
-    TENSORS,
     Chunking,
     Header,
     read_header,
@@ -52,16 +53,26 @@ _ID_DIGITS: Final = 6
 
 
 def create_store(
-    path: str, clock: Clock, *, chunk_bytes: int = CHUNK_BYTES_DEFAULT, chunking: str = TENSORS
+    path: str,
+    clock: Clock,
+    *,
+    chunk_bytes: int = CHUNK_BYTES_DEFAULT,
+    chunking: str = CONTENT,
+    average_bytes: int = 0,
+    least_bytes: int = 0,
 ) -> bool:
     """Make a store at ``path`` if there is none; returns whether it was made now.
 
     The header is written last, so that a store that was cut short while it was made is known
-    as such, and finished by the next call.
+    as such, and finished by the next call. Lengths that are 0 follow from ``chunk_bytes``.
 
     Raises:
+        UsageError: No store can be cut so.
         StoreError: It can't be made; or ``path`` is something else that is not empty.
     """
+    cut = Chunking.of(chunking, chunk_bytes, average_bytes, least_bytes)
+    if cut.problem:
+        raise UsageError(cut.problem)
     if os.path.lexists(os.path.join(path, layout.HEADER)):
         read_header(path)
         return False
@@ -86,7 +97,7 @@ def create_store(
             required=[],
             store_id=os.urandom(16).hex(),
             created=rfc3339(clock.now_ns()),
-            chunking=Chunking(chunking, chunk_bytes),
+            chunking=cut,
         )
         durable.write_whole(
             os.path.join(path, layout.HEADER),

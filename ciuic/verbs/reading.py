@@ -26,19 +26,21 @@ from ciuic.capture import (
     read_small,
     source_faults,
 )
-from ciuic.chunking import Chunker, FixedChunker, TensorChunker
+from ciuic.chunking import Chunker, ContentChunker, FixedChunker, TensorChunker, is_rewritten
+from ciuic.chunking.content import IS_COMPILED
 from ciuic.chunking.tensors import MAGIC_BYTES, Span, layout
 from ciuic.clock import Clock
+from ciuic.codec import looks_like_numbers
 from ciuic.errors import CancelledError, CorruptionError, SourceError, TornReadError, VanishedError
 from ciuic.hashing import data_id
 from ciuic.model import FLUX, GONE_MODE, UNREADABLE, WHOLE, Entry
 from ciuic.scan import DirectoryHandle, read_xattrs, storable_ns
 from ciuic.store import Store
-from ciuic.store.header import TENSORS
+from ciuic.store.header import CONTENT, FIXED
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
 from ciuic.verbs.earlier import EarlierChunks
-from ciuic.verbs.tracking import Gap, Kept, believed, respell
+from ciuic.verbs.tracking import Gap, Kept, believed, believed_whole, respell
 
 __all__ = ["ContentReader", "FluxSink", "Wanted"]
 
@@ -47,6 +49,8 @@ _READERS: Final = 2
 _WORKERS_MAX: Final = 8
 _IN_FLIGHT_BYTES: Final = 48 * 1024 * 1024
 _TASK_BYTES: Final = 256 * 1024
+_LOOKS: Final = 4
+_LOOK_BYTES: Final = 2048
 _TASK_CHUNKS: Final = 64
 """Chunks are stored so many at a time: the crumbs of a scattered change are 4 KiB each."""
 
@@ -120,7 +124,7 @@ class ContentReader:
         self._believe = believe
         self._writer = writer
         self._fixed = FixedChunker(chunk_bytes)
-        self._cuts_tensors = store.header.chunking.kind == TENSORS
+        self._chunking = store.header.chunking
         self._trouble = trouble
         self._flux = flux
         self._cancelled = cancelled
@@ -283,14 +287,12 @@ class ContentReader:
         """Store a file's data once through; returns content, level and the length found."""
         if tracked is not None and self._believe:
             # Where nothing has changed nothing is cut, and no header needs to be read.
-            spans = self._spans(opened) if tracked.changed else None
-            chunker = self._chunker(spans)
+            chunker, spans = self._cutting(opened) if tracked.changed else (self._fixed, None)
             plan = self._plan(opened, tracked, chunker)
             if plan is not None:
                 earlier = self._earlier(file, spans) if tracked.changed else None
                 return self._spell_plan(opened, plan, tracked.data, chunker, earlier)
-        spans = self._spans(opened)
-        chunker = self._chunker(spans)
+        chunker, spans = self._cutting(opened)
         spelling = _Spelling(self._writer)
         if tracked is not None:
             spelling = _Spelling(self._writer, self._expected(opened, tracked, chunker))
@@ -306,18 +308,15 @@ class ContentReader:
             return None
         return EarlierChunks(self._store.reader, file.earlier, spans)
 
-    def _chunker(self, spans: tuple[Span, ...] | None) -> Chunker:
-        return self._fixed if spans is None else TensorChunker(spans, self._chunk_bytes)
-
-    def _spans(self, opened: OpenFile) -> tuple[Span, ...] | None:
-        """The tensors of this file, by its headers as they are now, if it is to be cut at them.
+    def _cutting(self, opened: OpenFile) -> tuple[Chunker, tuple[Span, ...] | None]:
+        """Where this file is cut, and its tensors if it is cut at them, by its headers now.
 
         A file that is written to meanwhile may have others a moment later: it is then read again,
         or in flux, and its bytes are right wherever they are cut.
         """
         size = opened.before.st_size
-        if not self._cuts_tensors or size <= self._small_bytes:
-            return None
+        if self._chunking.kind == FIXED or size <= self._small_bytes:
+            return self._fixed, None
 
         def read(offset: int, length: int) -> bytes:
             self._check_stopped()
@@ -326,9 +325,23 @@ class ContentReader:
                 self._count(length)
             return opened.peek(offset, length)
 
-        spans = layout(read, size)
-        opened.peeked()
-        return spans
+        try:
+            spans = layout(read, size)
+            if spans is not None:
+                return TensorChunker(spans, self._chunk_bytes), spans
+            if self._chunking.kind != CONTENT or not IS_COMPILED or size <= self._chunk_bytes:
+                return self._fixed, None
+            if is_rewritten(opened.peek) or _holds_numbers(opened.peek, size):
+                return self._fixed, None
+            return self._by_content(), None
+        finally:
+            opened.peeked()
+
+    def _by_content(self) -> Chunker:
+        """One for each file: it is not made for several threads."""
+        return ContentChunker(
+            self._chunk_bytes, self._chunking.average_bytes, self._chunking.least_bytes
+        )
 
     def _plan(
         self, opened: OpenFile, tracked: "_Tracked", chunker: Chunker
@@ -340,6 +353,9 @@ class ContentReader:
         return plan if self._store.index.known(list(wanted)) == wanted else None
 
     def _expected(self, opened: OpenFile, tracked: "_Tracked", chunker: Chunker) -> Iterator[Kept]:
+        if isinstance(chunker, ContentChunker):
+            size, places = opened.before.st_size, self._store.index.places
+            return believed_whole(tracked.pieces, tracked.changed, size, places=places)
         return believed(
             tracked.pieces,
             tracked.changed,
@@ -360,7 +376,8 @@ class ContentReader:
         gaps = [one for one in plan if isinstance(one, Gap)]
         kept = iter([one for one in plan if isinstance(one, Kept)])
         blocks = opened.scattered_blocks(_data_in(gaps, data), chunker.block_end)
-        self._add_chunks(spelling, self._cuts(blocks, chunker), kept, earlier)
+        chunks = chunker.chunks(self._counted(blocks))
+        self._add_chunks(spelling, chunks, kept, earlier)
         return spelling.finish(opened.before.st_size)
 
     def _add_chunks(
@@ -403,18 +420,15 @@ class ContentReader:
 
     def _chunks(self, opened: OpenFile, chunker: Chunker) -> Iterator[tuple[int, memoryview]]:
         for extent in opened.extents():
-            yield from self._cuts(opened.blocks(extent, chunker.block_end), chunker)
+            yield from chunker.chunks(self._counted(opened.blocks(extent, chunker.block_end)))
 
-    def _cuts(
-        self, blocks: Iterable[tuple[int, memoryview]], chunker: Chunker
+    def _counted(
+        self, blocks: Iterable[tuple[int, memoryview]]
     ) -> Iterator[tuple[int, memoryview]]:
         for offset, block in blocks:
             self._check_stopped()
             self._count(len(block))
-            at = offset
-            for view in chunker.cuts(offset, block):
-                yield at, view
-                at += len(view)
+            yield offset, block
 
     def _store_chunks(self, batch: "_Batch") -> list[bytes]:
         names = [data_id(view) for view in batch.views]
@@ -470,7 +484,7 @@ class _Spelling:
 
     def add_data(self, offset: int, length: int, name: bytes) -> None:
         self._add_hole(offset)
-        self._compare(offset, name)
+        self._compare(offset, length, name)
         self._is_fresh = True
         self._add(Piece(length, name))
 
@@ -479,11 +493,13 @@ class _Spelling:
         self._is_fresh = False  # it may be a slice: only a recipe can say so
         self._add(kept.piece)
 
-    def _compare(self, offset: int, name: bytes) -> None:
+    def _compare(self, offset: int, length: int, name: bytes) -> None:
         while self._expected_next is not None and self._expected_next.offset_bytes < offset:
             self._expected_next = next(self._expected, None)
         wanted = self._expected_next
         if wanted is None or wanted.offset_bytes != offset or wanted.piece.id == name:
+            return
+        if wanted.length_bytes != length:  # cut elsewhere, which is no change
             return
         if self.missed is None:
             self.missed = offset
@@ -547,6 +563,15 @@ class _Batch:
             else:
                 view, name = next(stored)
                 spelling.add_data(item, len(view), name)
+
+
+def _holds_numbers(read: Callable[[int, int], bytes], size_bytes: int) -> bool:
+    """A file without a header that is known is an array of numbers all the same.
+
+    Those are written over in place: cut at the same places, they are found to have moved a little.
+    """
+    step = size_bytes // (_LOOKS + 1) // 8 * 8
+    return looks_like_numbers([read(step * at, _LOOK_BYTES) for at in range(1, _LOOKS + 1)])
 
 
 def _data_in(gaps: list[Gap], data: list[Range]) -> Iterator[Extent]:

@@ -5,20 +5,25 @@ What did not change is taken over: whole pieces, and slices of those that change
 read as a whole, which bounds the recipe and what a restore has to gather.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from ciuic.capture import Range
 from ciuic.chunking import Chunker
+from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import Piece
 
-__all__ = ["Gap", "Kept", "believed", "respell"]
+__all__ = ["Gap", "Kept", "believed", "believed_whole", "respell"]
 
 ITEMS_MAX: Final = 64
 """So many items spell one region of a chunk's length: ten generations of 1 % of all blocks changed
 at random (decision 0008)."""
 _KEPT_MIN: Final = 0.25
 """A region of which less than this is left is read as a whole: its old chunks may then go."""
+
+
+_BATCH: Final = 500
 
 
 class Kept(NamedTuple):
@@ -76,6 +81,34 @@ def believed(
         if isinstance(one, Kept) and one.piece.id and one.length_bytes == chunk_bytes:
             start = one.offset_bytes
             if chunker.before(start) == start and chunker.after(start) == start + chunk_bytes:
+                yield one
+
+
+def believed_whole(
+    pieces: Iterable[Piece],
+    changed: Sequence[Range],
+    new_size: int,
+    *,
+    places: Callable[[Sequence[bytes]], Mapping[bytes, ChunkPlace]],
+) -> Iterator[Kept]:
+    """The same for a file that is cut by its content: the pieces that are whole chunks.
+
+    A full read finds each of them again if it cuts there, which it need not behind a stretch that
+    was once read alone.
+
+    Args:
+        pieces: The old recipe, in order.
+        changed: Ranges of the new file that may differ, in order.
+        new_size: Length of the new file in bytes.
+        places: Tells how long chunks are: a piece that is shorter is a slice.
+    """
+    kept = (one for one in _segments(pieces, changed, new_size) if isinstance(one, Kept))
+    whole = (one for one in kept if one.piece.id and not one.piece.start_bytes)
+    while batch := list(islice(whole, _BATCH)):
+        known = places([one.piece.id for one in batch])
+        for one in batch:
+            place = known.get(one.piece.id)
+            if place is not None and place.length_bytes == one.length_bytes:
                 yield one
 
 

@@ -14,6 +14,7 @@ import pytest
 from ciuic.capture.frozen import give_up
 from ciuic.model import FLUX, TakeReport
 from ciuic.store import open_store
+from ciuic.store.header import CONTENT, TENSORS
 from ciuic.store.nodes import iter_pieces
 from ciuic.verbs.browse import read_file
 from tests.filesystems.test_extents import BLOCK, MIB, Worked, set_nocow
@@ -33,10 +34,10 @@ def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         yield made
 
 
-def box_on(place: Disk, *, chunk_bytes: int = MIB) -> Box:
+def box_on(place: Disk, *, chunk_bytes: int = MIB, chunking: str = TENSORS) -> Box:
     home = place.path / "home"
     home.mkdir()
-    return Box(home, chunk_bytes=chunk_bytes)
+    return Box(home, chunk_bytes=chunk_bytes, chunking=chunking)
 
 
 class Worker:
@@ -137,19 +138,19 @@ def slices(box: Box) -> int:
         )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "chunking"), [(0, TENSORS), (1, CONTENT)])
 @pytest.mark.parametrize(
     "how", ["xfs", "xfs of small blocks", "btrfs", "btrfs zstd", "btrfs nocow"]
 )
 def test_whatever_is_done_to_files_their_snapshots_have_every_byte(
-    tmp_path: Path, how: str, seed: int
+    tmp_path: Path, how: str, seed: int, chunking: str
 ) -> None:
     kind, _, option = how.partition(" ")
     mkfs = ("-b", "size=1024") if option == "of small blocks" else ()
     with disk(kind, tmp_path, mkfs=mkfs) as place:
         if option == "zstd":
             place.remount("compress-force=zstd")
-        box = box_on(place, chunk_bytes=CHUNK_BYTES)
+        box = box_on(place, chunk_bytes=CHUNK_BYTES, chunking=chunking)
         if option == "nocow":
             fd = os.open(box.source, os.O_RDONLY)
             set_nocow(fd)

@@ -10,13 +10,15 @@ import pytest
 
 from ciuic import codec
 from ciuic.catalog import list_snapshots
+from ciuic.chunking import ContentChunker
+from ciuic.chunking.rewritten import MAGICS, is_rewritten
 from ciuic.clock import SystemClock, rfc3339
 from ciuic.codec import delta, planes
 from ciuic.hashing import checksum, data_id, node_id, pack_id
 from ciuic.model import Entry
 from ciuic.store import layout, nodes, open_store
 from ciuic.store.frame import DATA, RECIPE, TREE, check_chunk, decode_frame, parse_header
-from ciuic.store.header import Header, read_header
+from ciuic.store.header import Chunking, Header, read_header
 from ciuic.store.manifest import _escaped, _unescaped, decode_manifest, encode_manifest
 from ciuic.store.pack import encode_footer, read_footer, walk_frames
 from ciuic.store.sealed import seal, unseal
@@ -82,6 +84,30 @@ def test_paths(row):
     assert _escaped(data) == text
     assert _unescaped(text) == data
     assert reader.unescape_path(text) == data
+
+
+def test_the_header_of_a_store_that_cuts_by_content(tmp_path):
+    data = block("json", "content-header").encode()
+    (tmp_path / layout.HEADER).write_bytes(data)
+    header = read_header(str(tmp_path))
+    assert header.encode() == data
+    assert header.chunking == Chunking.of("content", 1024 * 1024)
+
+
+def test_cuts_by_content():
+    lines = [b'{"step": %d, "loss": %d}\n' % (one, one**3 % 997) for one in range(2000)]
+    chunks = ContentChunker(16_384, 4096, 1024).chunks([(0, memoryview(b"".join(lines)))])
+    assert [len(chunk) for _, chunk in chunks] == [
+        int(one) for one in block("text", "content-cuts").split()
+    ]
+
+
+def test_what_is_rewritten_in_place():
+    listed = {(int(at), bytes.fromhex(magic)) for at, magic, _ in rows("rewritten")}
+    assert listed == {*MAGICS}
+    for at, magic in listed:
+        data = bytes(at) + magic + bytes(70_000)
+        assert is_rewritten(lambda start, length, data=data: data[start : start + length])
 
 
 def test_the_header(store):

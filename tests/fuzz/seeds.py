@@ -95,8 +95,8 @@ def _manifest(path: bytes = b"/root\xff") -> bytes:
     return _document(manifest.encode_manifest(made))
 
 
-def _header() -> bytes:
-    return _document(header.Header(1, [], "0" * 32, "", header.Chunking("fixed", 4096)).encode())
+def _header(chunking: header.Chunking) -> bytes:
+    return _document(header.Header(1, [], "0" * 32, "", chunking).encode())
 
 
 def _trash() -> list[bytes]:
@@ -197,6 +197,7 @@ def _tensors() -> list[bytes]:
         return ZEROS + len(zeros[0]).to_bytes(3, "little")
 
     names = ("state.pt", "part.distcp", "state.npz", "state.safetensors", "state.gguf")
+    names += ("state.h5", "state.latest.h5")
     found = [re.sub(rb"\0{500,}", shorter, saved(name)) for name in names]
     return [*found, npy(bytes(200))]
 
@@ -243,7 +244,10 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "footer": _footers,
     "frame": _frames,
     "frozen": _records,
-    "header": lambda: [_header()],
+    "header": lambda: [
+        _header(header.Chunking("fixed", 4096)),
+        _header(header.Chunking.of("content", 4096)),
+    ],
     "manifest": lambda: [_manifest(), _manifest(b"relative")],
     "parity": _parities,
     "delta": _deltas,

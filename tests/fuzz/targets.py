@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ciuic import catalog, codec, config, control
 from ciuic.capture import frozen
-from ciuic.chunking import tensors
+from ciuic.chunking import ContentChunker, tensors
 from ciuic.chunking.tensors import pickled, zipped
 from ciuic.chunking.tensors.described import WIDTHS, described
 from ciuic.clock import from_local_text
@@ -299,7 +299,11 @@ def fuzz_header(data: bytes) -> None:
     for one in (data, seal(data)):
         path = scratch(layout.HEADER, one)
         found = call(header.read_header, os.path.dirname(path))
-        assert found is None or 4096 <= found.chunking.size_bytes <= 16 * 1024 * 1024
+        if found is not None:
+            cut = found.chunking
+            assert 4096 <= cut.size_bytes <= 16 * 1024 * 1024
+            if cut.kind == header.CONTENT:
+                ContentChunker(cut.size_bytes, cut.average_bytes, cut.least_bytes)
 
 
 def fuzz_trash(data: bytes) -> None:

@@ -9,6 +9,7 @@ from ciuic.catalog import find_snapshot, list_snapshots
 from ciuic.clock import Clock
 from ciuic.model import Entry, RestoreReport, SnapshotSummary, TakeReport, VerifyReport
 from ciuic.store import create_store, open_store
+from ciuic.store.header import TENSORS
 from ciuic.verbs.browse import Located, read_file, root_entry, walk
 from ciuic.verbs.restore import RestoreRequest, restore
 from ciuic.verbs.take import TakeRequest, take_snapshot
@@ -33,7 +34,8 @@ class Box:
         store: The store's directory.
         config: A configuration that names both.
         parity: The share of a pack that its parity takes. None unless a test asks for it: damage
-            is to hurt.
+            is to hurt. Likewise files are cut at known places, not by their content as a store is
+            that ``ciuic init`` makes: who damages a chunk must know where it lies.
         chain_cost: What a chunk may cost to read as a delta.
     """
 
@@ -41,7 +43,12 @@ class Box:
     chain_cost = 2.0
 
     def __init__(
-        self, directory: Path, *, chunk_bytes: int = 1024 * 1024, parity: float = 0.0
+        self,
+        directory: Path,
+        *,
+        chunk_bytes: int = 1024 * 1024,
+        parity: float = 0.0,
+        chunking: str = TENSORS,
     ) -> None:
         self.parity = parity
         self.directory = directory
@@ -50,7 +57,7 @@ class Box:
         self.config = directory / "ciuic.conf"
         self.source.mkdir()
         self.clock = ManualClock()
-        create_store(str(self.store), self.clock, chunk_bytes=chunk_bytes)
+        create_store(str(self.store), self.clock, chunk_bytes=chunk_bytes, chunking=chunking)
         self.configure()
 
     def configure(self, *roots: Path, exclude: str = "") -> None:

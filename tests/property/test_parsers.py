@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ciuic import codec
+from ciuic.chunking import ContentChunker
 from ciuic.codec import planes
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import checksum, data_id, node_id, pack_id
@@ -466,6 +467,7 @@ MANIFEST = manifest.Manifest(
     (Trouble(b"/root\xff/a\\x", "in flux"), Trouble(b"/s", "is a socket", harmless=True)),
 )
 HEADER = header.Header(1, [], "00", "now", header.Chunking("fixed", 4096))
+CUT_BY_CONTENT = header.Header(1, [], "0" * 32, "now", header.Chunking.of("content", 4096))
 
 
 def seal_text(text):
@@ -559,6 +561,7 @@ def test_any_text_as_a_path(text):
     st.binary(max_size=200)
     | mutations(HEADER.encode())
     | changed_documents(HEADER.encode())
+    | changed_documents(CUT_BY_CONTENT.encode())
     | st.binary(max_size=40).map(lambda data: seal_text(b'{"format": 1, "' + data + b'": 1,'))
 )
 def test_any_header(tmp_path_factory, data):
@@ -569,7 +572,10 @@ def test_any_header(tmp_path_factory, data):
     if found is not None:
         assert found.format == 1
         assert found.required == []
-        assert 4096 <= found.chunking.size_bytes <= 16 * 1024 * 1024
+        cut = found.chunking
+        assert 4096 <= cut.size_bytes <= 16 * 1024 * 1024
+        if cut.kind == header.CONTENT:
+            ContentChunker(cut.size_bytes, cut.average_bytes, cut.least_bytes)
 
 
 @given(st.text(max_size=80))

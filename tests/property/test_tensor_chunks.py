@@ -12,6 +12,7 @@ from tests.kit.tensors import npy, safetensors, saved, torch_zip
 
 SIZE_BYTES = st.sampled_from([4096, 64 * 1024, 1024 * 1024])
 FILES = [saved(name) for name in ("state.pt", "part.distcp", "state.npz", "state.gguf")]
+FILES += [saved("state.h5"), saved("state.latest.h5")]
 FILES += [saved("state.safetensors"), npy(bytes(100)), torch_zip([bytes(10)] * 3)]
 FILES += [safetensors({"a": b"1" * 9, "b": b"2"})]
 
@@ -52,8 +53,9 @@ def test_cuts_are_the_same_however_a_file_is_read(
     while at < end:
         until = min(chunker.block_end(at, block_bytes), end)
         assert at < until <= at + max(block_bytes, size_bytes)
-        for view in chunker.cuts(at, content[at:until]):
-            found.append(found[-1] + len(view))
+        for offset, view in chunker.chunks([(at, content[at:until])]):
+            assert offset == found[-1]
+            found.append(offset + len(view))
         at = until
     assert found == cuts
 

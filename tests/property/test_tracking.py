@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from ciuic.capture import Range
 from ciuic.chunking import Chunker, FixedChunker
 from ciuic.hashing import data_id
+from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import Piece
-from ciuic.verbs.tracking import ITEMS_MAX, Gap, Kept, believed, respell
+from ciuic.verbs.tracking import ITEMS_MAX, Gap, Kept, believed, believed_whole, respell
 
 LEFT_MIN = 0.25
 """Less than this of a region is not worth keeping: ciuic/verbs/tracking.py says why."""
@@ -44,12 +45,12 @@ class Chunks:
     """What a store would hold."""
 
     def __init__(self) -> None:
-        self._data: dict[bytes, bytes] = {}
+        self.data: dict[bytes, bytes] = {}
 
     def add(self, data: bytes) -> bytes:
         """A chunk's ID."""
         name = data_id(data)
-        self._data[name] = data
+        self.data[name] = data
         return name
 
     def cut(self, piece: Piece) -> bytes:
@@ -57,7 +58,7 @@ class Chunks:
         if not piece.id:
             assert piece.start_bytes == 0
             return bytes(piece.length_bytes)
-        data = self._data[piece.id][piece.start_bytes :][: piece.length_bytes]
+        data = self.data[piece.id][piece.start_bytes :][: piece.length_bytes]
         assert len(data) == piece.length_bytes
         return data
 
@@ -211,6 +212,28 @@ def test_what_is_believed_is_what_a_full_read_finds(data: st.DataObject, chunk_b
         assert chunker.before(one.offset_bytes) == one.offset_bytes
         assert chunker.after(one.offset_bytes) == one.offset_bytes + chunk_bytes
         assert one.piece.id == data_id(new[one.offset_bytes :][:chunk_bytes])
+
+
+@given(st.data(), CHUNK_BYTES)
+def test_what_is_believed_of_a_file_cut_by_content_is_whole_chunks_that_are_there(
+    data: st.DataObject, chunk_bytes: int
+) -> None:
+    chunks = Chunks()
+    pieces = data.draw(recipes(chunks, chunk_bytes))
+    old = chunks.whole(pieces)
+    new_size, changed = data.draw(changes(len(old)))
+    new = changed_bytes(old, new_size, changed)
+
+    def places(ids: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
+        return {one: ChunkPlace(b"", 0, 0, 0, len(chunks.data[one]), 1) for one in ids}
+
+    found = list(believed_whole(pieces, changed, new_size, places=places))
+
+    for one in found:
+        assert one.piece.id == data_id(new[one.offset_bytes :][: one.length_bytes])
+    whole = [one for one in pieces if one.id and len(chunks.data[one.id]) == one.length_bytes]
+    if not changed and new_size == len(old):
+        assert [one.piece for one in found] == whole
 
 
 @given(st.data(), CHUNK_BYTES, st.integers(1, 12))

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
-from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.chunking import ContentChunker
+from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UsageError
 from ciuic.store import create_store, layout
 from ciuic.store.header import Chunking, Header, read_header
 from ciuic.store.sealed import seal
 from tests.kit.clock import ManualClock
 
+KIB = 1024
 HEADER = Header(1, [], "ab" * 16, "2026-06-15T14:30:00+00:00", Chunking("fixed", 65_536))
 
 
@@ -36,9 +38,49 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
     for name in ("one", "two"):
         assert create_store(str(tmp_path / name), ManualClock(0), chunk_bytes=4096)
         header = read_header(str(tmp_path / name))
-        assert (header.created[:4], header.chunking) == ("1970", Chunking("tensors", 4096))
+        assert (header.created[:4], header.chunking) == (
+            "1970",
+            Chunking("content", 4096, 2048, 512),
+        )
         ids.add(header.store_id)
     assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "average_bytes", "least_bytes"),
+    [
+        (4096, 2048, 512),
+        (5000, 2048, 512),
+        (1024 * KIB, 512 * KIB, 128 * KIB),
+        (1000 * 1000, 256 * KIB, 64 * KIB),
+        (16 * 1024 * KIB, 4096 * KIB, 1024 * KIB),
+    ],
+)
+def test_lengths_that_nobody_asks_for_follow_from_the_longest(
+    tmp_path, size_bytes, average_bytes, least_bytes
+):
+    path = str(tmp_path / "store")
+    create_store(path, ManualClock(0), chunk_bytes=size_bytes)
+    found = read_header(path).chunking
+    assert found == Chunking("content", size_bytes, average_bytes, least_bytes)
+    assert ContentChunker(found.size_bytes, found.average_bytes, found.least_bytes)
+
+
+def test_lengths_that_are_asked_for_are_recorded_and_others_are_not(tmp_path):
+    lengths = {"chunk_bytes": 65_536, "average_bytes": 8192, "least_bytes": 8192}
+    create_store(str(tmp_path / "one"), ManualClock(0), **lengths)
+    assert read_header(str(tmp_path / "one")).chunking == Chunking("content", 65_536, 8192, 8192)
+    with pytest.raises(UsageError, match="don't rise"):
+        create_store(str(tmp_path / "two"), ManualClock(0), **lengths | {"least_bytes": 16_384})
+    assert not (tmp_path / "two").exists()
+    create_store(str(tmp_path / "three"), ManualClock(0), chunking="tensors")
+    document = json.loads((tmp_path / "three" / layout.HEADER).read_bytes())
+    assert document["chunking"] == {"kind": "tensors", "size_bytes": 1024 * KIB}
+
+
+def content(size_bytes, average_bytes, least_bytes):
+    chunking = {"kind": "content", "size_bytes": size_bytes}
+    return {"chunking": chunking | {"average_bytes": average_bytes, "least_bytes": least_bytes}}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +89,18 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
         ({"format": 2}, "format 2"),
         ({"format": 0}, "format 0"),
         ({"required": ["keyed-ids"]}, "keyed-ids"),
-        ({"chunking": {"kind": "content", "size_bytes": 65_536}}, "content"),
+        ({"chunking": {"kind": "of the future", "size_bytes": 65_536}}, "of the future"),
+        ({"chunking": {"kind": "content", "size_bytes": 65_536}}, "an average of 0 bytes"),
+        (content(65_536, 3000, 512), "an average of 3000 bytes"),
+        (content(65_536, 128, 64), "an average of 128 bytes"),
+        (content(2**24, 2**23, 512), "an average of 8388608 bytes"),
+        (content(65_536, -4096, 512), "an average of -4096 bytes"),
+        (content(65_536, 4096, 65), "a least length of 65 bytes"),
+        (content(65_536, 4096, 32), "a least length of 32 bytes"),
+        (content(2**24, 2**22, 2**21), "a least length of 2097152 bytes"),
+        (content(65_536, 2**17, 512), "don't rise"),
+        (content(65_536, 4096, 8192), "don't rise"),
+        (content(2**25, 4096, 512), str(2**25)),
         ({"chunking": {"kind": "fixed", "size_bytes": 4095}}, "4095"),
         ({"chunking": {"kind": "fixed", "size_bytes": 2**25}}, str(2**25)),
     ],

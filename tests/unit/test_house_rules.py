@@ -62,6 +62,7 @@ HOMES = {
     "sqlite3": ("ciuic/store/index.py", "ciuic/store/store.py"),
     "msgspec": ("ciuic/model.py", "ciuic/store/", "ciuic/catalog.py", "ciuic/chunking/tensors/"),
     "numpy": ("ciuic/codec", "ciuic/chunking/", "ciuic/training/"),
+    "pyfastcdc": ("ciuic/chunking/content.py",),
     "pyeclib": ("ciuic/store/galois.py",),
     "torch": ("ciuic/training/",),
 }

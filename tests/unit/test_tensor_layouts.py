@@ -14,8 +14,10 @@ from ciuic.chunking.tensors import (
     NAME_BYTES_MAX,
     SPANS_MAX,
     Span,
+    hdf5,
     layout,
 )
+from ciuic.chunking.tensors.headers import Headers, NoLayoutError
 from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
 
 KIB = 1024
@@ -54,6 +56,7 @@ def large(data: bytes) -> list[bytes]:
 
 
 SAVED = {"state.pt": 0, "part.distcp": 0, "state.npz": 2, "state.safetensors": 2, "state.gguf": 2}
+SAVED |= {"state.h5": 2, "state.latest.h5": 2}
 """And the width of the narrower one's elements, where the file tells."""
 
 
@@ -74,6 +77,82 @@ def test_a_file_that_is_cut_short_is_nothing_or_still_in_order(name):
     for end in sorted(ends):
         spans_of(data[:end])
     assert spans_of(data[: len(W)]) is None or name == "state.gguf"
+
+
+def test_what_keras_writes_is_read():
+    data = saved("state.keras")
+    found = spans_of(data)
+    assert sorted(one.length_bytes for one in found) == [4 * 150, 4 * 300, len(W), 4 * 150 * 300]
+    assert W in large(data)
+    assert {one.width_bytes for one in found} == {4}
+
+
+def keras(weights: bytes, **members: bytes) -> bytes:
+    """What Keras saves, as far as its layout goes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in ({"metadata.json": b"{}", "config.json": b"{}"} | members).items():
+            archive.writestr(name, data)
+        archive.writestr("model.weights.h5", weights)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["state.h5", "state.latest.h5"])
+def test_what_hdf5_holds_is_found_in_an_archive_of_keras(name):
+    within = saved(name)
+    for more in ({}, {"assets": bytes(100_000)}):
+        data = keras(within, **more)
+        start = data.index(within)
+        assert spans_of(data) == tuple(
+            [one._replace(offset_bytes=start + one.offset_bytes) for one in spans_of(within)]
+        )
+    for wrong in (b"", within[:1000], b"x" + within):
+        assert spans_of(keras(wrong)) is None
+
+
+@pytest.mark.parametrize("name", ["state.h5", "state.latest.h5"])
+def test_no_byte_of_hdf5s_headers_is_trusted(name):
+    data = saved(name)
+    good = spans_of(data)
+    # What is not zero is mostly headers.
+    places = [at for at, byte in enumerate(data) if byte]
+    assert len(places) < 2000
+    others = set()
+    for at in places:
+        for value in (0, 1, data[at] ^ 0x80, 0xFF):
+            found = spans_of(patched(data, at, bytes([value])))
+            others.add(found)
+            for one in found or ():
+                assert 0 <= one.offset_bytes < one.offset_bytes + one.length_bytes <= len(data)
+    assert {None, good} < others
+
+
+def test_a_tree_of_hdf5_that_leads_back_ends():
+    data = saved("state.h5")
+    first = data.index(b"TREE")
+    child = first + 24 + 8
+    assert spans_of(patched(data, child, struct.pack("<Q", first))) is None
+    header = struct.unpack_from("<Q", data, 24 + 40)[0]
+    symbols = data.index(b"SNOD")
+    found = spans_of(patched(data, symbols + 8 + 8, struct.pack("<Q", header)))
+    assert found is None or set(found) < set(spans_of(data))
+
+
+def test_headers_of_hdf5_that_lead_to_one_another_end():
+    # The root leads to 600 objects, and each of them to the block of messages that they lie in.
+    root_at, block_at, block_bytes, count = 1000, 20_000, 60_000, 600
+    onward = struct.pack("<HHI2Q", 0x10, 16, 0, block_at, block_bytes)
+    within = struct.pack("<BBHIQ", 1, 0, 1, 1, 24) + onward
+    places = range(block_at + 8, block_at + 8 + len(within) * count, len(within))
+    links = [struct.pack("<HHI4BQ", 6, 12, 0, 1, 0, 1, 97, one) for one in places]
+    root = struct.pack("<BBHIQ", 1, 0, count, 1, 20 * count) + b"".join(links)
+    holder = struct.pack("<HHI", 0, len(within) * count, 0)
+    block = (holder + within * count).ljust(block_bytes, b"\0")
+    data = saved("state.h5")[:64] + struct.pack("<Q", root_at)
+    data = (data.ljust(root_at, b"\0") + root).ljust(block_at, b"\0") + block + bytes(9000)
+    source = Source(data)
+    with pytest.raises(NoLayoutError, match="too many messages"):
+        hdf5.spans(Headers(source.read, len(data)))
 
 
 def test_what_is_made_here_is_like_what_real_libraries_write():

@@ -1,9 +1,8 @@
 """A file's headers -> where its tensors lie.
 
 Recognised by what they begin with, never by name: safetensors, what ``torch.save`` writes (also
-one behind the other, as in ``.distcp``), ``.npz``, ``.npy``, GGUF. HDF5 is not: its datasets are
-found through B-trees and heaps of four versions, and those of training data are mostly chunked
-and filtered.
+one behind the other, as in ``.distcp``), ``.npz``, ``.npy``, GGUF, HDF5 and the archives of Keras
+that hold it. Of HDF5 those datasets are found that are neither chunked nor compressed.
 
 Guarantees:
     - for any file ``layout`` returns: None, or spans in order, apart from one another, not empty
@@ -16,7 +15,7 @@ Guarantees:
 from collections.abc import Callable
 from typing import Final
 
-from ciuic.chunking.tensors import gguf, npy, safetensors, zipped
+from ciuic.chunking.tensors import gguf, hdf5, npy, safetensors, zipped
 from ciuic.chunking.tensors.headers import (
     HEADER_BYTES_MAX,
     NAME_BYTES_MAX,
@@ -51,8 +50,14 @@ _FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Callable[[Headers], list[Sp
     (zipped.begins, zipped.spans),
     (npy.begins, npy.spans),
     (gguf.begins, gguf.spans),
+    (hdf5.begins, hdf5.spans),
 )
-_KINDS: Final = ((safetensors.begins, "safetensors"), (npy.begins, "npy"), (gguf.begins, "gguf"))
+_KINDS: Final = (
+    (safetensors.begins, "safetensors"),
+    (npy.begins, "npy"),
+    (gguf.begins, "gguf"),
+    (hdf5.begins, "hdf5"),
+)
 
 
 def kind_of(head: bytes) -> str:

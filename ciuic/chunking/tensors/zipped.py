@@ -1,9 +1,10 @@
-"""ZIP archives of tensors, stored without compression: ``torch.save`` and ``np.savez``.
+"""ZIP archives of tensors, stored without compression: ``torch.save``, ``np.savez`` and Keras.
 
 PKWARE's APPNOTE 6.3.9, with ZIP64. Whose archive it is tell the names of its members: torch's has
 ``<stem>/data.pkl`` and tensors in ``<stem>/data/<number>``; numpy's has ``.npy`` members and
-nothing else. The parts of a distributed checkpoint (``.distcp``) are archives of torch's one
-behind the other; they are found from the last one's end, where an archive says how long it is.
+nothing else; that of Keras has ``model.weights.h5``. The parts of a distributed checkpoint
+(``.distcp``) are archives of torch's one behind the other; they are found from the last one's end,
+where an archive says how long it is.
 
 A tensor is called ``data/<number>``, in one of several archives ``<its place>/data/<number>``,
 and an array by its member's name: a stem is that of a file, and differs from save to save.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from ciuic.chunking.tensors import npy
+from ciuic.chunking.tensors import hdf5, npy
 from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span, named
 
 __all__ = ["MAGIC", "begins", "kind_of", "pickles", "spans"]
@@ -45,6 +46,7 @@ _PICKLE: Final = b"/data.pkl"
 _ARRAY: Final = b".npy"
 _BYTE_ORDER: Final = b"byteorder"
 _LITTLE: Final = b"little"
+_WEIGHTS: Final = b"model.weights.h5"
 
 
 class _Member(NamedTuple):
@@ -56,7 +58,7 @@ class _Member(NamedTuple):
 
 
 _Placed = tuple[_Member, int]
-_Reader = Callable[[Headers, _Member, int], Span | None]
+_Reader = Callable[[Headers, _Member, int], list[Span]]
 
 
 def begins(magic: bytes) -> bool:
@@ -78,7 +80,7 @@ def kind_of(head: bytes) -> str:
 def spans(headers: Headers) -> list[Span]:
     """The tensors of a file that ``begins`` like this one."""
     found = [
-        [span for one in members if (span := reader(headers, *one)) is not None]
+        [span for one in members for span in reader(headers, *one)]
         for reader, members in _archives(headers)
     ]
     if len(found) == 1:
@@ -96,7 +98,7 @@ def pickles(headers: Headers) -> list[tuple[str, bytes]]:
     Archives from machines whose numbers begin with their highest byte are left out.
     """
     found = [
-        None if reader is _array else _pickle(headers, members)
+        _pickle(headers, members) if reader is _tensor else None
         for reader, members in _archives(headers)
     ]
     return [
@@ -131,31 +133,43 @@ def _archives(headers: Headers) -> Iterator[tuple[_Reader, list[_Placed]]]:
         is_numpy = start == 0 and end == headers.size_bytes
         is_numpy &= all(one.name.endswith(_ARRAY) for one in members)
         count += 1 + len(members)
-        if not (is_torch or is_numpy) or count > SPANS_MAX:
+        if count > SPANS_MAX:
+            raise NoLayoutError("too many members")
+        if start == 0 and end == headers.size_bytes:
+            weights = [one for one in members if one.name == _WEIGHTS]
+            if weights:
+                yield _weights, [(weights[0], directory)]
+                return
+        if not (is_torch or is_numpy):
             raise NoLayoutError("not an archive of tensors")
         ends = [one.offset_bytes for one in members[1:]]
         yield _array if is_numpy else _tensor, list(zip(members, [*ends, directory], strict=True))
         end = start
 
 
-def _tensor(headers: Headers, member: _Member, record_end: int) -> Span | None:
+def _weights(headers: Headers, member: _Member, _record_end: int) -> list[Span]:
+    """What lies in a file of HDF5 that is a member."""
+    return hdf5.spans_within(headers, _data_start(headers, member), member.size_bytes)
+
+
+def _tensor(headers: Headers, member: _Member, record_end: int) -> list[Span]:
     """A member of an archive of torch's, if it is a tensor."""
     match = _TENSOR.search(member.name)
     if match is None:
-        return None
+        return []
     name = named(match[1])
     if member.size_bytes < _SMALL_BYTES and not headers.closely:
-        return Span(member.offset_bytes, record_end - member.offset_bytes, name=name)
+        return [Span(member.offset_bytes, record_end - member.offset_bytes, name=name)]
     start, _ = _data(headers, member, record_end)
-    return Span(start, member.size_bytes, name=name)
+    return [Span(start, member.size_bytes, name=name)]
 
 
-def _array(headers: Headers, member: _Member, record_end: int) -> Span:
+def _array(headers: Headers, member: _Member, record_end: int) -> list[Span]:
     """A member of an archive of numpy's."""
     name = named(member.name.removesuffix(_ARRAY))
     if member.size_bytes < _SMALL_BYTES and not headers.closely:
-        return Span(member.offset_bytes, record_end - member.offset_bytes, name=name)
-    return npy.array_span(headers, *_data(headers, member, record_end), name)
+        return [Span(member.offset_bytes, record_end - member.offset_bytes, name=name)]
+    return [npy.array_span(headers, *_data(headers, member, record_end), name)]
 
 
 def _data(headers: Headers, member: _Member, record_end: int) -> tuple[int, int]:
