@@ -15,6 +15,7 @@ which the next prune takes away. A reader that misses a pack finds its chunks by
 
 import os
 from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ciuic import durable
@@ -45,6 +46,7 @@ __all__ = ["Rewriter", "orphaned_parity", "remove_packs", "remove_parity"]
 
 _GROUP_BYTES: Final = {True: 1024 * 1024, False: 256 * 1024}
 """Plain bytes that are encoded together of what is left of frames: of data, and of nodes."""
+_REMOVERS: Final = 4
 _PORTION_BYTES_MIN: Final = 1024 * 1024
 _PORTION_SHARE: Final = 8
 """A new pack takes at most this part of the room that there is; two may be open at once."""
@@ -97,11 +99,17 @@ def remove_parity(store_path: str, names: Iterable[bytes]) -> None:
 
 def _unlink(store_path: str, names: Iterable[bytes]) -> None:
     """Remove packs, and then their parity, which is worth nothing without them."""
-    for name in names:
+
+    def remove(name: bytes) -> None:
         path = pack_path(store_path, name)
         with store_faults("remove", path):
             durable.remove_file(path)
         remove_parity(store_path, [name])
+
+    # Giving back the blocks of 64 MiB takes tens of milliseconds, in which others can do the same.
+    with ThreadPoolExecutor(_REMOVERS, "remove") as pool:
+        for _ in pool.map(remove, names):
+            pass
 
 
 class _Counted:

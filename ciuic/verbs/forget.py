@@ -7,7 +7,7 @@ newest that is whole.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ciuic.catalog import find_snapshot, list_snapshots, remember
 from ciuic.clock import rfc3339
@@ -18,6 +18,9 @@ from ciuic.store import Store
 from ciuic.store.survey import Survey, known_lost
 
 __all__ = ["ForgetPlan", "apply_forget", "bring_back", "plan_forget", "plan_forget_by_id"]
+
+_TOGETHER: Final = 32
+"""Snapshots that go to the trash with one sync of its directory; their manifests are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,9 @@ def apply_forget(store: Store, plan: ForgetPlan, now_ns: int) -> None:
     Raises:
         StoreError: The store failed; what was not forgotten by then is still listed.
     """
-    for one, _ in reversed(plan.forgotten):
-        store.forget(one.id, now_ns)
+    names = [one.id for one, _ in reversed(plan.forgotten)]
+    for begin in range(0, len(names), _TOGETHER):
+        store.forget(names[begin : begin + _TOGETHER], now_ns)
 
 
 def bring_back(store: Store, name: str) -> SnapshotSummary:

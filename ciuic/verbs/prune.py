@@ -12,7 +12,7 @@ the next run takes up what is left to do.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -136,6 +136,7 @@ def plan_prune(
     *,
     trash_s: float,
     now_ns: int,
+    leaving: Collection[str] = (),
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = lambda _what, _done, _total: None,
 ) -> PrunePlan:
@@ -145,6 +146,7 @@ def plan_prune(
         store: Open for writing, so that nobody adds to it meanwhile.
         trash_s: How long a forgotten snapshot stays in the trash.
         now_ns: The time.
+        leaving: Listed snapshots that are to be foreseen as if they were forgotten now.
         cancelled: Asked now and then.
         progress: Told how far it has come.
 
@@ -160,6 +162,8 @@ def plan_prune(
     expired = {
         one.id for one in forgotten if not trash_s or now_ns - one.forgotten_ns >= trash_s * _NS
     }
+    in_trash = len(forgotten) - len(expired) + (len(leaving) if trash_s else 0)
+    expired.update(() if trash_s else leaving)
     marks = Marks(store.index)
     trees = list(_trees(store, expired))
     for number, (snapshot, root) in enumerate(trees):
@@ -190,7 +194,7 @@ def plan_prune(
     left = {name: size for name, size in packs.items() if name not in gone}
     return PrunePlan(
         expired=tuple(sorted(expired)),
-        in_trash=len(forgotten) - len(expired),
+        in_trash=in_trash,
         removed=removed,
         rewritten=tuple(worn),
         kept=PruneCounts(len(left), sum(left.values())),
@@ -328,6 +332,8 @@ def _trees(store: Store, expired: set[str]) -> Iterator[tuple[str, bytes]]:
     if lost:
         raise _unreadable(CorruptionError("it is lost"), f"the manifest of {lost[0]}")
     for name in store.snapshot_files():
+        if name in expired:
+            continue
         try:
             found.append(_roots(store.manifest(name)))
         except (CorruptionError, UnknownFormatError) as error:

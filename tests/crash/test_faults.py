@@ -74,7 +74,7 @@ class Prepared:
             self.known[box.take().id] = photograph(box.source)
         self.trashed, self.spare = list(self.known)[:2]
         with open_store(str(box.store), write=True) as store:
-            store.forget(self.trashed, 1)
+            store.forget([self.trashed], 1)
         self.trashed_photo = self.known.pop(self.trashed)
         (box.source / "large").write_bytes(rng.randbytes(MIB))
         (box.source / "new").mkdir()

@@ -260,7 +260,7 @@ def test_a_prune_that_finds_a_snapshot_unreadable_removes_nothing_and_the_daemon
     second = take(machine, days_ago=39)
     take(machine, days_ago=1)
     with open_store(str(machine.store), write=True) as store:
-        store.forget(first, time.time_ns() - 10 * DAY_NS)
+        store.forget([first], time.time_ns() - 10 * DAY_NS)
     (machine.store / "snapshots" / f"{second}.json").write_bytes(b"{}")
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
@@ -291,7 +291,7 @@ def test_a_prune_that_had_to_wait_for_the_store_is_made_up_for(machine: Machine)
     take(machine, days_ago=1, big=os.urandom(1000))
     machine.configure(trash="0")
     with open_store(str(machine.store), write=True) as store:
-        store.forget(first, time.time_ns())
+        store.forget([first], time.time_ns())
         daemon = machine.start()
         daemon.wait_for_log("prune waits: ")
         assert "pruned: " not in daemon.log()

@@ -203,8 +203,7 @@ class StoreStory:
     def forget(self, *names: str) -> None:
         """Snapshots go to the trash before the story begins."""
         with open_store(str(self.store), write=True) as store:
-            for name in names:
-                store.forget(name, time.time_ns())
+            store.forget(names, time.time_ns())
         self._begin_here()
 
     def _begin_here(self) -> None:

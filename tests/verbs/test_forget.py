@@ -280,7 +280,7 @@ def test_a_forgotten_snapshot_lies_in_the_trash_whole(taken: Box) -> None:
 def test_a_clock_that_is_wrong_hinders_nothing(taken: Box, now_ns: int) -> None:
     known = names(taken)
     with open_store(str(taken.store), write=True) as store:
-        store.forget(known[0], now_ns)
+        store.forget([known[0]], now_ns)
         assert [one.forgotten_ns for one in store.trash()] == [max(0, now_ns)]
         store.bring_back(known[0])
     assert names(taken) == known
@@ -611,13 +611,16 @@ class Stop(BaseException):
     """The process ends here."""
 
 
-CALLS = ("write_whole", "publish", "remove_file", "sync_directory", "make_directory")
+CALLS = (
+    *("write_whole", "write_named", "publish"),
+    *("remove_file", "sync_directory", "make_directory"),
+)
 
 
 def stopped(path: Path, act: Callable[[Store], object], after: int) -> bool:
     """Whether ``act`` came to its end when the process ends in front of a call that is durable.
 
-    ``write_whole`` makes two more of them: a file without its name, a name that is not synced.
+    ``write_whole`` makes more of them: a file without its name, a name that is not synced.
     """
     made = 0
 

@@ -43,7 +43,7 @@ DAY_S = 86_400.0
 def forget(box: Box, *names: str) -> None:
     with open_store(str(box.store), write=True) as store:
         for name in names:
-            store.forget(name, box.clock.now_ns())
+            store.forget([name], box.clock.now_ns())
 
 
 def prune(box: Box, *, dry_run: bool = False, trash_s: float = 0, after: int = 0) -> PruneReport:
