@@ -190,11 +190,8 @@ MUTANTS: Final = (
     Mutant(
         "a snapshot is forgotten, and the removal is not synced",
         "ciuic/store/store.py",
-        (
-            "                durable.remove_file(os.path.join(directory, layout.manifest_name(one)))\n"
-            "            durable.sync_directory(directory)\n"
-        ),
-        "                durable.remove_file(os.path.join(directory, layout.manifest_name(one)))\n",
+        ("layout.manifest_name(one)))\n            durable.sync_directory(directory)\n"),
+        "layout.manifest_name(one)))\n",
         _story("forget"),
     ),
     Mutant(
