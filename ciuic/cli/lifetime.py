@@ -32,7 +32,7 @@ __all__ = ["forget", "pin", "tag"]
     "--policy",
     metavar="P",
     callback=given,
-    help="7d, or last:3, hourly:24, daily:7, weekly:4, monthly:6.  [default: as configured]",
+    help="7d, last:3, hourly:24, daily:7, weekly:4, monthly:6, or some.  [default: as configured]",
 )
 @click.option("--undo", metavar="ID", callback=given, help="Bring a forgotten snapshot back.")
 @click.option("--prune", is_flag=True, help="Prune the store afterwards, as 'ciuic prune' does.")

@@ -55,7 +55,7 @@ def plan_forget(store: Store, policy: Policy, now_ns: int) -> ForgetPlan:
         # Whether a snapshot is whole is worth a walk only if something is going to go.
         good = _newest_whole(store, decisions)
         decisions = plan_retention(snapshots, policy, now_ns, good=good)
-    older = policy.younger_s is not None
+    older = policy.younger_s is not None and not policy.counts
     gone = f"older than {policy.text}" if older else f"no rule of {policy.text} keeps it"
     return ForgetPlan(
         kept=tuple([(one.snapshot, "; ".join(one.why)) for one in decisions if one.keep]),
