@@ -73,7 +73,9 @@ def forget(
     from ciuic.verbs.forget import apply_forget, plan_forget, plan_forget_by_id
 
     rule = None if snapshot_ids else _policy(session, policy)
+    # What is wrong with the configuration is told before anything is forgotten.
     trash_s = session.trash_s() if trash_s is None else trash_s
+    parity = session.parity() if prune else 0.0
     now_ns = SystemClock().now_ns()
     report = None
     with (
@@ -92,7 +94,12 @@ def forget(
         if prune:
             leaving = [one.id for one, _ in plan.forgotten] if dry_run else []
             report = run_prune(
-                session, store, cancelled, trash_s=trash_s, dry_run=dry_run, leaving=leaving
+                store,
+                cancelled,
+                trash_s=trash_s,
+                parity=parity,
+                dry_run=dry_run,
+                leaving=leaving,
             )
     if as_json:
         pruned = {} if report is None else {"prune": report.as_json()}

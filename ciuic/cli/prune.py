@@ -39,11 +39,12 @@ def prune(
     Snapshots can be restored meanwhile. May be stopped at any moment, and run again.
     """
     trash_s = session.trash_s() if trash_s is None else trash_s
+    parity = session.parity()
     with (
         interruptible() as cancelled,
         session.opened(write=True, wait_s=wait_s) as store,
     ):
-        report = run_prune(session, store, cancelled, trash_s=trash_s, dry_run=dry_run)
+        report = run_prune(store, cancelled, trash_s=trash_s, parity=parity, dry_run=dry_run)
     if as_json:
         print_json(report.as_json())
     else:
@@ -52,11 +53,11 @@ def prune(
 
 
 def run_prune(
-    session: Session,
     store: Any,
     cancelled: Callable[[], bool],
     *,
     trash_s: float,
+    parity: float,
     dry_run: bool,
     leaving: Collection[str] = (),
 ) -> Any:
@@ -85,7 +86,7 @@ def run_prune(
             report = apply_prune(
                 store,
                 plan,
-                parity=session.parity(),
+                parity=parity,
                 clock=clock,
                 cancelled=cancelled,
                 progress=shown.stage,

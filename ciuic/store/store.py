@@ -437,6 +437,11 @@ class Store:
             StoreError: It can't be written; it stays in the trash.
         """
         if snapshot_id not in self._trash.ids():
+            if snapshot_id in self._trash.retired():
+                raise SnapshotNotFoundError(
+                    f"{snapshot_id} is gone for good: a prune has taken it from the trash",
+                    hint="'ciuic list' and 'ciuic list --trash' show what is left.",
+                )
             raise SnapshotNotFoundError(
                 f"{snapshot_id} is not in the trash",
                 hint="'ciuic list --trash' shows what can be brought back.",

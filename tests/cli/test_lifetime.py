@@ -110,6 +110,15 @@ def test_forget_and_prune_at_once_is_the_one_and_then_the_other(taken: Place) ->
     again = taken.run_here("prune", "--trash", "0", "--json").document
     assert again["freed_bytes"] == 0
     assert again["expired"] == []
+    refused(taken.run_here("forget", "--undo", known[2]), 1, f"{known[2]} is gone for good")
+
+
+def test_a_wrong_configuration_is_told_before_anything_is_forgotten(taken: Place) -> None:
+    known = taken.ids()
+    for key in ("trash", "parity"):
+        keep(taken, "last:1", **{key: "some"})
+        refused(taken.run_here("forget", known[2], "--prune"), 2, key, "'some'")
+        assert taken.ids() == known
 
 
 def test_what_was_just_forgotten_stays_in_the_trash_of_its_own_prune(taken: Place) -> None:
