@@ -144,7 +144,7 @@ def pruned(directory: Path, rng: random.Random) -> Story:
     story.run("prune", "--trash", "0")
     train(story.source, rng)
     story.run("snapshot")
-    story.run("prune", "--trash", "0")
+    story.run("forget", story.newest(1), "--prune", "--trash", "0")
     return story
 
 
