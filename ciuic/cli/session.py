@@ -30,7 +30,6 @@ __all__ = [
     "USAGE",
     "Session",
     "absolute",
-    "duration",
     "exit_code",
     "given",
     "interruptible",
@@ -54,7 +53,9 @@ BUSY = 5
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 
-def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def _duration_s(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | None:
     """Seconds, of an option that takes a duration."""
     if value is None:
         return None
@@ -68,7 +69,7 @@ wait_option = click.option(
     "--wait",
     "wait_s",
     default="10s",
-    callback=duration,
+    callback=_duration_s,
     metavar="TIME",
     show_default=True,
     help="How long to wait for another process that is writing to the store.",
@@ -76,7 +77,7 @@ wait_option = click.option(
 trash_option = click.option(
     "--trash",
     "trash_s",
-    callback=duration,
+    callback=_duration_s,
     metavar="TIME",
     help="How long forgotten snapshots can be brought back; 0: not at all.  [default: as"
     " configured]",
