@@ -278,8 +278,8 @@ MUTANTS: Final = (
     Mutant(
         "what is in the trash is not marked",
         "ciuic/verbs/prune.py",
-        "    found += [_roots(one.manifest) for one in _trash(store) if one.id not in expired]\n",
-        "",
+        "    found = [one for one in trash if one.id not in expired]\n",
+        "    found: list[_Roots] = []\n",
         _story("prune"),
     ),
     Mutant(
