@@ -23,7 +23,9 @@ _PARSERS = {
     "reply": ["control.py"],
     "request": ["control.py"],
     "rows": ["store/index.py"],
-    "tensors": [f"tensors/{one}.py" for one in ("gguf", "headers", "npy", "safetensors", "zipped")],
+    "tensors": [
+        f"chunking/tensors/{one}.py" for one in ("gguf", "headers", "npy", "safetensors", "zipped")
+    ],
     "trash": ["store/trash.py", "store/manifest.py"],
     "tree": ["store/nodes.py"],
     "words": ["retention.py", "units.py", "clock.py", "store/layout.py"],
