@@ -4,9 +4,9 @@ etc/ciuic.conf is the reference of all keys. A file is read whole and checked wh
 anything uses it; whatever is wrong is one ``ConfigError`` that starts with ``FILE:LINE:``.
 
 pydantic is imported inside ``load_settings`` only: importing it and building a model takes
-several times as long as all the rest of ``ciuic list``. ``read_store_path`` is for commands that
-need to know where the store is and nothing else; it refuses the same files for their syntax,
-their unknown keys and their doubled keys, and does without pydantic.
+several times as long as all the rest of ``ciuic list``. ``read_store_path`` and its like are for
+commands that need one value and nothing else; they refuse the same files for their syntax, their
+unknown keys and their doubled keys, and do without pydantic.
 """
 
 import os
@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from ciuic.errors import ConfigError
 from ciuic.units import parse_duration_s
@@ -26,8 +26,12 @@ __all__ = [
     "Settings",
     "find_config",
     "load_settings",
+    "read_parity",
     "read_store_path",
+    "read_trash_s",
 ]
+
+T = TypeVar("T")
 
 CONFIG_VARIABLE: Final = "CIUIC_CONFIG"
 SYSTEM_PATHS: Final = ("/etc/ciuic.conf", "/etc/ciuric.conf")
@@ -121,11 +125,25 @@ def read_store_path(path: str) -> str:
         ConfigError: The file can't be read, has a line that is not ``key = value``, a key that
             is unknown or doubled, or names no usable directory for the store.
     """
-    value = _read_values(path)["snapshot_dir"]
+    return _read_one(path, "snapshot_dir", _store_directory)
+
+
+def read_parity(path: str) -> float:
+    """The share of a pack that its parity takes; as ``read_store_path``."""
+    return _read_one(path, "parity", _fraction)
+
+
+def read_trash_s(path: str) -> float:
+    """How long a forgotten snapshot can be brought back; as ``read_store_path``."""
+    return _read_one(path, "trash", _duration_s)
+
+
+def _read_one(path: str, key: str, check: Callable[[str], T]) -> T:
+    value = _read_values(path)[key]
     try:
-        return _store_directory(value.text)
+        return check(value.text)
     except ValueError as error:
-        raise _wrong(path, value.line, f"snapshot_dir: {error}") from error
+        raise _wrong(path, value.line, f"{key}: {error}") from error
 
 
 def load_settings(path: str) -> Settings:

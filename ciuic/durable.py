@@ -19,6 +19,7 @@ __all__ = [
     "sync_directory",
     "sync_file_system",
     "temporary_name",
+    "write_named",
     "write_whole",
 ]
 
@@ -66,6 +67,18 @@ def write_whole(path: str, data: bytes, *, temporary_directory: str, mode: int) 
         OSError: ``path`` is as it was, and no temporary file is left, unless the very last
             step failed: then the new file may or may not survive a power cut.
     """
+    write_named(path, data, temporary_directory=temporary_directory, mode=mode)
+    sync_directory(os.path.dirname(path))
+
+
+def write_named(path: str, data: bytes, *, temporary_directory: str, mode: int) -> None:
+    """As ``write_whole``, but the name is durable only after ``sync_directory``.
+
+    For many files in one directory, which then is synced once.
+
+    Raises:
+        OSError: ``path`` is as it was, and no temporary file is left.
+    """
     temporary = os.path.join(temporary_directory, temporary_name("file-"))
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -80,7 +93,6 @@ def write_whole(path: str, data: bytes, *, temporary_directory: str, mode: int) 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    sync_directory(os.path.dirname(path))
 
 
 def keep_as(source: str, target: str) -> None:

@@ -1,11 +1,11 @@
 """Which snapshots a retention policy keeps, and why. Nothing here opens a store.
 
-Two forms: a duration alone (``7d``: whatever is younger), or rules with counts
-(``last:3, hourly:24, daily:7, weekly:4, monthly:12``). ``hourly:24`` keeps the newest snapshot of
-each of the newest 24 natural hours that have one; days, weeks (ISO 8601) and months likewise,
-all in UTC, so that no change to summer time makes an hour count twice or never. What any rule
-keeps is kept. Snapshots of other roots are counted by themselves: one that somebody took of a
-single directory must not be the newest of its hour for all that the hour's other one has.
+Rules with counts (``last:3, hourly:24, daily:7, weekly:4, monthly:12``), a duration (``7d``:
+whatever is younger), or both. ``hourly:24`` keeps the newest snapshot of each of the newest 24
+natural hours that have one; days, weeks (ISO 8601) and months likewise, all in UTC, so that no
+change to summer time makes an hour count twice or never. What any rule keeps is kept. Snapshots
+of other roots are counted by themselves: one that somebody took of a single directory must not be
+the newest of its hour for all that the hour's other one has.
 """
 
 import re
@@ -25,15 +25,16 @@ _YOUNGER_S_MAX: Final = 3650 * 86_400.0
 _SHOWN: Final = 60
 _PERIODS: Final = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month"}
 _LAST: Final = "last"
+_KNOWN: Final = (_LAST, *_PERIODS)
 
 
 class Policy(NamedTuple):
     """A retention policy.
 
     Attributes:
-        younger_s: Keep what is younger; None for a policy of rules.
+        younger_s: Keep what is younger; None for a policy of counts alone.
         counts: How many each rule keeps: ``last`` and the natural periods.
-        text: The policy as one would write it.
+        text: The policy as one would write it, the duration first.
     """
 
     younger_s: float | None
@@ -63,32 +64,44 @@ def parse_policy(text: str) -> Policy:
     Raises:
         ValueError: It is none; the message says what is wrong with it.
     """
-    text = text.strip()
-    if ":" not in text and "," not in text:
-        younger_s = parse_duration_s(_short(text))
-        if younger_s == 0:
-            raise ValueError(f"'{text}' keeps nothing; write how long to keep snapshots: 7d")
-        if younger_s > _YOUNGER_S_MAX:
-            raise ValueError(f"'{_short(text)}' is more than ten years")
-        return Policy(younger_s, {}, text)
+    items = [item.strip() for item in text.split(",")]
+    if len(items) > 1 and not all(items):
+        raise ValueError("an item between two commas, or at an end, is empty")
     counts: dict[str, int] = {}
-    for item in text.split(","):
-        rule = item.strip()
-        if not rule:
-            raise ValueError("an item between two commas, or at an end, is empty")
-        match = _RULE.fullmatch(rule)
-        word = match[1] if match else rule.split(":")[0].strip()
-        if word != _LAST and word not in _PERIODS:
-            known = ", ".join((_LAST, *_PERIODS))
-            raise ValueError(
-                f"'{_short(word)}' is none of {known}; a duration such as 7d stands alone"
-            )
-        if match is None or not _COUNT.fullmatch(match[2]):
-            raise ValueError(f"'{_short(rule)}' needs a count from 1 on, as in {word}:4")
-        if word in counts:
-            raise ValueError(f"{word} is there twice")
-        counts[word] = int(match[2])
-    return Policy(None, counts, ", ".join(f"{word}:{count}" for word, count in counts.items()))
+    younger: list[str] = []
+    for item in items:
+        # A word by itself in a list lacks its count, and is not meant to be a duration.
+        if ":" in item or (item in _KNOWN and len(items) > 1):
+            word, count = _parse_rule(item)
+            if word in counts:
+                raise ValueError(f"{word} is there twice")
+            counts[word] = count
+        elif younger:
+            raise ValueError(f"there are two durations, {younger[0]} and {_short(item)}")
+        else:
+            younger.append(item)
+    younger_s = _parse_younger_s(younger[0]) if younger else None
+    rules = [f"{word}:{count}" for word, count in counts.items()]
+    return Policy(younger_s, counts, ", ".join([*younger, *rules]))
+
+
+def _parse_rule(rule: str) -> tuple[str, int]:
+    match = _RULE.fullmatch(rule)
+    word = match[1] if match else rule.split(":", maxsplit=1)[0].strip()
+    if word not in _KNOWN:
+        raise ValueError(f"'{_short(word)}' is none of {', '.join(_KNOWN)}")
+    if match is None or not _COUNT.fullmatch(match[2]):
+        raise ValueError(f"'{_short(rule)}' needs a count from 1 on, as in {word}:4")
+    return word, int(match[2])
+
+
+def _parse_younger_s(text: str) -> float:
+    younger_s = parse_duration_s(_short(text))
+    if younger_s == 0:
+        raise ValueError(f"'{text}' keeps nothing; write how long to keep snapshots: 7d")
+    if younger_s > _YOUNGER_S_MAX:
+        raise ValueError(f"'{_short(text)}' is more than ten years")
+    return younger_s
 
 
 def plan_retention(
@@ -118,7 +131,7 @@ def plan_retention(
         _keep_by_count(members, policy, why)
     for one in ordered:
         if policy.younger_s is not None and now_ns - one.taken_ns < policy.younger_s * _NS:
-            why[one.id].append(f"younger than {policy.text}")
+            why[one.id].append(f"younger than {policy.text.partition(',')[0]}")
         if one.pinned:
             why[one.id].append("pinned")
     if ordered:

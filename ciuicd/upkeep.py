@@ -2,7 +2,7 @@
 
     forget   after each snapshot of the configured roots, by the retention policy
     prune    when something in the trash has expired: once a day, or whenever space is short
-    scrub    up to ``scrub_budget`` a day; each pack at most once a week
+    scrub    up to ``scrub_budget`` a day, whoever has read; each pack at most once a week
 
 All of it gives way: to a snapshot that is due or asked for, and to the end of the daemon. What was
 done until then stays done, and the next run goes on. A failure is one line in the log, and never
@@ -28,7 +28,14 @@ from ciuic.store.layout import HEADER
 from ciuic.units import format_bytes, format_duration
 from ciuic.verbs.forget import apply_forget, plan_forget
 from ciuic.verbs.prune import apply_prune, plan_prune
-from ciuic.verbs.scrub import Budget, DamagedPack, ScrubReport, complete, scrub
+from ciuic.verbs.scrub import (
+    Budget,
+    DamagedPack,
+    ScrubReport,
+    complete,
+    read_since_s,
+    scrub,
+)
 
 __all__ = ["Upkeep"]
 
@@ -36,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 _NS: Final = 1_000_000_000
 _DAY_NS: Final = 86_400 * _NS
+_NO_DAY: Final = -1
 _LOOK_NS: Final = 3600 * _NS
 """Looking whether there is something to do costs little, and is not done more often than this."""
 _RETRY_S: Final = 300.0
@@ -70,7 +78,7 @@ class Upkeep:
         self._look_ns = clock.now_ns()
         self._retry_at_s = 0.0
         self._pruned_ns: int | None = None
-        self._day = _Day(self._today)
+        self._day = _Day(_NO_DAY)
         self._untold: list[ScrubReport] = []
         self._told: set[tuple[str, str]] = set()
         self._doing: str | None = None
@@ -193,7 +201,9 @@ class Upkeep:
 
     def _left_today_s(self, settings: Settings) -> float:
         if self._day.number != self._today:
-            self._day = _Day(self._today)
+            # The catalog knows what was read by a daemon before this one.
+            with open_store(settings.snapshot_dir) as store:
+                self._day = _Day(self._today, read_since_s(store, self._today * _DAY_NS))
         return settings.scrub_budget_s - self._day.spent_s
 
     def _scrub(self, settings: Settings, left_s: float, stop: Callable[[], bool]) -> None:

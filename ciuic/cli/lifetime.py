@@ -1,19 +1,28 @@
 """``ciuic forget``, ``tag`` and ``pin``: which snapshots stay, and what they are called."""
 
+import contextlib
+import sys
 from typing import Any
 
 import click
 
+from ciuic.cli.prune import run_prune, tell_pruned
 from ciuic.cli.render import print_json, print_table, printable
-from ciuic.cli.session import SNAPSHOT, Session, given, json_option
+from ciuic.cli.session import (
+    DAMAGE,
+    SNAPSHOT,
+    Session,
+    given,
+    interruptible,
+    json_option,
+    trash_option,
+    wait_option,
+)
 from ciuic.clock import local_time_text
 from ciuic.errors import UsageError
 from ciuic.units import format_bytes, format_duration
 
 __all__ = ["forget", "pin", "tag"]
-
-_WAIT_S = 10.0
-"""How long to wait for another process that is writing to the store."""
 
 
 @click.command(short_help="Forget snapshots that the retention policy does not keep.")
@@ -23,9 +32,12 @@ _WAIT_S = 10.0
     "--policy",
     metavar="P",
     callback=given,
-    help="7d, or last:3, hourly:24, daily:7, weekly:4, monthly:6.  [default: as configured]",
+    help="7d, last:3, hourly:24, daily:7, weekly:4, monthly:6, or some.  [default: as configured]",
 )
 @click.option("--undo", metavar="ID", callback=given, help="Bring a forgotten snapshot back.")
+@click.option("--prune", is_flag=True, help="Prune the store afterwards, as 'ciuic prune' does.")
+@trash_option
+@wait_option
 @json_option
 @click.pass_obj
 def forget(
@@ -35,6 +47,9 @@ def forget(
     dry_run: bool,
     policy: str | None,
     undo: str | None,
+    prune: bool,
+    trash_s: float | None,
+    wait_s: float,
     as_json: bool,
 ) -> None:
     """Forget snapshots: those named, or without ID those that the retention policy does not keep.
@@ -43,42 +58,72 @@ def forget(
     'ciuic prune' takes its data. What is pinned is never forgotten, nor the newest snapshot, nor
     the newest that is whole.
     """
-    if sum(map(bool, (snapshot_ids, policy, undo))) > 1 or (undo and dry_run):
+    if sum(map(bool, (snapshot_ids, policy, undo))) > 1 or (undo and (dry_run or prune)):
         raise UsageError(
-            "IDs, --policy and --undo exclude each other, and so do --undo and --dry-run",
+            "IDs, --policy and --undo exclude each other, and --undo goes with neither --dry-run"
+            " nor --prune",
             hint="'ciuic forget --help' shows what goes together.",
         )
+    if trash_s is not None and not prune:
+        raise UsageError("--trash is for --prune", hint="Without it everything stays in the trash.")
     if undo:
-        _bring_back(session, undo, as_json=as_json)
+        _bring_back(session, undo, wait_s, as_json=as_json)
         return
     from ciuic.clock import SystemClock
     from ciuic.verbs.forget import apply_forget, plan_forget, plan_forget_by_id
 
     rule = None if snapshot_ids else _policy(session, policy)
+    # What is wrong with the configuration is told before anything is forgotten.
+    trash_s = session.trash_s() if trash_s is None else trash_s
+    parity = session.parity() if prune else 0.0
     now_ns = SystemClock().now_ns()
-    with session.opened(write=not dry_run, wait_s=_WAIT_S) as store:
+    report = None
+    with (
+        interruptible() if prune else contextlib.nullcontext(_never) as cancelled,
+        session.opened(write=prune or not dry_run, wait_s=wait_s) as store,
+    ):
         if rule is None:
             plan = plan_forget_by_id(store, snapshot_ids)
         else:
             plan = plan_forget(store, rule, now_ns)
         if not dry_run:
             apply_forget(store, plan, now_ns)
+        if not as_json:
+            until_s = None if prune and not trash_s else trash_s
+            _tell(plan, until_s, dry_run=dry_run, by_rule=rule is not None)
+        if prune:
+            leaving = [one.id for one, _ in plan.forgotten] if dry_run else []
+            report = run_prune(
+                store,
+                cancelled,
+                trash_s=trash_s,
+                parity=parity,
+                dry_run=dry_run,
+                leaving=leaving,
+            )
     if as_json:
-        print_json({"dry_run": dry_run, **plan.as_json()})
-        return
-    if dry_run or rule is not None:
+        pruned = {} if report is None else {"prune": report.as_json()}
+        print_json({"dry_run": dry_run, **plan.as_json(), **pruned})
+    elif report is not None:
+        tell_pruned(report)
+    sys.exit(DAMAGE if report is not None and report.damaged else 0)
+
+
+def _never() -> bool:
+    return False
+
+
+def _tell(plan: Any, until_s: float | None, *, dry_run: bool, by_rule: bool) -> None:
+    """What a plan does; ``until_s`` is how long it can be undone, None if it can't."""
+    if dry_run or by_rule:
         _print_plan(plan)
     count = f"{len(plan.forgotten)} snapshot{'' if len(plan.forgotten) == 1 else 's'}"
     if dry_run:
         click.echo(f"would forget {count} and keep {len(plan.kept)}", err=True)
     elif plan.forgotten:
-        trash_s = session.trash_s()
-        until = f"for {format_duration(trash_s)}" if trash_s else "until the next 'ciuic prune'"
-        click.echo(
-            f"forgot {count}, kept {len(plan.kept)}; 'ciuic forget --undo ID' brings one back"
-            f" {until}",
-            err=True,
-        )
+        until = f"for {format_duration(until_s)}" if until_s else "until the next 'ciuic prune'"
+        undo = "" if until_s is None else f"; 'ciuic forget --undo ID' brings one back {until}"
+        click.echo(f"forgot {count}, kept {len(plan.kept)}{undo}", err=True)
     else:
         click.echo(f"nothing to forget; kept {len(plan.kept)}", err=True)
 
@@ -87,6 +132,7 @@ def forget(
 @click.argument("snapshot_id", metavar="ID", type=SNAPSHOT, callback=given)
 @click.option("--add", metavar="T", multiple=True, callback=given, help="Repeatable.")
 @click.option("--remove", metavar="T", multiple=True, callback=given, help="Repeatable.")
+@wait_option
 @json_option
 @click.pass_obj
 def tag(
@@ -95,6 +141,7 @@ def tag(
     snapshot_id: str,
     add: tuple[str, ...],
     remove: tuple[str, ...],
+    wait_s: float,
     as_json: bool,
 ) -> None:
     """Show a snapshot's tags, one a line, after adding and removing some."""
@@ -102,7 +149,7 @@ def tag(
     from ciuic.verbs.label import change_tags
 
     changes = bool(add or remove)
-    with session.opened(write=changes, wait_s=_WAIT_S) as store:
+    with session.opened(write=changes, wait_s=wait_s) as store:
         if changes:
             summary = change_tags(store, snapshot_id, add=add, remove=remove)
         else:
@@ -117,13 +164,14 @@ def tag(
 @click.command(short_help="Keep a snapshot from being forgotten.")
 @click.argument("snapshot_id", metavar="ID", type=SNAPSHOT, callback=given)
 @click.option("--remove", is_flag=True, help="Let it go again.")
+@wait_option
 @json_option
 @click.pass_obj
-def pin(session: Session, *, snapshot_id: str, remove: bool, as_json: bool) -> None:
+def pin(session: Session, *, snapshot_id: str, remove: bool, wait_s: float, as_json: bool) -> None:
     """Keep a snapshot from being forgotten, by the retention policy or by name."""
     from ciuic.verbs.label import set_pinned
 
-    with session.opened(write=True, wait_s=_WAIT_S) as store:
+    with session.opened(write=True, wait_s=wait_s) as store:
         summary = set_pinned(store, snapshot_id, pinned=not remove)
     if as_json:
         print_json({"id": summary.id, "pinned": summary.pinned})
@@ -144,10 +192,10 @@ def _policy(session: Session, text: str | None) -> Any:
         ) from error
 
 
-def _bring_back(session: Session, name: str, *, as_json: bool) -> None:
+def _bring_back(session: Session, name: str, wait_s: float, *, as_json: bool) -> None:
     from ciuic.verbs.forget import bring_back
 
-    with session.opened(write=True, wait_s=_WAIT_S) as store:
+    with session.opened(write=True, wait_s=wait_s) as store:
         summary = bring_back(store, name)
     if as_json:
         print_json(summary.as_json())

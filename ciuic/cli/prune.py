@@ -1,48 +1,32 @@
 """``ciuic prune``."""
 
 import sys
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
 
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json
-from ciuic.cli.session import DAMAGE, Session, given, interruptible, json_option
-from ciuic.units import format_bytes, format_duration, parse_duration_s
+from ciuic.cli.session import (
+    DAMAGE,
+    Session,
+    interruptible,
+    json_option,
+    trash_option,
+    wait_option,
+)
+from ciuic.units import format_bytes, format_duration
 
-__all__ = ["prune"]
+__all__ = ["prune", "run_prune", "tell_pruned"]
 
 _SHOWN_MAX = 20
 
 
-def _duration(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    if value is None:
-        return None
-    try:
-        return parse_duration_s(given(context, parameter, value))
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
-
-
 @click.command(short_help="Give back the room of what no snapshot needs.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option(
-    "--trash",
-    "trash_s",
-    callback=_duration,
-    metavar="TIME",
-    help="How long forgotten snapshots can be brought back; 0: not at all.  [default: as"
-    " configured]",
-)
-@click.option(
-    "--wait",
-    "wait_s",
-    default="10s",
-    callback=_duration,
-    metavar="TIME",
-    show_default=True,
-    help="How long to wait for another process that is writing to the store.",
-)
+@trash_option
+@wait_option
 @json_option
 @click.pass_obj
 def prune(
@@ -54,6 +38,30 @@ def prune(
     that is needed are removed; of those that are mostly garbage, the rest moves to new packs.
     Snapshots can be restored meanwhile. May be stopped at any moment, and run again.
     """
+    trash_s = session.trash_s() if trash_s is None else trash_s
+    parity = session.parity()
+    with (
+        interruptible() as cancelled,
+        session.opened(write=True, wait_s=wait_s) as store,
+    ):
+        report = run_prune(store, cancelled, trash_s=trash_s, parity=parity, dry_run=dry_run)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        tell_pruned(report)
+    sys.exit(DAMAGE if report.damaged else 0)
+
+
+def run_prune(
+    store: Any,
+    cancelled: Callable[[], bool],
+    *,
+    trash_s: float,
+    parity: float,
+    dry_run: bool,
+    leaving: Collection[str] = (),
+) -> Any:
+    """Prune an open store; ``leaving`` are snapshots that count as forgotten just now."""
     from dataclasses import replace
 
     from ciuic.clock import SystemClock
@@ -61,15 +69,12 @@ def prune(
 
     clock = SystemClock()
     began_s = clock.monotonic_s()
-    with (
-        interruptible() as cancelled,
-        session.opened(write=True, wait_s=wait_s) as store,
-        progress("prune") as shown,
-    ):
+    with progress("prune") as shown:
         plan = plan_prune(
             store,
-            trash_s=session.trash_s() if trash_s is None else trash_s,
+            trash_s=trash_s,
             now_ns=clock.now_ns(),
+            leaving=leaving,
             cancelled=cancelled,
             progress=shown.stage,
         )
@@ -81,20 +86,16 @@ def prune(
             report = apply_prune(
                 store,
                 plan,
-                parity=session.parity(),
+                parity=parity,
                 clock=clock,
                 cancelled=cancelled,
                 progress=shown.stage,
             )
-    report = replace(report, total_s=clock.monotonic_s() - began_s)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        _summarise(report)
-    sys.exit(DAMAGE if report.damaged else 0)
+    return replace(report, total_s=clock.monotonic_s() - began_s)
 
 
-def _summarise(report: Any) -> None:
+def tell_pruned(report: Any) -> None:
+    """Say what a prune has done, or would do."""
     would = "would be " if report.dry_run else ""
     if report.expired:
         click.echo(f"{_snapshots(len(report.expired))} {would}gone for good")

@@ -8,7 +8,7 @@ import click
 
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
-from ciuic.cli.session import DAMAGE, Session, interruptible, json_option
+from ciuic.cli.session import DAMAGE, Session, interruptible, json_option, wait_option
 from ciuic.units import format_bytes, format_duration
 
 __all__ = ["repair"]
@@ -18,9 +18,10 @@ _SHOWN_MAX = 20
 
 @click.command(short_help="Mend what is damaged in the store.")
 @click.option("--apply", is_flag=True, help="Do it; otherwise only say what would be done.")
+@wait_option
 @json_option
 @click.pass_obj
-def repair(session: Session, *, apply: bool, as_json: bool) -> None:
+def repair(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> None:
     """Find what is damaged in the store, and with --apply mend it.
 
     Every pack is read. What is damaged is computed from its parity, or taken from another pack,
@@ -41,7 +42,7 @@ def repair(session: Session, *, apply: bool, as_json: bool) -> None:
     quarantined: tuple[str, ...] = ()
     with (
         interruptible() as cancelled,
-        session.opened(write=apply) as store,
+        session.opened(write=apply, wait_s=wait_s) as store,
         progress("repair") as shown,
     ):
         plan = plan_repair(store, parity=parity, cancelled=cancelled, progress=shown.stage)

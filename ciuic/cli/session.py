@@ -18,6 +18,7 @@ from ciuic.errors import (
     CorruptionError,
     UsageError,
 )
+from ciuic.units import parse_duration_s
 
 __all__ = [
     "BUSY",
@@ -36,6 +37,8 @@ __all__ = [
     "late_options",
     "report_error",
     "report_json",
+    "trash_option",
+    "wait_option",
 ]
 
 T = TypeVar("T")
@@ -48,6 +51,37 @@ DAMAGE = 4
 BUSY = 5
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+
+
+def _duration_s(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | None:
+    """Seconds, of an option that takes a duration."""
+    if value is None:
+        return None
+    try:
+        return parse_duration_s(given(context, parameter, value))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    default="10s",
+    callback=_duration_s,
+    metavar="TIME",
+    show_default=True,
+    help="How long to wait for another process that is writing to the store.",
+)
+trash_option = click.option(
+    "--trash",
+    "trash_s",
+    callback=_duration_s,
+    metavar="TIME",
+    help="How long forgotten snapshots can be brought back; 0: not at all.  [default: as"
+    " configured]",
+)
 
 
 class Session:
@@ -107,13 +141,12 @@ class Session:
 
     def trash_s(self) -> float:
         """How long a forgotten snapshot can be brought back; the default for ``--store``."""
-        from ciuic.config import DEFAULTS
-        from ciuic.units import parse_duration_s
+        from ciuic.config import DEFAULTS, read_trash_s
 
-        if self._store is not None or self.config_path is None:
+        path = self.config_path
+        if self._store is not None or path is None:
             return parse_duration_s(DEFAULTS["trash"])
-        trash_s: float = self.settings().trash_s
-        return trash_s
+        return read_trash_s(path)
 
     def retention_policy(self) -> str:
         """The policy of the configuration: for its own store, and for no other.
@@ -131,12 +164,13 @@ class Session:
 
     def parity(self) -> float:
         """The share of a pack that its parity takes; the default for ``--store``."""
+        from ciuic.config import read_parity
         from ciuic.store.parity import PARITY_DEFAULT
 
-        if self._store is not None or self.config_path is None:
+        path = self.config_path
+        if self._store is not None or path is None:
             return PARITY_DEFAULT
-        parity: float = self.settings().parity
-        return parity
+        return read_parity(path)
 
     @contextlib.contextmanager
     def opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Any]:

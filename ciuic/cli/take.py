@@ -8,19 +8,12 @@ import click
 
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
-from ciuic.cli.session import TROUBLE, Session, interruptible, json_option
-from ciuic.units import format_bytes, format_duration, format_files, parse_duration_s
+from ciuic.cli.session import TROUBLE, Session, interruptible, json_option, wait_option
+from ciuic.units import format_bytes, format_duration, format_files
 
 __all__ = ["snapshot"]
 
 _SHOWN_MAX = 20
-
-
-def _duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    try:
-        return parse_duration_s(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
 
 
 @click.command(short_help="Take a snapshot now.")
@@ -28,15 +21,7 @@ def _duration(context: click.Context, parameter: click.Parameter, value: str) ->
     "--base", is_flag=True, help="Read every file again, whatever the last snapshot says."
 )
 @click.option("--tag", "tags", multiple=True, metavar="T", help="Mark the snapshot with a word.")
-@click.option(
-    "--wait",
-    "wait_s",
-    default="10s",
-    callback=_duration,
-    metavar="TIME",
-    show_default=True,
-    help="How long to wait for another process that is writing to the store.",
-)
+@wait_option
 @json_option
 @click.pass_obj
 def snapshot(

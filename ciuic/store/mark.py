@@ -26,8 +26,10 @@ from ciuic.store.reader import StoreReader
 __all__ = ["Marks", "mark_tree"]
 
 _PREFIX_BYTES: Final = 8
-_BUCKETS: Final = 1 << 16
-_BUCKET_SHIFT: Final = 48
+_PREFIX_BITS: Final = 8 * _PREFIX_BYTES
+_BUCKET_BITS_MAX: Final = 16
+_BUCKET_IDS_BITS: Final = 5
+"""A search among 32 IDs takes no longer than any; of a small store fewer buckets are made."""
 _UNLISTED_MAX: Final = 1_000_000
 """Needed chunks that no pack lists: damage, of which a store that is worth pruning has little."""
 _RECENT_MAX: Final = 100_000
@@ -49,6 +51,7 @@ class _Table:
         self._prefixes = array("Q")
         self._ids = bytearray()
         self._starts = array("Q")
+        self._shift = _PREFIX_BITS
         self.marks = bytearray()
 
     def extend(self, ids: list[bytes]) -> None:
@@ -62,17 +65,19 @@ class _Table:
 
     def close(self) -> None:
         """All IDs are there."""
-        step = 1 << _BUCKET_SHIFT
         prefixes = self._prefixes
+        bits = min(_BUCKET_BITS_MAX, max(0, len(prefixes).bit_length() - _BUCKET_IDS_BITS))
+        self._shift = _PREFIX_BITS - bits
         # IDs are spread evenly: a search begins with a few hundred of ten million.
-        self._starts = array("Q", [bisect_left(prefixes, one * step) for one in range(_BUCKETS)])
+        firsts = (one << self._shift for one in range(1 << bits))
+        self._starts = array("Q", [bisect_left(prefixes, one) for one in firsts])
         self._starts.append(len(prefixes))
         self.marks = bytearray(len(prefixes))
 
     def slot(self, name: bytes) -> int:
         """Where the mark of an ID stands; -1 if it is not in the set."""
         prefix = int.from_bytes(name[:_PREFIX_BYTES])
-        bucket = prefix >> _BUCKET_SHIFT
+        bucket = prefix >> self._shift
         end = self._starts[bucket + 1]
         at = bisect_left(self._prefixes, prefix, self._starts[bucket], end)
         if at == end or self._prefixes[at] != prefix:

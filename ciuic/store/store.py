@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from ciuic import durable
@@ -421,22 +421,30 @@ class Store:
         with store_faults("remove", path):
             durable.remove_file(path)
 
-    def forget(self, snapshot_id: str, now_ns: int) -> None:
-        """Move a snapshot to the trash, durably.
+    def forget(self, snapshot_ids: Sequence[str], now_ns: int) -> None:
+        """Move snapshots to the trash, durably.
 
-        What it needs stays, and so does the copy of its manifest, until it goes for good.
+        What they need stays, and so do the copies of their manifests, until they go for good.
 
         Raises:
-            SnapshotNotFoundError: There is none.
-            CorruptionError: Its manifest can't be read, so it could not be brought back.
-            StoreError: It can't be done; the snapshot is listed as before.
+            SnapshotNotFoundError: There is none of that ID.
+            CorruptionError: A manifest can't be read, so it could not be brought back.
+            StoreError: It can't be done; unless the trash had all of them, each is listed as
+                before.
         """
-        _, data = self._read_manifest(snapshot_id)
-        self._trash.put(snapshot_id, data, now_ns)
-        path = os.path.join(self.path, layout.SNAPSHOTS, layout.manifest_name(snapshot_id))
-        with store_faults("remove", path):
-            durable.remove_file(path)
-            durable.sync_directory(os.path.dirname(path))
+        files = {one: self._read_manifest(one)[1] for one in snapshot_ids}
+        try:
+            self._trash.put(files, now_ns)
+        except StoreError:
+            # They count for nothing beside the manifests, and take room on a disk that is full.
+            with contextlib.suppress(StoreError):
+                self._trash.remove(snapshot_ids)
+            raise
+        directory = os.path.join(self.path, layout.SNAPSHOTS)
+        with store_faults("remove from", directory):
+            for one in snapshot_ids:
+                durable.remove_file(os.path.join(directory, layout.manifest_name(one)))
+            durable.sync_directory(directory)
 
     def bring_back(self, snapshot_id: str) -> Manifest:
         """Take a snapshot out of the trash, durably: it is listed again, as it was.
@@ -447,6 +455,11 @@ class Store:
             StoreError: It can't be written; it stays in the trash.
         """
         if snapshot_id not in self._trash.ids():
+            if snapshot_id in self._trash.retired():
+                raise SnapshotNotFoundError(
+                    f"{snapshot_id} is gone for good: a prune has taken it from the trash",
+                    hint="'ciuic list' and 'ciuic list --trash' show what is left.",
+                )
             raise SnapshotNotFoundError(
                 f"{snapshot_id} is not in the trash",
                 hint="'ciuic list --trash' shows what can be brought back.",

@@ -6,7 +6,7 @@
 Order of durable writes, so that a snapshot is listed or in the trash at every moment, and never
 in neither (docs/format.md, "Trash"):
 
-    forget       the trash has it, durably;  then its manifest goes
+    forget       the trash has all of them, durably;  then their manifests go
     bring back   its manifest is there, durably;  then the trash lets go
     expire       its ID is retired, durably;  then the trash lets go
 
@@ -16,7 +16,7 @@ renamed, so that an object store could hold all of it.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -119,14 +119,25 @@ class Trash:
                 hint="'ciuic repair --apply' sets aside what can't be mended.",
             ) from error
 
-    def put(self, snapshot_id: str, data: bytes, now_ns: int) -> None:
-        """Durably take in a manifest's file; that it is one has been seen."""
+    def put(self, files: Mapping[str, bytes], now_ns: int) -> None:
+        """Durably take in manifests' files, by their snapshots' IDs; that they are has been seen.
+
+        Raises:
+            StoreError: It can't be done; what is in already does not count beside a manifest.
+        """
         now_ns = max(0, now_ns)  # a clock that is so wrong must not make it unreadable
-        entry = _Entry(FORMAT, snapshot_id, rfc3339(now_ns), now_ns, data.decode())
         with store_faults("write to", self._path):
             if not os.path.isdir(self._path):
                 durable.make_directory(self._path, _DIRECTORY_MODE)
-            self._write(self._entry_path(snapshot_id), seal(entry))
+            for snapshot_id, data in files.items():
+                entry = _Entry(FORMAT, snapshot_id, rfc3339(now_ns), now_ns, data.decode())
+                durable.write_named(
+                    self._entry_path(snapshot_id),
+                    seal(entry),
+                    temporary_directory=self._temporary,
+                    mode=_FILE_MODE,
+                )
+            durable.sync_directory(self._path)
 
     def remove(self, snapshot_ids: Iterable[str]) -> None:
         """Durably let go of snapshots; harmless for those that are not there."""
@@ -168,8 +179,11 @@ class Trash:
         known = self._read_retired()
         if not known.issuperset(snapshot_ids):
             with store_faults("write", self._retired_path):
-                self._write(
-                    self._retired_path, seal(_Retired(FORMAT, sorted(known.union(snapshot_ids))))
+                durable.write_whole(
+                    self._retired_path,
+                    seal(_Retired(FORMAT, sorted(known.union(snapshot_ids)))),
+                    temporary_directory=self._temporary,
+                    mode=_FILE_MODE,
                 )
 
     def _read_retired(self) -> frozenset[str]:
@@ -187,9 +201,6 @@ class Trash:
 
     def _entry_path(self, snapshot_id: str) -> str:
         return os.path.join(self._path, layout.manifest_name(snapshot_id))
-
-    def _write(self, path: str, data: bytes) -> None:
-        durable.write_whole(path, data, temporary_directory=self._temporary, mode=_FILE_MODE)
 
 
 def decode_forgotten(data: bytes, snapshot_id: str) -> Forgotten:

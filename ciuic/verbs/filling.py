@@ -260,6 +260,16 @@ class Filler:
         finally:
             os.close(copy_fd)
 
+    def would_clone(self, path: bytes, entry: Entry, directory: DirectoryHandle) -> int:
+        """How many bytes of a new file, on this directory's file system, a hot copy would serve."""
+        copy_fd = self._hot.open(path, entry) if self._hot is not None else None
+        if self._hot is None or copy_fd is None:
+            return 0
+        try:
+            return entry.size_bytes if self._hot.shares_blocks(copy_fd, directory) else 0
+        finally:
+            os.close(copy_fd)
+
     def _is_like(self, job: Job, copy_fd: int) -> bool:
         """What stands there has the copy's bytes, and its metadata is right now."""
         fd = _open_old(job)

@@ -7,7 +7,7 @@ newest that is whole.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ciuic.catalog import find_snapshot, list_snapshots, remember
 from ciuic.clock import rfc3339
@@ -18,6 +18,9 @@ from ciuic.store import Store
 from ciuic.store.survey import Survey, known_lost
 
 __all__ = ["ForgetPlan", "apply_forget", "bring_back", "plan_forget", "plan_forget_by_id"]
+
+_TOGETHER: Final = 32
+"""Snapshots that go to the trash with one sync of its directory; their manifests are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def plan_forget(store: Store, policy: Policy, now_ns: int) -> ForgetPlan:
         # Whether a snapshot is whole is worth a walk only if something is going to go.
         good = _newest_whole(store, decisions)
         decisions = plan_retention(snapshots, policy, now_ns, good=good)
-    older = policy.younger_s is not None
+    older = policy.younger_s is not None and not policy.counts
     gone = f"older than {policy.text}" if older else f"no rule of {policy.text} keeps it"
     return ForgetPlan(
         kept=tuple([(one.snapshot, "; ".join(one.why)) for one in decisions if one.keep]),
@@ -97,8 +100,9 @@ def apply_forget(store: Store, plan: ForgetPlan, now_ns: int) -> None:
     Raises:
         StoreError: The store failed; what was not forgotten by then is still listed.
     """
-    for one, _ in reversed(plan.forgotten):
-        store.forget(one.id, now_ns)
+    names = [one.id for one, _ in reversed(plan.forgotten)]
+    for begin in range(0, len(names), _TOGETHER):
+        store.forget(names[begin : begin + _TOGETHER], now_ns)
 
 
 def bring_back(store: Store, name: str) -> SnapshotSummary:

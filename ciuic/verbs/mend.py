@@ -120,7 +120,7 @@ class _Hands:
             self._take_away(path)
         elif bad.in_trash:
             forgotten = self._trash.read(bad.id, data)
-            self._trash.put(bad.id, data, forgotten.forgotten_ns)
+            self._trash.put({bad.id: data}, forgotten.forgotten_ns)
         else:
             with store_faults("write", path):
                 durable.write_whole(path, data, temporary_directory=self._temporary, mode=0o600)

@@ -140,6 +140,7 @@ class Placer:
         self._new_inodes: dict[tuple[int, int], bytes] = {}
         self._first_names: dict[tuple[int, int], Job] = {}
         self._file_systems: dict[int, DirectoryHandle] = {}
+        self._above: DirectoryHandle | None = None
 
     def __enter__(self) -> "Placer":
         return self
@@ -156,7 +157,7 @@ class Placer:
         finally:
             self._filler.close()
             # Descriptors of the target are given up now: its file system may be unmounted next.
-            self._closed, self._links = [], []
+            self._closed, self._links, self._above = [], [], None
             self._first_names, self._file_systems, self._times = {}, {}, {}
 
     def keep_time(self, directory: DirectoryHandle) -> None:
@@ -166,10 +167,20 @@ class Placer:
             self._times.setdefault(directory.path, (directory, mtime_ns))
 
     def place(
-        self, directory: DirectoryHandle | None, name: bytes, entry: Entry, path: bytes
+        self,
+        directory: DirectoryHandle | None,
+        name: bytes,
+        entry: Entry,
+        path: bytes,
+        *,
+        above: DirectoryHandle | None = None,
     ) -> None:
-        """Place one entry, and all below it, under ``name`` in ``directory``."""
+        """Place one entry, and all below it, under ``name`` in ``directory``.
+
+        In a dry run that may not be there: it would be made below the directory ``above``.
+        """
         levels: list[_Level] = []
+        self._above = directory or above
         if directory is not None:
             self._file_systems.setdefault(os.fstat(directory.fd).st_dev, directory)
             self._remove_leftovers(directory, directory.names())
@@ -282,7 +293,12 @@ class Placer:
         """A dry run comes to a file in a directory that is not there."""
         key = (entry.link_dev, entry.ino)
         is_further = entry.link_dev and self._new_inodes.setdefault(key, path) != path
-        self._ledger.written(0 if is_further else entry.size_bytes)
+        if is_further:
+            self._ledger.written(0)
+            return
+        above = self._above
+        cloned_bytes = 0 if above is None else self._filler.would_clone(path, entry, above)
+        self._ledger.written(entry.size_bytes, cloned_bytes=cloned_bytes)
 
     def _is_further_name(self, job: Job) -> bool:
         """Remember a hard link; True if another name of the file is placed already."""

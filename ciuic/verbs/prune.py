@@ -12,9 +12,9 @@ the next run takes up what is left to do.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ciuic.clock import Clock
 from ciuic.errors import CancelledError, CorruptionError, StoreFullError, UnknownFormatError
@@ -25,7 +25,6 @@ from ciuic.store.mark import Marks, mark_tree
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.rewrite import Rewriter, orphaned_parity, remove_packs, remove_parity
 from ciuic.store.sweep import DEAD_FRACTION, Census, PackUse, take_census
-from ciuic.store.trash import Forgotten
 
 __all__ = ["PruneCounts", "PrunePlan", "PruneReport", "apply_prune", "foresee_prune", "plan_prune"]
 
@@ -131,11 +130,20 @@ class PruneReport:
         }
 
 
+class _Roots(NamedTuple):
+    """What is kept of ten thousand manifests."""
+
+    taken_ns: int
+    id: str
+    trees: list[bytes]
+
+
 def plan_prune(
     store: Store,
     *,
     trash_s: float,
     now_ns: int,
+    leaving: Collection[str] = (),
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = lambda _what, _done, _total: None,
 ) -> PrunePlan:
@@ -145,6 +153,7 @@ def plan_prune(
         store: Open for writing, so that nobody adds to it meanwhile.
         trash_s: How long a forgotten snapshot stays in the trash.
         now_ns: The time.
+        leaving: Listed snapshots that are to be foreseen as if they were forgotten now.
         cancelled: Asked now and then.
         progress: Told how far it has come.
 
@@ -158,10 +167,14 @@ def plan_prune(
     forgotten = _trash(store)
     # Without a trash the time says nothing: it may have been another one when they were forgotten.
     expired = {
-        one.id for one in forgotten if not trash_s or now_ns - one.forgotten_ns >= trash_s * _NS
+        roots.id
+        for roots, forgotten_ns in forgotten
+        if not trash_s or now_ns - forgotten_ns >= trash_s * _NS
     }
+    in_trash = len(forgotten) - len(expired) + (len(leaving) if trash_s else 0)
+    expired.update(() if trash_s else leaving)
     marks = Marks(store.index)
-    trees = list(_trees(store, expired))
+    trees = list(_trees(store, expired, [roots for roots, _ in forgotten]))
     for number, (snapshot, root) in enumerate(trees):
         progress("mark", number, len(trees))
         try:
@@ -190,7 +203,7 @@ def plan_prune(
     left = {name: size for name, size in packs.items() if name not in gone}
     return PrunePlan(
         expired=tuple(sorted(expired)),
-        in_trash=len(forgotten) - len(expired),
+        in_trash=in_trash,
         removed=removed,
         rewritten=tuple(worn),
         kept=PruneCounts(len(left), sum(left.values())),
@@ -314,34 +327,35 @@ def _remove(store: Store, dead: list[bytes]) -> None:
         store.renew_catalog()
 
 
-def _trash(store: Store) -> list[Forgotten]:
+def _trash(store: Store) -> list[tuple[_Roots, int]]:
+    """What lies in the trash, and since when."""
     try:
-        return store.trash()
+        return [(_roots(one.manifest), one.forgotten_ns) for one in store.trash()]
     except (CorruptionError, UnknownFormatError) as error:
         raise _unreadable(error, "the trash") from error
 
 
-def _trees(store: Store, expired: set[str]) -> Iterator[tuple[str, bytes]]:
+def _trees(store: Store, expired: set[str], trash: list[_Roots]) -> Iterator[tuple[str, bytes]]:
     """ID and root trees of every snapshot that is kept or can be brought back, oldest first."""
-    found: list[tuple[int, str, list[bytes]]] = []
+    found = [one for one in trash if one.id not in expired]
     lost = sorted(name for name, is_gone in store.lone_copies().items() if not is_gone)
     if lost:
         raise _unreadable(CorruptionError("it is lost"), f"the manifest of {lost[0]}")
     for name in store.snapshot_files():
+        if name in expired:
+            continue
         try:
             found.append(_roots(store.manifest(name)))
         except (CorruptionError, UnknownFormatError) as error:
             raise _unreadable(error, f"snapshot {name}") from error
-    found += [_roots(one.manifest) for one in _trash(store) if one.id not in expired]
     for _, name, trees in sorted(found):
         for tree in trees:
             yield name, tree
 
 
-def _roots(manifest: Manifest) -> tuple[int, str, list[bytes]]:
-    """When it was taken, its ID, and its root trees: of ten thousand manifests no more is kept."""
+def _roots(manifest: Manifest) -> _Roots:
     trees = [root.tree for root in manifest.roots if root.tree]
-    return manifest.summary.taken_ns, manifest.summary.id, trees
+    return _Roots(manifest.summary.taken_ns, manifest.summary.id, trees)
 
 
 def _unreadable(

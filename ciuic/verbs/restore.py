@@ -219,7 +219,8 @@ class _Run:
             for target in targets:
                 with target_faults(target.place), _path_errors(target):
                     parent = self._open_parent(target.parent)
-                    placer.place(parent, target.name, target.entry, target.path)
+                    above = None if parent is not None else _nearest(target.parent)
+                    placer.place(parent, target.name, target.entry, target.path, above=above)
             self._in_flux = placer.set_aside
 
     @contextlib.contextmanager
@@ -359,8 +360,18 @@ class _Run:
             if self._request.dry_run:
                 return None
             os.makedirs(path, _PARENT_MODE, exist_ok=True)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        return DirectoryHandle(os.open(path, flags), path)
+        return _opened(path)
+
+
+def _opened(path: bytes) -> DirectoryHandle:
+    return DirectoryHandle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+
+def _nearest(path: bytes) -> DirectoryHandle | None:
+    """The directory that is there already, and that one which is not would be made in."""
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return _opened(path) if os.access(path, os.R_OK) else None
 
 
 @contextlib.contextmanager

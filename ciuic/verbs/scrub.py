@@ -44,10 +44,12 @@ __all__ = [
     "complete",
     "health",
     "parse_budget",
+    "read_since_s",
     "scrub",
 ]
 
 _NS: Final = 1_000_000_000
+_SLOW_BYTES_PER_S: Final = 10_000_000
 _REMEMBER_S: Final = 20.0
 """A killed scrub reads again what it read in this time."""
 _LOCK_WAIT_S: Final = 10.0
@@ -262,6 +264,20 @@ def health(store: Store) -> Health:
         damaged=tuple(damaged),
         lost_chunks=len(known_lost(store)),
     )
+
+
+def read_since_s(store: Store, since_ns: int) -> float:
+    """About how long packs have been read since then, by the times at which each was done.
+
+    A pack took the time since the one before it was done, and no longer than a slow disk takes.
+    """
+    found = sorted([one[:2] for one in _checks(store).values() if one[0] >= since_ns])
+    spent_s = 0.0
+    before_ns = since_ns
+    for checked_ns, read_bytes in found:
+        spent_s += min((checked_ns - before_ns) / _NS, read_bytes / _SLOW_BYTES_PER_S)
+        before_ns = checked_ns
+    return spent_s
 
 
 def scrub(

@@ -150,7 +150,7 @@ def halved(tool: Tool) -> Command:
     if isinstance(tool, Ciuic):
         listed = measure.run(tool.command("list", "--machine-readable")).output.splitlines()
         names = [line.split("|")[0] for line in listed][::-1]
-        steps = [tool.command("forget", *names[::2]), tool.command("prune", "--trash", "0")]
+        steps = [tool.command("forget", *names[::2], "--prune", "--trash", "0")]
     elif isinstance(tool, Restic):
         found = json.loads(measure.run(tool.command("snapshots", "--json")).output)
         names = [one["id"] for one in sorted(found, key=lambda one: str(one["time"]))]

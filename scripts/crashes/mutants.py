@@ -66,8 +66,11 @@ MUTANTS: Final = (
     Mutant(
         "a manifest's name is not synced before the snapshot is reported",
         "ciuic/durable.py",
-        ("        raise\n    sync_directory(os.path.dirname(path))\n"),
-        "        raise\n",
+        (
+            "    write_named(path, data, temporary_directory=temporary_directory, mode=mode)\n"
+            "    sync_directory(os.path.dirname(path))\n"
+        ),
+        "    write_named(path, data, temporary_directory=temporary_directory, mode=mode)\n",
         _story("first snapshots"),
     ),
     Mutant(
@@ -176,22 +179,19 @@ MUTANTS: Final = (
     Mutant(
         "a snapshot is forgotten before it is in the trash",
         "ciuic/store/store.py",
-        "        self._trash.put(snapshot_id, data, now_ns)\n",
+        "            self._trash.put(files, now_ns)\n",
         (
-            "        gone = layout.manifest_name(snapshot_id)\n"
-            "        durable.remove_file(os.path.join(self.path, layout.SNAPSHOTS, gone))\n"
-            "        self._trash.put(snapshot_id, data, now_ns)\n"
+            "            for one in map(layout.manifest_name, snapshot_ids):\n"
+            "                durable.remove_file(os.path.join(self.path, layout.SNAPSHOTS, one))\n"
+            "            self._trash.put(files, now_ns)\n"
         ),
         _story("forget"),
     ),
     Mutant(
         "a snapshot is forgotten, and the removal is not synced",
         "ciuic/store/store.py",
-        (
-            "            durable.remove_file(path)\n"
-            "            durable.sync_directory(os.path.dirname(path))\n"
-        ),
-        "            durable.remove_file(path)\n",
+        ("layout.manifest_name(one)))\n            durable.sync_directory(directory)\n"),
+        "layout.manifest_name(one)))\n",
         _story("forget"),
     ),
     Mutant(
@@ -207,13 +207,24 @@ MUTANTS: Final = (
     Mutant(
         "the trash is written without a sync",
         "ciuic/store/trash.py",
-        "        durable.write_whole(path, data, ",
+        "                durable.write_named(\n",
         (
-            '        with open(path, "wb") as file:\n'
-            "            file.write(data)\n"
-            "        return\n"
-            "        durable.write_whole(path, data, "
+            '                with open(self._entry_path(snapshot_id), "wb") as file:\n'
+            "                    file.write(seal(entry))\n"
+            "                continue\n"
+            "                durable.write_named(\n"
         ),
+        _story("forget"),
+    ),
+    Mutant(
+        "snapshots are forgotten before their names in the trash are synced",
+        "ciuic/store/trash.py",
+        (
+            "                    mode=_FILE_MODE,\n"
+            "                )\n"
+            "            durable.sync_directory(self._path)\n"
+        ),
+        "                    mode=_FILE_MODE,\n                )\n",
         _story("forget"),
     ),
     Mutant(
@@ -267,8 +278,8 @@ MUTANTS: Final = (
     Mutant(
         "what is in the trash is not marked",
         "ciuic/verbs/prune.py",
-        "    found += [_roots(one.manifest) for one in _trash(store) if one.id not in expired]\n",
-        "",
+        "    found = [one for one in trash if one.id not in expired]\n",
+        "    found: list[_Roots] = []\n",
         _story("prune"),
     ),
     Mutant(

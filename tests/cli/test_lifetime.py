@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.cli import lifetime
 from ciuic.store.sealed import seal
 from tests.cli.test_terminal import ESCAPE, on_terminal, plain
 from tests.kit.damage import flip_byte
@@ -82,6 +81,58 @@ def test_a_dry_run_shows_each_snapshot_and_why(taken: Place) -> None:
     assert taken.ids() == known
 
 
+def test_forget_and_prune_at_once_is_the_one_and_then_the_other(taken: Place) -> None:
+    known = taken.ids()
+    arguments = ("forget", known[2], "--prune", "--trash", "0")
+    before = contents(taken.store)
+    shown = taken.run_here(*arguments, "--dry-run")
+    assert "would forget 1 snapshot" in shown.err
+    assert "1 forgotten snapshot would be gone for good" in shown.out
+    foreseen = taken.run_here(*arguments, "--dry-run", "--json").document
+    for name in ("snapshots", "packs", "parity", "trash"):
+        part = f"/{name}"
+        assert {key: one for key, one in contents(taken.store).items() if part in key} == {
+            key: one for key, one in before.items() if part in key
+        }, "a dry run changes nothing"
+    done = taken.run_here(*arguments, "--json")
+    assert done.code == 0, done.said()
+    assert taken.ids() == known[:2]
+    assert taken.run_here("list", "--trash", "--json").document == []
+    assert done.document["prune"]["expired"] == [known[2]]
+    assert done.document["prune"]["dead_chunks"] > 0
+    same = {"dry_run": True, "total_s": 0}
+    assert {**foreseen, "prune": {**foreseen["prune"], **same}} == {
+        **done.document,
+        "dry_run": True,
+        "prune": {**done.document["prune"], **same},
+    }
+    assert taken.run_here("verify", "--all", "--checksum").code == 0
+    again = taken.run_here("prune", "--trash", "0", "--json").document
+    assert again["freed_bytes"] == 0
+    assert again["expired"] == []
+    refused(taken.run_here("forget", "--undo", known[2]), 1, f"{known[2]} is gone for good")
+
+
+def test_a_wrong_configuration_is_told_before_anything_is_forgotten(taken: Place) -> None:
+    known = taken.ids()
+    for key in ("trash", "parity"):
+        keep(taken, "last:1", **{key: "some"})
+        refused(taken.run_here("forget", known[2], "--prune"), 2, key, "'some'")
+        assert taken.ids() == known
+
+
+def test_what_was_just_forgotten_stays_in_the_trash_of_its_own_prune(taken: Place) -> None:
+    known = taken.ids()
+    foreseen = taken.run_here("forget", known[2], "--prune", "--dry-run", "--json").document
+    assert foreseen["prune"]["in_trash"] == 1
+    done = taken.run_here("forget", known[2], "--prune")
+    assert (done.code, taken.ids()) == (0, known[:2]), done.said()
+    assert "'ciuic forget --undo ID' brings one back for 1 d 00 h" in done.err
+    assert "1 forgotten snapshot in the trash" in done.err
+    assert taken.run_here("forget", "--undo", known[2]).code == 0
+    assert taken.run_here("verify", "--all", "--checksum").code == 0
+
+
 def test_forget_by_name_bring_back_and_the_trash_between(taken: Place) -> None:
     known = taken.ids()
     assert taken.run_here("list", "--trash").err == "the trash is empty\n"
@@ -130,6 +181,9 @@ CASES = {
     "both": (["{2}", "--policy", "last:2"], 2, "exclude each other"),
     "an undo and more": (["{2}", "--undo", "{2}"], 2, "exclude each other"),
     "an undo that is dry": (["--undo", "{2}", "--dry-run"], 2, "exclude each other"),
+    "an undo and a prune": (["--undo", "{2}", "--prune"], 2, "nor --prune"),
+    "a trash without a prune": (["{2}", "--trash", "0"], 2, "--trash is for --prune"),
+    "a trash of no time": (["{2}", "--prune", "--trash", "soon"], 2, "soon"),
     "an undo of what is listed": (["--undo", "{2}"], 1, "is not in the trash"),
     "an undo of nothing": (["--undo", "cs-ffffffffff"], 1, "not in the trash", "list --trash"),
     "an unknown option": (["--force"], 2, "No such option"),
@@ -175,11 +229,8 @@ def test_the_policy_of_a_configuration_is_for_its_own_store_only(taken: Place) -
     assert [one["id"] for one in done.document["forgotten"]] == known[2:]
 
 
-def test_a_store_that_somebody_is_writing_to_is_busy(
-    taken: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_somebody_is_writing_to_is_busy(taken: Place) -> None:
     known = taken.ids()
-    monkeypatch.setattr(lifetime, "_WAIT_S", 0.0)
     with (taken.store / "lock.write").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         # Looking at what would go takes no lock.
@@ -187,12 +238,24 @@ def test_a_store_that_somebody_is_writing_to_is_busy(
         assert taken.run_here("tag", known[2]).out == "first\n"
         for arguments in (
             ["forget", "--policy", "last:1"],
+            ["forget", "--policy", "last:1", "--prune", "--dry-run"],
             ["forget", "--undo", known[2]],
+            ["prune"],
             ["tag", known[2], "--add", "x"],
             ["pin", known[2]],
+            ["repair", "--apply"],
         ):
-            refused(taken.run_here(*arguments), 5, "is in use by process")
+            refused(taken.run_here(*arguments, "--wait", "0"), 5, "is in use by process")
     assert taken.ids() == known
+
+
+@pytest.mark.parametrize("command", ["snapshot", "forget", "prune", "repair", "tag", "pin"])
+def test_every_command_that_writes_waits_as_long_as_it_is_told(taken: Place, command: str) -> None:
+    shown = taken.run_here(command, "--help").out
+    assert "--wait TIME" in shown
+    assert "[default: 10s]" in shown
+    more = [] if command in {"snapshot", "forget", "prune", "repair"} else [taken.ids()[2]]
+    refused(taken.run_here(command, *more, "--wait", "soon"), 2, "--wait", "soon")
 
 
 def test_a_damaged_entry_is_named_and_the_rest_is_shown(taken: Place) -> None:
@@ -303,5 +366,5 @@ def test_list_trash_goes_with_json_only(taken: Place) -> None:
 
 def test_help_has_an_example_of_each_form(tmp_path: Path) -> None:
     shown = run("ciuic", "forget", "--help", cwd=tmp_path).out
-    for word in ("[ID]...", "--dry-run", "--policy", "last:3, hourly:24", "--undo"):
+    for word in ("[ID]...", "--dry-run", "--policy", "last:3, hourly:24", "--undo", "--prune"):
         assert word in shown

@@ -74,7 +74,7 @@ class Prepared:
             self.known[box.take().id] = photograph(box.source)
         self.trashed, self.spare = list(self.known)[:2]
         with open_store(str(box.store), write=True) as store:
-            store.forget(self.trashed, 1)
+            store.forget([self.trashed], 1)
         self.trashed_photo = self.known.pop(self.trashed)
         (box.source / "large").write_bytes(rng.randbytes(MIB))
         (box.source / "new").mkdir()
@@ -106,6 +106,9 @@ COMMANDS = {
     "forget": Command(lambda made, _out: ("forget", made.spare), (0, 1, 4)),
     "undo": Command(lambda made, _out: ("forget", "--undo", made.trashed), (0, 1, 4)),
     "prune": Command(lambda _made, _out: ("prune", "--trash", "0"), (0, 1, 4)),
+    "forget and prune": Command(
+        lambda made, _out: ("forget", made.spare, "--prune", "--trash", "0"), (0, 1, 4)
+    ),
     "repair": Command(lambda _made, _out: ("repair", "--apply"), (0, 1, 4), spoil),
     "tag": Command(lambda made, _out: ("tag", made.spare, "--add", "t"), (0, 1, 4)),
     "verify": Command(lambda _made, _out: ("verify", "--all", "--checksum"), (0, 1, 4)),
@@ -242,8 +245,9 @@ def assert_whole(
     listed = {one.id for one in box.snapshots()}
     with open_store(str(box.store)) as store:
         trashed = {one.id for one in store.trash()}
-    if name == "forget":
-        assert made.spare in listed or made.spare in trashed, where
+    if name.startswith("forget"):
+        has_pruned = name == "forget and prune"
+        assert has_pruned or made.spare in listed or made.spare in trashed, where
         if outcome.code == 0:
             assert made.spare not in listed, where
             del known[made.spare]
@@ -251,9 +255,9 @@ def assert_whole(
             del known[made.spare]
     if name == "undo" and outcome.code == 0:
         assert made.trashed in listed, where
-    if name == "prune" and outcome.code == 0:
+    if name in {"prune", "forget and prune"} and outcome.code == 0:
         assert trashed == set(), where
-    elif name != "prune":
+    elif name not in {"prune", "forget and prune"}:
         assert made.trashed in listed | trashed, where
     assert known.keys() <= listed, where
     assert len(listed) <= len(known) + 1, where
@@ -351,3 +355,39 @@ def test_a_store_on_a_disk_that_is_full(
         box.restore(snapshot=last.id, to=tmp_path / "last")
         assert differences(photograph(box.source), photograph(tmp_path / "last" / "source")) == []
         assert box.verify().ok
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"] if LONG else ["ext4", "btrfs"])
+def test_a_restore_onto_a_disk_that_is_full(made: Prepared, tmp_path: Path, kind: str) -> None:
+    """Each file is old or new, what is missing was named, and with room a second run finishes."""
+    old, new = min(made.known), max(made.known)
+    box = copy_of(made, tmp_path / "from")
+    with disk(kind, tmp_path) as mounted:
+        out = mounted.path / "out"
+        arguments = ("-p", made.box.source, "-d", out, "--overwrite", "--json")
+        for free_bytes in (0, 64 * 1024, 512 * 1024, MIB):
+            assert box.ciuic("restore", "-s", old, *arguments).code == 0
+            mounted.leave_free(free_bytes)
+            where = f"{kind} with {free_bytes} bytes free"
+            outcome = box.ciuic("restore", "-s", new, *arguments)
+            found = photograph(out / "source")
+            for path, one in found.items():
+                assert b".ciuic-restore-" not in path, where
+                versions = [photo[path].content for photo in (made.known[old], made.known[new])]
+                assert one.content in versions, (where, path)
+            if outcome.code == 1:
+                error = outcome.document["error"]
+                assert "No space left" in error["message"], (where, outcome)
+                assert "\n" not in error["message"], where
+                assert error["hint"], where
+            elif outcome.code:
+                assert outcome.code in {3, 4}, (where, outcome)
+                assert outcome.document["failed"], where
+            else:
+                assert differences(made.known[new], found) == [], where
+            (mounted.path / "ballast").unlink()
+            again = box.ciuic("restore", "-s", new, *arguments)
+            assert again.code == 0, (where, again)
+            assert differences(made.known[new], photograph(out / "source")) == [], where
+        assert os.listdir(mounted.path) in (["out"], ["lost+found", "out"], ["out", "lost+found"])

@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         (box.source / "file").write_bytes(b"%d" % number * 5000)
         names.append(box.take().id)
     with open_store(str(box.store), write=True) as store:
-        store.forget(names[0], 1)
+        store.forget([names[0]], 1)
     return Made(box, names[1:], names[:1])
 
 

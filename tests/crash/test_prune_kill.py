@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     (box.source / "late").unlink()
     with open_store(str(box.store), write=True) as store:
         for name in old:
-            store.forget(name, 0)
+            store.forget([name], 0)
     return Made(box, known)
 
 

@@ -80,9 +80,9 @@ class Kept:
         for name in (gone, self.forgotten):
             del self.photos[name]
         with open_store(str(box.store), write=True) as store:
-            store.forget(gone, 1)
+            store.forget([gone], 1)
             store.empty_trash([gone])
-            store.forget(self.forgotten, 2)
+            store.forget([self.forgotten], 2)
         self.files = self.read()
         self.times = {name: os.stat(box.store / name).st_mtime_ns for name in self.files}
 

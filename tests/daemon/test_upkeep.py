@@ -8,10 +8,12 @@ from typing import Any
 import psutil
 import pytest
 
+from ciuic.config import load_settings
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.store import create_store, open_store
 from ciuic.verbs.scrub import Health, health
 from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuicd.upkeep import Upkeep
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Daemon, Machine, wait_until
 from tests.kit.damage import flip_content
@@ -166,6 +168,35 @@ def test_without_a_budget_nothing_is_read(machine: Machine) -> None:
     assert known(machine).unchecked == known(machine).packs
 
 
+def test_what_was_read_today_counts_after_a_restart(machine: Machine) -> None:
+    """A daemon that starts again and again must not read all day long."""
+    take(machine, days_ago=10)
+    noon_ns = (time.time_ns() // DAY_NS - 3) * DAY_NS + DAY_NS // 2
+    day = ManualClock(noon_ns)
+    with open_store(str(machine.store), write=True) as store:
+        for number in range(120):
+            # Those of a night and a pause long ago took what a slow disk takes, and no longer.
+            done_ns = noon_ns - (200 - number if number > 20 else 30_000 - 1000 * number) * 10**9
+            store.index.put_check(os.urandom(32), done_ns, 10_000_000, "")
+        yesterday_ns = noon_ns - DAY_NS
+        store.index.put_check(os.urandom(32), yesterday_ns, 500_000_000, "")
+        store.index.commit()
+
+    def spent_s(budget: str, clock: ManualClock) -> float:
+        machine.configure(scrub_budget=budget)
+        begun = Upkeep(clock, lambda: None)
+        begun.run(load_settings(str(machine.config)), lambda: False)
+        found = begun.shown["scrubbed_today_s"]
+        assert isinstance(found, float)
+        return found
+
+    assert spent_s("2m", day) == pytest.approx(120)
+    assert known(machine).unchecked == known(machine).packs, "the budget of that day was spent"
+    assert spent_s("10m", day) >= 120
+    assert known(machine).unchecked == 0, "and this one was not"
+    assert spent_s("2m", ManualClock(noon_ns + DAY_NS)) < 1
+
+
 def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
     content = os.urandom(MIB)
     name = take(machine, days_ago=10, a=content)
@@ -260,7 +291,7 @@ def test_a_prune_that_finds_a_snapshot_unreadable_removes_nothing_and_the_daemon
     second = take(machine, days_ago=39)
     take(machine, days_ago=1)
     with open_store(str(machine.store), write=True) as store:
-        store.forget(first, time.time_ns() - 10 * DAY_NS)
+        store.forget([first], time.time_ns() - 10 * DAY_NS)
     (machine.store / "snapshots" / f"{second}.json").write_bytes(b"{}")
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
@@ -291,7 +322,7 @@ def test_a_prune_that_had_to_wait_for_the_store_is_made_up_for(machine: Machine)
     take(machine, days_ago=1, big=os.urandom(1000))
     machine.configure(trash="0")
     with open_store(str(machine.store), write=True) as store:
-        store.forget(first, time.time_ns())
+        store.forget([first], time.time_ns())
         daemon = machine.start()
         daemon.wait_for_log("prune waits: ")
         assert "pruned: " not in daemon.log()

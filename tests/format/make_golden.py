@@ -166,7 +166,7 @@ def main() -> None:
         opened.keep_copies(newest.id)
         set_pinned(opened, expected[0]["id"], pinned=True)
         for name in (forgotten, retired):
-            opened.forget(name, clock.now_ns())
+            opened.forget([name], clock.now_ns())
         opened.empty_trash([retired])
     expected[2] |= {"id": newest.id, "parent": newest.parent, "taken_ns": newest.taken_ns}
     for name in os.listdir(store):

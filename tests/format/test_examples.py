@@ -145,7 +145,7 @@ def test_ciuic_brings_back_and_forgets_as_the_page_says(store):
         (one,) = opened.trash()
         opened.bring_back("cs-1a2b3c")
         assert (store / layout.SNAPSHOTS / "cs-1a2b3c.json").read_bytes() == manifest
-        opened.forget("cs-1a2b3c", one.forgotten_ns)
+        opened.forget(["cs-1a2b3c"], one.forgotten_ns)
     assert (store / layout.TRASH / "cs-1a2b3c.json").read_bytes() == entry
     assert list((store / layout.SNAPSHOTS).iterdir()) == []
 

@@ -27,7 +27,16 @@ _PARSERS = {
     "rows": ["store/index.py"],
     "tensors": [
         f"chunking/tensors/{one}.py"
-        for one in ("described", "gguf", "headers", "npy", "pickled", "safetensors", "zipped")
+        for one in (
+            "described",
+            "gguf",
+            "hdf5",
+            "headers",
+            "npy",
+            "pickled",
+            "safetensors",
+            "zipped",
+        )
     ],
     "trash": ["store/trash.py", "store/manifest.py"],
     "tree": ["store/nodes.py"],

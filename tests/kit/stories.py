@@ -134,12 +134,17 @@ def pruned(directory: Path, rng: random.Random) -> Story:
         (story.source / "d0").mkdir(exist_ok=True)
         (story.source / "d0" / "kept").write_bytes(b"%d" % (number // 2) * 20_000)
         story.take()
-    story.forget(story.newest(3), story.newest(2))
+        if not number:
+            # Packs with nothing else in them: they are dead as soon as this one is forgotten.
+            (story.source / "passing").write_bytes(rng.randbytes(20_000))
+            story.take()
+            (story.source / "passing").unlink()
+    story.forget(story.newest(4), story.newest(3), story.newest(2))
     story.run("prune")
     story.run("prune", "--trash", "0")
     train(story.source, rng)
     story.run("snapshot")
-    story.run("prune", "--trash", "0")
+    story.run("forget", story.newest(1), "--prune", "--trash", "0")
     return story
 
 

@@ -100,6 +100,9 @@ def holdings(store: Store, *, is_damaged: bool = False) -> Holdings:
         assert (manifest.summary.tags, manifest.summary.pinned) == words
         live[summary.id] = Kept(summary.taken_ns, manifest.roots, words)
     trash = frozenset(one.id for one in store.trash())
+    if not is_damaged:
+        for name in trash:
+            Trash(store.path).read(name, None)  # whole without the copy of its manifest
     return Holdings(live, trash, Trash(store.path).retired())
 
 
@@ -203,8 +206,7 @@ class StoreStory:
     def forget(self, *names: str) -> None:
         """Snapshots go to the trash before the story begins."""
         with open_store(str(self.store), write=True) as store:
-            for name in names:
-                store.forget(name, time.time_ns())
+            store.forget(names, time.time_ns())
         self._begin_here()
 
     def _begin_here(self) -> None:

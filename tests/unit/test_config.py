@@ -161,7 +161,7 @@ def test_both_readers_refuse_a_bad_line_and_name_it(conf, text, line, said):
         ("retention_policy = 0\n", 1, "keeps nothing"),
         ("retention_policy = forever\n", 1, "'forever' is not a duration"),
         ("retention_policy = yearly:3\n", 1, "'yearly' is none of last, hourly"),
-        ("retention_policy = 7d, last:3\n", 1, "'7d' is none of last, hourly"),
+        ("retention_policy = 7d; last:3\n", 1, "'7d; last' is none of last, hourly"),
         ("retention_policy = last:0\n", 1, "needs a count from 1 on"),
         ("retention_policy = last\n", 1, "'last' is not a duration"),
         ("retention_policy = last:3, daily\n", 1, "'daily' needs a count"),

@@ -51,6 +51,8 @@ def times(*texts):
         ("last:3", "last:3"),
         (" hourly : 24 ,daily:7,\tlast:1 ", "hourly:24, daily:7, last:1"),
         ("monthly:999999", "monthly:999999"),
+        ("7d, weekly:4", "7d, weekly:4"),
+        (" weekly:4,last:2 , 7d ", "7d, weekly:4, last:2"),
     ],
 )
 def test_policies_are_read_and_written_again(text, shown):
@@ -85,8 +87,15 @@ def test_policies_are_read_and_written_again(text, shown):
         ("hourli:24, daily:7", "'hourli' is none of last, hourly, daily, weekly, monthly"),
         ("Daily:7", "'Daily' is none of"),
         ("yearly:1", "'yearly' is none of"),
-        ("7d, last:3", "a duration such as 7d stands alone"),
-        ("last:3, 7d", "a duration such as 7d stands alone"),
+        ("7d, 30d", "two durations, 7d and 30d"),
+        ("7d, last:3, 7d", "two durations"),
+        ("7d, 0d, last:3", "two durations"),
+        ("0d, last:3", "keeps nothing"),
+        ("7, last:3", "not a duration"),
+        ("7d last:3", "'7d last' is none of"),
+        ("7d:3", "'7d' is none of"),
+        ("last:3, week", "not a duration"),
+        ("hour, daily:7", "not a duration"),
         ("daily:7, daily:8", "daily is there twice"),
         ("last:3,", "is empty"),
         (",last:3", "is empty"),
@@ -222,6 +231,26 @@ def test_the_rules_are_united_and_each_says_its_word():
         (),
         ("daily 2 of 2: 2026-06-14",),
         ("monthly 2 of 2: 2026-05",),
+    ]
+
+
+def test_a_duration_and_counts_are_united_as_well():
+    snapshots = [
+        taken("2026-04-30 08:00"),
+        taken("2026-05-30 07:00"),
+        taken("2026-05-30 08:00"),
+        taken("2026-06-14 08:00"),
+        taken("2026-06-15 11:00"),
+        taken("2026-06-15 12:00"),
+    ]
+    decisions = decide(snapshots, "monthly:2, 2d", now_ns=taken("2026-06-15 13:00").taken_ns)
+    assert [one.why for one in decisions] == [
+        ("monthly 1 of 2: 2026-06", "younger than 2d", "the newest", "the newest that is whole"),
+        ("younger than 2d",),
+        ("younger than 2d",),
+        ("monthly 2 of 2: 2026-05",),
+        (),
+        (),
     ]
 
 
@@ -371,10 +400,16 @@ def test_what_was_kept_is_kept_again(snapshots, rules):
     assert all(one.keep for one in decide(stays, text))
 
 
-@given(stores(), st.integers(1, 1000).map(lambda hours: f"{hours}h"), st.sets(st.integers(0, 24)))
-def test_a_duration_never_takes_what_must_stay(snapshots, text, damaged):
+@given(
+    stores(),
+    st.integers(1, 1000),
+    st.one_of(st.just({}), RULES),
+    st.sets(st.integers(0, 24)),
+)
+def test_a_duration_never_takes_what_must_stay(snapshots, hours, rules, damaged):
     damaged = {f"cs-{number:06x}" for number in damaged}
-    limit_ns = NOW_NS - int(text[:-1]) * HOUR
+    limit_ns = NOW_NS - hours * HOUR
+    text = ", ".join([f"{hours}h", *(f"{rule}:{count}" for rule, count in rules.items())])
     found = {one.snapshot.id for one in decide(snapshots, text, damaged=damaged) if one.keep}
     young = {one.id for one in snapshots if one.taken_ns > limit_ns}
-    assert found == young | expected(snapshots, {}, damaged)
+    assert found == young | expected(snapshots, rules, damaged)

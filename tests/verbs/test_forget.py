@@ -280,7 +280,7 @@ def test_a_forgotten_snapshot_lies_in_the_trash_whole(taken: Box) -> None:
 def test_a_clock_that_is_wrong_hinders_nothing(taken: Box, now_ns: int) -> None:
     known = names(taken)
     with open_store(str(taken.store), write=True) as store:
-        store.forget(known[0], now_ns)
+        store.forget([known[0]], now_ns)
         assert [one.forgotten_ns for one in store.trash()] == [max(0, now_ns)]
         store.bring_back(known[0])
     assert names(taken) == known
@@ -604,6 +604,24 @@ def test_on_a_full_disk_nothing_is_lost_and_nothing_half_done(tmp_path: Path) ->
         assert box.verify().ok
 
 
+@pytest.mark.root
+def test_where_the_trash_has_no_room_for_all_of_them_none_is_forgotten(tmp_path: Path) -> None:
+    with disk("ext4", tmp_path, size_mib=64, mkfs=("-b", "4096")) as place:
+        box = Box(place.path)
+        fill(box)
+        known = names(box)
+        with open_store(str(box.store), write=True) as store:
+            change_tags(store, known[1], add=[f"{number:060}" for number in range(400)])
+        place.leave_free(5 * 4096)
+        with pytest.raises(StoreError, match="No space left"):
+            forget(box, known[0], known[1])
+        assert names(box) == known
+        assert os.listdir(box.store / "trash") == [], "what the first one took is given back"
+        (place.path / "ballast").unlink()
+        forget(box, known[0], known[1])
+        assert (names(box), trash(box)) == (known[2:], known[:2])
+
+
 # Stops between any two durable calls
 
 
@@ -611,13 +629,16 @@ class Stop(BaseException):
     """The process ends here."""
 
 
-CALLS = ("write_whole", "publish", "remove_file", "sync_directory", "make_directory")
+CALLS = (
+    *("write_whole", "write_named", "publish"),
+    *("remove_file", "sync_directory", "make_directory"),
+)
 
 
 def stopped(path: Path, act: Callable[[Store], object], after: int) -> bool:
     """Whether ``act`` came to its end when the process ends in front of a call that is durable.
 
-    ``write_whole`` makes two more of them: a file without its name, a name that is not synced.
+    ``write_whole`` makes more of them: a file without its name, a name that is not synced.
     """
     made = 0
 

@@ -179,6 +179,22 @@ def test_a_dry_run_tells_what_a_rollback_does(hot: Box) -> None:
     assert done["cloned_bytes"] == 3 * MIB + 77
 
 
+def test_a_dry_run_into_a_new_place_tells_what_would_be_cloned(hot: Box) -> None:
+    for place in (hot.directory / "new", hot.directory / "new" / "er" / "still"):
+        arguments = ("restore", "-s", "latest", "-p", hot.source, "-d", place, "--json")
+        foretold = hot.ciuic(*arguments, "--dry-run").document
+        assert not place.exists()
+        done = hot.ciuic(*arguments).document
+        for key in ("written_files", "written_bytes", "cloned_bytes", "kept_files"):
+            assert foretold[key] == done[key], key
+        assert done["cloned_bytes"] == 12 * MIB + 77 + 200_000
+        no_hot = hot.ciuic(*arguments[:-1], "--no-hot", "--overwrite", "--dry-run", "--json")
+        assert no_hot.document["cloned_bytes"] == 0
+    elsewhere = ("-d", "/dev/shm/ciuic-nowhere", "--dry-run", "--json")
+    other = hot.ciuic("restore", "-s", "latest", "-p", hot.source, *elsewhere).document
+    assert (other["cloned_bytes"], other["written_bytes"]) == (0, done["written_bytes"])
+
+
 def test_no_hot_takes_the_store_and_the_trees_are_the_same(hot: Box) -> None:
     out = hot.directory / "out"
     arguments = ("restore", "-s", "latest", "-p", hot.source, "--json", "-d")

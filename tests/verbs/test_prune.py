@@ -43,7 +43,7 @@ DAY_S = 86_400.0
 def forget(box: Box, *names: str) -> None:
     with open_store(str(box.store), write=True) as store:
         for name in names:
-            store.forget(name, box.clock.now_ns())
+            store.forget([name], box.clock.now_ns())
 
 
 def prune(box: Box, *, dry_run: bool = False, trash_s: float = 0, after: int = 0) -> PruneReport:
@@ -462,6 +462,22 @@ def test_marks_are_a_set(names: set[bytes], data: st.DataObject) -> None:
     for number, name in enumerate(listed):
         kind = frame.TREE if number < half else frame.DATA
         assert marks.is_needed(kind, name) == (name in wanted)
+    index.close()
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 5000])
+def test_of_any_number_of_chunks_those_that_are_needed_are_found(count):
+    """However many stretches the IDs are searched in; the first and the last ID too."""
+    chance = random.Random(count)
+    names = sorted([bytes(32), b"\xff" * 32, *(chance.randbytes(32) for _ in range(count))])
+    index = Index("", write=True)
+    one, _ = frame.encode_frame(frame.DATA, [(name, b"") for name in names])
+    index.add_pack(bytes(32), 1, [PackedFrame(8, one, one.encode_header())])
+    marks = Marks(index)
+    marks.add_data(names[::3])
+    found = [marks.is_needed(frame.DATA, name) for name in names]
+    assert found == [number % 3 == 0 for number in range(len(names))]
+    assert not any(marks.is_needed(frame.DATA, chance.randbytes(32)) for _ in range(100))
     index.close()
 
 

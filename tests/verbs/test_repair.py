@@ -460,7 +460,7 @@ def test_a_damaged_header_is_put_back_from_its_copy(patient, content):
 
 def test_a_forgotten_snapshot_does_not_come_back(patient):
     with open_store(str(patient.store), write=True) as store:
-        store.forget(patient.ids[1], patient.box.clock.now_ns())
+        store.forget([patient.ids[1]], patient.box.clock.now_ns())
     patient.repair()
     assert [one.id for one in patient.box.snapshots()] == patient.ids[:1]
 
@@ -477,7 +477,7 @@ def test_a_forgotten_snapshot_does_not_come_back(patient):
 def test_a_damaged_list_of_retired_snapshots_brings_nobody_back(patient):
     with open_store(str(patient.store), write=True) as store:
         copy = store.manifest_copy(patient.ids[1])
-        store.forget(patient.ids[1], patient.box.clock.now_ns())
+        store.forget([patient.ids[1]], patient.box.clock.now_ns())
         store.empty_trash([patient.ids[1]])
         store.put_copy(f"{patient.ids[1]}.json", copy)
     flip_byte(patient.store / layout.RETIRED, 30)
@@ -493,7 +493,7 @@ def test_a_damaged_list_of_retired_snapshots_brings_nobody_back(patient):
 @pytest.mark.parametrize("has_copy", [True, False])
 def test_a_damaged_entry_of_the_trash(patient, has_copy):
     with open_store(str(patient.store), write=True) as store:
-        store.forget(patient.ids[1], patient.box.clock.now_ns())
+        store.forget([patient.ids[1]], patient.box.clock.now_ns())
     name = f"{patient.ids[1]}.json"
     if not has_copy:
         (patient.store / "parity" / name).unlink()

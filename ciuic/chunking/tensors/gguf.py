@@ -61,6 +61,8 @@ _ELEMENTS: Final = {
     39: "MXFP4",
 }
 _DIMENSIONS_MAX: Final = 8
+_PAIRS_MAX: Final = 10_000
+"""Keys with a value: models have some dozens."""
 _ITEMS_MAX: Final = 1_000_000
 """Strings and keys: the largest vocabularies have 256,000 tokens and as many merges."""
 _READ_BYTES: Final = 64 * 1024
@@ -125,10 +127,10 @@ def spans(headers: Headers) -> list[Span]:
     """The tensors of a file that ``begins`` like this one, in any order."""
     cursor = _Cursor(headers)
     _, version, tensors, pairs = _HEAD.unpack(cursor.take(_HEAD.size))
-    if version not in _VERSIONS or tensors > SPANS_MAX:
+    if version not in _VERSIONS or tensors > SPANS_MAX or pairs > _PAIRS_MAX:
         raise NoLayoutError("not of a known version")
     alignment = _ALIGNMENT_DEFAULT
-    for _ in range(min(pairs, _ITEMS_MAX + 1)):
+    for _ in range(pairs):
         key, kind = cursor.string(), cursor.number(4)
         if key == _ALIGNMENT and kind == _U32:
             alignment = cursor.number(4)
