@@ -14,6 +14,7 @@ from ciuic.errors import CorruptionError
 from ciuic.hashing import checksum, data_id
 from ciuic.store import open_store
 from ciuic.store.frame import CHAIN_MAX, DATA, NO_REFERENCE, Frame, encode_frame
+from ciuic.store.header import CONTENT
 from ciuic.store.index import ChunkPlace
 from ciuic.store.layout import PACKS, pack_name
 from ciuic.store.nodes import iter_pieces
@@ -113,6 +114,21 @@ def test_a_tensor_follows_the_one_of_its_name_wherever_that_was(box: Box) -> Non
         safetensors({"b": next(other), "new": bytes(99), "a": next(one)}, note="x" * 99)
     )
     assert box.take().stored_bytes < 0.9 * first.stored_bytes
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
+def test_an_array_of_numbers_without_a_header_is_known_by_its_looks(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Cut by its content it would never be found again."""
+    box = Box(tmp_path, chunk_bytes=256 * KIB, chunking=CONTENT)
+    dice = np.random.default_rng(1)
+    values = dice.normal(0, 0.02, SIZE // 4)
+    for _ in range(2):
+        (box.source / "ckpt-1.data-00000-of-00001").write_bytes(values.astype(dtype).tobytes())
+        box.take()
+        values += dice.normal(0, 1e-4, len(values))
+    assert is_delta(box, box.source / "ckpt-1.data-00000-of-00001")
 
 
 def test_it_is_the_newest_version_that_is_followed(box: Box) -> None:
