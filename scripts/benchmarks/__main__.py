@@ -42,6 +42,12 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         help="for rows 9 to 13: only this file system; repeatable",
     )
     parser.add_argument(
+        "--series",
+        action="append",
+        choices=chain.SERIES,
+        help="for rows 20 to 24: only these checkpoints; repeatable",
+    )
+    parser.add_argument(
         "--turns", type=int, default=3, help="times that each tool has its turn (odd, default 3)"
     )
     parser.add_argument(
@@ -85,7 +91,7 @@ def measure_all(bench: Bench, options: argparse.Namespace, size: str) -> None:
     measure_rows(bench, wanted, data)
     upkeep.measure_upkeep(bench, wanted, data, size)
     if wanted & chain.ROWS:
-        chain.measure_chains(bench, wanted)
+        chain.measure_chains(bench, wanted, set(options.series or chain.SERIES))
     if wanted & cow.ROWS and os.geteuid() != 0:
         print("rows 9 to 13 mount file systems and need root: left out", file=sys.stderr)
     elif wanted & cow.ROWS:

@@ -34,6 +34,7 @@ SIZE_MARKS = {
     "dcp100": None,
 }
 """How much of the smallest peer's store ours may take."""
+SERIES = sorted([*SIZE_MARKS, "large"])
 IN_PLACE = ("adam100", "adam10")
 TIMED = ("adam100", "large")
 CURVES = ("adam100", "bf16-100")
@@ -87,19 +88,20 @@ def in_order(directory: Path) -> list[Path]:
     return sorted(directory.iterdir(), key=lambda path: int(path.stem.rpartition("_")[2]))
 
 
-def measure_chains(bench: Bench, wanted: set[int]) -> None:
-    """Runs the wanted rows."""
+def measure_chains(bench: Bench, wanted: set[int], series: set[str]) -> None:
+    """Runs the wanted rows; 20 to 24 on the wanted series."""
     chains = Chains(bench)
     if 20 in wanted:
         for name, mark in SIZE_MARKS.items():
-            chains.sizes(name, "rolling", mark)
-            if name in IN_PLACE:
+            if name in series:
+                chains.sizes(name, "rolling", mark)
+            if name in series and name in IN_PLACE:
                 chains.sizes(name, "in place", mark)
     if wanted & {21, 22, 23}:
-        for name in TIMED:
+        for name in sorted(series & set(TIMED)):
             chains.times(name, wanted)
     if 24 in wanted and bench.ciuic is not None:
-        for name in CURVES:
+        for name in sorted(series & set(CURVES)):
             chains.curve(bench.ciuic, name)
     if 25 in wanted:
         log = bench.corpus.series_log("pretrain")
@@ -147,7 +149,7 @@ class Chains:
         """Taking, restoring and verifying them; peers as they are by default, which is faster."""
         bench, states = self._bench, self.states(name)
         tools = bench.stores
-        taken = self._grow(tools, states, rolling)
+        taken = self._grow(tools, states, rolling, timed=True)
         if 21 in wanted:
             # The first has nothing to be like: that is row 1.
             turns = {tool: found[1:] for tool, found in taken.items()}
@@ -198,7 +200,7 @@ class Chains:
         return Restic(self._bench.work, compression[tool.name])
 
     def _grow(
-        self, tools: Sequence[Tool], states: Sequence[Path], layout: Layout
+        self, tools: Sequence[Tool], states: Sequence[Path], layout: Layout, *, timed: bool = False
     ) -> dict[str, list[float]]:
         """One snapshot a checkpoint, the tools in turns; what is first and last is compared."""
         taken: dict[str, list[float]] = {tool.name: [] for tool in tools}
@@ -208,27 +210,29 @@ class Chains:
         for number in range(len(states)):
             layout(self._source, states, number)
             for tool in tools:
-                self._bench.prepare("warm", [self._source])
+                if timed:
+                    self._bench.prepare("warm", [self._source])
                 taken[tool.name].append(measure.run(tool.snapshot()).wall_s)
             if number == 0:
                 first = compare.fingerprints(self._source)
         for tool in tools:
             measure.run(tool.verify())
             for place, wanted in ((0, first), (-1, compare.fingerprints(self._source))):
-                self._put_back(tool, place, "warm", wanted)
+                self._put_back(tool, place, None, wanted)
         return taken
 
     def _restored(self, place: int) -> Callable[[Tool, str], Run]:
         return lambda tool, cache: self._put_back(tool, place, cache, None)
 
     def _put_back(
-        self, tool: Tool, place: int, cache: str, wanted: compare.Fingerprints | None
+        self, tool: Tool, place: int, cache: str | None, wanted: compare.Fingerprints | None
     ) -> Run:
         target = self._bench.work / "target"
         target.mkdir()
         command = tool.restore([self._source], target, tool.snapshots()[place])
-        self._bench.prepare(cache, [tool.store])
-        result = measure.run(command, sync=target)
+        if cache is not None:
+            self._bench.prepare(cache, [tool.store])
+        result = measure.run(command, sync=None if cache is None else target)
         if wanted is not None:
             compare.require_same(wanted, tool.restored(self._source, target))
         shutil.rmtree(target)
@@ -361,11 +365,16 @@ class Workday:
             return result
 
         for what, mark, bound, once in (
-            ("list, then the newest checkpoint", "<= 1/5", 0.2, elsewhere([newest])),
-            ("newest cut short: list, then roll back in place", "<= 1/5", 0.2, rolled_back),
+            ("list, then the newest checkpoint", "<= 1/5 of a full copy", 0.2, elsewhere([newest])),
+            (
+                "newest cut short: list, then roll back in place",
+                "<= 1/5 of a full copy",
+                0.2,
+                rolled_back,
+            ),
             ("all is gone: list, then everything", "", None, elsewhere([self._source])),
         ):
-            goal = Goal(25, f"{what}, {self._about}", f"{mark} of a copy", limit=bound)
+            goal = Goal(25, f"{what}, {self._about}", mark, limit=bound)
             bench.race(goal, contestants, once, durable=True)
 
 

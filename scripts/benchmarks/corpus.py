@@ -163,7 +163,9 @@ class Corpus:
             command: list[str | Path] = [self._torch(), script, kind, text, inside]
             subprocess.run([*command, *self._size.series, *resume], check=True)
             for made in sorted(inside.iterdir()):
-                made.rename(self._chain / made.name)
+                # What another has begun to read stays; the same steps were taken from the same seed.
+                if not (self._chain / made.name).exists():
+                    made.rename(self._chain / made.name)
 
     def _torch(self) -> Path:
         if not self._torch_python.exists():
