@@ -45,7 +45,7 @@ class Size:
 
 # Full: 25.6 M parameters, 307 MB a full state, 102 MB its weights. 6 x 307 + 3 x 102 MB are 2 GiB,
 # and 21 full states more make it 8 GiB.
-# Series: 2.5 M parameters, 30 MB a full state, 12 of each; quick: 0.43 M, 5.3 MB, 4 of each.
+# Series: 2.5 M parameters, 30 MB a full state, 12 of each; quick: 0.48 M, 5.7 MB, 4 of each.
 FULL = Size(
     "full",
     512,
@@ -163,7 +163,7 @@ class Corpus:
             command: list[str | Path] = [self._torch(), script, kind, text, inside]
             subprocess.run([*command, *self._size.series, *resume], check=True)
             for made in sorted(inside.iterdir()):
-                # What another has begun to read stays; the same steps were taken from the same seed.
+                # What is there stays: the same steps were taken from the same seed.
                 if not (self._chain / made.name).exists():
                     made.rename(self._chain / made.name)
 
