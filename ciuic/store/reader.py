@@ -55,15 +55,18 @@ class _Pack:
 
 
 class _Descent:
-    """The way from a chunk down to what stands alone; nothing is looked for in vain twice."""
+    """The way from a chunk down to what stands alone; nothing is looked for in vain twice.
+
+    Attributes:
+        depth: How many deltas lie above.
+        lost: Chunks that were not to be had.
+        is_below: It was a frame's reference that could not be had: the frame may be sound.
+    """
 
     def __init__(self) -> None:
         self.depth = 0
         self.lost: set[bytes] = set()
-
-
-class _ReferenceError(CorruptionError):
-    """The frame may be sound; what it is a difference from can't be had."""
+        self.is_below = False
 
 
 class StoreReader:
@@ -244,13 +247,13 @@ class StoreReader:
         self, place: ChunkPlace, *, heal: bool, descent: _Descent
     ) -> tuple[Frame, bytes | memoryview]:
         where = f"pack {place.pack.hex()[:12]} at byte {place.offset_bytes}"
+        descent.is_below = False
         try:
             try:
                 return self._decoded(place, self._read(place), heal=heal, descent=descent)
-            except _ReferenceError:
-                raise
             except CorruptionError:
-                mended = self._mended(place, descent=descent) if heal else None
+                can_mend = heal and not descent.is_below
+                mended = self._mended(place, descent=descent) if can_mend else None
                 if mended is None:
                     raise
                 return mended
@@ -356,16 +359,17 @@ class StoreReader:
 
     def _reference(self, name: bytes, *, heal: bool, descent: _Descent) -> bytes | memoryview:
         """What a delta is a difference from."""
-        if descent.depth >= CHAIN_MAX:
-            raise _ReferenceError(f"it is the end of a chain of more than {CHAIN_MAX} deltas")
-        if name in descent.lost:
-            raise _ReferenceError("it is a difference from what is lost")
         descent.depth += 1
         try:
+            if descent.depth > CHAIN_MAX:
+                raise CorruptionError(f"it is the end of a chain of more than {CHAIN_MAX} deltas")
+            if name in descent.lost:
+                raise ChunkMissingError(f"chunk {name.hex()[:12]} is lost")
             return self._chunk(name, DATA, heal=heal, descent=descent)
         except CorruptionError as error:
             descent.lost.add(name)
-            raise _ReferenceError(f"without its reference: {error.message}") from error
+            descent.is_below = True
+            raise CorruptionError(f"without its reference: {error.message}") from error
         finally:
             descent.depth -= 1
 

@@ -8,13 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import cow, measure, report, upkeep
+from benchmarks import chain, cow, measure, report, upkeep
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
 from benchmarks.mounts import KINDS
 from benchmarks.rows import DATA_SETS, Bench, measure_rows
 from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, find_ciuic
 
-ALL_ROWS = range(1, 20)
+ALL_ROWS = range(1, 26)
 SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
 
 
@@ -30,7 +30,7 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         action="append",
         choices=ALL_ROWS,
         metavar="ROW",
-        help="1 to 19; repeatable",
+        help="1 to 25; repeatable",
     )
     parser.add_argument(
         "--data", choices=DATA_SETS, help="for rows with both: only these files (default: both)"
@@ -40,6 +40,12 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         action="append",
         choices=KINDS,
         help="for rows 9 to 13: only this file system; repeatable",
+    )
+    parser.add_argument(
+        "--series",
+        action="append",
+        choices=chain.SERIES,
+        help="for rows 20 to 24: only these checkpoints; repeatable",
     )
     parser.add_argument(
         "--turns", type=int, default=3, help="times that each tool has its turn (odd, default 3)"
@@ -84,6 +90,8 @@ def measure_all(bench: Bench, options: argparse.Namespace, size: str) -> None:
     data = set(DATA_SETS) if options.data is None else {options.data}
     measure_rows(bench, wanted, data)
     upkeep.measure_upkeep(bench, wanted, data, size)
+    if wanted & chain.ROWS:
+        chain.measure_chains(bench, wanted, set(options.series or chain.SERIES))
     if wanted & cow.ROWS and os.geteuid() != 0:
         print("rows 9 to 13 mount file systems and need root: left out", file=sys.stderr)
     elif wanted & cow.ROWS:

@@ -40,12 +40,49 @@ class Size:
     every: int
     more_saves: int
     small_files: int
+    series: tuple[str, ...]
 
 
 # Full: 25.6 M parameters, 307 MB a full state, 102 MB its weights. 6 x 307 + 3 x 102 MB are 2 GiB,
 # and 21 full states more make it 8 GiB.
-FULL = Size("full", 512, 8, 2, saves=6, weights=3, every=20, more_saves=21, small_files=100_000)
-QUICK = Size("quick", 256, 5, 2, saves=6, weights=3, every=20, more_saves=21, small_files=10_000)
+# Series: 2.5 M parameters, 30 MB a full state, 12 of each; quick: 0.48 M, 5.7 MB, 4 of each.
+FULL = Size(
+    "full",
+    512,
+    8,
+    2,
+    saves=6,
+    weights=3,
+    every=20,
+    more_saves=21,
+    small_files=100_000,
+    series=("--width", "256", "--layers", "3", "--saves", "12", "--rows", "40000"),
+)
+QUICK = Size(
+    "quick",
+    256,
+    5,
+    2,
+    saves=6,
+    weights=3,
+    every=20,
+    more_saves=21,
+    small_files=10_000,
+    series=("--width", "128", "--layers", "2", "--saves", "4", "--wide", "2", "--rows", "8000"),
+)
+SERIES = {
+    "adam10": "pretrain",
+    "adam100": "pretrain",
+    "adam100-later": "pretrain",
+    "adam500": "pretrain",
+    "bf16-100": "pretrain",
+    "dcp100": "pretrain",
+    "tune": "tune",
+    "frozen": "frozen",
+    "sparse": "sparse",
+}
+"""The series of checkpoints, and the kind of training that each comes from."""
+RESUMED = ("tune", "frozen")
 
 
 class Corpus:
@@ -53,6 +90,7 @@ class Corpus:
 
     def __init__(self, cache: Path, size: Size) -> None:
         self._data = cache / "data"
+        self._chain = cache / ("chain" if size is FULL else f"chain-{size.name}")
         self._torch_python = cache / "torch" / "bin" / "python"
         self._size = size
 
@@ -63,6 +101,20 @@ class Corpus:
     def more_checkpoints(self) -> Path:
         """6 GiB more: the same run goes on, a full state every 5 steps."""
         return self._built("more-checkpoints", self._train_on)
+
+    def series(self, name: str) -> Path:
+        """12 checkpoints of a small model, as far apart as the name says; see series.py."""
+        final = self._chain / name
+        if not final.exists():
+            self._train_series(SERIES[name])
+        return final
+
+    def series_log(self, kind: str) -> Path:
+        """The log of a training that series come from: a line of JSON a step."""
+        log = self._chain / f"{kind}.jsonl"
+        if not log.exists():
+            self._train_series(kind)
+        return log
 
     def small_files(self) -> Path:
         """100,000 files of real text, 6 KB on average, log-normal sizes, in nested directories."""
@@ -96,15 +148,32 @@ class Corpus:
             target, ["--saves", str(self._size.more_saves), "--resume", str(last), *every]
         )
 
-    def _run_training(self, target: Path, arguments: list[str]) -> None:
+    def _train_series(self, kind: str) -> None:
+        resume: list[str | Path] = []
+        if kind in RESUMED:
+            states = self.series("adam100").iterdir()
+            resume = ["--resume", max(states, key=lambda path: path.stat().st_mtime_ns)]
+        print(f"training for {self._chain}: {kind} (once)", file=sys.stderr, flush=True)
+        self._chain.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._chain) as scratch:
+            inside = Path(scratch, kind)
+            inside.mkdir()
+            script = Path(__file__).with_name("series.py")
+            text = write_training_text(Path(scratch))
+            command: list[str | Path] = [self._torch(), script, kind, text, inside]
+            subprocess.run([*command, *self._size.series, *resume], check=True)
+            for made in sorted(inside.iterdir()):
+                # What is there stays: the same steps were taken from the same seed.
+                if not (self._chain / made.name).exists():
+                    made.rename(self._chain / made.name)
+
+    def _torch(self) -> Path:
         if not self._torch_python.exists():
             raise SystemExit("no PyTorch to make checkpoints with: run scripts/install-peers first")
-        text = target.parent / "text"
-        with text.open("wb") as out:
-            for piece in real_text():
-                if out.tell() >= TRAINING_TEXT_BYTES:
-                    break
-                out.write(piece)
+        return self._torch_python
+
+    def _run_training(self, target: Path, arguments: list[str]) -> None:
+        text = write_training_text(target.parent)
         size = self._size
         shape = [
             "--width",
@@ -117,7 +186,7 @@ class Corpus:
         script = Path(__file__).with_name("train.py")
         # argparse takes the last of two, so what a caller adds wins over the usual distance.
         command: list[str | Path] = [
-            self._torch_python,
+            self._torch(),
             script,
             text,
             target,
@@ -139,6 +208,17 @@ class Corpus:
             # Files of the last second are a special case for tools that trust time stamps.
             written_s = 1_700_000_000 + chance.random() * 50_000_000
             os.utime(path, (written_s, written_s))
+
+
+def write_training_text(directory: Path) -> Path:
+    """What models learn from, as one file."""
+    text = directory / "text"
+    with text.open("wb") as out:
+        for piece in real_text():
+            if out.tell() >= TRAINING_TEXT_BYTES:
+                break
+            out.write(piece)
+    return text
 
 
 def small_file_name(number: int) -> str:

@@ -8,6 +8,7 @@ restic always encrypts; its password comes from the environment and its cache is
 `--encryption none`, its fastest setting. ciuic runs without its daemon.
 """
 
+import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -30,8 +31,11 @@ class Tool(Protocol):
     def snapshot(self) -> Command:
         """Takes one snapshot of all sources."""
 
-    def restore(self, paths: Sequence[Path], target: Path) -> Command:
-        """Puts `paths` of the newest snapshot below the empty directory `target`."""
+    def snapshots(self) -> list[str]:
+        """What the snapshots in the store are called, the oldest first."""
+
+    def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:
+        """Puts `paths` of a snapshot below the empty directory `target`."""
 
     def restored(self, path: Path, target: Path) -> Path:
         """Where `restore` has put `path`."""
@@ -47,21 +51,26 @@ class Tool(Protocol):
 
 
 class Ciuic:
-    """ciuic with a configuration file of two lines: what to snapshot and where the store is."""
+    """ciuic with a configuration file of two lines: what to snapshot and where the store is.
+
+    `settings` are further lines, for rows about a key.
+    """
 
     name = "ciuic"
 
-    def __init__(self, work: Path, executable: Path) -> None:
-        self.home = work / "ciuic"
+    def __init__(self, work: Path, executable: Path, *settings: str) -> None:
+        self.home = work / "-".join(["ciuic", *settings]).replace(" ", "")
         self.store = self.home / "store"
         self.executable = executable
         self.configuration = self.home / "ciuic.conf"
+        self._settings = settings
 
     def fresh(self, sources: Sequence[Path]) -> None:
         """Writes the configuration and runs `ciuic init`."""
         _empty(self.home)
         paths = ", ".join(map(str, sources))
-        self.configuration.write_text(f"snapshot_paths = {paths}\nsnapshot_dir = {self.store}\n")
+        lines = [f"snapshot_paths = {paths}", f"snapshot_dir = {self.store}", *self._settings]
+        self.configuration.write_text("".join(f"{line}\n" for line in lines))
         run(self.command("init"))
 
     def command(self, *arguments: str) -> Command:
@@ -72,10 +81,15 @@ class Ciuic:
         """`ciuic snapshot`."""
         return self.command("snapshot")
 
-    def restore(self, paths: Sequence[Path], target: Path) -> Command:
-        """`ciuic restore -s latest -p PATH... -d TARGET`."""
+    def snapshots(self) -> list[str]:
+        """The IDs that `ciuic list` names."""
+        listed = run(self.command("list", "--machine-readable")).output.splitlines()
+        return [line.split("|")[0] for line in listed][::-1]
+
+    def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:
+        """`ciuic restore -s ID -p PATH... -d TARGET`."""
         chosen = [part for path in paths for part in ("-p", str(path))]
-        return self.command("restore", "-s", "latest", *chosen, "-d", str(target))
+        return self.command("restore", "-s", snapshot, *chosen, "-d", str(target))
 
     def restored(self, path: Path, target: Path) -> Path:
         """The last component of the path, in the target."""
@@ -95,31 +109,42 @@ class Ciuic:
 
 
 class Restic:
-    """restic with its cache on."""
+    """restic with its cache on.
+
+    With `compression`, the repository is of version 2, the first that can compress.
+    """
 
     name = "restic"
 
-    def __init__(self, work: Path) -> None:
-        self.home = work / "restic"
+    def __init__(self, work: Path, compression: str | None = None) -> None:
+        self.home = work / f"restic-{compression or 'default'}"
         self.store = self.home / "store"
         self._sources: Sequence[Path] = ()
+        self._compression = compression
 
     def fresh(self, sources: Sequence[Path]) -> None:
         """Runs `restic init`."""
         _empty(self.home)
         self._sources = sources
-        run(self.command("init"))
+        version = ["--repository-version", "2"] if self._compression else []
+        run(self.command("init", *version))
 
     def snapshot(self) -> Command:
         """`restic backup SOURCE...`."""
-        return self.command("backup", "--quiet", *map(str, self._sources))
+        level = ["--compression", self._compression] if self._compression else []
+        return self.command("backup", "--quiet", *level, *map(str, self._sources))
 
-    def restore(self, paths: Sequence[Path], target: Path) -> Command:
-        """`restic restore latest`, with `--include` when it is not everything."""
+    def snapshots(self) -> list[str]:
+        """The IDs that `restic snapshots` names, by time."""
+        found = json.loads(run(self.command("snapshots", "--json")).output)
+        return [one["id"] for one in sorted(found, key=lambda one: str(one["time"]))]
+
+    def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:
+        """`restic restore ID`, with `--include` when it is not everything."""
         chosen = (
             [] if list(paths) == list(self._sources) else [f"--include={path}" for path in paths]
         )
-        return self.command("restore", "latest", "--target", str(target), *chosen)
+        return self.command("restore", snapshot, "--target", str(target), *chosen)
 
     def restored(self, path: Path, target: Path) -> Path:
         """The whole path, below the target."""
@@ -144,16 +169,17 @@ class Restic:
 
 
 class Borg:
-    """borg 1.4 without encryption."""
+    """borg 1.4 without encryption; lz4 is its default compression."""
 
     name = "borg"
 
-    def __init__(self, work: Path, executable: Path) -> None:
-        self.home = work / "borg"
+    def __init__(self, work: Path, executable: Path, compression: str | None = None) -> None:
+        self.home = work / f"borg-{compression or 'default'}"
         self.store = self.home / "store"
-        self._executable = executable
+        self.executable = executable
         self._sources: Sequence[Path] = ()
         self._count = 0
+        self._compression = compression
 
     def fresh(self, sources: Sequence[Path]) -> None:
         """Runs `borg init --encryption none`."""
@@ -165,9 +191,15 @@ class Borg:
     def snapshot(self) -> Command:
         """`borg create STORE::NAME SOURCE...`."""
         self._count += 1
-        return self.command("create", f"{self.store}::{self._count}", *map(str, self._sources))
+        level = ["--compression", self._compression] if self._compression else []
+        name = f"{self.store}::{self._count}"
+        return self.command("create", *level, name, *map(str, self._sources))
 
-    def restore(self, paths: Sequence[Path], target: Path) -> Command:
+    def snapshots(self) -> list[str]:
+        """They are called by their number."""
+        return [str(number) for number in range(1, self._count + 1)]
+
+    def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:
         """`borg extract STORE::NAME [PATH...]`, run inside the target."""
         chosen = (
             []
@@ -175,7 +207,8 @@ class Borg:
             else [str(path.relative_to("/")) for path in paths]
         )
         target.mkdir(parents=True, exist_ok=True)
-        return self.command("extract", f"{self.store}::{self._count}", *chosen, directory=target)
+        name = str(self._count) if snapshot == "latest" else snapshot
+        return self.command("extract", f"{self.store}::{name}", *chosen, directory=target)
 
     def restored(self, path: Path, target: Path) -> Path:
         """The whole path, below the target."""
@@ -191,7 +224,7 @@ class Borg:
 
     def version(self) -> str:
         """As `borg --version` says it."""
-        return run(Command((str(self._executable), "--version"))).output.strip()
+        return run(Command((str(self.executable), "--version"))).output.strip()
 
     def command(self, *arguments: str, directory: Path | None = None) -> Command:
         """Any borg command."""
@@ -199,7 +232,7 @@ class Borg:
             "BORG_BASE_DIR": str(self.home / "base"),
             "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
         }
-        return Command((str(self._executable), *arguments), environment, directory)
+        return Command((str(self.executable), *arguments), environment, directory)
 
 
 class Copy:
@@ -222,7 +255,11 @@ class Copy:
         """`cp -a SOURCE... STORE` and `sync -f`."""
         return _copy([*map(str, self._sources)], self.store)
 
-    def restore(self, paths: Sequence[Path], target: Path) -> Command:
+    def snapshots(self) -> list[str]:
+        """There is one, the last."""
+        return ["latest"]
+
+    def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:  # noqa: ARG002
         """`cp -a` the other way, and `sync -f`."""
         target.mkdir(parents=True, exist_ok=True)
         return _copy([str(self._copied(path)) for path in paths], target)

@@ -4,7 +4,6 @@ Guarantees: those of rows.py. What is left after a prune is verified by the tool
 byte, before its time counts; a prune that frees nothing ends the benchmark with an error.
 """
 
-import json
 import random
 import shutil
 import sys
@@ -147,16 +146,12 @@ class Lives:
 
 def halved(tool: Tool) -> Command:
     """Forgets every other snapshot, the oldest first, and gives their room back at once."""
+    names = tool.snapshots()
     if isinstance(tool, Ciuic):
-        listed = measure.run(tool.command("list", "--machine-readable")).output.splitlines()
-        names = [line.split("|")[0] for line in listed][::-1]
         steps = [tool.command("forget", *names[::2], "--prune", "--trash", "0")]
     elif isinstance(tool, Restic):
-        found = json.loads(measure.run(tool.command("snapshots", "--json")).output)
-        names = [one["id"] for one in sorted(found, key=lambda one: str(one["time"]))]
         steps = [tool.command("forget", *names[::2], "--prune")]
     elif isinstance(tool, Borg):
-        names = [str(number) for number in range(1, SNAPSHOTS + 1)]
         store = str(tool.store)
         steps = [tool.command("delete", store, *names[::2]), tool.command("compact", store)]
     else:
@@ -165,14 +160,15 @@ def halved(tool: Tool) -> Command:
 
 
 def in_turn(steps: list[Command]) -> Command:
-    """One command after the other, as one; the environment is that of the first."""
+    """One command after the other, as one, with the first's environment and the last's place."""
     parts: list[str] = []
     places: list[str] = []
     for step in steps:
         first = len(parts) + 1
         parts += step.arguments
         places.append(" ".join(f'"${{{number}}}"' for number in range(first, len(parts) + 1)))
-    return Command(("sh", "-c", " && ".join(places), "sh", *parts), steps[0].environment)
+    script = ("sh", "-c", " && ".join(places), "sh", *parts)
+    return Command(script, steps[0].environment, steps[-1].directory)
 
 
 def parity(bench: Bench, ciuic: Ciuic, name: str, source: Path) -> None:
