@@ -43,6 +43,9 @@ _SEALING_MAX: Final = 2
 _BARRIER_PACKS: Final = 16
 """Packs between two commits of the catalog: a killed run loses no more than their index rows."""
 
+_ALONE_BYTES: Final = 64 * 1024
+"""A chunk of this length gets a frame of its own: behind others its numbers would not begin where
+elements do, and byte planes would find none in them."""
 _DELTAS_MAX: Final = 12
 """Links of a chain, however little they take: each is decoded in turn."""
 _NONE: Final[Mapping[bytes, bytes]] = MappingProxyType({})
@@ -170,12 +173,12 @@ class StoreWriter:
             thread.start()
 
     def add_data(self, chunks: Chunks, earlier: Mapping[bytes, bytes] = _NONE) -> int:
-        """Store those chunks of file content that the store lacks, together in one frame.
+        """Store those chunks of file content that the store lacks, small ones together.
 
         Args:
             chunks: ID and plain bytes of each. The bytes must not change until ``finish``.
             earlier: By the ID of a chunk that of its last version, which it may be stored as a
-                difference from. Such a chunk gets a frame of its own.
+                difference from.
 
         Returns:
             Plain bytes that were new.
@@ -189,8 +192,12 @@ class StoreWriter:
         new_bytes = sum([len(plain) for _, plain in fresh])
         if earlier and self._chain_cost > 1:
             fresh = [one for one in fresh if not self._add_delta(*one, earlier.get(one[0], b""))]
-        for start in range(0, len(fresh), CHUNKS_MAX):
-            self._enqueue(DATA, fresh[start : start + CHUNKS_MAX])
+        small = [one for one in fresh if len(one[1]) < _ALONE_BYTES]
+        for start in range(0, len(small), CHUNKS_MAX):
+            self._enqueue(DATA, small[start : start + CHUNKS_MAX])
+        for one in fresh:
+            if len(one[1]) >= _ALONE_BYTES:
+                self._enqueue(DATA, [one])
         with self._lock:
             self.totals.new_bytes += new_bytes
         return new_bytes
