@@ -23,6 +23,7 @@ _LIMIT_S: Final = 1800
 _TOO_LONG: Final = 124
 _STATES: Final = "tests/crash/test_states.py"
 _TAKE: Final = "tests/verbs/test_take.py::"
+_CHAINS: Final = "tests/verbs/test_chains.py::"
 _RESTORE: Final = "tests/verbs/test_restore.py::"
 _EVERY_PROMISE: Final = "test_every_promise_holds_in_whatever_a_power_cut_leaves"
 
@@ -319,6 +320,48 @@ MUTANTS: Final = (
         '            raise _unreadable(error, f"the trees of {snapshot}") from error\n',
         "            del error, snapshot\n",
         "tests/verbs/test_prune.py::test_what_can_not_be_read_stops_it_before_anything_is_removed",
+    ),
+    Mutant(
+        "a delta counts as there without what it builds on",
+        "ciuic/store/index.py",
+        "            found -= {name for name in deltas if name not in whole}\n",
+        "            del whole\n",
+        f"{_CHAINS}test_what_builds_on_a_lost_chunk_is_stored_again",
+    ),
+    Mutant(
+        "prune does not ask what deltas build on",
+        "ciuic/verbs/prune.py",
+        "    marks.add_references(store.index)\n",
+        "",
+        f"{_CHAINS}test_forgetting_what_is_built_upon_keeps_what_is_needed_of_it",
+    ),
+    Mutant(
+        "a base snapshot builds on older ones",
+        "ciuic/verbs/gather.py",
+        "old_root.is_directory and self._believe",
+        "old_root.is_directory",
+        f"{_CHAINS}test_a_base_snapshot_needs_nothing_older",
+    ),
+    Mutant(
+        "a delta may cost whatever it likes to read",
+        "ciuic/codec/__init__.py",
+        "            chain_cost * fraction * size - reference.cost_bytes,\n",
+        "",
+        f"{_CHAINS}test_a_chain_is_bounded_by_what_it_costs_to_read",
+    ),
+    Mutant(
+        "a file in flux is built upon",
+        "ciuic/verbs/earlier.py",
+        "entry.content and entry.state == WHOLE and",
+        "entry.content and",
+        f"{_CHAINS}test_a_file_in_flux_is_nothing_to_build_upon",
+    ),
+    Mutant(
+        "a delta is not decoded before it counts",
+        "ciuic/codec/__init__.py",
+        "if len(stored) <= room and _survives(DELTA, stored, old, plain):",
+        "if len(stored) <= room:",
+        "tests/unit/test_delta.py::test_what_does_not_come_back_is_not_kept",
     ),
 )
 
