@@ -103,7 +103,7 @@ def test_the_main_job_runs_on_every_kind_of_file_system(mounted: Disk, tmp_path:
     assert report["failed"] == []
     # sparse and model.pt are written, best.pt is linked to the new model.pt
     assert report["written_files"] == 3
-    assert report["cloned_bytes"] >= 5 * MIB
+    assert report["cloned_bytes"] >= 4 * MIB  # what changed takes the chunks around it along
     assert differences(before, photograph(place.source)) == []
     again = place.run("restore", "-s", first["id"], *options).document
     assert again["written_files"] == 0
