@@ -9,10 +9,11 @@ All of this only says where to look. Whether a chunk is stored as a difference i
 bytes: a guess that is wrong costs reading a chunk.
 """
 
+import contextlib
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ciuic.chunking.tensors import Span, layout
@@ -29,8 +30,10 @@ _DIGITS: Final = re.compile(rb"\d+")
 _FILE_BYTES_MIN: Final = 64 * 1024
 _NEAR_SHARE: Final = 64
 """A file of another name is the same one renamed if it is as long but for such a part."""
-_FILES_MAX: Final = 10_000
-"""Of one directory, and as many subdirectories; whoever has more has no step in each name."""
+_NAMES_MAX: Final = 10_000
+"""Of one directory; whoever has more large files in one does not name them by steps."""
+_NUMBERS_MAX: Final = 8
+_RENAMED_MAX: Final = 32
 
 
 class EarlierDirectory:
@@ -44,60 +47,85 @@ class EarlierDirectory:
     def __init__(self, reader: StoreReader, entry: Entry) -> None:
         self._reader = reader
         self._entry = entry
-        self._roles: dict[tuple[bool, bytes], list[Entry]] | None = None
+        self._names: _Names | None = None
 
     def file(self, name: bytes, size_bytes: int) -> Entry | None:
         """The last version of a regular file."""
-        found = self._of_role(name, is_directory=False)
-        return found if found is not None else self._renamed(name, size_bytes)
+        names = self._all()
+        return names.of_role(name, is_directory=False) or names.renamed(name, size_bytes)
 
     def directory(self, name: bytes) -> "EarlierDirectory | None":
         """The last version of a subdirectory."""
-        found = self._of_role(name, is_directory=True)
+        found = self._all().of_role(name, is_directory=True)
         return EarlierDirectory(self._reader, found) if found is not None else None
 
-    def _of_role(self, name: bytes, *, is_directory: bool) -> Entry | None:
-        """The newest of those whose names have most of their numbers in common with this one."""
-        numbers = _DIGITS.findall(name)
-
-        def likeness(entry: Entry) -> tuple[bool, int, int]:
-            pairs = zip(_DIGITS.findall(entry.name), numbers, strict=True)
-            alike = sum([one == other for one, other in pairs])
-            return entry.name == name, alike, entry.mtime_ns
-
-        found = self._all().get((is_directory, _role(name)))
-        return max(found, key=likeness) if found else None
-
-    def _renamed(self, name: bytes, size_bytes: int) -> Entry | None:
-        suffix = name[name.rfind(b".") :] if b"." in name else b""
-        near = [
-            one
-            for (is_directory, _), entries in self._all().items()
-            if not is_directory
-            for one in entries
-            if one.name.endswith(suffix)
-            and abs(one.size_bytes - size_bytes) <= size_bytes // _NEAR_SHARE
-        ]
-        return max(near, key=lambda one: one.mtime_ns, default=None)
-
-    def _all(self) -> dict[tuple[bool, bytes], list[Entry]]:
-        if self._roles is None:
-            self._roles = {}
-            count = 0
+    def _all(self) -> "_Names":
+        if self._names is None:
+            self._names = _Names()
             top = self._entry
             entries = iter_tree(self._reader.node, top.content, top.level) if top.content else ()
-            try:
+            # What could be read of a damaged directory is as good as anything.
+            with contextlib.suppress(CorruptionError):
                 for entry in entries:
                     is_file = entry.is_file and entry.size_bytes >= _FILE_BYTES_MIN
                     if entry.content and entry.state == WHOLE and (is_file or entry.is_directory):
-                        role = entry.is_directory, _role(entry.name)
-                        self._roles.setdefault(role, []).append(entry)
-                        count += 1
-                        if count >= _FILES_MAX:
-                            break
-            except CorruptionError:
-                pass  # what could be read is as good as anything
-        return self._roles
+                        self._names.add(entry)
+                    if self._names.count >= _NAMES_MAX:
+                        break
+        return self._names
+
+
+class _Names:
+    """Entries by what of their names stays from step to step; the newest of each kind."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._newest: dict[tuple[object, ...], Entry] = {}
+        self._by_suffix: dict[bytes, list[Entry]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Take an entry in."""
+        self.count += 1
+        for key in _keys(entry.name, is_directory=entry.is_directory):
+            known = self._newest.get(key)
+            if known is None or known.mtime_ns <= entry.mtime_ns:
+                self._newest[key] = entry
+        if entry.is_file:
+            found = self._by_suffix.setdefault(_suffix(entry.name), [])
+            found.append(entry)
+            if len(found) > 2 * _RENAMED_MAX:
+                found.sort(key=lambda one: one.mtime_ns)
+                del found[:_RENAMED_MAX]
+
+    def of_role(self, name: bytes, *, is_directory: bool) -> Entry | None:
+        """The one of this name; else of a name with one other number; else with other numbers."""
+        keys = _keys(name, is_directory=is_directory)
+        return next((self._newest[key] for key in keys if key in self._newest), None)
+
+    def renamed(self, name: bytes, size_bytes: int) -> Entry | None:
+        """The newest that ends alike and is about as long."""
+        near = [
+            one
+            for one in self._by_suffix.get(_suffix(name), ())
+            if abs(one.size_bytes - size_bytes) <= size_bytes // _NEAR_SHARE
+        ]
+        return max(near, key=lambda one: one.mtime_ns, default=None)
+
+
+def _keys(name: bytes, *, is_directory: bool) -> Iterator[tuple[object, ...]]:
+    """What a name has in common with others of its role, the likest first."""
+    yield is_directory, name
+    role = _DIGITS.sub(b"0", name)
+    numbers = _DIGITS.findall(name)
+    if 1 < len(numbers) <= _NUMBERS_MAX:
+        for at in range(len(numbers)):
+            yield is_directory, role, at, *numbers[:at], *numbers[at + 1 :]
+    if numbers:
+        yield is_directory, role, b""
+
+
+def _suffix(name: bytes) -> bytes:
+    return name[name.rfind(b".") :] if b"." in name else b""
 
 
 class EarlierChunks:
@@ -175,7 +203,3 @@ class EarlierChunks:
             offset_bytes += count
             at += 1
         return b"".join(parts)
-
-
-def _role(name: bytes) -> bytes:
-    return _DIGITS.sub(b"0", name)
