@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from ciuic.errors import BusyError, StoreError, StoreFullError
 from ciuic.hashing import ID_BYTES
+from ciuic.store.faults import store_faults
 from ciuic.store.frame import CHAIN_MAX
 from ciuic.store.pack import PackedFrame
 
@@ -440,7 +441,8 @@ class IndexDamagedError(StoreError):
 def _connect(path: str, *, write: bool) -> sqlite3.Connection:
     if write and path:
         # SQLite would make it with the umask's mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with store_faults("open", path):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     mode = "rw" if write else "ro"
     target = f"file:{_uri_quoted(path)}?mode={mode}" if path else ""
     db = sqlite3.connect(target, uri=bool(path), check_same_thread=False, timeout=_BUSY_MS / 1000)

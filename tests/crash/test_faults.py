@@ -228,6 +228,7 @@ def assert_told(outcome: Outcome, command: Command, *, is_hit: bool, where: str)
     if outcome.code != 1:
         return
     assert is_hit, (where, outcome)
+    assert outcome.out, (where, outcome)
     error = outcome.document["error"]
     assert "\n" not in error["message"], (where, outcome)
     assert error["hint"], (where, outcome)

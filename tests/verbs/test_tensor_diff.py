@@ -10,10 +10,11 @@ from ciuic.catalog import find_snapshot
 from ciuic.codec.elements import Distance, compare
 from ciuic.hashing import data_id
 from ciuic.store import open_store
+from ciuic.store.nodes import iter_pieces
 from ciuic.store.reader import StoreReader
 from ciuic.verbs.tensors import FileTensors, TensorChange, diff_tensors, relative
 from tests.kit.box import Box
-from tests.kit.damage import flip_content
+from tests.kit.damage import flip_byte, flip_content
 from tests.kit.tensors import safetensors, saved, torch_zip, typed
 
 KIB = 1024
@@ -215,8 +216,12 @@ def test_damage_spoils_the_tensor_that_it_is_in(box: Box) -> None:
 
 
 def test_damage_to_the_headers_is_told_of_the_file(box: Box) -> None:
-    tensors, one, last = two_versions(box)
-    flip_content(box.store, tensors[0])
+    _, one, last = two_versions(box)
+    (path,) = box.source.iterdir()
+    with open_store(str(box.store)) as store:
+        headers = next(iter_pieces(store.reader.node, box.entries(one)[os.fsencode(path)])).id
+        place = store.reader.places([headers])[headers]
+    flip_byte(box.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1)
     found = only(box, one, last)
     assert "checksum" in found.what
     assert (found.same, found.changes) == (0, ())
