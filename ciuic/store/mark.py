@@ -5,9 +5,9 @@ needed as well. A data chunk is known by the first 8 bytes of its ID: should two
 are kept if one is needed. So nothing that is needed is ever taken for garbage, and garbage that
 is taken for needed is a coincidence of one in 2^64.
 
-Memory: 8 bytes and a mark for each data chunk, 40 and a mark for each node, in flat arrays. That
-is 100 MB for ten million chunks of which 3 % are nodes, whatever the number of snapshots: each
-node is read once, however many snapshots share it.
+Memory: 8 bytes, a mark and two more bytes for each data chunk, 40 and a mark for each node, in
+flat arrays. That is 120 MB for ten million chunks of which 3 % are nodes, whatever the number of
+snapshots: each node is read once, however many snapshots share it.
 """
 
 import sys

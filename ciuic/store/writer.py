@@ -24,7 +24,7 @@ from typing import Final
 
 from ciuic import durable
 from ciuic.codec import Reference
-from ciuic.errors import StoreError
+from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_delta_frame, encode_frame
@@ -172,6 +172,11 @@ class StoreWriter:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def makes_deltas(self) -> bool:
+        """A chunk may be stored as a difference."""
+        return self._chain_cost > 1
+
     def add_data(self, chunks: Chunks, earlier: Mapping[bytes, bytes] = _NONE) -> int:
         """Store those chunks of file content that the store lacks, small ones together.
 
@@ -190,7 +195,7 @@ class StoreWriter:
         if not fresh:
             return 0
         new_bytes = sum([len(plain) for _, plain in fresh])
-        if earlier and self._chain_cost > 1:
+        if earlier and self.makes_deltas:
             fresh = [one for one in fresh if not self._add_delta(*one, earlier.get(one[0], b""))]
         small = [one for one in fresh if len(one[1]) < _ALONE_BYTES]
         for start in range(0, len(small), CHUNKS_MAX):
@@ -299,8 +304,8 @@ class StoreWriter:
 
     def _read_earlier(self, name: bytes) -> Callable[[], bytes | memoryview | None]:
         def read() -> bytes | memoryview | None:
-            # Whatever is wrong with an old chunk: the new one can do without.
-            with contextlib.suppress(StoreError):
+            # The new chunk can do without one that is damaged; not so with a store that fails.
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
                 return self._reader.chunk(name, kind=DATA)
             return None
 

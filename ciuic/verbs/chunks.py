@@ -12,7 +12,7 @@ from ciuic import codec
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.model import Entry
 from ciuic.store import Store
-from ciuic.store.frame import NO_REFERENCE
+from ciuic.store.frame import CHAIN_MAX
 from ciuic.store.index import ChunkPlace
 from ciuic.verbs.pieces import windows
 
@@ -26,8 +26,6 @@ _CODECS: Final = {
 }
 _KEPT_MAX: Final = 16_384
 """Frames and chains that are remembered: neighbours lie in the same ones."""
-_CHAIN_MAX: Final = 1000
-"""More than any writer makes; bounds what a store that lies can cost."""
 
 
 class StoredFrame(NamedTuple):
@@ -102,7 +100,7 @@ class Frames:
         found: list[StoredFrame] = []
         references: list[bytes] = []
         try:
-            while place is not None and len(found) <= _CHAIN_MAX:
+            while place is not None and len(found) <= CHAIN_MAX:
                 frame = self._frame(place)
                 found.append(frame)
                 if not frame.reference:
@@ -132,7 +130,7 @@ class Frames:
         found = self._frames.get(key)
         if found is None:
             header = self._reader.header(place)
-            reference = b"" if header.reference == NO_REFERENCE else header.reference
+            reference = header.reference if header.is_delta else b""
             found = StoredFrame(
                 *key, place.frame_bytes, header.plain_bytes, header.codec, reference
             )

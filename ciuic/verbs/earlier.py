@@ -13,11 +13,11 @@ import contextlib
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ciuic.chunking.tensors import Span, layout
-from ciuic.errors import CorruptionError, StoreError
+from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import ID_BYTES
 from ciuic.model import WHOLE, Entry
 from ciuic.store.frame import DATA
@@ -39,12 +39,14 @@ _RENAMED_MAX: Final = 32
 class EarlierDirectory:
     """What an earlier snapshot says of a directory, or of one that had its role.
 
+    Nothing is read before a file is asked for: most directories have no large file that changed.
+
     Args:
         reader: Of the store.
-        entry: The directory's.
+        entry: Finds the directory's entry; None if there is none.
     """
 
-    def __init__(self, reader: StoreReader, entry: Entry) -> None:
+    def __init__(self, reader: StoreReader, entry: Callable[[], Entry | None]) -> None:
         self._reader = reader
         self._entry = entry
         self._names: _Names | None = None
@@ -54,16 +56,19 @@ class EarlierDirectory:
         names = self._all()
         return names.of_role(name, is_directory=False) or names.renamed(name, size_bytes)
 
-    def directory(self, name: bytes) -> "EarlierDirectory | None":
-        """The last version of a subdirectory."""
-        found = self._all().of_role(name, is_directory=True)
-        return EarlierDirectory(self._reader, found) if found is not None else None
+    def directory(self, name: bytes, old: Entry | None) -> "EarlierDirectory":
+        """A subdirectory: what stood at its path, else the one that had its role."""
+        if old is not None and old.is_directory:
+            return EarlierDirectory(self._reader, lambda: old)
+        return EarlierDirectory(self._reader, lambda: self._all().of_role(name, is_directory=True))
 
     def _all(self) -> "_Names":
         if self._names is None:
             self._names = _Names()
-            top = self._entry
-            entries = iter_tree(self._reader.node, top.content, top.level) if top.content else ()
+            top = self._entry()
+            if top is None or not top.content:
+                return self._names
+            entries = iter_tree(self._reader.node, top.content, top.level)
             # What could be read of a damaged directory is as good as anything.
             with contextlib.suppress(CorruptionError):
                 for entry in entries:
@@ -180,7 +185,7 @@ class EarlierChunks:
         """Where each tensor began, by its name."""
         try:
             spans = layout(self._read, self._size_bytes)
-        except StoreError:
+        except (CorruptionError, UnknownFormatError):
             return {}
         return {one.name: one.offset_bytes for one in spans or () if one.name}
 

@@ -275,8 +275,8 @@ class Gatherer:
         old_root = self._old_root(old)
         directory = self._directory(handle, entry, old_root, view)
         directory.names = iter(names)
-        if old_root is not None and old_root.is_directory and self._believe:
-            directory.earlier = EarlierDirectory(self._store.reader, old_root)
+        if self._believe and self._writer.makes_deltas:
+            directory.earlier = EarlierDirectory(self._store.reader, lambda: old_root)
         self._stack.append(directory)
         self._walk()
         return _Started(Root(path, b"", "", view.how), TreeBuilder(self._writer.put_node), entry)
@@ -510,7 +510,7 @@ class Gatherer:
         directory = self._directory(handle, entry, old, view)
         directory.names = iter(names)
         if parent.earlier is not None:
-            directory.earlier = parent.earlier.directory(name)
+            directory.earlier = parent.earlier.directory(name, old)
         self._append(parent, entry, directory.ticket)
         self._stack.append(directory)
 

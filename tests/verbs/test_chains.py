@@ -19,6 +19,7 @@ from ciuic.store.index import ChunkPlace
 from ciuic.store.layout import PACKS, pack_name
 from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
+from ciuic.verbs.earlier import EarlierDirectory
 from tests.format import reader
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
@@ -91,6 +92,20 @@ def test_the_last_version_is_found_by_its_role(box: Box, old: str, new: str) -> 
         path.write_bytes(torch_zip([next(saves)]))
         box.take()
     assert is_delta(box, box.source / new)
+
+
+def test_what_did_not_change_is_not_looked_for(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading every directory of the last snapshot twice would be felt by who has many."""
+    (box.source / "a" / "b").mkdir(parents=True)
+    (box.source / "a" / "b" / "x.bin").write_bytes(next(training()))
+    box.take()
+    (box.source / "a" / "small").write_bytes(b"new")
+
+    def refused(_: EarlierDirectory) -> None:
+        raise AssertionError("a directory was read again")
+
+    monkeypatch.setattr(EarlierDirectory, "_all", refused)
+    assert box.take().trouble_count == 0
 
 
 def test_each_rank_follows_itself(box: Box) -> None:
