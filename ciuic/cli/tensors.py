@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import click
 
-from ciuic.chunking.tensors.described import WIDTHS, Tensor
+from ciuic.chunking.tensors.described import Tensor
+from ciuic.chunking.tensors.headers import WIDTHS
 from ciuic.cli.look import change_json
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, print_table, printable

@@ -23,7 +23,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from ciuic.chunking.tensors import MAGIC_BYTES, is_recognised
-from ciuic.chunking.tensors.described import WIDTHS, Tensor, described
+from ciuic.chunking.tensors.described import Tensor, described
+from ciuic.chunking.tensors.headers import WIDTHS
 from ciuic.codec.elements import Distance, compare
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.model import SKIPPED, UNREADABLE, Entry

@@ -23,7 +23,8 @@ from ciuic import catalog, codec, config, control
 from ciuic.capture import frozen
 from ciuic.chunking import ContentChunker, tensors
 from ciuic.chunking.tensors import pickled, zipped
-from ciuic.chunking.tensors.described import WIDTHS, described
+from ciuic.chunking.tensors.described import described
+from ciuic.chunking.tensors.headers import WIDTHS
 from ciuic.clock import from_local_text
 from ciuic.codec import planes
 from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError

@@ -6,36 +6,12 @@ executed; where it holds a surprise, they are called as in the archive, and are 
 """
 
 import math
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ciuic.chunking.tensors import pickled, spans_in, zipped
-from ciuic.chunking.tensors.headers import Headers, NoLayoutError, Read, Span
+from ciuic.chunking.tensors.headers import WIDTHS, Headers, NoLayoutError, Read, Span
 
-__all__ = ["WIDTHS", "Tensor", "described"]
-
-WIDTHS: Final = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E5M2": 1,
-    "F8_E5M2FNUZ": 1,
-    "F8_E8M0": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
-    "C128": 16,
-}
-"""Bytes of an element of each type that is known as numbers."""
+__all__ = ["Tensor", "described"]
 
 
 class Tensor(NamedTuple):

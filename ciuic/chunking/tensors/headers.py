@@ -8,6 +8,7 @@ __all__ = [
     "HEADER_BYTES_MAX",
     "NAME_BYTES_MAX",
     "SPANS_MAX",
+    "WIDTHS",
     "Headers",
     "NoLayoutError",
     "Read",
@@ -27,6 +28,29 @@ NAME_BYTES_MAX: Final = 1024
 
 DIMENSIONS_MAX: Final = 8
 """Of a shape that is told: no real one has more."""
+WIDTHS: Final = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2": 1,
+    "F8_E5M2FNUZ": 1,
+    "F8_E8M0": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+    "C128": 16,
+}
+"""Bytes of an element of each type that is known as numbers."""
 
 Read = Callable[[int, int], bytes]
 

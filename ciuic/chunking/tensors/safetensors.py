@@ -11,31 +11,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ciuic.chunking.tensors.headers import NAME_BYTES_MAX, Headers, NoLayoutError, Span
+from ciuic.chunking.tensors.headers import NAME_BYTES_MAX, WIDTHS, Headers, NoLayoutError, Span
 
 __all__ = ["begins", "spans"]
 
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
-_WIDTHS: Final = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
-}
 _DIMENSIONS_MAX: Final = 64
 _ELEMENT: Final = re.compile(r"[A-Z][A-Z0-9_]{1,15}", re.ASCII)
 """Those above, and narrower ones, which are packed."""
@@ -76,7 +57,7 @@ def spans(headers: Headers) -> list[Span]:
 
 def _span(headers: Headers, name: str, tensor: _Tensor, start: int) -> Span:
     first, end = tensor.data_offsets
-    width = _WIDTHS.get(tensor.dtype, 0)
+    width = WIDTHS.get(tensor.dtype, 0)
     if end < first or (width and math.prod(tensor.shape) * width != end - first):
         raise NoLayoutError("a tensor's shape and place don't agree")
     element = sys.intern(tensor.dtype) if _ELEMENT.fullmatch(tensor.dtype) else ""
