@@ -582,7 +582,7 @@ def test_a_swap_file(place: Place, mounted: Disk) -> None:
     try:
         outcome = ciuic("--config", place.config, "snapshot", "--json")
         assert outcome.code in {0, 3}, outcome.err
-        assert "captured in place" in place.trouble()[str(path)]
+        assert "in flux: open for writing" in place.trouble()[str(path)]
         # The swap file is the kernel's, and written by it; all others must be right.
         expected = photograph(place.source, holes=False)
         found = place.kept(code=outcome.code)
@@ -596,8 +596,12 @@ def test_a_swap_file(place: Place, mounted: Disk) -> None:
         assert outcome.document["read_bytes"] < 9 * MIB
     finally:
         subprocess.run(["swapoff", path], check=True)
-    place.snapshot()
+    # What the kernel wrote left no trace in the file's times, so it is read again. The pages that
+    # the cache has of it may be older than its blocks: only the other files can be compared.
+    assert place.snapshot()["read_bytes"] >= 8 * MIB
     assert place.how() == [HOW[mounted.kind]]
+    path.unlink()
+    place.snapshot()
     place.require_whole()
 
 
