@@ -17,6 +17,7 @@ from ciuic.capture.frozen import frozen_snapshots, is_short_of_space
 from ciuic.capture.kernel import has_writer
 from ciuic.capture.providers import IN_PLACE, REFLINK, SUBVOLUME, choose
 from ciuic.catalog import damaged_manifests, list_snapshots
+from ciuic.chunking.content import IS_COMPILED
 from ciuic.clock import Clock, local_time_text
 from ciuic.errors import CiuicError
 from ciuic.model import SnapshotSummary, path_text
@@ -421,9 +422,17 @@ def _parity() -> Iterator[Finding]:
         yield Finding(WARNING, "parity", error.message, error.hint)
 
 
+def _cuts() -> Iterator[Finding]:
+    if not IS_COMPILED:
+        what = "pyfastcdc is here without its extension: no file is cut by its content"
+        advice = "Install a wheel of it, or a C compiler and then 'pip install --force-reinstall"
+        yield Finding(NOTE, "chunking", what, f"{advice} --no-binary pyfastcdc pyfastcdc'.")
+
+
 def _machine(subject: Subject) -> Iterator[Finding]:
     plan = subject.plan
     yield from _parity()
+    yield from _cuts()
     if plan is not None and plan.io_priority != "none":
         places = [path_text(root) for root in plan.roots]
         text = describe_schedulers([*places, *filter(None, [subject.store_path])])

@@ -10,6 +10,7 @@ import pytest
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.errors import BusyError
 from ciuic.store import open_store
+from ciuic.verbs import doctor
 from tests.cli.test_output import unsafe
 from tests.cli.test_terminal import ESCAPE, on_terminal
 from tests.kit.box import Box
@@ -258,3 +259,10 @@ def test_a_daemon_that_runs_is_paused_or_has_failed(tmp_path):
         assert findings(done, "problem", "daemon")[0].startswith("daemon: its last try failed: ")
     finally:
         machine.close()
+
+
+def test_a_cutting_library_without_its_extension_is_named(fresh, monkeypatch):
+    assert not findings(run_here("--store", str(fresh.store), "doctor", "--json"), about="chunking")
+    monkeypatch.setattr(doctor, "IS_COMPILED", False)
+    done = run_here("--store", str(fresh.store), "doctor", "--json")
+    assert ["without its extension" in one for one in findings(done, "note", "chunking")] == [True]
