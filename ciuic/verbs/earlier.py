@@ -11,6 +11,7 @@ bytes: a guess that is wrong costs reading a chunk.
 
 import contextlib
 import re
+import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ class EarlierDirectory:
     """What an earlier snapshot says of a directory, or of one that had its role.
 
     Nothing is read before a file is asked for: most directories have no large file that changed.
+    Several threads may ask.
 
     Args:
         reader: Of the store.
@@ -49,6 +51,7 @@ class EarlierDirectory:
     def __init__(self, reader: StoreReader, entry: Callable[[], Entry | None]) -> None:
         self._reader = reader
         self._entry = entry
+        self._lock = threading.Lock()
         self._names: _Names | None = None
 
     def file(self, name: bytes, size_bytes: int) -> Entry | None:
@@ -63,21 +66,25 @@ class EarlierDirectory:
         return EarlierDirectory(self._reader, lambda: self._all().of_role(name, is_directory=True))
 
     def _all(self) -> "_Names":
-        if self._names is None:
-            self._names = _Names()
-            top = self._entry()
-            if top is None or not top.content:
-                return self._names
-            entries = iter_tree(self._reader.node, top.content, top.level)
-            # What could be read of a damaged directory is as good as anything.
-            with contextlib.suppress(CorruptionError):
-                for entry in entries:
-                    is_file = entry.is_file and entry.size_bytes >= _FILE_BYTES_MIN
-                    if entry.content and entry.state == WHOLE and (is_file or entry.is_directory):
-                        self._names.add(entry)
-                    if self._names.count >= _NAMES_MAX:
-                        break
-        return self._names
+        with self._lock:
+            if self._names is None:
+                self._names = self._read()
+            return self._names
+
+    def _read(self) -> "_Names":
+        names = _Names()
+        top = self._entry()
+        if top is None or not top.content:
+            return names
+        # What could be read of a damaged directory is as good as anything.
+        with contextlib.suppress(CorruptionError):
+            for entry in iter_tree(self._reader.node, top.content, top.level):
+                is_file = entry.is_file and entry.size_bytes >= _FILE_BYTES_MIN
+                if entry.content and entry.state == WHOLE and (is_file or entry.is_directory):
+                    names.add(entry)
+                if names.count >= _NAMES_MAX:
+                    break
+        return names
 
 
 class _Names:

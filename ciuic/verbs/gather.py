@@ -14,6 +14,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Final, NamedTuple
 
 from ciuic.capture import (
@@ -426,10 +427,10 @@ class Gatherer:
         return wanted._replace(clone=clone)
 
     def _with_earlier(self, parent: _Directory, wanted: Wanted) -> Wanted:
-        """A large file with its last version, if there is one."""
+        """A large file with the way to its last version, which nobody takes during a freeze."""
         if parent.earlier is None or self._content.is_small(wanted.status):
             return wanted
-        earlier = parent.earlier.file(wanted.entry.name, wanted.status.st_size)
+        earlier = partial(parent.earlier.file, wanted.entry.name, wanted.status.st_size)
         return wanted._replace(earlier=earlier)
 
     def _keep_clone(self, parent: _Directory, old: Entry, status: os.stat_result) -> None:
