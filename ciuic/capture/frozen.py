@@ -189,6 +189,7 @@ class Area:
         self._first_number = 0
         self._tree_prefix = b""
         self._spares: deque[tuple[int, int]] = deque()
+        self._filled: list[int] = []
 
     @classmethod
     def find(cls, place: bytes, store_id: str) -> "Area | None":
@@ -281,8 +282,10 @@ class Area:
     def end(self) -> None:
         """The present snapshot has a record, if it has anything frozen."""
         self._first_number, self._tree_prefix = 0, b""
-        while self._spares:
-            os.close(self._spares.popleft()[1])
+        for fd in [*self._filled, *[fd for _, fd in self._spares]]:
+            os.close(fd)
+        self._filled.clear()
+        self._spares.clear()
 
     def make_spares(self, count: int, copies_fd: int) -> None:
         """Make empty files that ``clone`` will fill: to make one takes as long as to fill it.
@@ -310,14 +313,19 @@ class Area:
             return self._clone(fd, copies_fd)
 
     def _clone(self, fd: int, copies_fd: int) -> int:
-        number, copy_fd = self._spares.popleft() if self._spares else self._new_copy(copies_fd)
+        is_spare = bool(self._spares)
+        number, copy_fd = self._spares.popleft() if is_spare else self._new_copy(copies_fd)
         try:
             kernel.clone_file(fd, copy_fd)
         except OSError:
             os.unlink(copy_name(number), dir_fd=copies_fd)
             raise
         finally:
-            os.close(copy_fd)
+            # Spares are few enough to be closed when nothing is waiting for the freeze to end.
+            if is_spare:
+                self._filled.append(copy_fd)
+            else:
+                os.close(copy_fd)
         return number
 
     def _new_copy(self, copies_fd: int) -> tuple[int, int]:

@@ -91,8 +91,13 @@ class RootView:
         """Go on with an earlier snapshot's clone of a file that has not changed since."""
         return False
 
-    def clone(self, directory_fd: int, name: bytes) -> FrozenFile:
+    def clone(self, directory_fd: int, name: bytes, status: os.stat_result) -> FrozenFile:
         """Clone a file and take down its metadata, all of one moment.
+
+        Args:
+            directory_fd: Of its directory.
+            name: Its name there.
+            status: What the listing saw of it, a moment ago.
 
         Raises:
             OSError: It can't be cloned; the caller reads it in place.
@@ -196,15 +201,13 @@ class ReflinkView(RootView):
         self._kept.append(copy.packed())
         return True
 
-    def clone(self, directory_fd: int, name: bytes) -> FrozenFile:
+    def clone(self, directory_fd: int, name: bytes, status: os.stat_result) -> FrozenFile:
         """See ``RootView``."""
         fd = os.open(name, _OPEN, dir_fd=directory_fd)
         try:
-            before = os.fstat(fd)
-            if not stat.S_ISREG(before.st_mode):
-                raise SourceError("turned into something else while the snapshot was taken")
+            before = status
             for attempt in range(1, ATTEMPTS + 1):
-                number = self._area.clone(fd, self._copies_fd)
+                number = self._clone(fd)
                 # The lease ends with the descriptor: giving it back is a call that this saves.
                 has_writer = kernel.hold_lease(fd)
                 after = os.fstat(fd)
@@ -219,6 +222,15 @@ class ReflinkView(RootView):
         self._new.extend((before.st_ino, before.st_ctime_ns + _SIGN, before.st_size, number))
         is_flux = is_torn or has_writer is True
         return FrozenFile(self._copies_fd, copy_name(number), before, xattrs, is_flux)
+
+    def _clone(self, fd: int) -> int:
+        try:
+            return self._area.clone(fd, self._copies_fd)
+        except OSError as error:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                what = "turned into something else while the snapshot was taken"
+                raise SourceError(what) from error
+            raise
 
     def record(self) -> RootRecord:
         """See ``RootView``."""

@@ -414,7 +414,7 @@ class Gatherer:
         if not view.can_clone(status):
             return wanted
         try:
-            clone = view.clone(wanted.directory.fd, wanted.entry.name)
+            clone = view.clone(wanted.directory.fd, wanted.entry.name, status)
         except SourceError:
             return wanted  # the reader comes to the same end, and says so
         except OSError as error:
@@ -438,7 +438,7 @@ class Gatherer:
         view = parent.view
         if self._keep_clones and view.can_clone(status) and not view.keep(old):
             with contextlib.suppress(OSError, SourceError):
-                view.clone(parent.handle.fd, old.name)
+                view.clone(parent.handle.fd, old.name, status)
 
     def _visit_link(self, parent: _Directory, name: bytes, status: os.stat_result) -> bool:
         """Another name of a file that was seen in this run: its content is not read again."""

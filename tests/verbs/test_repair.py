@@ -264,7 +264,8 @@ def test_a_changed_live_file_is_not_taken_for_what_it_was(patient):
 
     plan = patient.repair()
 
-    assert not plan.origins
+    # What lies in between may be of another file, which has not changed.
+    assert all(os.path.basename(one.path) != b"model" for one in plan.origins.values())
     assert plan.is_hopeless
     assert [one.id for one in plan.remaining] == patient.ids
     assert [one.path for one in plan.remaining[0].damaged] == [
