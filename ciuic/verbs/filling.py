@@ -7,6 +7,7 @@ right are copied within the kernel, which shares their blocks on btrfs and XFS; 
 written past the page cache, where the file system allows it.
 """
 
+import contextlib
 import functools
 import itertools
 import os
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ciuic.capture import is_settled, same_content
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.hashing import data_id
 from ciuic.model import WHOLE, Entry, RestoreReport, Trouble
@@ -37,7 +39,7 @@ from ciuic.verbs.target import (
     temporary_prefix,
 )
 
-__all__ = ["Filler", "Job", "Ledger", "Written"]
+__all__ = ["Filler", "Job", "Ledger", "Written", "discard"]
 
 _WORKERS_MAX: Final = 8
 _GATHERED_FILES: Final = 2048
@@ -165,12 +167,14 @@ class Filler:
         store: Store,
         ledger: Ledger,
         *,
+        taken_ns: int,
         hot: HotCopies | None,
         dry_run: bool,
         cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> None:
         self._reader = store.reader
+        self._taken_ns = taken_ns
         self._hot = hot
         self._ledger = ledger
         self._dry_run = dry_run
@@ -194,7 +198,7 @@ class Filler:
         self._pool.shutdown(cancel_futures=True)
         self._latest_acl = (None, False)
         for one in self.written:
-            _discard(one.job, one.temporary)
+            discard(one)
 
     def temporary_name(self) -> bytes:
         """A name for something that is not whole yet."""
@@ -233,7 +237,7 @@ class Filler:
         return [job for job in jobs if not self._is_settled(job)]
 
     def _is_settled(self, job: Job) -> bool:
-        if _is_untouched(job):
+        if _is_untouched(job, self._taken_ns):
             self._ledger.kept()
             return True
         if self._from_hot_copy(job):
@@ -390,7 +394,7 @@ class Filler:
                 bare = not job.entry.xattrs and not self._hands_down(job.directory)
                 refused = apply_metadata(fd, job.entry, os.fstat(fd), bare=bare)
             except BaseException:
-                _discard(job, temporary)
+                discard(Written(job, temporary))
                 raise
             finally:
                 os.close(fd)
@@ -422,14 +426,15 @@ class Filler:
         """Place a file of many pieces."""
         old_fd = _open_old(job)
         try:
+            before = os.fstat(old_fd) if old_fd >= 0 else None
             right = self._right_pieces(job, old_fd)
-            same_size = job.old is not None and job.old.st_size == job.entry.size_bytes
+            same_size = before is not None and before.st_size == job.entry.size_bytes
             if old_fd >= 0 and same_size and all(right) and self._keep(job, old_fd):
                 return
             if self._dry_run:
                 self._would_write(job, cloned_bytes=self._right_bytes(job, right))
             else:
-                self._write(job, lambda fd: self._fill_large(job, fd, old_fd, right))
+                self._write(job, lambda fd: self._fill_from_both(job, fd, old_fd, before, right))
         except (CorruptionError, UnknownFormatError) as error:
             self._ledger.lost(job.path, error.message)
         finally:
@@ -457,6 +462,17 @@ class Filler:
                 self._check_cancelled()
                 right.extend(held(self._reader, self._pool, old_fd, window))
         return right
+
+    def _fill_from_both(
+        self, job: Job, fd: int, old_fd: int, before: os.stat_result | None, right: bytearray
+    ) -> int:
+        """Write a file from the store and from what stands at its place."""
+        cloned_bytes = self._fill_large(job, fd, old_fd, right)
+        if cloned_bytes and before is not None and not same_content(before, os.fstat(old_fd)):
+            # Somebody writes to it: what was copied need not be what was hashed before.
+            os.ftruncate(fd, 0)
+            return self._fill_large(job, fd, -1, bytearray())
+        return cloned_bytes
 
     def _fill_large(self, job: Job, fd: int, old_fd: int, right: bytearray) -> int:
         """Write the pieces of a file, a window at a time in the order they lie in the packs."""
@@ -528,7 +544,7 @@ def _is_empty(job: Job) -> bool:
     return not job.entry.content
 
 
-def _is_untouched(job: Job) -> bool:
+def _is_untouched(job: Job, taken_ns: int) -> bool:
     """The file is the very one that was snapshotted: nobody has changed its inode since."""
     old, entry = job.old, job.entry
     return (
@@ -539,6 +555,7 @@ def _is_untouched(job: Job) -> bool:
         and old.st_mtime_ns == entry.mtime_ns
         and old.st_size == entry.size_bytes
         and old.st_mode == entry.mode
+        and is_settled(entry.mtime_ns, entry.ctime_ns, taken_ns)
     )
 
 
@@ -563,8 +580,7 @@ def _open_direct(job: Job, fd: int) -> int:
         return -1
 
 
-def _discard(job: Job, temporary: bytes) -> None:
-    try:
-        os.unlink(temporary, dir_fd=job.directory.fd)
-    except OSError:
-        return  # the next restore into this directory removes it
+def discard(one: Written) -> None:
+    """Remove a file that gets no name; if that fails, the next restore into its directory does."""
+    with contextlib.suppress(OSError):
+        os.unlink(one.temporary, dir_fd=one.job.directory.fd)

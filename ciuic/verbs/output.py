@@ -4,7 +4,6 @@ import errno
 import os
 from typing import Final
 
-from ciuic.errors import CorruptionError
 from ciuic.memory import BufferPool
 
 __all__ = ["Output", "write_all"]
@@ -33,22 +32,25 @@ class Output:
             os.close(self._direct_fd)
 
     def copy(self, source_fd: int, offset: int, length: int) -> None:
-        """Take a range from another file, within the kernel."""
+        """Take a range from another file, in the kernel; less if that has become shorter."""
         while length:
             copied = os.copy_file_range(source_fd, self._fd, length, offset, offset)
             if copied == 0:
-                raise CorruptionError("the old file became shorter while it was read")
+                return
             offset += copied
             length -= copied
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write at a place of the file."""
         view = memoryview(data)
-        direct = 0
-        if self._direct_fd >= 0 and offset % _ALIGNMENT == 0:
-            direct = len(view) // _ALIGNMENT * _ALIGNMENT
-            self._write_direct(view[:direct], offset)
-        write_all(self._fd, view[direct:], offset + direct)
+        if self._direct_fd >= 0:
+            # Tensors begin and end anywhere: what is left of a block goes through the page cache.
+            begin = min(-offset % _ALIGNMENT, len(view))
+            end = begin + (len(view) - begin) // _ALIGNMENT * _ALIGNMENT
+            self._write_direct(view[begin:end], offset + begin)
+            write_all(self._fd, view[:begin], offset)
+            view, offset = view[end:], offset + end
+        write_all(self._fd, view, offset)
 
     def _write_direct(self, view: memoryview, offset: int) -> None:
         buffer = _buffers.take()

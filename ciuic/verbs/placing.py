@@ -5,6 +5,7 @@ device nodes; files are filled by ``verbs/filling.py``. A barrier then makes tho
 files durable at once and renames them; deletions, links and directories' own times come last.
 """
 
+import contextlib
 import os
 import resource
 import stat
@@ -19,7 +20,7 @@ from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, RestoreReport
 from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
 from ciuic.store.nodes import iter_tree
-from ciuic.verbs.filling import Filler, Job, Ledger
+from ciuic.verbs.filling import Filler, Job, Ledger, discard
 from ciuic.verbs.hot import HotCopies
 from ciuic.verbs.progress import Progress
 from ciuic.verbs.target import (
@@ -102,6 +103,9 @@ class _Level:
 class Placer:
     """Places entries; used in a ``with`` block, whose end is the last barrier.
 
+    Args:
+        taken_ns: When the snapshot began that the entries are from.
+
     Attributes:
         set_aside: Files in flux that were not placed, when ``sets_flux_aside`` was asked for.
     """
@@ -111,6 +115,7 @@ class Placer:
         store: Store,
         report: RestoreReport,
         *,
+        taken_ns: int,
         hot: HotCopies | None,
         delete: bool,
         dry_run: bool,
@@ -127,7 +132,13 @@ class Placer:
         self._progress = progress
         self._ledger = Ledger(report)
         self._filler = Filler(
-            store, self._ledger, hot=hot, dry_run=dry_run, cancelled=cancelled, progress=progress
+            store,
+            self._ledger,
+            taken_ns=taken_ns,
+            hot=hot,
+            dry_run=dry_run,
+            cancelled=cancelled,
+            progress=progress,
         )
         self._sets_flux_aside = sets_flux_aside
         self.set_aside: list[bytes] = []
@@ -330,7 +341,8 @@ class Placer:
             self._ledger.refused(place.path, apply_special_metadata(directory, temporary, entry))
             durable.publish_name(temporary, place.name, dir_fd=directory.fd)
         except OSError:
-            os.unlink(temporary, dir_fd=directory.fd)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=directory.fd)
             raise
 
     def _is_barrier_due(self) -> bool:
@@ -358,7 +370,9 @@ class Placer:
             return
         for name in names:
             if is_leftover(name):
-                os.unlink(name, dir_fd=handle.fd)
+                # What is another user's, or no file at all, is in nobody's way.
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=handle.fd)
 
     def _is_protected(self, path: bytes, status: os.stat_result) -> bool:
         """What a snapshot never holds is not missing from it: sockets, what is left out."""
@@ -382,7 +396,7 @@ class Placer:
                 self._filler.written = written[number:]  # what is thrown away if this ends it
                 raise_if_ending(error, job.place)
                 self._filler.written = []
-                os.unlink(one.temporary, dir_fd=job.directory.fd)
+                discard(one)
                 self._ledger.failed(job.path, os.strerror(error.errno or 0))
         # Links before directories: a directory's own mode may forbid them.
         links, self._links = self._links, []

@@ -232,6 +232,7 @@ class _Run:
             with Placer(
                 self._store,
                 self._report,
+                taken_ns=manifest.summary.taken_ns,
                 hot=hot,
                 delete=delete,
                 dry_run=self._request.dry_run,
