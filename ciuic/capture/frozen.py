@@ -180,10 +180,13 @@ class Area:
     """The frozen copies of one store on one file system.
 
     Only one process at a time changes an area: it holds a lock on it. Reading needs none.
+    Whoever owns the directory above may give its name to another one at any time: what is changed
+    is what is locked, whatever its name leads to.
     """
 
     def __init__(self, path: bytes) -> None:
         self.path = path
+        self._inner = path
         self._lock_fd = -1
         self._number = 0
         self._first_number = 0
@@ -218,19 +221,26 @@ class Area:
                 os.mkdir(one, _MODE)
             if not _is_own(one):
                 raise PermissionError(f"{os.fsdecode(one)} belongs to another user")
-        for name in (_COPIES, _TREES, _RECORDS):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.join(inner, name), _MODE)
         area = cls(inner)
         area.lock()
-        with open(os.path.join(inner, _STORE), "wb") as file:
-            file.write(os.fsencode(os.path.abspath(header_path)))
+        try:
+            area._furnish(header_path)
+        except OSError:
+            area.close()
+            raise
         for name in os.listdir(path):
             other = cls(os.path.join(path, name))
             if other.path != inner and other._is_orphan():
                 with contextlib.suppress(OSError):
                     other._remove()
         return area
+
+    def _furnish(self, header_path: str) -> None:
+        for name in (_COPIES, _TREES, _RECORDS):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.join(self._inner, name), _MODE)
+        with open(os.path.join(self._inner, _STORE), "wb") as file:
+            file.write(os.fsencode(os.path.abspath(header_path)))
 
     def _is_orphan(self) -> bool:
         """The store that this is for is not where it was, or another one is there."""
@@ -248,9 +258,10 @@ class Area:
         self.lock()
         try:
             self.keep_only([])
-            os.unlink(os.path.join(self.path, _STORE))
-            for name in (_COPIES, _TREES, _RECORDS, b""):
-                os.rmdir(os.path.join(self.path, name))
+            os.unlink(os.path.join(self._inner, _STORE))
+            for name in (_COPIES, _TREES, _RECORDS):
+                os.rmdir(os.path.join(self._inner, name))
+            os.rmdir(self.path)
         finally:
             self.close()
 
@@ -259,20 +270,25 @@ class Area:
 
         Raises:
             BlockingIOError: Another process has it.
+            PermissionError: It is another user's.
         """
         fd = os.open(self.path, _OPEN_DIRECTORY)
         try:
+            if not _is_private(os.fstat(fd)):
+                raise PermissionError(f"{os.fsdecode(self.path)} belongs to another user")
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(fd)
             raise
         self._lock_fd = fd
+        self._inner = b"/proc/self/fd/%d" % fd
 
     def close(self) -> None:
         """Let go of the lock."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+            self._inner = self.path
 
     def begin(self, snapshot_id: str) -> None:
         """What is frozen from now on belongs to this snapshot, which has no record yet."""
@@ -334,21 +350,21 @@ class Area:
 
     def copies_fd(self) -> int:
         """A descriptor of the directory of copies."""
-        return os.open(os.path.join(self.path, _COPIES), _OPEN_DIRECTORY)
+        return os.open(os.path.join(self._inner, _COPIES), _OPEN_DIRECTORY)
 
     def tree_path(self, name: bytes) -> bytes:
         """Where a frozen subvolume lies."""
-        return os.path.join(self.path, _TREES, name)
+        return os.path.join(self._inner, _TREES, name)
 
     def numbers(self) -> set[int]:
         """The copies that there are."""
-        return set(map(_number, os.listdir(os.path.join(self.path, _COPIES))))
+        return set(map(_number, os.listdir(os.path.join(self._inner, _COPIES))))
 
     def snapshots(self) -> list[tuple[int, str]]:
         """Moment and ID of each snapshot that a record is there for, newest first."""
         found = []
         with contextlib.suppress(OSError):
-            for name in os.listdir(os.path.join(self.path, _RECORDS)):
+            for name in os.listdir(os.path.join(self._inner, _RECORDS)):
                 record = self.record(os.fsdecode(name))
                 if record is not None:
                     found.append((record.taken_ns, os.fsdecode(name)))
@@ -356,11 +372,11 @@ class Area:
 
     def record(self, snapshot_id: str) -> "_Record | None":
         """The record of a snapshot, checked; None if it is not there or not whole."""
-        return _Record.read(os.path.join(self.path, _RECORDS, os.fsencode(snapshot_id)))
+        return _Record.read(os.path.join(self._inner, _RECORDS, os.fsencode(snapshot_id)))
 
     def write_record(self, snapshot_id: str, taken_ns: int, roots: Sequence[RootRecord]) -> None:
         """Record what was frozen; durable when this returns."""
-        directory = os.path.join(self.path, _RECORDS)
+        directory = os.path.join(self._inner, _RECORDS)
         durable.write_whole(
             os.fsdecode(os.path.join(directory, os.fsencode(snapshot_id))),
             _encoded(taken_ns, roots),
@@ -377,7 +393,7 @@ class Area:
         removed = []
         used: set[int] = set()
         trees = set()
-        records = os.path.join(self.path, _RECORDS)
+        records = os.path.join(self._inner, _RECORDS)
         for name in os.listdir(records):
             record = self.record(os.fsdecode(name))
             if record is None or os.fsdecode(name) not in snapshot_ids:
@@ -393,7 +409,7 @@ class Area:
         return removed
 
     def _remove_copies(self, used: set[int]) -> None:
-        directory = os.path.join(self.path, _COPIES)
+        directory = os.path.join(self._inner, _COPIES)
         for name in os.listdir(directory):
             number = _number(name)
             if number not in used and not 0 < self._first_number <= number:
@@ -401,7 +417,7 @@ class Area:
                     os.unlink(os.path.join(directory, name))
 
     def _remove_trees(self, used: set[bytes]) -> None:
-        fd = os.open(os.path.join(self.path, _TREES), _OPEN_DIRECTORY)
+        fd = os.open(os.path.join(self._inner, _TREES), _OPEN_DIRECTORY)
         try:
             for name in map(os.fsencode, os.listdir(fd)):
                 if name not in used and not (
@@ -666,9 +682,12 @@ def _areas(store_id: str, roots: Iterable[bytes]) -> list[Area]:
 def _is_own(path: bytes) -> bool:
     """A directory of this user's that nobody else can look into."""
     try:
-        status = os.lstat(path)
+        return _is_private(os.lstat(path))
     except OSError:
         return False
+
+
+def _is_private(status: os.stat_result) -> bool:
     return (
         stat.S_ISDIR(status.st_mode)
         and status.st_uid == os.geteuid()
