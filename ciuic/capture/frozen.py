@@ -47,6 +47,7 @@ __all__ = [
     "frozen_snapshots",
     "give_up",
     "is_short_of_space",
+    "open_directory_beneath",
     "open_frozen",
 ]
 
@@ -597,7 +598,7 @@ class FrozenRoot:
             same = (info.uuid, info.generation) == (self._record.uuid, self._record.generation)
             if not same or not info.is_readonly:
                 return -1
-            return _open_directory_beneath(top, self._record.inside)
+            return open_directory_beneath(top, self._record.inside)
         finally:
             os.close(top)
 
@@ -706,7 +707,7 @@ def _is_entry(status: os.stat_result, entry: Entry) -> bool:
     )
 
 
-def _open_directory_beneath(top: int, path: bytes) -> int:
+def open_directory_beneath(top: int, path: bytes) -> int:
     """A directory below another, no symlink on the way."""
     fd = os.dup(top)
     for name in path.split(b"/") if path else []:
@@ -720,7 +721,7 @@ def _open_directory_beneath(top: int, path: bytes) -> int:
 
 def _open_beneath(top: int, names: Sequence[bytes]) -> int:
     """A file below a directory, no symlink on the way."""
-    directory = _open_directory_beneath(top, b"/".join(names[:-1]))
+    directory = open_directory_beneath(top, b"/".join(names[:-1]))
     try:
         return os.open(names[-1], _OPEN_COPY, dir_fd=directory)
     finally:

@@ -7,7 +7,15 @@ from array import array
 from typing import Final, NamedTuple
 
 from ciuic.capture import kernel
-from ciuic.capture.frozen import Area, Copies, Copy, FrozenRoot, RootRecord, copy_name
+from ciuic.capture.frozen import (
+    Area,
+    Copies,
+    Copy,
+    FrozenRoot,
+    RootRecord,
+    copy_name,
+    open_directory_beneath,
+)
 from ciuic.capture.providers import IN_PLACE, REFLINK, SUBVOLUME
 from ciuic.capture.reading import ATTEMPTS, same_content
 from ciuic.errors import SourceError
@@ -81,7 +89,11 @@ class RootView:
         Raises:
             OSError: It can't be opened, or is not a directory any longer.
         """
-        return DirectoryHandle(os.open(self._live_path(path), _OPEN_DIRECTORY), path)
+        top = os.open(self._real, _OPEN_DIRECTORY)
+        try:
+            return DirectoryHandle(open_directory_beneath(top, self._below(path)), path)
+        finally:
+            os.close(top)
 
     def can_clone(self, status: os.stat_result) -> bool:  # noqa: ARG002
         """A regular file is worth a clone, and one can be made."""
@@ -110,7 +122,10 @@ class RootView:
         return None
 
     def _live_path(self, path: bytes) -> bytes:
-        return self._real.rstrip(b"/") + path[len(self.path.rstrip(b"/")) :]
+        return os.path.join(self._real, self._below(path))
+
+    def _below(self, path: bytes) -> bytes:
+        return path[len(self.path.rstrip(b"/")) :].lstrip(b"/")
 
 
 class SubvolumeView(RootView):
