@@ -610,7 +610,10 @@ class Store:
     def _frames_of(self, name: bytes, *, heal: bool) -> list[PackedFrame]:
         path = os.path.join(self.path, layout.PACKS, layout.pack_name(name))
         with store_faults("read", path):
-            fd = open_regular(path)
+            try:
+                fd = open_regular(path)
+            except FileNotFoundError as error:
+                raise CorruptionError("a prune has removed it meanwhile") from error
             try:
                 return read_footer(fd, name)
             except CorruptionError:

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
+from ciuic.errors import BusyError, CiuicError, CorruptionError, UnknownFormatError
+from ciuic.store import Store
+from ciuic.store.lock import Lock
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.trees import Photo, photograph
@@ -216,3 +218,21 @@ def test_after_any_damage_the_next_snapshot_is_whole_or_says_why_not(kept: Kept)
                 out = box.directory / "out"
                 assert box.restore(snapshot=taken.id, to=out).failed == []
                 assert wrong(photograph(box.source), out / "source") == set()
+
+
+def test_a_pack_that_a_prune_takes_while_a_reader_lists_them_costs_nothing(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a catalog each pack is opened after all were listed."""
+    listed = Store.pack_files
+    monkeypatch.setattr(Store, "pack_files", lambda store: {bytes(32): 5000, **listed(store)})
+    monkeypatch.setattr(Lock, "take_alone", _taken)
+    with copied(kept) as box:
+        (box.store / "catalog.sqlite").unlink()
+        for name, photo in kept.photos.items():
+            box.restore(kept.source, snapshot=name, to=box.directory / name)
+            assert photograph(box.directory / name / kept.source.name) == photo
+
+
+def _taken(_: Lock) -> None:
+    raise BusyError("another process writes")
