@@ -295,18 +295,6 @@ class Index:
                 )
             )
 
-    def references(self) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Chunks that some pack has as a difference, and the chunk that each is one from.
-
-        So many at a time. Nothing else may be asked before the iteration has ended.
-        """
-        with self._lock, self._faults():
-            cursor = self._db.execute("SELECT id, base FROM reference ORDER BY id")
-            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                if not all(_is_id(name) and _is_id(base) for name, base in rows):
-                    raise IndexDamagedError(f"the catalog {self._path} names a chunk that can't be")
-                yield rows
-
     def drop_chunks(self, ids: Sequence[bytes]) -> None:
         """Forget where chunks lie that are known to be damaged: whoever has them stores them."""
         rows = [(one,) for one in ids]

@@ -24,9 +24,17 @@ from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular
 from ciuic.store.frame import HEADER_BYTES, header_bytes_needed, parse_header
 from ciuic.store.frame import MAGIC as FRAME_MAGIC
-from ciuic.store.pack import MAGIC, PackedFrame, read_footer
+from ciuic.store.mending import opened_mender
+from ciuic.store.pack import MAGIC, PackedFrame, footer_frames, read_footer
 
-__all__ = ["BadFrame", "PackCheck", "inspect_pack", "pack_frames", "salvage_frames"]
+__all__ = [
+    "BadFrame",
+    "PackCheck",
+    "healed_frames",
+    "inspect_pack",
+    "pack_frames",
+    "salvage_frames",
+]
 
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
 _SECTOR_BYTES: Final = 4096
@@ -122,6 +130,22 @@ def pack_frames(store_path: str, pack: bytes) -> list[PackedFrame]:
             return salvage_frames(fd)
         finally:
             os.close(fd)
+
+
+def healed_frames(store_path: str, pack: bytes, fd: int) -> list[PackedFrame]:
+    """What a pack without a footer held, by its parity; failing that what can be made out.
+
+    Raises:
+        StoreError: The parity can't be read, for a reason that is not damage.
+        OSError: The pack can't be.
+        UnknownFormatError: It is of a later version.
+    """
+    with (
+        contextlib.suppress(CorruptionError),
+        opened_mender(store_path, pack, fd) as mender,
+    ):
+        return footer_frames(mender.read, mender.size_bytes, pack)
+    return salvage_frames(fd)
 
 
 def salvage_frames(fd: int) -> list[PackedFrame]:

@@ -5,9 +5,10 @@ needed as well. A data chunk is known by the first 8 bytes of its ID: should two
 are kept if one is needed. So nothing that is needed is ever taken for garbage, and garbage that
 is taken for needed is a coincidence of one in 2^64.
 
-Memory: 8 bytes, a mark and two more bytes for each data chunk, 40 and a mark for each node, in
-flat arrays. That is 120 MB for ten million chunks of which 3 % are nodes, whatever the number of
-snapshots: each node is read once, however many snapshots share it.
+Memory: 8 bytes, a mark and two more bytes for each data chunk, 8 more for each that is stored as a
+difference, 40 and a mark for each node, in flat arrays. That is 120 to 200 MB for ten million
+chunks of which 3 % are nodes, whatever the number of snapshots: each node is read once, however
+many snapshots share it.
 """
 
 import sys
@@ -31,7 +32,7 @@ _BUCKET_BITS_MAX: Final = 16
 _BUCKET_IDS_BITS: Final = 5
 """A search among 32 IDs takes no longer than any; of a small store fewer buckets are made."""
 _UNLISTED_MAX: Final = 1_000_000
-"""Needed chunks that no pack lists: damage, of which a store that is worth pruning has little."""
+"""Chunks that the catalog does not list: damage, of which a store worth pruning has little."""
 _RECENT_MAX: Final = 100_000
 _WAVE: Final = 256
 """Nodes that are looked up together."""
@@ -40,7 +41,7 @@ _FOUND: Final = 2
 
 
 class _Table:
-    """A set of IDs that does not change, with a mark for each.
+    """A set of IDs, with a mark for each.
 
     Args:
         whole: Tell IDs apart by all their bytes; otherwise by the first 8.
@@ -52,6 +53,7 @@ class _Table:
         self._ids = bytearray()
         self._starts = array("Q")
         self._shift = _PREFIX_BITS
+        self._unlisted: dict[bytes, int] = {}
         self.marks = bytearray()
 
     def extend(self, ids: list[bytes]) -> None:
@@ -64,7 +66,7 @@ class _Table:
         self._prefixes += prefixes
 
     def close(self) -> None:
-        """All IDs are there."""
+        """All IDs are there but a few."""
         prefixes = self._prefixes
         bits = min(_BUCKET_BITS_MAX, max(0, len(prefixes).bit_length() - _BUCKET_IDS_BITS))
         self._shift = _PREFIX_BITS - bits
@@ -76,6 +78,23 @@ class _Table:
 
     def slot(self, name: bytes) -> int:
         """Where the mark of an ID stands; -1 if it is not in the set."""
+        at = self._listed(name)
+        return at if at >= 0 else self._unlisted.get(name, -1)
+
+    def add(self, name: bytes) -> int:
+        """Where the mark of an ID stands, which is in the set from now on."""
+        at = self.slot(name)
+        if at < 0:
+            if len(self._unlisted) >= _UNLISTED_MAX:
+                raise StoreError(
+                    f"more than {_UNLISTED_MAX:,} chunks of the store are not in its catalog",
+                    hint="Nothing was removed. Run 'ciuic repair' first.",
+                )
+            at = self._unlisted[name] = len(self.marks)
+            self.marks.append(0)
+        return at
+
+    def _listed(self, name: bytes) -> int:
         prefix = int.from_bytes(name[:_PREFIX_BYTES])
         bucket = prefix >> self._shift
         end = self._starts[bucket + 1]
@@ -101,8 +120,9 @@ class Marks:
     def __init__(self, index: Index) -> None:
         self._data = _Table(whole=False)
         self._nodes = _Table(whole=True)
-        self._unlisted: dict[bytes, int] = {}
         self._recent: set[bytes] = set()
+        self._upper = array("I")
+        self._lower = array("I")
         self._deltas = bytearray()
         for rows in index.chunk_ids():
             self._data.extend([name for name, kind in rows if kind == DATA])
@@ -116,20 +136,15 @@ class Marks:
         new = set(names) - self._recent
         self._remember(new)
         for name in new:
-            slot = table.slot(name)
-            if slot >= 0:
-                table.marks[slot] = _NEEDED
-            else:
-                self._add_unlisted(name)
+            slot = table.add(name)
+            table.marks[slot] = _NEEDED
 
     def add_node(self, name: bytes) -> bool:
         """A node is needed; returns whether that is news."""
         if name in self._recent:
             return False
         self._remember({name})
-        slot = self._nodes.slot(name)
-        if slot < 0:
-            return self._add_unlisted(name)
+        slot = self._nodes.add(name)
         is_new = not self._nodes.marks[slot]
         self._nodes.marks[slot] = _NEEDED
         return is_new
@@ -138,44 +153,46 @@ class Marks:
         """Somebody needs this chunk."""
         table = self._data if kind == DATA else self._nodes
         slot = table.slot(name)
-        return bool(table.marks[slot]) if slot >= 0 else name in self._unlisted
+        return slot >= 0 and bool(table.marks[slot])
 
     def is_repeated(self, kind: int, name: bytes) -> bool:
         """A chunk that a pack lists is needed, and was asked for in this way before."""
         table = self._data if kind == DATA else self._nodes
         slot = table.slot(name)
-        mark = table.marks[slot] if slot >= 0 else self._unlisted.get(name, 0)
-        if mark and slot >= 0:
+        mark = table.marks[slot] if slot >= 0 else 0
+        if mark:
             table.marks[slot] = _FOUND
-        elif mark:
-            self._unlisted[name] = _FOUND
         return mark == _FOUND
 
-    def add_references(self, index: Index) -> None:
+    def add_reference(self, name: bytes, base: bytes) -> None:
+        """A pack has a data chunk as a difference from another one."""
+        self._upper.append(self._data.add(name))
+        self._lower.append(self._data.add(base))
+
+    def follow_references(self) -> None:
         """Whatever a needed chunk is stored as a difference from is needed too.
 
-        All that is needed for another reason must have been marked before.
+        All that is needed for another reason must have been marked before, and all references
+        added.
         """
-        marked = bytes(self._data.marks)
+        marks = self._data.marks
+        marked = bytes(marks)
         is_news = True
         while is_news:
             is_news = False
-            for rows in index.references():
-                for name, base in rows:
-                    if self._is_marked(name) and not self._is_marked(base):
-                        self.add_data([base])
-                        is_news = True
-        self._count_deltas(index, marked)
+            for name, base in zip(self._upper, self._lower, strict=True):
+                if marks[name] and not marks[base]:
+                    marks[base] = _NEEDED
+                    is_news = True
+        self._count_deltas(marked)
+        del self._upper[:], self._lower[:]
 
-    def _count_deltas(self, index: Index, marked: bytes) -> None:
+    def _count_deltas(self, marked: bytes) -> None:
         """How many needed deltas each chunk has that is needed for nothing else; 2 are many."""
-        counts = bytearray(len(marked))
-        for rows in index.references():
-            for name, base in rows:
-                slot = self._data.slot(base)
-                if slot >= 0 and not marked[slot] and self._is_marked(name):
-                    counts[slot] = min(counts[slot] + 1, 2)
-        self._deltas = counts
+        self._deltas = bytearray(len(marked))
+        for name, base in zip(self._upper, self._lower, strict=True):
+            if self._data.marks[name] and not marked[base]:
+                self._deltas[base] = min(self._deltas[base] + 1, 2)
 
     def has_one_use(self, name: bytes) -> bool:
         """A chunk is needed for nothing but a single difference from it."""
@@ -187,23 +204,6 @@ class Marks:
         if len(self._recent) > _RECENT_MAX:
             self._recent.clear()
         self._recent |= names
-
-    def _is_marked(self, name: bytes) -> bool:
-        if name in self._unlisted:
-            return True
-        slot = self._data.slot(name)
-        return slot >= 0 and bool(self._data.marks[slot])
-
-    def _add_unlisted(self, name: bytes) -> bool:
-        if name in self._unlisted:
-            return False
-        if len(self._unlisted) >= _UNLISTED_MAX:
-            raise StoreError(
-                f"more than {_UNLISTED_MAX:,} chunks that snapshots need are in no pack",
-                hint="Nothing was removed. Run 'ciuic repair' first.",
-            )
-        self._unlisted[name] = _NEEDED
-        return True
 
 
 def mark_tree(reader: StoreReader, marks: Marks, root: bytes, *, check: Callable[[], None]) -> None:

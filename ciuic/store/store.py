@@ -30,7 +30,7 @@ from ciuic.store.header import (
     refuse_shared,
 )
 from ciuic.store.index import Index, IndexDamagedError
-from ciuic.store.inspect import salvage_frames
+from ciuic.store.inspect import healed_frames
 from ciuic.store.lock import Lock
 from ciuic.store.manifest import (
     MANIFEST_BYTES_MAX,
@@ -38,8 +38,7 @@ from ciuic.store.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from ciuic.store.mending import opened_mender
-from ciuic.store.pack import PackedFrame, footer_frames, read_footer, walk_frames
+from ciuic.store.pack import PackedFrame, read_footer, walk_frames
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.reader import StoreReader
 from ciuic.store.trash import Forgotten, Trash
@@ -619,18 +618,9 @@ class Store:
             except CorruptionError:
                 if not heal:
                     return list(walk_frames(fd))  # up to what can't be read
-                return self._healed_frames(fd, name)
+                return healed_frames(self.path, name, fd)
             finally:
                 os.close(fd)
-
-    def _healed_frames(self, fd: int, name: bytes) -> list[PackedFrame]:
-        """What a pack without a footer held, by its parity; failing that what can be made out."""
-        with (
-            contextlib.suppress(CorruptionError),
-            opened_mender(self.path, name, fd) as mender,
-        ):
-            return footer_frames(mender.read, mender.size_bytes, name)
-        return salvage_frames(fd)
 
     def _make_directories(self) -> None:
         """Copies of a store lose directories that are empty."""

@@ -1,10 +1,13 @@
 """What each pack is worth to the snapshots that are kept.
 
 What is in a pack is read from its footer and never taken from the catalog: a wrong row must not
-cost data. A pack whose footer can't be read may hold anything, and is not touched. Where a chunk
-lies in several packs one copy is kept, and only after it has been read and found sound.
+cost data. That is so of what chunks are a difference from, too. A pack whose footer can't be read
+may hold anything, and is not touched; what its chunks build on, as far as its parity or what is
+left of it tells, must be there when it is mended. Where a chunk lies in several packs one copy is
+kept, and only after it has been read and found sound.
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
 from ciuic.store.frame import Frame, check_chunk, decode_frame
+from ciuic.store.inspect import healed_frames
 from ciuic.store.mark import Marks
 from ciuic.store.pack import PackedFrame, read_footer
 
@@ -88,23 +92,21 @@ def take_census(
     Args:
         store_path: The store's directory.
         packs: Sizes of the packs that are there, by ID.
-        marks: Of all that is needed.
+        marks: Of all that snapshots need; what that is a difference from is added.
         check: Told how many packs are done; raises to end the work.
 
     Raises:
         UnknownFormatError: A pack holds something of a later version: what that needs besides
             can't be known.
     """
+    unreadable = _follow_references(store_path, packs, marks, check)
     uses: list[PackUse] = []
-    unreadable: dict[bytes, int] = {}
     repeated: set[bytes] = set()
     for name, size in sorted(packs.items()):
-        check(len(uses))
-        try:
-            frames = read_frames(store_path, name)
-        except CorruptionError:
-            unreadable[name] = size
+        if name in unreadable:
             continue
+        check(len(packs))
+        frames = read_frames(store_path, name)
         for one in frames:
             for chunk, _ in one.frame.chunks:
                 if marks.is_repeated(one.frame.kind, chunk) and len(repeated) < _REPEATED_MAX:
@@ -114,30 +116,60 @@ def take_census(
     if repeated:
         keepers = _choose_keepers(store_path, uses, repeated)
         for at, use in enumerate(uses):
-            check(len(uses))
+            check(len(packs))
             frames = read_frames(store_path, use.pack)
             uses[at] = _use(use.pack, use.size_bytes, frames, marks, keepers)
     return Census(tuple(uses), unreadable, keepers)
 
 
-def read_frames(store_path: str, name: bytes) -> list[PackedFrame]:
+def _follow_references(
+    store_path: str, packs: dict[bytes, int], marks: Marks, check: Callable[[int], None]
+) -> dict[bytes, int]:
+    """Mark what is needed to decode what is needed; returns the packs without a sound footer."""
+    unreadable: dict[bytes, int] = {}
+    for number, (name, size) in enumerate(sorted(packs.items())):
+        check(number)
+        try:
+            _add_references(marks, read_frames(store_path, name))
+        except CorruptionError:
+            unreadable[name] = size
+            with contextlib.suppress(CorruptionError):
+                _add_references(marks, read_frames(store_path, name, heal=True))
+    marks.follow_references()
+    return unreadable
+
+
+def _add_references(marks: Marks, frames: list[PackedFrame]) -> None:
+    for _, frame, _ in frames:
+        if frame.is_delta:
+            for name, _ in frame.chunks:
+                marks.add_reference(name, frame.reference)
+
+
+def read_frames(store_path: str, name: bytes, *, heal: bool = False) -> list[PackedFrame]:
     """What a pack's footer lists.
+
+    Args:
+        store_path: The store's directory.
+        name: The pack's ID.
+        heal: Of a damaged footer, what its parity or the rest of the pack tells.
 
     Raises:
         CorruptionError: The footer is damaged.
         UnknownFormatError: It lists something of a later version.
     """
     path = pack_path(store_path, name)
-    with store_faults("read", path):
-        fd = open_regular(path)
-        try:
-            return read_footer(fd, name)
-        except UnknownFormatError as error:
-            raise UnknownFormatError(
-                f"pack {name.hex()[:12]}: {error.message}; what it needs can't be known"
-            ) from error
-        finally:
-            os.close(fd)
+    try:
+        with store_faults("read", path):
+            fd = open_regular(path)
+            try:
+                return healed_frames(store_path, name, fd) if heal else read_footer(fd, name)
+            finally:
+                os.close(fd)
+    except UnknownFormatError as error:
+        raise UnknownFormatError(
+            f"pack {name.hex()[:12]}: {error.message}; what it needs can't be known"
+        ) from error
 
 
 def kept_chunks(pack: bytes, frame: Frame, marks: Marks, keepers: dict[bytes, bytes]) -> list[bool]:

@@ -181,8 +181,6 @@ def plan_prune(
             mark_tree(store.reader, marks, root, check=check)
         except (CorruptionError, UnknownFormatError) as error:
             raise _unreadable(error, f"the trees of {snapshot}") from error
-    marks.add_references(store.index)
-
     packs = store.pack_files()
 
     def counted(done: int) -> None:

@@ -330,8 +330,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "prune does not ask what deltas build on",
-        "ciuic/verbs/prune.py",
-        "    marks.add_references(store.index)\n",
+        "ciuic/store/sweep.py",
+        "    marks.follow_references()\n",
         "",
         f"{_CHAINS}test_forgetting_what_is_built_upon_keeps_what_is_needed_of_it",
     ),

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,18 +12,18 @@ import pytest
 from ciuic import codec
 from ciuic.codec import delta
 from ciuic.errors import CorruptionError
-from ciuic.hashing import checksum, data_id
+from ciuic.hashing import ID_BYTES, checksum, data_id
 from ciuic.store import open_store
 from ciuic.store.frame import CHAIN_MAX, DATA, NO_REFERENCE, Frame, encode_frame
 from ciuic.store.header import CONTENT
 from ciuic.store.index import ChunkPlace
-from ciuic.store.layout import PACKS, pack_name
+from ciuic.store.layout import CATALOG, PACKS, pack_name
 from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
 from ciuic.verbs.earlier import EarlierDirectory
 from tests.format import reader
 from tests.kit.box import Box
-from tests.kit.damage import flip_content
+from tests.kit.damage import flip_byte, flip_content, pack_of, place_of
 from tests.kit.tensors import safetensors, torch_zip
 
 KIB = 1024
@@ -294,6 +295,41 @@ def test_prune_lets_go_of_what_served_a_single_difference(box: Box) -> None:
     assert box.ciuic("prune", "--trash", "0").code == 0
     assert stored_bytes(box) < between < before
     assert box.read(file) == expected
+    assert box.verify().ok
+
+
+@pytest.mark.parametrize("statement", ["UPDATE reference SET base = ?", "DELETE FROM reference"])
+def test_what_is_built_upon_is_kept_whatever_the_catalog_says(box: Box, statement: str) -> None:
+    """A row of it that is wrong must not cost data."""
+    file, saves, names = two_steps(box)
+    assert box.ciuic("forget", names[0]).code == 0
+    with sqlite3.connect(box.store / CATALOG) as db:
+        db.execute(statement, [bytes(ID_BYTES)] * statement.count("?"))
+    db.close()
+    assert box.ciuic("prune", "--trash", "0").code == 0
+    assert box.read(file) == saves[1]
+    assert box.verify().ok
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "rotten"])
+def test_what_is_built_upon_waits_for_a_repair(box: Box, is_cut: bool) -> None:
+    """A pack that parity can mend is worth nothing without what it is a difference from."""
+    box.parity = 0.04
+    box.configure()
+    file, saves, names = two_steps(box)
+    file.unlink()
+    place, pack = place_of(box.store, saves[1]), pack_of(box.store, saves[1])
+    assert box.ciuic("forget", names[0]).code == 0
+    if is_cut:
+        os.truncate(pack, place.offset_bytes + place.frame_bytes - 10)
+    else:
+        flip_byte(pack, -10)
+        flip_byte(pack, place.offset_bytes + 10)
+        (box.store / CATALOG).unlink()
+    done = box.ciuic("prune", "--trash", "0")
+    assert (done.code, "ciuic repair" in done.err) == (4, True)
+    assert box.ciuic("repair", "--apply").code == 0
+    assert box.read(file) == saves[1]
     assert box.verify().ok
 
 

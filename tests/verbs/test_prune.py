@@ -399,17 +399,22 @@ def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
     assert box.read(box.source / "file") == content
 
 
-def test_what_a_difference_builds_on_is_needed_with_it(box):
+def test_what_a_difference_builds_on_is_needed_with_it():
+    """Whether the catalog knows of it or not."""
+    a, b, c, d, e, f = [data_id(b"%d" % number) for number in range(6)]
     index = Index("", write=True)
-    a, b, c, d = [data_id(b"%d" % number) for number in range(4)]
-    for number, (name, base) in enumerate(((b, c), (a, b), (d, a), (c, frame.NO_REFERENCE))):
-        one, _ = frame.encode_frame(frame.DATA, [(name, name)])
-        packed = PackedFrame(8, one._replace(reference=base), one.encode_header())
-        index.add_pack(bytes([number]) * ID_BYTES, 1, [packed])
+    one, _ = frame.encode_frame(frame.DATA, [(name, name) for name in (a, c, d)])
+    index.add_pack(bytes(ID_BYTES), 1, [PackedFrame(8, one, one.encode_header())])
     marks = Marks(index)
     marks.add_data([a])
-    marks.add_references(index)
-    assert [marks.is_needed(frame.DATA, one) for one in (a, b, c, d)] == [True, True, True, False]
+    for name, base in ((b, c), (a, b), (d, a), (c, e), (e, a), (f, d)):
+        marks.add_reference(name, base)
+    marks.follow_references()
+    needed = [marks.is_needed(frame.DATA, one) for one in (a, b, c, d, e, f)]
+    assert needed == [True, True, True, False, True, False]
+    assert [marks.has_one_use(one) for one in (a, b, c, d, e, f)] == [
+        *(False, True, True, False, True, False)
+    ]
 
 
 # What counts as needed
