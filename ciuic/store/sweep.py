@@ -4,7 +4,7 @@ What is in a pack is read from its footer and never taken from the catalog: a wr
 cost data. That is so of what chunks are a difference from, too. A pack whose footer can't be read
 may hold anything, and is not touched; what its chunks build on, as far as its parity or what is
 left of it tells, must be there when it is mended. Where a chunk lies in several packs one copy is
-kept, and only after it has been read and found sound.
+kept, and only after it has been read and found sound: one that stands alone, if there is any.
 """
 
 import contextlib
@@ -18,10 +18,11 @@ from ciuic.hashing import checksum
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
-from ciuic.store.frame import Frame, check_chunk, decode_frame
+from ciuic.store.frame import DATA, Frame, check_chunk, decode_frame
 from ciuic.store.inspect import healed_frames
 from ciuic.store.mark import Marks
 from ciuic.store.pack import PackedFrame, read_footer
+from ciuic.store.reader import StoreReader
 
 __all__ = [
     "DEAD_FRACTION",
@@ -82,6 +83,7 @@ class Census(NamedTuple):
 
 def take_census(
     store_path: str,
+    reader: StoreReader,
     packs: dict[bytes, int],
     marks: Marks,
     *,
@@ -91,6 +93,7 @@ def take_census(
 
     Args:
         store_path: The store's directory.
+        reader: Gives what chunks are a difference from.
         packs: Sizes of the packs that are there, by ID.
         marks: Of all that snapshots need; what that is a difference from is added.
         check: Told how many packs are done; raises to end the work.
@@ -114,7 +117,7 @@ def take_census(
         uses.append(_use(name, size, frames, marks, {}))
     keepers: dict[bytes, bytes] = {}
     if repeated:
-        keepers = _choose_keepers(store_path, uses, repeated)
+        keepers = _choose_keepers(store_path, reader, uses, repeated)
         for at, use in enumerate(uses):
             check(len(packs))
             frames = read_frames(store_path, use.pack)
@@ -203,14 +206,22 @@ def read_payload(fd: int, one: PackedFrame) -> bytes:
     return payload
 
 
-def read_chunks(frame: Frame, payload: bytes, kept: list[bool]) -> list[tuple[bytes, bytes]]:
+def read_chunks(
+    frame: Frame, payload: bytes, kept: list[bool], reference: bytes | memoryview = b""
+) -> list[tuple[bytes, bytes]]:
     """The kept chunks of a frame, decoded and checked.
+
+    Args:
+        frame: Its header.
+        payload: Its stored bytes.
+        kept: For each of its chunks whether it is wanted.
+        reference: The chunk that a delta is a difference from.
 
     Raises:
         CorruptionError: One of them is not what its ID says.
         UnknownFormatError: The frame's codec is not known.
     """
-    plain = memoryview(decode_frame(frame, payload))
+    plain = memoryview(decode_frame(frame, payload, reference))
     found = []
     start = 0
     for (name, length), is_kept in zip(frame.chunks, kept, strict=True):
@@ -250,12 +261,17 @@ def _dead_plain_bytes(frame: Frame, kept: list[bool]) -> int:
 
 
 def _choose_keepers(
-    store_path: str, uses: list[PackUse], repeated: set[bytes]
+    store_path: str, reader: StoreReader, uses: list[PackUse], repeated: set[bytes]
 ) -> dict[bytes, bytes]:
     """For each chunk the pack with the least garbage whose copy is sound.
 
     A chunk of which no copy is sound has no keeper: all of them stay, for a repair.
     """
+
+    @functools.lru_cache(_ANSWERS_KEPT)
+    def is_sound(pack: bytes, one: PackedFrame) -> bool:
+        return _is_sound(store_path, reader, pack, one)
+
     places: dict[bytes, list[tuple[bytes, PackedFrame]]] = {}
     for use in sorted(uses, key=lambda one: (one.dead_fraction, one.pack)):
         for one in read_frames(store_path, use.pack):
@@ -264,14 +280,24 @@ def _choose_keepers(
     keepers: dict[bytes, bytes] = {}
     for name, found in places.items():
         if len({pack for pack, _ in found}) > 1:
-            keeper = next((pack for pack, one in found if _is_sound(store_path, pack, one)), None)
+            keeper = next((pack for pack, one in _enough(found) if is_sound(pack, one)), None)
             if keeper is not None:
                 keepers[name] = keeper
     return keepers
 
 
-@functools.lru_cache(_ANSWERS_KEPT)
-def _is_sound(store_path: str, pack: bytes, one: PackedFrame) -> bool:
+def _enough(found: list[tuple[bytes, PackedFrame]]) -> list[tuple[bytes, PackedFrame]]:
+    """Copies of a chunk of which any single one makes up for all others, if it is sound.
+
+    One that stands alone does. Of differences none may go that builds on something else than the
+    one that stays: what that needs may have been dropped in favour of a difference from this.
+    """
+    alone = [(pack, one) for pack, one in found if not one.frame.is_delta]
+    references = {one.frame.reference for _, one in found}
+    return found if len(references) == 1 else alone
+
+
+def _is_sound(store_path: str, reader: StoreReader, pack: bytes, one: PackedFrame) -> bool:
     """Every chunk of a frame can be read from this very pack, without any healing."""
     path = pack_path(store_path, pack)
     try:
@@ -281,9 +307,8 @@ def _is_sound(store_path: str, pack: bytes, one: PackedFrame) -> bool:
                 payload = read_payload(fd, one)
             finally:
                 os.close(fd)
-        # What a delta is a difference from is needed as well, and proved elsewhere.
-        if not one.frame.is_delta:
-            read_chunks(one.frame, payload, [True] * len(one.frame.chunks))
+        base = reader.chunk(one.frame.reference, kind=DATA) if one.frame.is_delta else b""
+        read_chunks(one.frame, payload, [True] * len(one.frame.chunks), base)
     except (CorruptionError, UnknownFormatError):
         return False
     return True

@@ -187,7 +187,7 @@ def plan_prune(
         check()
         progress("read packs", done, len(packs))
 
-    census = take_census(store.path, packs, marks, check=counted)
+    census = take_census(store.path, store.reader, packs, marks, check=counted)
     rotten = {name: what for name, (_, _, what) in store.index.checks().items() if what}
     rotten.update(dict.fromkeys(census.unreadable, "its footer is damaged"))
     removed = tuple([one for one in census.uses if not one.needed_chunks])

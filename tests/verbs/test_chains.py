@@ -14,7 +14,14 @@ from ciuic.codec import delta
 from ciuic.errors import CorruptionError
 from ciuic.hashing import ID_BYTES, checksum, data_id
 from ciuic.store import open_store
-from ciuic.store.frame import CHAIN_MAX, DATA, NO_REFERENCE, Frame, encode_frame
+from ciuic.store.frame import (
+    CHAIN_MAX,
+    DATA,
+    NO_REFERENCE,
+    Frame,
+    encode_delta_frame,
+    encode_frame,
+)
 from ciuic.store.header import CONTENT
 from ciuic.store.index import ChunkPlace
 from ciuic.store.layout import CATALOG, PACKS, pack_name
@@ -23,7 +30,7 @@ from ciuic.store.packfile import PackFile
 from ciuic.verbs.earlier import EarlierDirectory
 from tests.format import reader
 from tests.kit.box import Box
-from tests.kit.damage import flip_byte, flip_content, pack_of, place_of
+from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
 from tests.kit.tensors import safetensors, torch_zip
 
 KIB = 1024
@@ -331,6 +338,88 @@ def test_what_is_built_upon_waits_for_a_repair(box: Box, is_cut: bool) -> None:
     assert box.ciuic("repair", "--apply").code == 0
     assert box.read(file) == saves[1]
     assert box.verify().ok
+
+
+def test_a_copy_that_stands_alone_outlives_a_difference(box: Box) -> None:
+    """What the difference builds on may be lost: dropping the copy would undo the heal."""
+    file, saves, names = two_steps(box)
+    flip_content(box.store, saves[0])
+    assert box.ciuic("scrub", "--budget", "100G").code == 4
+    (box.source / "other").write_bytes(os.urandom(40 * KIB))
+    healed = box.take(base=True).id
+    (box.source / "other").unlink()
+    last = box.take().id
+    file.write_bytes(b"moved on")
+    # With garbage beside it, so that the pack of the difference looks the better one.
+    assert box.ciuic("forget", healed).code == 0
+    box.ciuic("prune", "--trash", "0")
+    for name in (names[1], last):
+        assert box.read(file, name) == saves[1]
+
+
+def as_difference(content: bytes, base: bytes) -> tuple[Frame, bytes]:
+    """As a snapshot would store it."""
+    found = encode_delta_frame(
+        (data_id(content), content),
+        [(data_id(base), codec.Reference(lambda: base, len(base), len(base)))],
+        chain_cost=100,
+    )
+    assert found is not None
+    return found[0], bytes(found[1])
+
+
+def alone(content: bytes) -> tuple[Frame, bytes]:
+    frame, payload = encode_frame(DATA, [(data_id(content), content)])
+    return frame, bytes(payload)
+
+
+def test_two_chunks_are_never_each_left_as_a_difference_from_the_other(box: Box) -> None:
+    file = box.source / "last.bin"
+    one, other = itertools.islice(training(size=400 * KIB), 2)
+    for content in (one, other):
+        file.write_bytes(content)
+        box.take(base=True)
+    for pack in (box.store / PACKS).iterdir():
+        if pack in {pack_of(box.store, one), pack_of(box.store, other)}:
+            pack.unlink()
+    # Where they stand alone there is garbage as well.
+    for content, base in ((one, other), (other, one)):
+        put_frames(box, [alone(content), alone(os.urandom(20 * KIB))])
+        put_frames(box, [as_difference(content, base)])
+    assert box.ciuic("prune", "--trash", "0").code == 0
+    assert len(list((box.store / PACKS).iterdir())) == 4
+    assert box.verify().ok
+
+
+@pytest.mark.parametrize("is_alike", [True, False], ids=["alike", "otherwise"])
+def test_of_a_chunk_that_is_nowhere_alone_each_way_to_it_stays(box: Box, is_alike: bool) -> None:
+    """Of copies that build on the same, one is enough: what a killed prune leaves."""
+    file, saves, _ = two_steps(box)
+    first = pack_of(box.store, saves[1])
+    old = {one.name for one in packs(box.store)}
+    if is_alike:
+        again = [as_difference(saves[1], saves[0])]
+    else:
+        third = list(itertools.islice(training(size=400 * KIB), 3))[2]
+        again = [alone(third), as_difference(saves[1], third)]
+    put_frames(box, [*again, alone(b"garbage")])
+    assert box.ciuic("prune", "--trash", "0").code == 0
+    new = {one.name for one in packs(box.store)}
+    assert (first.exists(), new == old) == (True, is_alike)
+    assert box.read(file) == saves[1]
+
+
+def test_a_difference_that_decodes_to_something_else_is_no_copy(box: Box) -> None:
+    """Its checksums are right: whoever wrote it was mistaken."""
+    file, saves, _ = two_steps(box)
+    pack_of(box.store, saves[1]).unlink()
+    put_frames(box, [as_difference(saves[1], saves[0]), alone(b"garbage")])
+    other = list(itertools.islice(training(size=400 * KIB), 3))[2]
+    frame, payload = as_difference(other, saves[0])
+    slot = (data_id(saves[1]), len(saves[1]))
+    put_frames(box, [(frame._replace(chunks=(slot,)), payload)])
+    assert box.ciuic("prune", "--trash", "0").code == 0
+    assert box.read(file) == saves[1]
 
 
 def stored_bytes(box: Box) -> int:

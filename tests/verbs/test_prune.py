@@ -369,6 +369,19 @@ def test_a_worn_pack_with_a_needed_part_that_is_damaged_stays(worn):
     assert again.written.packs == 0
 
 
+def stored_twice(box: Box, content: bytes) -> Path:
+    """Another pack with a chunk, beside garbage: the first one is the one to keep."""
+    sink = PackFile(str(box.store / "tmp"))
+    one, payload = frame.encode_frame(frame.DATA, [(data_id(content), content)])
+    other, more = frame.encode_frame(frame.DATA, [(data_id(b"dead"), b"dead")])
+    sink.add(other, more)
+    sink.add(one, payload)
+    path = box.store / "packs" / sink.complete().hex()
+    os.rename(sink.path, path)
+    sink.close()
+    return path
+
+
 @pytest.mark.parametrize("bad", ["first", "second", "neither", "both"])
 def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
     """Left by a crash, or by a loss that healed. The catalog knows one place, maybe the wrong."""
@@ -376,14 +389,7 @@ def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
     (box.source / "file").write_bytes(content)
     box.take()
     first = pack_of(box.store, content)
-    sink = PackFile(str(box.store / "tmp"))
-    one, payload = frame.encode_frame(frame.DATA, [(data_id(content), content)])
-    other, more = frame.encode_frame(frame.DATA, [(data_id(b"dead"), b"dead")])
-    sink.add(other, more)
-    sink.add(one, payload)
-    second = box.store / "packs" / sink.complete().hex()
-    os.rename(sink.path, second)
-    sink.close()
+    second = stored_twice(box, content)
     shutil.rmtree(box.store / "parity", ignore_errors=True)
     if bad in {"first", "both"}:
         flip_byte(first, 1000)
@@ -396,6 +402,20 @@ def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
         return
     assert report.removed.packs == 1
     assert first.exists() != second.exists()
+    assert box.read(box.source / "file") == content
+
+
+def test_a_copy_is_read_again_by_every_prune(box):
+    """What was sound when a daemon began to run need not be any more."""
+    content = random.Random(3).randbytes(200_000)
+    (box.source / "file").write_bytes(content)
+    box.take()
+    first = pack_of(box.store, content)
+    second = stored_twice(box, content)
+    prune(box, dry_run=True)
+    flip_byte(first, 1000)
+    prune(box)
+    assert second.exists()
     assert box.read(box.source / "file") == content
 
 
