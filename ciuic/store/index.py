@@ -14,7 +14,7 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from ciuic.errors import BusyError, StoreError, StoreFullError
@@ -174,6 +174,20 @@ class Index:
             self._db.execute("DELETE FROM pack_check WHERE name IN (SELECT name FROM gone)")
             self._db.execute("DELETE FROM pack WHERE name IN (SELECT name FROM gone)")
             self._db.execute("DROP TABLE gone")
+
+    def point(self, name: bytes, frames: Iterable[PackedFrame], chunks: Container[bytes]) -> None:
+        """Chunks lie in a pack that is recorded, wherever else they lie.
+
+        Args:
+            name: The pack.
+            frames: What it holds.
+            chunks: Those of its chunks that are meant.
+        """
+        with self._lock, self._faults():
+            found = self._db.execute("SELECT number FROM pack WHERE name = ?", (name,))
+            for (number,) in found.fetchall():
+                rows = [row for row in _rows(number, frames) if row[0] in chunks]
+                self._db.executemany(_REPLACE_CHUNK, sorted(rows))
 
     def move(
         self,

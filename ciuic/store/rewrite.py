@@ -42,7 +42,13 @@ from ciuic.store.sweep import (
 )
 from ciuic.store.writer import publish_pack, sync_packs
 
-__all__ = ["Rewriter", "orphaned_parity", "remove_packs", "remove_parity"]
+__all__ = [
+    "Rewriter",
+    "orphaned_parity",
+    "point_at_keepers",
+    "remove_packs",
+    "remove_parity",
+]
 
 _GROUP_BYTES: Final = {True: 1024 * 1024, False: 256 * 1024}
 """Plain bytes that are encoded together of what is left of frames: of data, and of nodes."""
@@ -73,6 +79,25 @@ def remove_packs(store_path: str, index: Index | None, names: Sequence[bytes]) -
         index.commit()
     _unlink(store_path, names)
     sync_packs(store_path)
+
+
+def point_at_keepers(store_path: str, index: Index, keepers: dict[bytes, bytes]) -> None:
+    """The catalog says of chunks that lie in several packs that they lie where they stay.
+
+    Durable when this returns: rows of a pack that is removed go, and nobody looks for others.
+
+    Args:
+        store_path: The store's directory, whose write lock is held.
+        index: The catalog.
+        keepers: For each chunk the pack that keeps it.
+    """
+    chunks: dict[bytes, set[bytes]] = {}
+    for name, pack in keepers.items():
+        chunks.setdefault(pack, set()).add(name)
+    for pack, names in chunks.items():
+        index.point(pack, read_frames(store_path, pack), names)
+    if keepers:
+        index.commit()
 
 
 def orphaned_parity(store_path: str, packs: Container[bytes]) -> dict[bytes, int]:

@@ -23,7 +23,13 @@ from ciuic.store import Store
 from ciuic.store.manifest import Manifest
 from ciuic.store.mark import Marks, mark_tree
 from ciuic.store.parity import PARITY_DEFAULT
-from ciuic.store.rewrite import Rewriter, orphaned_parity, remove_packs, remove_parity
+from ciuic.store.rewrite import (
+    Rewriter,
+    orphaned_parity,
+    point_at_keepers,
+    remove_packs,
+    remove_parity,
+)
 from ciuic.store.sweep import DEAD_FRACTION, Census, PackUse, take_census
 
 __all__ = ["PruneCounts", "PrunePlan", "PruneReport", "apply_prune", "foresee_prune", "plan_prune"]
@@ -277,7 +283,7 @@ def _run(
         for name in store.lone_copies():
             store.drop_copy(name)
         remove_parity(store.path, plan.orphans)
-        _remove(store, dead)
+        _remove(store, dead, plan.census.keepers)
 
     def room_bytes() -> int:
         found = os.statvfs(store.path)
@@ -315,14 +321,16 @@ def _run(
     )
 
 
-def _remove(store: Store, dead: list[bytes]) -> None:
+def _remove(store: Store, dead: list[bytes], keepers: dict[bytes, bytes]) -> None:
     """Remove packs. On a disk so full that the catalog can't even forget them, it gives way."""
     try:
+        point_at_keepers(store.path, store.index, keepers)
         remove_packs(store.path, store.index, dead)
     except StoreFullError:
         store.drop_catalog()
         remove_packs(store.path, None, dead)
         store.renew_catalog()
+        point_at_keepers(store.path, store.index, keepers)
 
 
 def _trash(store: Store) -> list[tuple[_Roots, int]]:

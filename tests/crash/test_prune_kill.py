@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from ciuic.store import open_store
+from ciuic.store.sweep import read_frames
 from tests.kit.box import Box
 from tests.kit.program import CIUIC, Outcome, ciuic, environment
 from tests.kit.trees import Photo, differences, photograph
@@ -160,10 +161,20 @@ def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: obj
     assert os.listdir(box.store / "tmp") == [], where
     # Frames may share packs in another way, and that is all.
     assert abs(pack_bytes(box) - whole_bytes) < 20_000, where
+    assert_catalogued(box, where)
     name = max(made.known)
     box.restore(snapshot=name, to=out)
     assert differences(made.known[name], photograph(out / "source")) == [], where
     shutil.rmtree(out)
+
+
+def assert_catalogued(box: Box, where: object) -> None:
+    """The catalog knows of every chunk: what it doesn't is stored again by each base snapshot."""
+    with open_store(str(box.store)) as store:
+        held = [read_frames(store.path, name) for name in store.pack_files()]
+        listed = {name for frames in held for one in frames for name, _ in one.frame.chunks}
+        assert store.existing_index is not None, where
+        assert store.existing_index.known(sorted(listed)) == listed, where
 
 
 def pack_bytes(box: Box) -> int:

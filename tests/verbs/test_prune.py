@@ -720,14 +720,16 @@ def test_without_any_room_it_says_so_and_nothing_is_lost(tmp_path):
         assert_restores(box, {kept.id: photo})
 
 
+def full(*_: object) -> None:
+    """As on a disk without room."""
+    raise StoreFullError("no space left")
+
+
 def test_a_catalog_that_has_no_room_to_forget_gives_way(worn, monkeypatch):
     """Its journal can be as large as itself; packs must not stay for want of that."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
-
-    def full(*_: object) -> None:
-        raise StoreFullError("no space left")
 
     monkeypatch.setattr(Index, "remove_packs", full)
     report = prune(worn)
@@ -753,14 +755,43 @@ def test_small_portions_give_the_same_store(worn, monkeypatch):
     assert prune(worn).freed_bytes == 0
 
 
-def test_the_catalog_is_right_without_being_made_anew(worn):
-    """Every row leads to the chunk that it names."""
+@pytest.mark.parametrize("share", [0, 0.5, 1], ids=["once", "early", "late"])
+@pytest.mark.parametrize("is_full", [False, True], ids=["room", "full"])
+def test_the_catalog_is_right_without_being_made_anew(worn, monkeypatch, share, is_full):
+    """Every chunk has a row, and every row leads to the chunk that it names.
+
+    Also where a chunk lies in two packs, as a prune that is killed before it tells the catalog
+    leaves it, and the catalog knows the one that goes.
+    """
     first, second, _ = names_of(worn)
     forget(worn, first, second)
+    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", 200 * KIB)
+    monkeypatch.setattr(rewrite, "PACK_BYTES", 200 * KIB)
+    if share:
+        other = worn.directory / "other"
+        shutil.copytree(worn.store, other)
+        original, worn.store = worn.store, other
+        prune(worn)
+        worn.store = original
+        old = {path.name for path in packs(worn.store)}
+        new = [path for path in packs(other) if path.name not in old]
+        assert len(new) >= 4
+        for path in new[: int(share * len(new))]:
+            shutil.copy(path, worn.store / "packs")
+    if is_full:
+        monkeypatch.setattr(Index, "remove_packs", full)
     prune(worn)
+    monkeypatch.undo()
     with open_store(str(worn.store)) as store:
         index = store.existing_index
         assert set(index.packs()) == set(store.pack_files())
+        listed = {
+            name
+            for pack in store.pack_files()
+            for one in sweep.read_frames(store.path, pack)
+            for name, _ in one.frame.chunks
+        }
+        assert index.known(sorted(listed)) == listed
         for rows in list(index.chunk_ids()):
             places = index.places([name for name, _ in rows])
             assert len(places) == len(rows)
