@@ -14,7 +14,7 @@ import re
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ciuic.chunking.tensors import Span, layout
@@ -45,12 +45,19 @@ class EarlierDirectory:
 
     Args:
         reader: Of the store.
-        entry: Finds the directory's entry; None if there is none.
+        old: What stood at its path, if that was a directory.
+        above: Where one of its role is looked for otherwise, and its name there.
     """
 
-    def __init__(self, reader: StoreReader, entry: Callable[[], Entry | None]) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        old: Entry | None,
+        above: "tuple[EarlierDirectory, bytes] | None" = None,
+    ) -> None:
         self._reader = reader
-        self._entry = entry
+        self._old = old
+        self._above = above
         self._lock = threading.Lock()
         self._names: _Names | None = None
 
@@ -62,18 +69,27 @@ class EarlierDirectory:
     def directory(self, name: bytes, old: Entry | None) -> "EarlierDirectory":
         """A subdirectory: what stood at its path, else the one that had its role."""
         if old is not None and old.is_directory:
-            return EarlierDirectory(self._reader, lambda: old)
-        return EarlierDirectory(self._reader, lambda: self._all().of_role(name, is_directory=True))
+            return EarlierDirectory(self._reader, old)
+        return EarlierDirectory(self._reader, None, (self, name))
 
     def _all(self) -> "_Names":
-        with self._lock:
-            if self._names is None:
-                self._names = self._read()
-            return self._names
-
-    def _read(self) -> "_Names":
+        """Not by recursion: trees are deeper than the stack is."""
+        unread = [self]
+        while unread[-1]._names is None and unread[-1]._above is not None:
+            unread.append(unread[-1]._above[0])
         names = _Names()
-        top = self._entry()
+        for one in reversed(unread):
+            with one._lock:
+                if one._names is None:
+                    one._names = one._read(names)
+            names = one._names
+        return names
+
+    def _read(self, above: "_Names") -> "_Names":
+        names = _Names()
+        top = self._old
+        if self._above is not None:
+            top = above.of_role(self._above[1], is_directory=True)
         if top is None or not top.content:
             return names
         # What could be read of a damaged directory is as good as anything.

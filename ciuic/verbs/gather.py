@@ -130,9 +130,10 @@ class _Directory:
         self.walked = False
 
     def leave(self) -> bytes:
-        """All names have been visited; the descriptor is given up. Returns the path."""
+        """All names have been visited; what only that needed is given up. Returns the path."""
         path = self.handle.path
         del self.handle
+        self.earlier = None
         self.walked = True
         return path
 
@@ -277,7 +278,7 @@ class Gatherer:
         directory = self._directory(handle, entry, old_root, view)
         directory.names = iter(names)
         if self._believe and self._writer.makes_deltas:
-            directory.earlier = EarlierDirectory(self._store.reader, lambda: old_root)
+            directory.earlier = EarlierDirectory(self._store.reader, old_root)
         self._stack.append(directory)
         self._walk()
         return _Started(Root(path, b"", "", view.how), TreeBuilder(self._writer.put_node), entry)

@@ -3,6 +3,7 @@
 import itertools
 import os
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from ciuic.store.layout import CATALOG, PACKS, pack_name
 from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
 from ciuic.verbs.earlier import EarlierDirectory
+from ciuic.verbs.gather import _DEPTH_MAX
 from tests.format import reader
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
@@ -114,6 +116,23 @@ def test_what_did_not_change_is_not_looked_for(box: Box, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(EarlierDirectory, "_all", refused)
     assert box.take().trouble_count == 0
+
+
+@pytest.mark.parametrize("old", ["run_1", "another"])
+def test_new_directories_may_be_as_deep_as_a_snapshot_goes(box: Box, old: str) -> None:
+    saves = training()
+    tops = [box.source / name for name in (old, "run_2")]
+    for top in tops:
+        path = top
+        path.mkdir()
+        for _ in range(_DEPTH_MAX - 2):
+            path /= "d"
+            path.mkdir()
+        (path / "last.bin").write_bytes(next(saves))
+        assert box.take().trouble_count == 0
+    assert is_delta(box, path / "last.bin") == (old == "run_1")
+    for top in tops:  # what tidies up behind the tests goes down by recursion
+        subprocess.run(["rm", "-rf", top], check=True)
 
 
 def test_each_rank_follows_itself(box: Box) -> None:
