@@ -30,7 +30,7 @@ from ciuic.verbs.forget import apply_forget, plan_forget
 from ciuic.verbs.prune import apply_prune, plan_prune
 from ciuic.verbs.scrub import (
     Budget,
-    DamagedPack,
+    DamagedFile,
     ScrubReport,
     complete,
     read_since_s,
@@ -242,10 +242,12 @@ class Upkeep:
                 "no damage" if report.ok else "there is damage",
                 f"; {unchecked:,} were never read" if unchecked else "",
             )
+        if report.missing and self._is_news("", cost := _cost(report.missing)):
+            _log.error("damage: chunks are in no pack; %s", cost)
         for pack in report.damaged:
             if pack.is_new and self._is_news(pack.check.pack.hex(), pack.check.what):
                 name = pack.check.pack.hex()[:12]
-                _log.error("damage: pack %s: %s; %s", name, pack.check.what, _cost(pack))
+                _log.error("damage: pack %s: %s; %s", name, pack.check.what, _cost(pack.files))
         for one in report.manifests:
             if self._is_news(os.fsdecode(one.path), one.what):
                 _log.error("damage: %s: %s. %s", os.fsdecode(one.path), one.what, _REPAIR)
@@ -300,13 +302,13 @@ def _is_short_of_space(store_path: str) -> bool:
     return space.f_bavail < _SHORT_FRACTION * space.f_blocks
 
 
-def _cost(pack: DamagedPack) -> str:
-    if not pack.files:
-        return f"no file is lost by it. {_REPAIR}"
-    first = pack.files[0]
-    files = _counted(len(pack.files), "file")
+def _cost(files: Sequence[DamagedFile]) -> str:
+    if not files:
+        return f"it costs no further file. {_REPAIR}"
+    first = files[0]
+    count = _counted(len(files), "file")
     return (
-        f"it costs {files}, first {path_text(first.path)} in {_listed(first.snapshots)}. {_REPAIR}"
+        f"it costs {count}, first {path_text(first.path)} in {_listed(first.snapshots)}. {_REPAIR}"
     )
 
 

@@ -228,9 +228,8 @@ def _print_pack(one: Any) -> None:
     if one.saved:
         click.echo(f"  {_chunks(one.saved)} damaged here can be had all the same")
     if one.lost:
-        click.echo(
-            f"  {_chunks(len(one.lost))} lost{':' if one.files else ', which no snapshot needs'}"
-        )
+        cost = ":" if one.files else ", which costs no further file"
+        click.echo(f"  {_chunks(len(one.lost))} lost{cost}")
     for file in one.files:
         _print_file(file, "    ")
 

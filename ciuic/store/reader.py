@@ -149,27 +149,27 @@ class StoreReader:
 
     def unchained(
         self, places: Mapping[bytes, ChunkPlace], is_sound: Callable[[bytes, ChunkPlace], bool]
-    ) -> set[bytes]:
-        """Those chunks that are a difference from what is not there, directly or not.
+    ) -> dict[bytes, bytes]:
+        """Those chunks that are a difference from what is not there, directly or not; and that.
 
         Args:
             places: Where they lie.
             is_sound: Whether another chunk can be had from the place that it is said to be at.
         """
         below = {name: place.reference for name, place in places.items() if place.reference}
-        lost: set[bytes] = set()
+        lost: dict[bytes, bytes] = {}
         for _ in range(CHAIN_MAX):
             if not below:
                 return lost
             found = self.places(list(dict.fromkeys(below.values())))
             sound = {name: place for name, place in found.items() if is_sound(name, place)}
-            lost |= {name for name, reference in below.items() if reference not in sound}
+            lost |= {name: base for name, base in below.items() if base not in sound}
             below = {
                 name: sound[reference].reference
                 for name, reference in below.items()
                 if reference in sound and sound[reference].reference
             }
-        return lost | set(below)
+        return lost | below
 
     def _chunk(
         self, name: bytes, kind: int, *, heal: bool, descent: _Descent

@@ -7,7 +7,7 @@ walked once.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
@@ -29,12 +29,13 @@ class Spoiled(NamedTuple):
     Attributes:
         path: Absolute; of a manifest that can't be read, its place in the store.
         what: Why, in words.
-        chunks: Those of its chunks that can't be had.
+        chunks: Those of its chunks that can't be had, and what is lost of each: itself, or
+            something that it is a difference from.
     """
 
     path: bytes
     what: str
-    chunks: tuple[bytes, ...]
+    chunks: Mapping[bytes, bytes]
 
 
 class _Problem(NamedTuple):
@@ -42,7 +43,7 @@ class _Problem(NamedTuple):
 
     name: bytes
     what: str
-    chunks: tuple[bytes, ...]
+    chunks: Mapping[bytes, bytes]
 
 
 class _Directory(NamedTuple):
@@ -102,7 +103,7 @@ class Survey:
         try:
             manifest = self._store.manifest(snapshot_id)
         except (CorruptionError, UnknownFormatError) as error:
-            yield Spoiled(os.fsencode(f"snapshots/{snapshot_id}.json"), error.message, ())
+            yield Spoiled(os.fsencode(f"snapshots/{snapshot_id}.json"), error.message, {})
             return
         for root in manifest.roots:
             if root.tree:
@@ -155,7 +156,7 @@ class Survey:
             entries = list(iter_tree(self._node, tree, height))
         except (CorruptionError, UnknownFormatError) as error:
             what = f"the directory can't be read: {error.message}"
-            found = _Directory([_Problem(b"", what, (self._failed_node,))], [])
+            found = _Directory([_Problem(b"", what, {self._failed_node: self._failed_node})], [])
         else:
             inner = [one for one in entries if one.is_directory and one.content]
             found = _Directory(self._files([one for one in entries if one.is_file]), inner)
@@ -164,7 +165,7 @@ class Survey:
 
     def _files(self, entries: list[Entry]) -> list[_Problem]:
         problems: list[_Problem] = []
-        lost: dict[bytes, dict[bytes, None]] = {}
+        lost: dict[bytes, dict[bytes, bytes]] = {}
         recipes: set[bytes] = set()
         waiting: list[tuple[bytes, Piece, bool]] = []
         for entry in entries:
@@ -177,12 +178,13 @@ class Survey:
                         self._look_up(waiting, lost)
                         waiting = []
             except (CorruptionError, UnknownFormatError) as error:
-                problems.append(_Problem(entry.name, error.message, (self._failed_node,)))
+                chunks = {self._failed_node: self._failed_node}
+                problems.append(_Problem(entry.name, error.message, chunks))
             if entry.level:
                 recipes.add(entry.content)
         self._look_up(waiting, lost)
         problems += [
-            _Problem(name, _missing(len(chunks), next(iter(chunks))), tuple(chunks))
+            _Problem(name, _missing(len(chunks), next(iter(chunks))), chunks)
             for name, chunks in lost.items()
         ]
         if not problems:
@@ -199,7 +201,7 @@ class Survey:
                 yield piece
 
     def _look_up(
-        self, wanted: list[tuple[bytes, Piece, bool]], lost: dict[bytes, dict[bytes, None]]
+        self, wanted: list[tuple[bytes, Piece, bool]], lost: dict[bytes, dict[bytes, bytes]]
     ) -> None:
         """Add to ``lost`` what can't be had of each file."""
         reader = self._store.reader
@@ -212,14 +214,13 @@ class Survey:
             for name in doubtful:
                 if name in places and not self._fits(places[name]):
                     del places[name]
-        for name in reader.unchained(places, self._is_there):
-            del places[name]
+        unchained = reader.unchained(places, self._is_there)
         for file, piece, is_whole in wanted:
-            place = places.get(piece.id)
+            place = None if piece.id in unchained else places.get(piece.id)
             length = -1 if place is None else place.length_bytes
             end = piece.start_bytes + piece.length_bytes
             if not (length == end if is_whole else length >= end):
-                lost.setdefault(file, {})[piece.id] = None
+                lost.setdefault(file, {})[piece.id] = unchained.get(piece.id, piece.id)
 
     def _is_there(self, name: bytes, place: ChunkPlace) -> bool:
         return name not in self._lost and self._fits(place)

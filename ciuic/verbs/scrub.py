@@ -481,7 +481,7 @@ def _find_files(store: Store, report: ScrubReport, cancelled: Callable[[], bool]
             for one in survey.damage(snapshot.id):
                 if cancelled():
                     return
-                packs = [lost[name] for name in one.chunks if name in lost]
+                packs = [lost[name] for name in one.chunks.values() if name in lost]
                 row = found.setdefault(one.path, (one.what, [], packs[0] if packs else b""))
                 row[1].append(snapshot.id)
         if cancelled():

@@ -245,7 +245,7 @@ class _Survey:
             # The catalog may be at fault, and no restore would fail for that.
             places.update(self._store.reader.places_in_packs(doubtful))
         lost = {name for name in doubtful if name not in places or not self._fits(places[name])}
-        lost |= self._store.reader.unchained(places, self._is_there)
+        lost.update(self._store.reader.unchained(places, self._is_there))
         present, frames = self._present, self.frames
         for name, place in places.items():
             if name in lost:

@@ -16,7 +16,7 @@ from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuicd.upkeep import Upkeep
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Daemon, Machine, wait_until
-from tests.kit.damage import flip_content
+from tests.kit.damage import flip_content, pack_of
 from tests.kit.program import ciuic
 
 DAY_NS = 86_400 * 10**9
@@ -220,6 +220,18 @@ def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
     again.wait_for_log("there is damage")
     stopped_in_peace(again)
     assert "damage: pack" not in again.log(), "the catalog remembers that it was told"
+
+
+def test_a_pack_that_is_gone_is_told_with_what_it_costs(machine: Machine) -> None:
+    content = os.urandom(MIB)
+    name = take(machine, days_ago=10, a=content)
+    pack_of(machine.store, content).unlink()
+    (machine.source / "a").write_bytes(b"another content")
+    machine.configure(scrub_budget="10m")
+    daemon = machine.start()
+    daemon.wait_for_log("there is damage")
+    daemon.wait_for_log(f"files, first {machine.source / 'a'} in {name}")
+    stopped_in_peace(daemon)
 
 
 def test_what_is_lost_and_still_stands_in_its_file_is_stored_again(machine: Machine) -> None:

@@ -30,6 +30,7 @@ from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
 from ciuic.verbs.earlier import EarlierDirectory
 from ciuic.verbs.gather import _DEPTH_MAX
+from ciuic.verbs.scrub import Budget, scrub
 from tests.format import reader
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
@@ -259,6 +260,36 @@ def test_damage_to_what_a_delta_builds_on_is_damage_to_both_and_is_named(box: Bo
     outcome = box.ciuic("restore", "-s", "latest", "--no-hot", "-p", file, "-d", target)
     assert outcome.code == 4
     assert not (target / file.name).exists()
+
+
+@pytest.mark.parametrize("budget", [Budget(size_bytes=1), Budget()], ids=["one pack", "all"])
+def test_what_is_lost_costs_what_is_a_difference_from_it(box: Box, budget: Budget) -> None:
+    """However far below, and though no snapshot needs the lost chunk for itself."""
+    box.chain_cost = 100
+    file = box.source / "last.bin"
+    saves = list(itertools.islice(training(size=400 * KIB), 3))
+    for data in saves:
+        file.write_bytes(data)
+        box.take()
+    assert depths(box, file) == [2]
+    last, *others = [one.id for one in box.snapshots()]
+    assert box.ciuic("forget", *others).code == 0
+    flip_content(box.store, saves[0])
+    damaged = pack_of(box.store, saves[0]).name
+    with open_store(str(box.store), write=True) as store:
+        for name in set(store.pack_files()) - {bytes.fromhex(damaged)}:
+            store.index.put_check(name, box.clock.now_ns(), 1, "")
+        store.index.commit()
+    report = scrub(str(box.store), clock=box.clock, budget=budget)
+    [pack] = report.damaged
+    assert pack.check.pack.hex() == damaged
+    assert report.is_whole == (budget == Budget())
+    assert [(one.path, one.snapshots) for one in pack.files] == [(os.fsencode(file), (last,))]
+    assert report.missing == []
+    told = box.ciuic("scrub")
+    assert told.code == 4
+    assert "1 chunk lost:" in told.out
+    assert told.out.count(str(file)) == 1
 
 
 def test_what_builds_on_a_lost_chunk_is_stored_again(box: Box) -> None:

@@ -78,6 +78,22 @@ def test_damage_is_told_once_as_packs_chunks_files_and_snapshots(two: Box) -> No
     assert [one.is_new for one in again.damaged] == [False], "it is there still, and no news"
 
 
+def test_a_file_that_two_packs_cost_is_told_once_and_neither_is_called_needless(box: Box) -> None:
+    parts = [os.urandom(MIB) for _ in range(2)]
+    file = write(box.source / "model", parts[0])
+    box.take()
+    write(file, b"".join(parts))
+    box.take()
+    for part in parts:
+        flip_content(box.store, part)
+    outcome = box.ciuic("scrub")
+    assert outcome.code == 4
+    assert outcome.out.count("1 chunk lost") == 2
+    assert outcome.out.count(str(file)) == 1
+    assert outcome.out.count("1 chunk lost, which costs no further file") == 1
+    assert "no snapshot" not in outcome.out
+
+
 def pack_of_first(box: Box, content: bytes) -> str:
     """The pack in which damage was found, by the chunk that is still whole beside it."""
     return pack_of(box.store, content[MIB:]).name
