@@ -24,6 +24,8 @@ for an unreadable file would be committed as a snapshot with a hole in it.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "BusyError",
@@ -53,6 +55,7 @@ class CiuicError(Exception):
     Attributes:
         message: One sentence: what is wrong, with the evidence in it.
         hint: One sentence in the imperative: what to do next. May be empty.
+        done: What was done before it, as a part of the command's document.
     """
 
     default_hint = ""
@@ -61,6 +64,7 @@ class CiuicError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = self.default_hint if hint is None else hint
+        self.done: Mapping[str, Any] = {}
 
     @property
     def kind(self) -> str:
@@ -94,7 +98,7 @@ class VanishedError(SourceError):
 class StoreError(CiuicError):
     """The store failed; the run ends and commits nothing."""
 
-    default_hint = "Look at the store's disk, then run the command again; nothing was committed."
+    default_hint = "Look at the store's disk, then run the command again."
 
 
 class BusyError(StoreError):

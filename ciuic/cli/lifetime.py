@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections.abc import Sized
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from ciuic.cli.session import (
     wait_option,
 )
 from ciuic.clock import local_time_text
-from ciuic.errors import UsageError
+from ciuic.errors import CiuicError, UsageError
 from ciuic.units import format_bytes, format_duration
 
 __all__ = ["forget", "pin", "tag"]
@@ -88,22 +89,31 @@ def forget(
             plan = plan_forget(store, rule, now_ns)
         if not dry_run:
             apply_forget(store, plan, now_ns)
+        forgotten = {"dry_run": dry_run, **plan.as_json()}
         if not as_json:
             until_s = None if prune and not trash_s else trash_s
             _tell(plan, until_s, dry_run=dry_run, by_rule=rule is not None)
         if prune:
             leaving = [one.id for one, _ in plan.forgotten] if dry_run else []
-            report = run_prune(
-                store,
-                cancelled,
-                trash_s=trash_s,
-                parity=parity,
-                dry_run=dry_run,
-                leaving=leaving,
-            )
+            try:
+                report = run_prune(
+                    store,
+                    cancelled,
+                    trash_s=trash_s,
+                    parity=parity,
+                    dry_run=dry_run,
+                    leaving=leaving,
+                )
+            except CiuicError as error:
+                if plan.forgotten and not dry_run:
+                    count = _snapshots(plan.forgotten)
+                    error.message = f"forgot {count}, but the prune failed: {error.message}"
+                    error.hint = f"{error.hint} 'ciuic prune' does the rest.".lstrip()
+                    error.done = forgotten
+                raise
     if as_json:
         pruned = {} if report is None else {"prune": report.as_json()}
-        print_json({"dry_run": dry_run, **plan.as_json(), **pruned})
+        print_json({**forgotten, **pruned})
     elif report is not None:
         tell_pruned(report)
     sys.exit(DAMAGE if report is not None and report.damaged else 0)
@@ -117,7 +127,7 @@ def _tell(plan: Any, until_s: float | None, *, dry_run: bool, by_rule: bool) -> 
     """What a plan does; ``until_s`` is how long it can be undone, None if it can't."""
     if dry_run or by_rule:
         _print_plan(plan)
-    count = f"{len(plan.forgotten)} snapshot{'' if len(plan.forgotten) == 1 else 's'}"
+    count = _snapshots(plan.forgotten)
     if dry_run:
         click.echo(f"would forget {count} and keep {len(plan.kept)}", err=True)
     elif plan.forgotten:
@@ -126,6 +136,10 @@ def _tell(plan: Any, until_s: float | None, *, dry_run: bool, by_rule: bool) -> 
         click.echo(f"forgot {count}, kept {len(plan.kept)}{undo}", err=True)
     else:
         click.echo(f"nothing to forget; kept {len(plan.kept)}", err=True)
+
+
+def _snapshots(found: Sized) -> str:
+    return f"{len(found)} snapshot{'' if len(found) == 1 else 's'}"
 
 
 @click.command(short_help="Show or change a snapshot's tags.")

@@ -210,7 +210,7 @@ def report_error(error: CiuicError, *, as_json: bool) -> None:
 def report_json(error: CiuicError) -> None:
     """The document of an error, on stdout."""
     body = {"kind": error.kind, "message": error.message, "hint": error.hint}
-    click.echo(as_json_text({"error": body}))
+    click.echo(as_json_text({**error.done, "error": body}))
 
 
 def given(context: click.Context, parameter: click.Parameter, value: T) -> T:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.errors import StoreFullError
 from ciuic.store.sealed import seal
 from tests.cli.test_terminal import ESCAPE, on_terminal, plain
 from tests.kit.damage import flip_byte
@@ -131,6 +132,36 @@ def test_what_was_just_forgotten_stays_in_the_trash_of_its_own_prune(taken: Plac
     assert "1 forgotten snapshot in the trash" in done.err
     assert taken.run_here("forget", "--undo", known[2]).code == 0
     assert taken.run_here("verify", "--all", "--checksum").code == 0
+
+
+@pytest.mark.parametrize("how", ["unreadable", "full"])
+def test_what_was_forgotten_is_said_though_the_prune_after_it_failed(
+    taken: Place, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    known = taken.ids()
+    if how == "unreadable":
+        for directory in ("snapshots", "parity"):
+            (taken.store / directory / f"{known[1]}.json").write_bytes(b"{}")
+    else:
+
+        def refused(*_: object, **__: object) -> None:
+            raise StoreFullError("no room")
+
+        monkeypatch.setattr("ciuic.verbs.prune.apply_prune", refused)
+    code = 4 if how == "unreadable" else 1
+    done = taken.run_here("forget", known[2], "--prune", "--json")
+    assert done.code == code, done.said()
+    assert [one["id"] for one in done.document["forgotten"]] == [known[2]]
+    assert done.document["dry_run"] is False
+    assert done.document["error"]["message"].startswith("forgot 1 snapshot, but the prune failed: ")
+    assert taken.run_here("forget", "--undo", known[2]).code == 0
+    done = taken.run_here("forget", known[2], "--prune")
+    assert done.code == code, done.said()
+    first, second, *_ = done.err.splitlines()
+    assert first.startswith("forgot 1 snapshot, kept ")
+    assert second.startswith("ciuic: forgot 1 snapshot, but the prune failed: ")
+    assert "'ciuic prune'" in done.err
+    assert taken.ids() == [known[0], known[1]][: 1 if how == "unreadable" else 2]
 
 
 def test_forget_by_name_bring_back_and_the_trash_between(taken: Place) -> None:
