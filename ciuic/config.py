@@ -174,7 +174,7 @@ def _checked(path: str, values: Mapping[str, _Value]) -> dict[str, Any]:
         snapshot_interval: Annotated[float, PlainValidator(_printable(_interval_s))]
         base_interval: Annotated[float, PlainValidator(_printable(_duration_s))]
         retention_policy: Annotated[str, PlainValidator(_printable(_retention))]
-        exclude_patterns: Annotated[tuple[str, ...], PlainValidator(_printable(_list_items))]
+        exclude_patterns: Annotated[tuple[str, ...], PlainValidator(_printable(_patterns))]
         snapshot_dir: Annotated[str, PlainValidator(_printable(_store_directory))]
         io_priority: Literal["idle", "best-effort", "none"]
         hot_snapshots: Annotated[int, Field(ge=0, le=100)]
@@ -295,6 +295,15 @@ def _list_items(text: str) -> tuple[str, ...]:
     if not all(items):
         raise ValueError("an item between two commas, or at an end, is empty")
     return items
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    # The scan knows entries, as the retention knows snapshots.
+    from ciuic.scan import Exclusions
+
+    patterns = _list_items(text)
+    Exclusions(patterns)
+    return patterns
 
 
 def _directories(text: str) -> tuple[str, ...]:

@@ -36,6 +36,10 @@ _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLO
 _TIME_MIN_NS: Final = -(2**63)
 _TIME_MAX_NS: Final = 2**63 - 1
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+# "**/" is any number of directories where a directory may begin.
+_DEEP: Final = re.compile(rb"(?:(?<![^/])\*\*/|\*\*)")
+_SET: Final = re.compile(rb"\[([!^]?+)(\][^\]]*|[^\]]+)\]")
+_MEMBERS: Final = re.compile(rb".-.|.", re.DOTALL)
 _NO_XATTRS: Final = {errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.EACCES}
 
 
@@ -169,6 +173,9 @@ class Exclusions:
     against the last components of a path, any other against a name at any depth. ``*`` and
     ``?`` stop at a ``/``, ``**`` does not, ``[abc]`` and ``[!abc]`` are sets. A directory that
     is left out is left out with all that is in it.
+
+    Raises:
+        ValueError: A pattern has a range that runs backwards.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -179,7 +186,7 @@ class Exclusions:
             if bare.startswith(b"/"):
                 paths.append(_translated(bare))
             elif b"/" in bare:
-                paths.append(b"(?:.*/)?" + _translated(bare))
+                paths.append(_translated(b"**/" + bare))
             else:
                 names.append(_translated(bare))
         self._names = _compiled(names)
@@ -205,31 +212,58 @@ def _compiled(patterns: list[bytes]) -> re.Pattern[bytes] | None:
 
 
 def _translated(pattern: bytes) -> bytes:
-    """A glob as a regular expression over bytes."""
-    out, at = b"", 0
+    """A glob as a regular expression over bytes, which takes time of the length's square at most.
+
+    Where another wildcard follows, the first place where the part in between fits is as good as
+    any later one. It is not left again: a dozen stars would try every combination of places.
+    """
+    stretches, at, parts = [], 0, [b""]
+    deep = b""
     while at < len(pattern):
-        part, at = _next_part(pattern, at)
-        out += part
-    return b"(?:" + out + b")"
+        found = _DEEP.match(pattern, at)
+        if found:
+            stretches.append((deep, parts))
+            deep = b"(?:.*?/)??" if found[0].endswith(b"/") else b".*?"
+            parts, at = [b""], found.end()
+        elif pattern[at : at + 1] == b"*":
+            parts.append(b"")
+            at += 1
+        else:
+            one, at = _next_part(pattern, at)
+            parts[-1] += one
+    out = b""
+    for before, fixed in stretches:
+        out += b"(?>" + before + fixed[0] + _first_places(fixed[1:]) + b")"
+    last = b"[^/]*" + parts.pop() if len(parts) > 1 else b""
+    return b"(?:" + out + deep + parts[0] + _first_places(parts[1:]) + last + b")"
+
+
+def _first_places(parts: list[bytes]) -> bytes:
+    return b"".join([b"(?>[^/]*?" + part + b")" for part in parts])
 
 
 def _next_part(pattern: bytes, at: int) -> tuple[bytes, int]:
+    """What stands for one character, and where it ends."""
     one = pattern[at : at + 1]
-    if pattern.startswith(b"**/", at):
-        return b"(?:.*/)?", at + 3
-    if pattern.startswith(b"**", at):
-        return b".*", at + 2
-    if one == b"*":
-        return b"[^/]*", at + 1
     if one == b"?":
         return b"[^/]", at + 1
-    end = pattern.find(b"]", at + 2) if one == b"[" else -1
-    if end > 0:
-        inside = pattern[at + 1 : end].replace(b"\\", b"\\\\").replace(b"[", b"\\[")
-        if inside.startswith((b"!", b"^")):
-            inside = b"^/" + inside[1:]
-        return b"[" + inside + b"]", end + 1
-    return re.escape(one), at + 1
+    found = _SET.match(pattern, at) if one == b"[" else None
+    if found is None:
+        return re.escape(one), at + 1
+    members = b"".join([_members(part[0]) for part in _MEMBERS.finditer(found[2])])
+    return b"(?!/)[" + (b"^" if found[1] else b"") + members + b"]", found.end()
+
+
+def _members(part: bytes) -> bytes:
+    """A byte of a set, or a range of them, as a regular expression has it."""
+    if len(part) == 1:
+        return re.escape(part)
+    first, last = part[:1], part[2:]
+    if first > last:
+        raise ValueError(
+            f"the range {os.fsdecode(part)} in a set runs backwards: a set is one character"
+        )
+    return re.escape(first) + b"-" + re.escape(last)
 
 
 class Mount(NamedTuple):

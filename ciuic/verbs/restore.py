@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from ciuic.catalog import list_snapshots
 from ciuic.clock import Clock, local_time_text
-from ciuic.errors import CiuicError, TargetError, UsageError
+from ciuic.errors import CiuicError, CorruptionError, TargetError, UsageError
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import FLUX, Entry, RestoreReport, SnapshotSummary, Trouble, path_text
 from ciuic.scan import DirectoryHandle, Exclusions
@@ -214,7 +214,7 @@ class _Run:
             self._manifest,
             delete=request.delete,
             sets_flux_aside=request.fallback,
-            protected=Exclusions(self._manifest.exclude),
+            protected=_left_out(self._manifest),
         ) as placer:
             for target in targets:
                 with target_faults(target.place), _path_errors(target):
@@ -362,6 +362,15 @@ class _Run:
                 return None
             os.makedirs(path, _PARENT_MODE, exist_ok=True)
         return _opened(path)
+
+
+def _left_out(manifest: Manifest) -> Exclusions:
+    """What the snapshot left out, which is never extra."""
+    try:
+        return Exclusions(manifest.exclude)
+    except ValueError as error:
+        what = f"what {manifest.summary.id} left out can't be known: {error}"
+        raise CorruptionError(what) from error
 
 
 def _opened(path: bytes) -> DirectoryHandle:

@@ -163,7 +163,7 @@ def take_snapshot(
     what it held before, and perhaps packs that the next run reuses.
 
     Raises:
-        UsageError: There is no root, or one is not absolute.
+        UsageError: There is no root, or one is not absolute, or a pattern has no meaning.
         StoreError: The store failed.
         CancelledError: ``cancelled`` turned true.
     """
@@ -171,6 +171,7 @@ def take_snapshot(
     began_s = clock.monotonic_s()
     roots = _checked_roots(request.roots)
     check_tags(request.tags)
+    exclusions = _exclusions(request.exclude)
     _raise_open_files_limit()
     taken_ns = clock.now_ns()
     snapshots = list_snapshots(store)
@@ -210,7 +211,7 @@ def take_snapshot(
                 store,
                 writer,
                 content,
-                exclusions=Exclusions(request.exclude),
+                exclusions=exclusions,
                 believe=not is_base,
                 keep_clones=request.hot_snapshots > 0,
                 trouble=troubles.add,
@@ -291,6 +292,13 @@ def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:
         if not any(path.startswith(other.rstrip(b"/") + b"/") for other in kept):
             kept.append(path)
     return tuple(kept)
+
+
+def _exclusions(patterns: tuple[str, ...]) -> Exclusions:
+    try:
+        return Exclusions(patterns)
+    except ValueError as error:
+        raise UsageError(f"a pattern has no meaning: {error}") from error
 
 
 def _base_is_due(snapshots: list[SnapshotSummary], base_interval_s: float, taken_ns: int) -> bool:

@@ -151,6 +151,7 @@ def test_both_readers_refuse_a_bad_line_and_name_it(conf, text, line, said):
         ("snapshot_paths = /a,, /b\n", 1, "is empty"),
         ("snapshot_paths = /a,\n", 1, "is empty"),
         ("exclude_patterns = ,\n", 1, "is empty"),
+        ("exclude_patterns = *.pyc, step_[5-10]*\n", 1, "the range 5-1 in a set runs backwards"),
         ("io_priority = high\n", 1, "'idle', 'best-effort' or 'none'"),
         ("hot_snapshots = many\n", 1, "hot_snapshots: 'many' is not right"),
         ("hot_snapshots = -1\n", 1, "greater than or equal to 0"),

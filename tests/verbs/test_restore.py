@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from ciuic.errors import CiuicError, PathNotFoundError, TargetError, UsageError
+from ciuic.errors import CiuicError, CorruptionError, PathNotFoundError, TargetError, UsageError
 from ciuic.model import Entry, Root, SnapshotSummary
 from ciuic.store import open_store
 from ciuic.store.manifest import Manifest
@@ -352,6 +353,19 @@ def test_delete_keeps_the_store_sockets_and_what_the_snapshot_leaves_out(
     for name in ("cache.tmp", "skip/inner", "later.tmp", "part/only", "part/taken", "ciuic.conf"):
         assert (root / name).exists(), name
     assert box.verify().ok
+
+
+def test_nothing_is_deleted_by_a_manifest_whose_patterns_have_no_meaning(box: Box) -> None:
+    write(box.source / "file", b"x")
+    box.take()
+    write(box.source / "step_7", b"was left out, for all that can be known")
+    request = RestoreRequest((bytes(box.source),), overwrite=True, delete=True)
+    with open_store(str(box.store)) as store:
+        manifest = store.manifest(box.snapshots()[0].id)
+        hostile = msgspec.structs.replace(manifest, exclude=("step_[5-10]*",))
+        with pytest.raises(CorruptionError, match="runs backwards"):
+            restore(store, hostile, request, clock=box.clock)
+    assert (box.source / "step_7").exists()
 
 
 def test_delete_spares_excluded_files_inside_a_directory_that_goes(box: Box) -> None:

@@ -904,6 +904,9 @@ def test_the_store_inside_a_root_is_left_out_by_itself(tmp_path: Path) -> None:
         ("[!b]", {"["}),
         ("[", {"["}),
         ("*[[]*", {"["}),
+        ("[!]", set()),
+        ("[]b]", {"b", "sub/b", "sub/deep/b"}),
+        ("sub[/]b", set()),
         ("{}", set()),
         ("x.TMP", set()),
     ],
@@ -925,6 +928,12 @@ def test_patterns_leave_out_what_they_match(box: Box, pattern: str, left_out: se
     top = os.fsencode(box.source) + b"/"
     taken = {os.fsdecode(path.removeprefix(top)) for path in box.entries() if path + b"/" != top}
     assert everything - taken == left_out
+
+
+def test_a_pattern_without_a_meaning_is_refused(box: Box) -> None:
+    with pytest.raises(UsageError, match="range 5-1 in a set runs backwards"):
+        box.take(exclude=("step_[5-10]*",))
+    assert box.snapshots() == []
 
 
 @pytest.mark.root
