@@ -33,7 +33,9 @@ def find_holders(inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], s
                 continue
             for key in _written_by(process):
                 if key in wanted and key not in found:
-                    found[key] = f"{process.name()} (pid {process.pid})"
+                    # It is any bytes, perhaps cut by the kernel within a character.
+                    name = os.fsencode(process.name()).decode("utf-8", "backslashreplace")
+                    found[key] = f"{name} (pid {process.pid})"
     return found
 
 

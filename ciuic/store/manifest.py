@@ -94,10 +94,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
             parent=summary.parent,
             taken=rfc3339(summary.taken_ns),
             taken_ns=summary.taken_ns,
-            host=manifest.host,
+            host=_words(manifest.host),
             writer=manifest.writer,
             roots=[
-                _RootRecord(_escaped(root.path), root.tree.hex(), root.missing, root.capture)
+                _RootRecord(
+                    _escaped(root.path), root.tree.hex(), _words(root.missing), root.capture
+                )
                 for root in manifest.roots
             ],
             files=summary.files,
@@ -112,7 +114,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             flux_count=summary.flux_count,
             pinned=summary.pinned,
             trouble=[
-                _TroubleRecord(_escaped(one.path), one.what, one.harmless)
+                _TroubleRecord(_escaped(one.path), _words(one.what), one.harmless)
                 for one in manifest.trouble
             ],
         )
@@ -186,6 +188,11 @@ def _root(record: _RootRecord) -> Root:
     if not path.startswith(b"/") or len(tree) not in {0, ID_BYTES}:
         raise CorruptionError("a root is not an absolute path with a tree")
     return Root(path, tree, record.missing, record.capture)
+
+
+def _words(text: str) -> str:
+    """Text for people, in which other programs' names may stand: JSON can't have surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _escaped(path: bytes) -> str:

@@ -248,7 +248,7 @@ def take_snapshot(
                 flux_count=flux.count,
             ),
             roots=tuple(recorded),
-            host=os.uname().nodename.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+            host=os.uname().nodename,
             writer=f"ciuic {ciuic.__version__}",
             read_bytes=content.read_bytes,
             capture_s=round(capture.duration_s(content.captured_s), 6),

@@ -152,6 +152,28 @@ def test_who_writes_is_found_and_named(any_disk: Disk) -> None:
     assert box.entries()[os.fsencode(model)].state == WHOLE
 
 
+def test_who_writes_may_have_a_name_that_is_no_text(box: Box) -> None:
+    path = box.source / "model.pt"
+    path.write_bytes(b"model")
+    program = (
+        "import signal; open('/proc/self/comm', 'wb').write(b'x\\xff');"
+        f" f = open({str(path)!r}, 'r+b'); print(flush=True); signal.pause()"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        outcome = box.ciuic("snapshot", "--json")
+    finally:
+        writer.kill()
+        writer.communicate()
+
+    assert outcome.code == 3, outcome.err
+    (trouble,) = outcome.document["trouble"]
+    assert trouble["what"] == rf"in flux: open for writing by x\xff (pid {writer.pid})"
+    assert rf"x\xff (pid {writer.pid})" in box.ciuic("show", "latest").out
+
+
 def test_the_area_is_never_part_of_a_snapshot(cow_disk: Disk) -> None:
     box = Box(cow_disk.path)
     (cow_disk.path / "model.pt").write_bytes(os.urandom(MIB))

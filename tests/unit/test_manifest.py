@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from ciuic.clock import local_time_text
@@ -55,6 +56,18 @@ def test_a_strict_reader_of_json_can_read_it():
     assert document["roots"][0]["path"] == "/a \\xff\\x5cx"
     assert document["taken"] == "2001-09-09T01:46:40.000000+00:00"
     assert document["taken_ns"] == 10**18 + 1
+
+
+def test_words_that_are_no_unicode_cost_no_snapshot():
+    odd = Trouble(b"/a", "in flux: open for writing by \udcff\ud800 (pid 7)")
+    words = msgspec.structs.replace(
+        ONE, host="h\udcff", trouble=(odd,), roots=(Root(b"/gone", b"", "No \udcff"),)
+    )
+    data = encode_manifest(words)
+    data.decode("utf-8")
+    read = decode_manifest(data, ID)
+    assert read.trouble[0].what == r"in flux: open for writing by \udcff\ud800 (pid 7)"
+    assert (read.host, read.roots[0].missing) == (r"h\udcff", r"No \udcff")
 
 
 @pytest.mark.parametrize("other", ["cs-1a2b3d", "cs-1a2b3c4", ""])
