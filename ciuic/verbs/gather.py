@@ -27,7 +27,7 @@ from ciuic.capture import (
     is_settled,
     source_faults,
 )
-from ciuic.errors import CancelledError, CorruptionError, SourceError
+from ciuic.errors import CancelledError, CorruptionError, SourceError, VanishedError
 from ciuic.hashing import ID_BYTES
 from ciuic.model import FLUX, GONE_MODE, SKIPPED, UNREADABLE, WHOLE, Entry, Root
 from ciuic.scan import (
@@ -357,7 +357,7 @@ class Gatherer:
             return
         except OSError as error:
             what = f"could not be read: {os.strerror(error.errno or 0)}"
-            self._trouble(parent.handle.join(name), what, False)
+            self._mark_unknown(parent, name, SourceError(what))
             return
         if storable_ns(status.st_mtime_ns) != status.st_mtime_ns:
             what = "its time lies outside the years 1677 to 2262: stored as the nearest of them"
@@ -372,6 +372,14 @@ class Gatherer:
             self._trouble(parent.handle.join(name), "is a socket and was not stored", True)
         else:
             self._visit_special(parent, name, status, old)
+
+    def _mark_unknown(self, parent: _Directory, name: bytes, error: SourceError) -> None:
+        """Name what is there and can't be known; a name of no entry would be extra to a restore."""
+        self._trouble(parent.handle.join(name), error.message, False)
+        if not isinstance(error, VanishedError):
+            self.files += 1
+            entry = Entry(name, stat.S_IFREG, 0, 0, 0, 0, 0, state=UNREADABLE)
+            self._append(parent, entry, None)
 
     def _append(self, parent: _Directory, entry: Entry, ticket: _Ticket | None) -> None:
         parent.append(entry, ticket)
@@ -537,7 +545,7 @@ class Gatherer:
                 else:
                     entry.xattrs = read_xattrs(b"/proc/self/fd/%d/" % parent.handle.fd + name)
         except SourceError as error:
-            self._trouble(parent.handle.join(name), error.message, False)
+            self._mark_unknown(parent, name, error)
             return
         self._append(parent, entry, None)
 

@@ -887,6 +887,46 @@ def test_the_store_inside_a_root_is_left_out_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "call", "error"),
+    [
+        ("file", "newfstatat", "EIO"),
+        ("mount", "newfstatat", "ENOTCONN"),
+        ("link", "readlinkat", "EIO"),
+    ],
+)
+def test_what_can_not_even_be_looked_at_is_marked_and_survives_a_restore_that_deletes(
+    box: Box, name: str, call: str, error: str
+) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    write(box.source / "file", b"live")
+    write(box.source / "mount" / "inside", b"live")
+    write(box.source / "other", b"other")
+    (box.source / "link").symlink_to("nowhere")
+    before = photograph(box.source)
+    # Names are as the calls have them: relative to an open directory.
+    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", name, "-e", f"trace={call}")
+    outcome = ciuic(
+        "--config",
+        box.config,
+        "snapshot",
+        "--json",
+        wrapper=(*trace, "-e", f"inject={call}:error={error}"),
+    )
+    assert outcome.code == 3, outcome.err
+    path = box.source / name
+    assert [one["path"] for one in outcome.document["trouble"]] == [str(path)]
+    assert box.entries()[bytes(path)].state == UNREADABLE
+    report = box.restore(overwrite=True, delete=True)
+    assert [one.path for one in report.failed] == [bytes(path)]
+    assert report.deleted_files == 0
+    assert differences(before, photograph(box.source)) == []
+    write(box.source / "other", b"changed")
+    assert box.take().trouble_count == 0
+    assert box.entries()[bytes(path)].state == WHOLE
+
+
+@pytest.mark.parametrize(
     ("pattern", "left_out"),
     [
         ("*.tmp", {"x.tmp", "sub/x.tmp", "sub/deep/x.tmp", "sub/deep/.tmp"}),
