@@ -30,7 +30,7 @@ __all__ = ["Freezer"]
 _LOOKED_AT_MAX: Final = 10_000
 """Names that the first look sees: a walk through a million would take longer than it saves."""
 _SPARES_MAX: Final = 1000
-"""Empty copies made ahead, each of which holds a descriptor: take.py asks for 4096."""
+"""Empty copies made ahead for one root: each holds a descriptor until the snapshot ends."""
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -60,6 +60,7 @@ class Freezer:
         existing: Sequence[str],
         previous: Mapping[bytes, str],
         believed_since: Mapping[bytes, int],
+        open_files: int,
     ) -> None:
         """Do ahead what can be: the shorter the freeze, the more of one moment a snapshot is.
 
@@ -69,6 +70,7 @@ class Freezer:
             previous: For a root, the snapshot whose tree the new one is compared with.
             believed_since: For a root, the time in ns since when no change means that a file is
                 not captured again; a root that is not named is captured whole.
+            open_files: How many more files this process can open; a quarter is for spare copies of all roots.
         """
         self._roots = roots
         self._existing = existing
@@ -80,10 +82,11 @@ class Freezer:
             root: open_frozen(self._store_id, snapshot_id, root)
             for root, snapshot_id in previous.items()
         }
+        spares = open_files // 4
         for root, choice in self._choices.items():
             if choice.how == REFLINK:
                 with contextlib.suppress(OSError, SourceError):
-                    self._make_spares(root, choice, believed_since.get(root))
+                    spares -= self._make_spares(root, choice, believed_since.get(root), spares)
 
     def begin(self) -> dict[bytes, RootView]:
         """Freeze what can be frozen as a whole; returns how to see each root."""
@@ -159,7 +162,7 @@ class Freezer:
         finally:
             os.close(fd)
 
-    def _make_spares(self, root: bytes, choice: Choice, since_ns: int | None) -> None:
+    def _make_spares(self, root: bytes, choice: Choice, since_ns: int | None, most: int) -> int:
         """Make as many empty copies as files will be cloned, as far as a first look tells.
 
         It also brings the files' inodes into memory, which on a cold cache takes longer than all
@@ -168,7 +171,8 @@ class Freezer:
         area = self._area(choice)
         copies_fd = area.copies_fd()
         try:
-            area.make_spares(_count_changed(open_root(root), since_ns), copies_fd)
+            count = min(_count_changed(open_root(root), since_ns), most)
+            return area.make_spares(count, copies_fd)
         finally:
             os.close(copies_fd)
 
@@ -211,10 +215,15 @@ def _count_changed(top: DirectoryHandle, since_ns: int | None) -> int:
     """How many of the first files of a tree are of a size to be cloned, and look changed."""
     device = os.fstat(top.fd).st_dev
     found = seen = 0
-    left = [top]
+    left = [(top, b".")]  # not all of them open: one directory may have ten thousand others
     while left:
-        directory = left.pop()
-        for name in directory.names():
+        above, inner = left.pop()
+        try:
+            directory = above.child(inner)
+            names = directory.names()
+        except OSError:
+            continue
+        for name in names:
             if seen == _LOOKED_AT_MAX or found == _SPARES_MAX:
                 return found
             seen += 1
@@ -223,7 +232,7 @@ def _count_changed(top: DirectoryHandle, since_ns: int | None) -> int:
                 if status.st_dev != device or name == AREA_NAME:
                     continue
                 if stat.S_ISDIR(status.st_mode):
-                    left.append(directory.child(name))
+                    left.append((directory, name))
                 elif stat.S_ISREG(status.st_mode) and status.st_size > READ_AT_ONCE_BYTES:
                     found += since_ns is None or not is_settled(
                         status.st_mtime_ns, status.st_ctime_ns, since_ns

@@ -304,14 +304,19 @@ class Area:
         self._filled.clear()
         self._spares.clear()
 
-    def make_spares(self, count: int, copies_fd: int) -> None:
+    def make_spares(self, count: int, copies_fd: int) -> int:
         """Make empty files that ``clone`` will fill: to make one takes as long as to fill it.
 
-        What is left of them goes when the snapshot has ended.
+        Each stays open, filled or not, until the snapshot has ended; what was not filled goes.
+
+        Returns:
+            How many were made.
         """
+        before = len(self._spares)
         with contextlib.suppress(OSError):
             for _ in range(count):
                 self._spares.append(self._new_copy(copies_fd))
+        return len(self._spares) - before
 
     def clone(self, fd: int, copies_fd: int) -> int:
         """Clone an open file; returns the clone's number.

@@ -58,7 +58,7 @@ _LOOKUP_FILES: Final = 500
 _BATCH_DIRECTORIES: Final = 64
 """A batch keeps the directories of its files open."""
 _HELD_DIRECTORIES: Final = 1000
-"""So many directories stay open for files whose clones wait to be read."""
+"""So many directories stay open for files whose clones wait to be read, and for hard links."""
 _DEPTH_MAX: Final = 900
 """Each level holds a descriptor; deeper trees than this are named and left out."""
 
@@ -191,6 +191,8 @@ class Gatherer:
             may be stored as a difference.
         keep_clones: Unchanged files are to have clones, too.
         trouble: Told of everything that is not as it should be.
+        open_files: How many more files this process can open; a quarter is for batches, another
+            for directories that are held.
         flux: Told of every file that somebody was writing.
         cancelled: Asked at every directory entry.
     """
@@ -204,6 +206,7 @@ class Gatherer:
         exclusions: Exclusions,
         believe: bool,
         keep_clones: bool,
+        open_files: int,
         trouble: TroubleSink,
         flux: FluxSink,
         cancelled: Callable[[], bool],
@@ -232,7 +235,11 @@ class Gatherer:
         self._small_directories: set[int] = set()
         self._lookup_directories: set[int] = set()
         self._small_ticket = _Ticket(self._flush_small)
+        share = open_files // 4
+        self._batch_directories = min(_BATCH_DIRECTORIES, share // content.batches_max)
+        self._held_max = min(_HELD_DIRECTORIES, share)
         self._held: list[_Ticket] = []
+        self._copies: list[_Ticket] = []
         self._held_directories: set[int] = set()
         self._lookups: list[Wanted] = []
         self._lookup_ticket = _Ticket(self._flush_lookups)
@@ -321,7 +328,7 @@ class Gatherer:
                 self._visit(top, name)
             if self._waiting > _WAITING_MAX:
                 self._make_room(top)
-            if len(self._held_directories) > _HELD_DIRECTORIES:
+            if len(self._held_directories) > self._held_max:
                 self._release()
 
     def _drain(self, *, wait: bool) -> None:
@@ -334,10 +341,11 @@ class Gatherer:
             self._closing.popleft()
 
     def _release(self) -> None:
-        """Have clones read, those that were made first first."""
+        """Have clones read, those that were made first first; see what hard links come to."""
         held, self._held = self._held, []
+        copies, self._copies = self._copies, []
         self._held_directories = set()
-        for ticket in held:
+        for ticket in (*held, *copies):
             if ticket.flush is not None:
                 ticket.flush()
 
@@ -480,6 +488,8 @@ class Gatherer:
             copy.done = True
 
         copy.flush = flush
+        self._copies.append(copy)
+        self._held_directories.add(wanted.directory.fd)
         return copy
 
     def _visit_directory(
@@ -573,7 +583,7 @@ class Gatherer:
             self._lookup_directories.add(wanted.directory.fd)
             if (
                 len(self._lookups) >= _LOOKUP_FILES
-                or len(self._lookup_directories) >= _BATCH_DIRECTORIES
+                or len(self._lookup_directories) >= self._batch_directories
             ):
                 self._flush_lookups()
             return ticket
@@ -609,7 +619,7 @@ class Gatherer:
         if (
             self._small_bytes >= _BATCH_BYTES
             or len(self._small) >= _BATCH_FILES
-            or len(self._small_directories) >= _BATCH_DIRECTORIES
+            or len(self._small_directories) >= self._batch_directories
         ):
             self._flush_small()
         return ticket

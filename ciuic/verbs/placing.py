@@ -7,7 +7,6 @@ files durable at once and renames them; deletions, links and directories' own ti
 
 import contextlib
 import os
-import resource
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 from ciuic import durable
 from ciuic.capture.frozen import AREA_NAME
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
+from ciuic.limits import raise_open_files_limit
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, RestoreReport
 from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
@@ -40,7 +40,6 @@ __all__ = ["Placer"]
 
 _BARRIER_FILES: Final = 16_384
 _BARRIER_BYTES: Final = 4 * 1024 * 1024 * 1024
-_OPEN_FILES_WANTED: Final = 65_536
 _OCCUPIED: Final = "a directory that is not empty stands there; --delete replaces it"
 _UNREADABLE: Final = "could not be read when the snapshot was taken"
 
@@ -145,7 +144,7 @@ class Placer:
         self._times: dict[bytes, tuple[DirectoryHandle, int]] = {}
         own = os.stat(store.path)
         self._store_inode = (own.st_dev, own.st_ino)
-        self._handles_max = _raised_open_files_limit() // 4
+        self._handles_max = raise_open_files_limit() // 4
         self._closed: list[_Level] = []
         self._links: list[_Link] = []
         self._new_inodes: dict[tuple[int, int], bytes] = {}
@@ -501,14 +500,3 @@ def _is_same_special(
         return os.readlink(name, dir_fd=directory.fd) == entry.content
     device = os.major(status.st_rdev) << 32 | os.minor(status.st_rdev)
     return stat.S_ISFIFO(entry.mode) or device == entry.rdev
-
-
-def _raised_open_files_limit() -> int:
-    """A directory stays open until the barrier that finishes it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES_WANTED
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted

@@ -103,6 +103,7 @@ class ContentReader:
         clock: Tells when the last live file had been read.
 
     Attributes:
+        batches_max: So many batches of small files are under way at most.
         read_bytes: Read from the source until now.
         captured_s: Monotonic moment at which the last file that is not frozen had been read.
     """
@@ -136,7 +137,8 @@ class ContentReader:
         self._readers = ThreadPoolExecutor(_READERS, "read")
         in_flight = max(_IN_FLIGHT_BYTES // max(chunk_bytes, _TASK_BYTES), 2 * workers)
         self._window = in_flight // _READERS
-        self._batches = threading.Semaphore(4 * workers)
+        self.batches_max = 4 * workers
+        self._batches = threading.Semaphore(self.batches_max)
         self._large = threading.Semaphore(4 * _READERS)
         self._count_lock = threading.Lock()
         self._stopped = False

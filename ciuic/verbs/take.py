@@ -8,7 +8,6 @@ retain     frozen copies of older snapshots are given up
 """
 
 import os
-import resource
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ciuic.capture import SUBVOLUME, Freezer, RootView
 from ciuic.catalog import list_snapshots, remember
 from ciuic.clock import Clock
 from ciuic.errors import UsageError
+from ciuic.limits import raise_open_files_limit
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import SnapshotSummary, TakeReport, Trouble
 from ciuic.scan import Exclusions
@@ -35,7 +35,6 @@ from ciuic.verbs.reading import ContentReader
 __all__ = ["TakeRequest", "take_snapshot"]
 
 _NS: Final = 1_000_000_000
-_OPEN_FILES_WANTED: Final = 4096
 _PARENTS_SEARCHED: Final = 50
 
 
@@ -172,7 +171,7 @@ def take_snapshot(
     roots = _checked_roots(request.roots)
     check_tags(request.tags)
     exclusions = _exclusions(request.exclude)
-    _raise_open_files_limit()
+    open_files = raise_open_files_limit()
     taken_ns = clock.now_ns()
     snapshots = list_snapshots(store)
     snapshot_id = store.new_snapshot_id()
@@ -196,6 +195,7 @@ def take_snapshot(
             existing=[one.id for one in snapshots],
             previous={root: one.snapshot_id for root, one in old.items()},
             believed_since={} if is_base else {root: one.taken_ns for root, one in old.items()},
+            open_files=open_files,
         )
         content = ContentReader(
             store,
@@ -214,6 +214,7 @@ def take_snapshot(
                 exclusions=exclusions,
                 believe=not is_base,
                 keep_clones=request.hot_snapshots > 0,
+                open_files=open_files,
                 trouble=troubles.add,
                 flux=flux.add,
                 cancelled=cancelled,
@@ -322,14 +323,6 @@ def _old_trees(
                 found[root.path] = OldTree(root.tree, snapshot.taken_ns, snapshot.id)
                 wanted.discard(root.path)
     return found
-
-
-def _raise_open_files_limit() -> None:
-    """A walk holds a descriptor for each level, each batch some more; 1024 is the usual limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(_OPEN_FILES_WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _report(manifest: Manifest, total_s: float, flux: tuple[bytes, ...]) -> TakeReport:

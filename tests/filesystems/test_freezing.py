@@ -21,6 +21,7 @@ from ciuic.model import FLUX, WHOLE
 from ciuic.store import open_store
 from tests.kit.box import Box
 from tests.kit.filesystems import Disk, disk
+from tests.kit.program import ciuic
 from tests.kit.trees import differences, photograph
 
 MIB = 1024 * 1024
@@ -172,6 +173,25 @@ def test_who_writes_may_have_a_name_that_is_no_text(box: Box) -> None:
     (trouble,) = outcome.document["trouble"]
     assert trouble["what"] == rf"in flux: open for writing by x\xff (pid {writer.pid})"
     assert rf"x\xff (pid {writer.pid})" in box.ciuic("show", "latest").out
+
+
+def test_many_roots_are_frozen_with_no_more_descriptors_than_there_may_be(xfs: Disk) -> None:
+    box = Box(xfs.path)
+    roots = [box.source / f"root{number}" for number in range(5)]
+    for root in roots:
+        root.mkdir()
+        for number in range(100):
+            (root / f"{number}").write_bytes(os.urandom(20_000))
+    box.configure(*roots)
+    limited = ("sh", "-c", 'ulimit -n 300; exec "$@"', "sh")
+
+    outcome = ciuic("--config", box.config, "snapshot", "--json", wrapper=limited)
+
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["files"] == 500
+    with open_store(str(box.store)) as store:
+        manifest = store.manifest(outcome.document["id"])
+    assert [root.capture for root in manifest.roots] == ["reflink"] * 5
 
 
 def test_the_area_is_never_part_of_a_snapshot(cow_disk: Disk) -> None:

@@ -24,7 +24,7 @@ from tests.kit.box import Box, settle
 from tests.kit.clock import ManualClock
 from tests.kit.damage import pack_of, packs
 from tests.kit.filesystems import disk, tmpfs
-from tests.kit.program import CIUIC, as_nobody, ciuic, environment
+from tests.kit.program import CIUIC, Outcome, as_nobody, ciuic, environment
 from tests.kit.trees import differences, photograph
 
 MIB = 1024 * 1024
@@ -1007,6 +1007,38 @@ def test_a_real_file_system_mounted_in_a_root_is_taken(box: Box, tmp_path: Path)
 
 
 # Extremes
+
+
+def under_a_limit(box: Box, open_files: int, *arguments: str | Path) -> Outcome:
+    """Run a command that may not have more files open than this, whatever it asks for."""
+    limited = ("sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh")
+    return ciuic("--config", box.config, *arguments, wrapper=limited)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size_bytes", [12, 40_000, 300_000])
+def test_a_snapshot_needs_no_more_descriptors_than_it_may_have(box: Box, size_bytes: int) -> None:
+    for number in range(400):
+        write(box.source / f"d{number}" / "file", b"%4d" % number * (size_bytes // 4))
+    settle()
+    for _ in range(2):
+        outcome = under_a_limit(box, 200, "snapshot", "--json")
+        assert outcome.code == 0, outcome.err
+        assert outcome.document["files"] == 400
+
+
+@pytest.mark.slow
+def test_hard_links_hold_no_more_directories_open_than_may_be(box: Box) -> None:
+    """As ``cp -al`` and rsnapshot make them: as many directories as there are names."""
+    for number in range(400):
+        write(box.source / "a" / f"{number}" / "file", b"%d" % number)
+        (box.source / "b" / f"{number}").mkdir(parents=True)
+        os.link(box.source / "a" / f"{number}" / "file", box.source / "b" / f"{number}" / "file")
+    settle()
+    for _ in range(2):
+        outcome = under_a_limit(box, 200, "snapshot", "--json")
+        assert outcome.code == 0, outcome.err
+        assert outcome.document["files"] == 800
 
 
 def make_deep(top: Path, levels: int) -> None:
