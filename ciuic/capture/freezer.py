@@ -70,7 +70,8 @@ class Freezer:
             previous: For a root, the snapshot whose tree the new one is compared with.
             believed_since: For a root, the time in ns since when no change means that a file is
                 not captured again; a root that is not named is captured whole.
-            open_files: How many more files this process can open; a quarter is for spare copies of all roots.
+            open_files: How many more files this process can open; a quarter is for spare copies,
+                of all roots together.
         """
         self._roots = roots
         self._existing = existing
