@@ -489,6 +489,8 @@ class Filler:
                 self._write_window(
                     job, output, old_fd, copied, [part for part, is_right in pairs if not is_right]
                 )
+                with target_faults(job.place):
+                    output.write_edges()
                 cloned_bytes += sum([part.piece.length_bytes for part in copied])
                 self._ledger.progress(self._progress, job.path)
         finally:

@@ -25,6 +25,7 @@ class Output:
     def __init__(self, fd: int, direct_fd: int) -> None:
         self._fd = fd
         self._direct_fd = direct_fd
+        self._edges: list[tuple[int, bytes]] = []
 
     def close(self) -> None:
         """Close the second descriptor; the first is its owner's."""
@@ -44,13 +45,27 @@ class Output:
         """Write at a place of the file."""
         view = memoryview(data)
         if self._direct_fd >= 0:
-            # Tensors begin and end anywhere: what is left of a block goes through the page cache.
             begin = min(-offset % _ALIGNMENT, len(view))
             end = begin + (len(view) - begin) // _ALIGNMENT * _ALIGNMENT
             self._write_direct(view[begin:end], offset + begin)
-            write_all(self._fd, view[:begin], offset)
-            view, offset = view[end:], offset + end
+            # Tensors begin and end anywhere. What is left of a block goes through the page cache,
+            # and later: beside direct writes to the same file each of the two waits for the other.
+            self._edges += [(offset, bytes(view[:begin])), (offset + end, bytes(view[end:]))]
+            return
         write_all(self._fd, view, offset)
+
+    def write_edges(self) -> None:
+        """Write what ``write`` has put off; nothing else may be writing meanwhile."""
+        edges, self._edges = sorted(self._edges), []
+        block, at = bytearray(), 0
+        for offset, data in edges:
+            if block and offset != at + len(block):
+                write_all(self._fd, block, at)
+                block = bytearray()
+            if not block:
+                at = offset
+            block += data
+        write_all(self._fd, block, at)
 
     def _write_direct(self, view: memoryview, offset: int) -> None:
         buffer = _buffers.take()
@@ -73,7 +88,7 @@ class Output:
             write_all(self._fd, block, offset)
 
 
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """Write all of it, however many calls that takes."""
     view = memoryview(data)
     while view:

@@ -144,6 +144,7 @@ def test_pieces_that_begin_anywhere_are_written_past_the_page_cache_side_by_side
     output = Output(fd, direct_fd)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda one: output.write(data[one[0] : one[1]], one[0]), pieces))
+    output.write_edges()
     output.close()
     os.close(fd)
     assert path.read_bytes() == data
