@@ -66,7 +66,7 @@ class _Table:
         self._prefixes += prefixes
 
     def close(self) -> None:
-        """All IDs are there but a few."""
+        """All IDs are there; ``add`` is for a few more."""
         prefixes = self._prefixes
         bits = min(_BUCKET_BITS_MAX, max(0, len(prefixes).bit_length() - _BUCKET_IDS_BITS))
         self._shift = _PREFIX_BITS - bits

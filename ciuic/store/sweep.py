@@ -117,7 +117,7 @@ def take_census(
         uses.append(_use(name, size, frames, marks, {}))
     keepers: dict[bytes, bytes] = {}
     if repeated:
-        keepers = _choose_keepers(store_path, reader, uses, repeated)
+        keepers = _choose_keepers(store_path, reader, uses, repeated, lambda: check(len(packs)))
         for at, use in enumerate(uses):
             check(len(packs))
             frames = read_frames(store_path, use.pack)
@@ -261,7 +261,11 @@ def _dead_plain_bytes(frame: Frame, kept: list[bool]) -> int:
 
 
 def _choose_keepers(
-    store_path: str, reader: StoreReader, uses: list[PackUse], repeated: set[bytes]
+    store_path: str,
+    reader: StoreReader,
+    uses: list[PackUse],
+    repeated: set[bytes],
+    check: Callable[[], None],
 ) -> dict[bytes, bytes]:
     """For each chunk the pack with the least garbage whose copy is sound.
 
@@ -280,6 +284,7 @@ def _choose_keepers(
     keepers: dict[bytes, bytes] = {}
     for name, found in places.items():
         if len({pack for pack, _ in found}) > 1:
+            check()
             keeper = next((pack for pack, one in _enough(found) if is_sound(pack, one)), None)
             if keeper is not None:
                 keepers[name] = keeper

@@ -336,6 +336,27 @@ MUTANTS: Final = (
         f"{_CHAINS}test_forgetting_what_is_built_upon_keeps_what_is_needed_of_it",
     ),
     Mutant(
+        "prune keeps a difference and drops the chunk that stands alone",
+        "ciuic/store/sweep.py",
+        "    return found if len(references) == 1 else alone\n",
+        "    return found\n",
+        f"{_CHAINS}test_a_copy_that_stands_alone_outlives_a_difference",
+    ),
+    Mutant(
+        "prune does not ask what a pack that parity can mend builds on",
+        "ciuic/store/sweep.py",
+        "                _add_references(marks, read_frames(store_path, name, heal=True))\n",
+        "                pass\n",
+        f"{_CHAINS}test_what_is_built_upon_waits_for_a_repair",
+    ),
+    Mutant(
+        "the catalog is not told which copy a prune keeps",
+        "ciuic/store/rewrite.py",
+        "        index.point(pack, read_frames(store_path, pack), names)\n",
+        "        del pack, names\n",
+        "tests/verbs/test_prune.py::test_the_catalog_is_right_without_being_made_anew",
+    ),
+    Mutant(
         "a base snapshot builds on older ones",
         "ciuic/verbs/gather.py",
         "if self._believe and self._writer.makes_deltas:",

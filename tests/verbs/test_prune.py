@@ -305,7 +305,7 @@ def test_a_pack_of_a_later_version_stops_it(worn):
     assert state(worn) == before
 
 
-@pytest.mark.parametrize("after", [1, 5, 9, 14, 18])
+@pytest.mark.parametrize("after", [1, 5, 9, 14, 15, 16, 18])
 def test_stopped_anywhere_it_leaves_every_snapshot_whole_and_goes_on_later(worn, after):
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
