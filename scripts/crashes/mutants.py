@@ -340,7 +340,7 @@ MUTANTS: Final = (
         "ciuic/store/sweep.py",
         "    return found if len(references) == 1 else alone\n",
         "    return found\n",
-        f"{_CHAINS}test_a_copy_that_stands_alone_outlives_a_difference",
+        f"{_CHAINS}test_two_chunks_are_never_each_left_as_a_difference_from_the_other",
     ),
     Mutant(
         "prune does not ask what a pack that parity can mend builds on",
