@@ -49,7 +49,6 @@ CREATE TABLE reference (
 ) WITHOUT ROWID;
 PRAGMA user_version = {_SCHEMA_VERSION};
 """
-_INSERT_DELTA: Final = "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
 _INSERT_CHUNK: Final = (
     "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
     " pack = excluded.pack, offset_bytes = excluded.offset_bytes,"
@@ -261,14 +260,15 @@ class Index:
     def _whole_chains(self, deltas: dict[bytes, bytes]) -> set[bytes]:
         """Those chunks whose references are there, and theirs, as far as it goes."""
         below = dict(deltas)
+        whole: set[bytes] = set()
         for _ in range(CHAIN_MAX):
-            wanted = list(dict.fromkeys(below.values()))
-            places = self.places(wanted)
-            below = {name: base for name, base in below.items() if base in places}
-            if not any(places[base].reference for base in below.values()):
-                return set(below)
-            below = {name: places[base].reference or base for name, base in below.items()}
-        return set()
+            places = self.places(list(dict.fromkeys(below.values())))
+            found = {name: places[base] for name, base in below.items() if base in places}
+            whole |= {name for name, place in found.items() if not place.reference}
+            below = {name: place.reference for name, place in found.items() if place.reference}
+            if not below:
+                break
+        return whole
 
     def places(self, ids: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
         """Where chunks lie; those that are in no pack are left out."""
@@ -308,6 +308,12 @@ class Index:
                     (pack,),
                 )
             )
+
+    def stored_again(self) -> set[bytes]:
+        """Chunks that more than one pack has as a difference."""
+        with self._lock, self._faults():
+            rows = self._db.execute("SELECT id FROM reference GROUP BY id HAVING count(*) > 1")
+            return {row[0] for row in rows}
 
     def drop_chunks(self, ids: Sequence[bytes]) -> None:
         """Forget where chunks lie that are known to be damaged: whoever has them stores them."""
@@ -398,9 +404,9 @@ class Index:
         alone = [one for one in listed if not one.frame.is_delta]
         deltas = [one for one in listed if one.frame.is_delta]
         self._db.executemany(statement, sorted(_rows(number, alone)))
-        # What stands alone is needed for nothing else, and wins.
-        ignoring = statement if statement == _REPLACE_CHUNK else _INSERT_DELTA
-        self._db.executemany(ignoring, sorted(_rows(number, deltas)))
+        # A difference gives way to what stands alone, and to another one: a chunk is stored again
+        # only where the chain of the first is broken.
+        self._db.executemany(statement, sorted(_rows(number, deltas)))
         self._db.executemany(
             "INSERT OR REPLACE INTO reference VALUES (?, ?, ?)",
             [

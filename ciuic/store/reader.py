@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from ciuic.errors import ChunkMissingError, CorruptionError, StoreError
+from ciuic.errors import ChunkMissingError, CiuicError, CorruptionError, StoreError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
@@ -160,7 +160,7 @@ class StoreReader:
         lost: dict[bytes, bytes] = {}
         for _ in range(CHAIN_MAX):
             if not below:
-                return lost
+                break
             found = self.places(list(dict.fromkeys(below.values())))
             sound = {name: place for name, place in found.items() if is_sound(name, place)}
             lost |= {name: base for name, base in below.items() if base not in sound}
@@ -169,7 +169,24 @@ class StoreReader:
                 for name, reference in below.items()
                 if reference in sound and sound[reference].reference
             }
-        return lost | below
+        lost |= below
+        # What was stored again lies elsewhere, too, which the index does not say.
+        again = (self._rebuilt_index or self._open_index()).stored_again() if lost else set()
+        if again:
+            lost = {name: base for name, base in lost.items() if not self._is_mended(name, again)}
+        return lost
+
+    def _is_mended(self, name: bytes, again: set[bytes]) -> bool:
+        """Something in a chunk's chain was stored again, and with that the chunk can be read."""
+        chain = [name]
+        while len(chain) <= CHAIN_MAX:
+            place = self.places(chain[-1:]).get(chain[-1])
+            if place is None or not place.reference:
+                break
+            chain.append(place.reference)
+        with contextlib.suppress(CiuicError):
+            return not again.isdisjoint(chain) and bool(self.chunk(name, kind=DATA, heal=False))
+        return False
 
     def _chunk(
         self, name: bytes, kind: int, *, heal: bool, descent: _Descent

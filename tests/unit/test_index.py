@@ -320,6 +320,21 @@ def test_a_ring_of_differences_is_not_known(index):
     ]
     index.add_pack(name_of(1), 9, deltas)
     assert index.known(names) == set()
+    one, two = frames_of([b"three"], [b"four"])
+    delta = one._replace(frame=one.frame._replace(reference=data_id(b"four")))
+    index.add_pack(name_of(2), 9, [delta, two])
+    assert index.known([*names, data_id(b"three")]) == {data_id(b"three")}
+
+
+def test_of_two_differences_the_one_that_was_stored_last_is_given(index):
+    """Nobody stores one again that can be had."""
+    (packed,) = frames_of([b"one"])
+    for number, reference in enumerate((b"lost", b"two")):
+        delta = packed._replace(frame=packed.frame._replace(reference=data_id(reference)))
+        index.add_pack(name_of(number), 9, [delta])
+    index.add_pack(name_of(2), 9, frames_of([b"two"]))
+    assert index.places([data_id(b"one")])[data_id(b"one")].reference == data_id(b"two")
+    assert index.known([data_id(b"one")]) == {data_id(b"one")}
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ciuic import codec
+from ciuic.catalog import find_snapshot
 from ciuic.codec import delta
 from ciuic.errors import CorruptionError
 from ciuic.hashing import ID_BYTES, checksum, data_id
@@ -25,6 +26,7 @@ from ciuic.store.frame import (
 )
 from ciuic.store.header import CONTENT
 from ciuic.store.index import ChunkPlace
+from ciuic.store.inspect import pack_frames
 from ciuic.store.layout import CATALOG, PACKS, pack_name
 from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
@@ -303,6 +305,48 @@ def test_what_builds_on_a_lost_chunk_is_stored_again(box: Box) -> None:
     assert report.new_bytes == len(saves[1])
     assert box.read(file) == saves[1]
     assert box.read(file, names[1]) == saves[1]
+
+
+def test_what_is_stored_again_as_a_difference_from_something_else_is_whole(box: Box) -> None:
+    """And so is what builds on it, though its first place can't be read."""
+    box.chain_cost = 100
+    file, saves, names = two_steps(box)
+    first = place_of(box.store, saves[1]).pack
+    third = list(itertools.islice(training(size=400 * KIB), 3))[2]
+    file.write_bytes(third)
+    names.append(box.take().id)
+    assert depths(box, file) == [2]
+    flip_content(box.store, saves[0])
+    assert box.ciuic("scrub").code == 4
+    (box.source / "other_1.bin").write_bytes(saves[1][: -4 * KIB] + bytes(4 * KIB))
+    box.take(base=True)
+    (box.source / "other_2.bin").write_bytes(saves[1])
+    names.append(box.take().id)
+    assert depths(box, box.source / "other_2.bin") == [1]
+    assert damaged(box, checked=False) == damaged(box, checked=True) == [names[0]]
+    with open_store(str(box.store)) as store:
+        assert find_snapshot(store, "latest-valid").id == names[-1]
+        wanted = {data_id(saves[1]), data_id(third)}
+        assert store.reader.places(list(wanted)).keys() == store.index.known(list(wanted)) == wanted
+    # Made anew it may name the first place again, as this does in any case.
+    (box.store / "catalog.sqlite").unlink()
+    with open_store(str(box.store), write=True) as store:
+        frames = pack_frames(store.path, first)
+        store.index.add_pack(first, store.index.packs()[first], frames)
+        store.index.commit()
+    assert damaged(box, checked=True) == [names[0]]
+    assert box.ciuic("scrub").code == 4
+    with open_store(str(box.store)) as store:
+        places = store.reader.places([data_id(saves[1]), data_id(third)])
+        assert places[data_id(saves[1])].pack == first
+        assert store.reader.unchained(places, lambda name, _: name != data_id(saves[0])) == {}
+    assert damaged(box, checked=False) == [names[0]]
+    for name, data in zip(names[1:3], (saves[1], third), strict=True):
+        assert box.read(file, name) == data
+
+
+def damaged(box: Box, *, checked: bool) -> list[str]:
+    return [one.id for one in box.verify(checksum=checked).snapshots if not one.ok]
 
 
 def test_a_lost_base_that_is_stored_again_gives_back_what_builds_on_it(box: Box) -> None:
