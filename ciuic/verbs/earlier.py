@@ -2,14 +2,15 @@
 
 Found by role and not by path: ``step_600.pt`` follows ``step_500.pt``, and
 ``global_step600/rank_0.pt`` follows ``global_step500/rank_0.pt``. Within files of tensors a chunk
-follows the one that begins as far into the tensor of the same name; elsewhere, and in other
-files, the one at the same place.
+follows the one that begins as far into the tensor of the same name, or of the same number among
+those without a name; elsewhere, and in other files, the one at the same place.
 
 All of this only says where to look. Whether a chunk is stored as a difference is decided on its
 bytes: a guess that is wrong costs reading a chunk.
 """
 
 import contextlib
+import itertools
 import re
 import threading
 from array import array
@@ -156,6 +157,12 @@ def _suffix(name: bytes) -> bytes:
     return name[name.rfind(b".") :] if b"." in name else b""
 
 
+def _span_keys(spans: Sequence[Span]) -> list[str | int]:
+    """What tells a file's tensors from each other: names, or numbers where there are none."""
+    nameless = itertools.count()
+    return [one.name or next(nameless) for one in spans]
+
+
 class EarlierChunks:
     """The chunks of a file's last version.
 
@@ -182,6 +189,7 @@ class EarlierChunks:
             pass  # the rest of the file has no earlier version, then
         self._spans = spans or ()
         self._begins = [one.offset_bytes for one in self._spans]
+        self._keys = _span_keys(self._spans)
         self._old = self._old_offsets() if spans else {}
 
     def at(self, offset_bytes: int) -> bytes:
@@ -194,7 +202,7 @@ class EarlierChunks:
             span = self._spans[number]
             into = offset_bytes - span.offset_bytes
             if into < span.length_bytes:
-                old = self._old.get(span.name)
+                old = self._old.get(self._keys[number])
                 if old is None:
                     return b""
                 offset_bytes = old + into
@@ -204,13 +212,14 @@ class EarlierChunks:
         name = bytes(self._ids[at * ID_BYTES : (at + 1) * ID_BYTES])
         return name if any(name) else b""
 
-    def _old_offsets(self) -> dict[str, int]:
-        """Where each tensor began, by its name."""
+    def _old_offsets(self) -> dict[str | int, int]:
+        """Where each tensor began."""
         try:
-            spans = layout(self._read, self._size_bytes)
+            spans = layout(self._read, self._size_bytes) or ()
         except (CorruptionError, UnknownFormatError):
             return {}
-        return {one.name: one.offset_bytes for one in spans or () if one.name}
+        begins = [one.offset_bytes for one in spans]
+        return dict(zip(_span_keys(spans), begins, strict=True))
 
     def _read(self, offset_bytes: int, length_bytes: int) -> bytes:
         end = min(offset_bytes + length_bytes, self._size_bytes)

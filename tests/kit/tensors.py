@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["npy", "npz", "safetensors", "saved", "torch_zip", "typed"]
+__all__ = ["hdf5", "npy", "npz", "safetensors", "saved", "torch_zip", "typed"]
 
 _SAVED = Path(__file__).parent / "saved"
 _ALIGNMENT = 64
+_OBJECT_BYTES = 256
 
 
 def saved(name: str) -> bytes:
@@ -41,6 +42,30 @@ def typed(tensors: dict[str, tuple[str, list[int], bytes]], *, note: str = "") -
     text += b" " * (-len(text) % 8)
     blobs = [data for _, _, data in tensors.values()]
     return struct.pack("<Q", len(text)) + text + b"".join(blobs)
+
+
+def hdf5(tensors: list[bytes], *, gap_bytes: int = 0) -> bytes:
+    """Datasets of fp32 in one group of the newest kind, behind headers and so many bytes."""
+    begin = 96
+    data_at = begin + _OBJECT_BYTES * (1 + len(tensors)) + gap_bytes
+    links, headers = [], []
+    for number, data in enumerate(tensors):
+        address = begin + _OBJECT_BYTES * (1 + number)
+        links.append((0x06, b"\x01\x00\x01%c" % (97 + number) + struct.pack("<Q", address)))
+        kind = b"\x11\x20\x1f\x00" + struct.pack("<I", 4)
+        place = b"\x03\x01" + struct.pack("<QQ", data_at, len(data))
+        headers.append(_object([(0x03, kind), (0x08, place)]))
+        data_at += len(data)
+    superblock = b"\x89HDF\r\n\x1a\n\x02\x08\x08\x00"
+    superblock += struct.pack("<QQQQ", 0, 2**64 - 1, data_at, begin)
+    parts = [superblock.ljust(begin, b"\0"), _object(links), *headers, bytes(gap_bytes), *tensors]
+    return b"".join(parts)
+
+
+def _object(messages: list[tuple[int, bytes]]) -> bytes:
+    """An object's header of version 2."""
+    body = b"".join([struct.pack("<BHB", kind, len(data), 0) + data for kind, data in messages])
+    return (b"OHDR\x02\x00" + struct.pack("<B", len(body)) + body).ljust(_OBJECT_BYTES, b"\0")
 
 
 def npy(data: bytes) -> bytes:

@@ -4,7 +4,8 @@ import itertools
 import os
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +37,12 @@ from ciuic.verbs.scrub import Budget, scrub
 from tests.format import reader
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
-from tests.kit.tensors import safetensors, torch_zip
+from tests.kit.tensors import hdf5, safetensors, torch_zip
 
 KIB = 1024
 SIZE = 1200 * KIB
+
+Save = Callable[[list[bytes]], bytes]
 
 
 @pytest.fixture
@@ -54,6 +57,12 @@ def training(seed: int = 1, *, size: int = SIZE, rate: float = 1e-4) -> Iterator
     while True:
         yield values.tobytes()
         values = (values + dice.normal(0, rate, len(values))).astype("<f4")
+
+
+def with_endless_names(tensors: list[bytes], *, note: str = "") -> bytes:
+    """Longer than what is kept of a name."""
+    named = {"w" * 2000 + str(number): data for number, data in enumerate(tensors)}
+    return safetensors(named, note=note)
 
 
 def depths(box: Box, path: Path, snapshot: str = "latest") -> list[int]:
@@ -159,6 +168,29 @@ def test_a_tensor_follows_the_one_of_its_name_wherever_that_was(box: Box) -> Non
         safetensors({"b": next(other), "new": bytes(99), "a": next(one)}, note="x" * 99)
     )
     assert box.take().stored_bytes < 0.9 * first.stored_bytes
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (hdf5, hdf5),
+        (hdf5, partial(hdf5, gap_bytes=4000)),
+        (with_endless_names, with_endless_names),
+        (with_endless_names, partial(with_endless_names, note="x" * 99)),
+    ],
+    ids=["HDF5", "HDF5, moved", "long names", "long names, moved"],
+)
+def test_tensors_without_names_follow_each_other_in_their_order(
+    box: Box, first: Save, then: Save
+) -> None:
+    one, other = training(1), training(2, size=SIZE - 4000)
+    file = box.source / "model"
+    file.write_bytes(first([next(one), next(other)]))
+    whole = box.take()
+    file.write_bytes(then([next(one), next(other)]))
+    assert box.take().stored_bytes < 0.9 * whole.stored_bytes
+    assert box.read(file)[-8:] == file.read_bytes()[-8:]
+    assert box.verify().ok
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
