@@ -303,10 +303,11 @@ def _exclusions(patterns: tuple[str, ...]) -> Exclusions:
 
 
 def _base_is_due(snapshots: list[SnapshotSummary], base_interval_s: float, taken_ns: int) -> bool:
-    newest_base = next((one for one in snapshots if one.kind == "base"), None)
-    if newest_base is None:
-        return True
-    return bool(base_interval_s) and (taken_ns - newest_base.taken_ns >= int(base_interval_s * _NS))
+    """No base is younger than the interval; one of a clock that was ahead is not young for that."""
+    ages_ns = [taken_ns - one.taken_ns for one in snapshots if one.kind == "base"]
+    if not ages_ns or not base_interval_s:
+        return not ages_ns
+    return not any(0 <= age_ns < int(base_interval_s * _NS) for age_ns in ages_ns)
 
 
 def _old_trees(

@@ -20,6 +20,7 @@ from ciuic.errors import BusyError, CancelledError, UsageError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, WHOLE
 from ciuic.store import open_store, packfile
 from ciuic.store.pack import PackedFrame, read_footer
+from ciuic.verbs.take import TakeRequest, take_snapshot
 from tests.kit.box import Box, settle
 from tests.kit.clock import ManualClock
 from tests.kit.damage import pack_of, packs
@@ -860,8 +861,6 @@ def test_roots_must_be_absolute_and_there_must_be_one(box: Box) -> None:
     with pytest.raises(UsageError, match="absolute"):
         box.take(b"relative")
     with pytest.raises(UsageError), open_store(str(box.store), write=True) as store:
-        from ciuic.verbs.take import TakeRequest, take_snapshot
-
         take_snapshot(store, TakeRequest(()), clock=ManualClock())
 
 
@@ -968,6 +967,28 @@ def test_patterns_leave_out_what_they_match(box: Box, pattern: str, left_out: se
     top = os.fsencode(box.source) + b"/"
     taken = {os.fsdecode(path.removeprefix(top)) for path in box.entries() if path + b"/" != top}
     assert everything - taken == left_out
+
+
+def test_a_base_snapshot_taken_with_the_clock_ahead_stops_no_later_one(box: Box) -> None:
+    write(box.source / "file", b"x")
+    clock = ManualClock()
+
+    def take(interval_s: float, base: bool = False) -> str:
+        request = TakeRequest((bytes(box.source),), base=base, base_interval_s=interval_s)
+        with open_store(str(box.store), write=True) as store:
+            return take_snapshot(store, request, clock=clock).kind
+
+    hour_s, year_s = 3600, 365 * 86_400
+    assert take(12 * hour_s) == "base"
+    clock.advance(year_s)
+    assert take(12 * hour_s, base=True) == "base"
+    clock.set_back(year_s - 11 * hour_s)
+    assert take(12 * hour_s) == "delta"
+    clock.advance(2 * hour_s)
+    assert take(0) == "delta"
+    assert take(12 * hour_s) == "base"
+    clock.advance(11 * hour_s)
+    assert take(12 * hour_s) == "delta"
 
 
 def test_a_pattern_without_a_meaning_is_refused(box: Box) -> None:
