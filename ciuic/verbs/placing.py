@@ -41,13 +41,41 @@ __all__ = ["Placer"]
 _BARRIER_FILES: Final = 16_384
 _BARRIER_BYTES: Final = 4 * 1024 * 1024 * 1024
 _OCCUPIED: Final = "a directory that is not empty stands there; --delete replaces it"
+_PASS_THROUGH: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNREADABLE: Final = "could not be read when the snapshot was taken"
+
+
+class _First(NamedTuple):
+    """The first name of a file with several: kept to the end, so its directory is not kept open.
+
+    Attributes:
+        top: The open directory that all this was placed into.
+        directory: Path in the target.
+        name: In that directory.
+        entry: What was placed.
+        path: Of the entry in the snapshot.
+    """
+
+    top: DirectoryHandle
+    directory: bytes
+    name: bytes
+    entry: Entry
+    path: bytes
+
+    def open(self) -> DirectoryHandle:
+        """The directory, once more. No symlink is followed, and no right to list it is needed."""
+        handle = self.top
+        below = self.directory[len(self.top.path) :].strip(b"/")
+        for name in below.split(b"/") if below else []:
+            fd = os.open(name, _PASS_THROUGH, dir_fd=handle.fd)
+            handle = DirectoryHandle(fd, handle.join(name))
+        return handle
 
 
 class _Link(NamedTuple):
     """A further name of a file that is placed under another one."""
 
-    first: Job
+    first: _First
     job: Job
 
 
@@ -148,7 +176,7 @@ class Placer:
         self._closed: list[_Level] = []
         self._links: list[_Link] = []
         self._new_inodes: dict[tuple[int, int], bytes] = {}
-        self._first_names: dict[tuple[int, int], Job] = {}
+        self._first_names: dict[tuple[int, int], _First] = {}
         self._file_systems: dict[int, DirectoryHandle] = {}
         self._above: DirectoryHandle | None = None
 
@@ -313,8 +341,12 @@ class Placer:
     def _is_further_name(self, job: Job) -> bool:
         """Remember a hard link; True if another name of the file is placed already."""
         key = (job.entry.link_dev, job.entry.ino)
-        first = self._first_names.setdefault(key, job)
-        if first is job or not _is_same_file(first.entry, job.entry):
+        first = self._first_names.get(key)
+        if first is None:
+            top = self._above or job.directory
+            self._first_names[key] = _First(top, job.directory.path, job.name, job.entry, job.path)
+            return False
+        if not _is_same_file(first.entry, job.entry):
             return False
         self._links.append(_Link(first, job))
         return True
@@ -444,7 +476,8 @@ class Placer:
         if first.path in self._filler.unwritten_links:
             self._ledger.written(0)
             return
-        target = _status(first.directory, first.name)
+        directory = first.open()
+        target = _status(directory, first.name)
         present = _status(job.directory, job.name)
         if target is not None and present is not None and os.path.samestat(target, present):
             self._ledger.kept()
@@ -453,7 +486,7 @@ class Placer:
         if self._dry_run:
             return
         temporary = self._filler.temporary_name()
-        durable.link_name(first.name, first.directory.fd, temporary, job.directory.fd)
+        durable.link_name(first.name, directory.fd, temporary, job.directory.fd)
         durable.publish_name(temporary, job.name, dir_fd=job.directory.fd)
 
     def _sync(self) -> None:

@@ -1049,7 +1049,7 @@ def test_a_snapshot_needs_no_more_descriptors_than_it_may_have(box: Box, size_by
 
 
 @pytest.mark.slow
-def test_hard_links_hold_no_more_directories_open_than_may_be(box: Box) -> None:
+def test_hard_links_hold_no_more_directories_open_than_may_be(box: Box, tmp_path: Path) -> None:
     """As ``cp -al`` and rsnapshot make them: as many directories as there are names."""
     for number in range(400):
         write(box.source / "a" / f"{number}" / "file", b"%d" % number)
@@ -1060,6 +1060,10 @@ def test_hard_links_hold_no_more_directories_open_than_may_be(box: Box) -> None:
         outcome = under_a_limit(box, 200, "snapshot", "--json")
         assert outcome.code == 0, outcome.err
         assert outcome.document["files"] == 800
+    out = tmp_path / "out"
+    back = under_a_limit(box, 200, "restore", "-s", "latest", "-p", box.source, "-d", out)
+    assert back.code == 0, back.err[-1000:]
+    assert differences(photograph(box.source), photograph(out / "source")) == []
 
 
 def make_deep(top: Path, levels: int) -> None:
