@@ -212,10 +212,11 @@ def _compiled(patterns: list[bytes]) -> re.Pattern[bytes] | None:
 
 
 def _translated(pattern: bytes) -> bytes:
-    """A glob as a regular expression over bytes, which takes time of the length's square at most.
+    """A glob as a regular expression over bytes.
 
     Where another wildcard follows, the first place where the part in between fits is as good as
-    any later one. It is not left again: a dozen stars would try every combination of places.
+    any later one, and is not left again: a dozen stars would try every combination of places. To
+    try all places is quicker as long as there are few.
     """
     stretches, at, parts = [], 0, [b""]
     deep = b""
@@ -223,7 +224,7 @@ def _translated(pattern: bytes) -> bytes:
         found = _DEEP.match(pattern, at)
         if found:
             stretches.append((deep, parts))
-            deep = b"(?:.*?/)??" if found[0].endswith(b"/") else b".*?"
+            deep = b"(?:.*/)?" if found[0].endswith(b"/") else b".*"
             parts, at = [b""], found.end()
         elif pattern[at : at + 1] == b"*":
             parts.append(b"")
@@ -233,13 +234,15 @@ def _translated(pattern: bytes) -> bytes:
             parts[-1] += one
     out = b""
     for before, fixed in stretches:
-        out += b"(?>" + before + fixed[0] + _first_places(fixed[1:]) + b")"
-    last = b"[^/]*" + parts.pop() if len(parts) > 1 else b""
-    return b"(?:" + out + deep + parts[0] + _first_places(parts[1:]) + last + b")"
+        shortest = before.replace(b"*", b"*?").replace(b")?", b")??")
+        out += b"(?>" + shortest + _first_places(fixed) + b")"
+    sure = max(len(parts) - 2, 1)
+    rest = b"".join([b"[^/]*" + part for part in parts[sure:]])
+    return b"(?:" + out + deep + _first_places(parts[:sure]) + rest + b")"
 
 
 def _first_places(parts: list[bytes]) -> bytes:
-    return b"".join([b"(?>[^/]*?" + part + b")" for part in parts])
+    return parts[0] + b"".join([b"(?>[^/]*?" + part + b")" for part in parts[1:]])
 
 
 def _next_part(pattern: bytes, at: int) -> tuple[bytes, int]:
