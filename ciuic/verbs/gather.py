@@ -523,9 +523,10 @@ class Gatherer:
                     entry.xattrs = read_xattrs(handle.fd)
                 names = handle.names()
         except SourceError as error:
-            entry.state = UNREADABLE
             self._trouble(parent.handle.join(name), error.message, False)
-            self._append(parent, entry, None)
+            if not isinstance(error, VanishedError):
+                entry.state = UNREADABLE
+                self._append(parent, entry, None)
             return
         directory = self._directory(handle, entry, old, view)
         directory.names = iter(names)

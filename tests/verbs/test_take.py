@@ -925,6 +925,27 @@ def test_what_can_not_even_be_looked_at_is_marked_and_survives_a_restore_that_de
     assert box.entries()[bytes(path)].state == WHOLE
 
 
+def test_a_directory_that_vanishes_is_named_and_has_no_entry(box: Box, tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    write(box.source / "gone" / "inside", b"x")
+    write(box.source / "other", b"other")
+    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", "gone", "-e", "trace=openat")
+    outcome = ciuic(
+        "--config",
+        box.config,
+        "snapshot",
+        "--json",
+        wrapper=(*trace, "-e", "inject=openat:error=ENOENT"),
+    )
+    assert outcome.code == 3, outcome.err
+    (trouble,) = outcome.document["trouble"]
+    assert trouble["path"] == str(box.source / "gone")
+    assert "vanished" in trouble["what"]
+    assert box.restore(to=tmp_path / "out").failed == []
+    assert os.listdir(tmp_path / "out" / "source") == ["other"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "left_out"),
     [
