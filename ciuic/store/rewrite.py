@@ -40,7 +40,7 @@ from ciuic.store.sweep import (
     read_frames,
     read_payload,
 )
-from ciuic.store.writer import publish_pack, sync_packs
+from ciuic.store.writer import ALONE_BYTES, publish_pack, sync_packs
 
 __all__ = [
     "Rewriter",
@@ -311,7 +311,10 @@ class Rewriter:
         ]
 
     def _group(self, pack: bytes, kind: int, name: bytes, plain: bytes) -> None:
-        """Add a chunk to those that will share a frame."""
+        """Add a chunk to those that will share a frame, unless it is to have its own."""
+        if kind == DATA and len(plain) >= ALONE_BYTES:
+            self._add({pack}, *encode_frame(kind, [(name, plain)]))
+            return
         group = self._groups.setdefault(kind, [])
         group.append((name, plain))
         self._waiting.setdefault(("group", kind), set()).add(pack)

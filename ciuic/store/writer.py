@@ -33,7 +33,14 @@ from ciuic.store.packfile import PackFile
 from ciuic.store.parity import write_parity
 from ciuic.store.reader import StoreReader
 
-__all__ = ["CHAIN_COST_DEFAULT", "StoreWriter", "WriteTotals", "publish_pack", "sync_packs"]
+__all__ = [
+    "ALONE_BYTES",
+    "CHAIN_COST_DEFAULT",
+    "StoreWriter",
+    "WriteTotals",
+    "publish_pack",
+    "sync_packs",
+]
 
 CHAIN_COST_DEFAULT: Final = 2.0
 _NODE_GROUP_BYTES: Final = 256 * 1024
@@ -43,7 +50,7 @@ _SEALING_MAX: Final = 2
 _BARRIER_PACKS: Final = 16
 """Packs between two commits of the catalog: a killed run loses no more than their index rows."""
 
-_ALONE_BYTES: Final = 64 * 1024
+ALONE_BYTES: Final = 64 * 1024
 """A chunk of this length gets a frame of its own: behind others its numbers would not begin where
 elements do, and byte planes would find none in them."""
 _DELTAS_MAX: Final = 12
@@ -197,11 +204,11 @@ class StoreWriter:
         new_bytes = sum([len(plain) for _, plain in fresh])
         if earlier and self.makes_deltas:
             fresh = [one for one in fresh if not self._add_delta(*one, earlier.get(one[0], b""))]
-        small = [one for one in fresh if len(one[1]) < _ALONE_BYTES]
+        small = [one for one in fresh if len(one[1]) < ALONE_BYTES]
         for start in range(0, len(small), CHUNKS_MAX):
             self._enqueue(DATA, small[start : start + CHUNKS_MAX])
         for one in fresh:
-            if len(one[1]) >= _ALONE_BYTES:
+            if len(one[1]) >= ALONE_BYTES:
                 self._enqueue(DATA, [one])
         with self._lock:
             self.totals.new_bytes += new_bytes
