@@ -40,8 +40,8 @@ _COMPLETE = "_CIUIC_COMPLETE"
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done; 1 failed, nothing changed; 2 wrong usage; 3 done, but some paths"
-    " were unreadable or changing and are named; 4 damage found; 5 another process holds the"
+    epilog="Exit codes: 0 done; 1 failed, nothing half written; 2 wrong usage; 3 done, but some"
+    " paths were unreadable or changing and are named; 4 damage found; 5 another process holds the"
     " store.",
 )
 @click.version_option(ciuic.__version__, prog_name="ciuic")

@@ -248,13 +248,18 @@ def test_a_chain_is_bounded_by_what_it_costs_to_read(box: Box) -> None:
     assert 0 < deepest[2] < deepest[4] < 6
 
 
-def test_a_base_snapshot_needs_nothing_older(box: Box) -> None:
+def test_what_a_base_snapshot_has_to_store_stands_alone(box: Box) -> None:
+    """What the store has it takes as it is."""
     file = box.source / "last.pt"
     saves = training()
     for is_base in (False, True):
         file.write_bytes(next(saves))
         box.take(base=is_base)
     assert not is_delta(box, file)
+    file.write_bytes(next(saves))
+    box.take()
+    assert box.take(base=True).new_bytes == 0
+    assert is_delta(box, file)
 
 
 def test_a_file_in_flux_is_nothing_to_build_upon(box: Box) -> None:
