@@ -382,6 +382,30 @@ def test_what_is_stored_again_as_a_difference_from_something_else_is_whole(box: 
         assert box.read(file, name) == data
 
 
+def test_prune_keeps_a_difference_whose_chain_is_whole_beside_one_whose_is_not(box: Box) -> None:
+    """The first lies in a pack with garbage, so the other one would be the cheaper to keep."""
+    box.chain_cost = 100
+    file, saves, names = two_steps(box)
+    flip_content(box.store, saves[0])
+    box.ciuic("scrub")
+    file.write_bytes(b"something else")
+    (box.source / "other_1.bin").write_bytes(saves[1][: -4 * KIB] + bytes(4 * KIB))
+    box.take(base=True)
+    (box.source / "other_2.bin").write_bytes(saves[1])
+    garbage = box.source / "garbage.bin"
+    garbage.write_bytes(os.urandom(SIZE))
+    with_garbage = box.take().id
+    assert depths(box, box.source / "other_2.bin") == [1]
+    garbage.unlink()
+    box.take()
+    assert box.ciuic("forget", with_garbage).code == 0
+    before = stored_bytes(box)
+    box.ciuic("prune", "--trash", "0")
+    assert stored_bytes(box) < before - SIZE
+    assert box.read(file, names[1]) == box.read(box.source / "other_2.bin") == saves[1]
+    assert damaged(box, checked=True) == [names[0]]
+
+
 def damaged(box: Box, *, checked: bool) -> list[str]:
     return [one.id for one in box.verify(checksum=checked).snapshots if not one.ok]
 
@@ -413,10 +437,13 @@ def test_prune_lets_go_of_what_served_a_single_difference(box: Box) -> None:
     other.write_bytes(os.urandom(2 * SIZE))
     file.write_bytes(saves[0])
     box.take()
-    third = training(5, size=400 * KIB)
+    twin = box.source / "twin.dat"
+    third, fourth = (training(seed, size=400 * KIB) for seed in (5, 6))
     file.write_bytes(next(third))
+    twin.write_bytes(next(fourth))
     box.take(base=True)
     file.write_bytes(next(third))
+    twin.write_bytes(next(fourth))
     garbage = box.source / "garbage.bin"
     garbage.write_bytes(os.urandom(2 * SIZE))
     last = [box.take().id]
@@ -428,7 +455,8 @@ def test_prune_lets_go_of_what_served_a_single_difference(box: Box) -> None:
     expected = box.read(file)
     before = stored_bytes(box)
     assert box.ciuic("prune", "--trash", "0").code == 0
-    assert depths(box, file) == [0]
+    for one in (file, twin):
+        assert [(place.start_bytes, place.reference) for _, place in chunks(box, one)] == [(0, b"")]
     between = stored_bytes(box)
     assert box.ciuic("prune", "--trash", "0").code == 0
     assert stored_bytes(box) < between < before
