@@ -267,11 +267,11 @@ MUTANTS: Final = (
             "        for name in store.lone_copies():\n"
             "            store.drop_copy(name)\n"
             "        remove_parity(store.path, plan.orphans)\n"
-            "        _remove(store, dead)\n"
+            "        _remove(store, dead, plan.census.keepers)\n"
         ),
         (
             "        remove_parity(store.path, plan.orphans)\n"
-            "        _remove(store, dead)\n"
+            "        _remove(store, dead, plan.census.keepers)\n"
             "        store.empty_trash(plan.expired)\n"
         ),
         _story("prune"),
@@ -361,7 +361,7 @@ MUTANTS: Final = (
         "ciuic/verbs/gather.py",
         "if self._believe and self._writer.makes_deltas:",
         "if self._writer.makes_deltas:",
-        f"{_CHAINS}test_a_base_snapshot_needs_nothing_older",
+        f"{_CHAINS}test_what_a_base_snapshot_has_to_store_stands_alone",
     ),
     Mutant(
         "a delta may cost whatever it likes to read",
