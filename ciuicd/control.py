@@ -192,7 +192,16 @@ class Server:
                 _reply(client, error_document(BusyError("the daemon has too many clients")))
                 client.close()
                 continue
-            threading.Thread(target=self._serve, args=(client,), name="client", daemon=True).start()
+            thread = threading.Thread(
+                target=self._serve, args=(client,), name="client", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # No more threads for this user: the next client may have better luck.
+                _log.warning("the control socket can't serve a client: %s", error)
+                self._places.release()
+                client.close()
 
     def _serve(self, client: socket.socket) -> None:
         try:

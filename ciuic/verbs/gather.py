@@ -480,8 +480,9 @@ class Gatherer:
             if ticket is not None and not ticket.ready(wait=True):
                 return
             copy.flush = None
-            if first.mode == GONE_MODE or first.state == UNREADABLE:
-                # The first name was no way to the content; this one may be.
+            is_other = first.ino != wanted.entry.ino
+            if first.mode == GONE_MODE or first.state == UNREADABLE or is_other:
+                # The first name was no way to the content, or is another file's by now.
                 copy.futures = [self._content.submit_large(wanted)]
                 return
             _copy_content(first, wanted.entry)

@@ -37,7 +37,12 @@ class Output:
         while length:
             copied = os.copy_file_range(source_fd, self._fd, length, offset, offset)
             if copied == 0:
-                return
+                # Not every file system says so only at the end of the file.
+                data = os.pread(source_fd, min(length, _BUFFER_BYTES), offset)
+                if not data:
+                    return
+                write_all(self._fd, data, offset)
+                copied = len(data)
             offset += copied
             length -= copied
 

@@ -231,6 +231,21 @@ def test_nobody_listening_is_none_and_not_an_error(tmp_path):
     assert request_snapshot(str(tmp_path)) is None
 
 
+def test_a_moment_without_threads_costs_one_client(store, monkeypatch):
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "client":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with connect(store) as client:
+            assert client.recv(1) == b""
+    assert request_status(store) is not None
+
+
 def test_a_socket_left_by_a_killed_daemon_is_replaced(tmp_path, services):
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(tmp_path / "control.sock"))

@@ -56,6 +56,19 @@ def test_an_old_file_that_changes_after_it_was_compared_is_not_copied_from(
     assert report.cloned_bytes == 0
 
 
+def test_a_kernel_that_copies_nothing_before_the_end_is_not_believed(
+    changed: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = changed.source / "model"
+    wanted = changed.read(path)
+    monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
+
+    report = changed.restore(path, overwrite=True)
+
+    assert path.read_bytes() == wanted
+    assert report.cloned_bytes == 11 * MIB
+
+
 def test_an_old_file_that_stands_still_is_copied_from(changed: Box) -> None:
     path = changed.source / "model"
     wanted = changed.read(path)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from ciuic.errors import BusyError, CancelledError, UsageError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, WHOLE
 from ciuic.store import open_store, packfile
 from ciuic.store.pack import PackedFrame, read_footer
+from ciuic.verbs.gather import Gatherer
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from tests.kit.box import Box, settle
 from tests.kit.clock import ManualClock
@@ -333,6 +335,25 @@ def test_hard_links_stay_one_file_in_a_later_snapshot_that_reads_nothing(
     box.take()
     assert box.take().read_bytes == 0
     assert differences(photograph(box.source), photograph(restored(box, tmp_path / "out"))) == []
+
+
+def test_a_name_that_is_another_file_by_now_does_not_speak_for_its_former_other_name(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(box.source / "latest", b"the last save")
+    os.link(box.source / "latest", box.source / "previous")
+    saved = write(box.directory / "saved", b"the new one")
+    visit = Gatherer._visit_link
+
+    def after_a_save(self: Gatherer, parent: Any, name: bytes, status: os.stat_result) -> bool:
+        if name == b"previous":
+            os.rename(saved, box.source / "latest")
+        return visit(self, parent, name, status)
+
+    monkeypatch.setattr(Gatherer, "_visit_link", after_a_save)
+    box.take()
+    assert box.read(box.source / "latest") == b"the new one"
+    assert box.read(box.source / "previous") == b"the last save"
 
 
 def test_a_socket_is_left_out_and_named_without_spoiling_the_run(box: Box) -> None:
