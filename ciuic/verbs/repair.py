@@ -25,7 +25,7 @@ from ciuic.store import Store, layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_regular
 from ciuic.store.frame import DATA
-from ciuic.store.inspect import PackCheck, inspect_pack, pack_frames
+from ciuic.store.inspect import PackCheck, healed_frames, inspect_pack, pack_frames
 from ciuic.store.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.mending import opened_mender
 from ciuic.store.nodes import iter_tree
@@ -323,8 +323,10 @@ def _diagnosed(store: Store, check: PackCheck) -> BadPack:
 
 
 def _damaged_chunks(store: Store, check: PackCheck) -> dict[bytes, int]:
-    """What lay in damaged places, by all that tells of it: the pack itself, and the catalog."""
+    """What lay in damaged places, by all that tells of it: the pack, its parity, the catalog."""
     named = {name: bad.kind for bad in check.bad for name in bad.chunks}
+    if not check.footer_ok:
+        named |= _told_by_parity(store, check.pack)
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:
@@ -336,6 +338,19 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[bytes, int]:
                 for name, _ in one.frame.chunks:
                     named.pop(name, None)
     return named
+
+
+def _told_by_parity(store: Store, pack: bytes) -> dict[bytes, int]:
+    """What the footer lists, as parity gives it back: the catalog may have been made without."""
+    path = os.path.join(store.path, layout.PACKS, layout.pack_name(pack))
+    with contextlib.suppress(CorruptionError, UnknownFormatError), store_faults("read", path):
+        fd = open_regular(path)
+        try:
+            frames = healed_frames(store.path, pack, fd)
+        finally:
+            os.close(fd)
+        return {name: one.frame.kind for one in frames for name, _ in one.frame.chunks}
+    return {}
 
 
 def _source(store: Store, name: bytes, kind: int) -> str:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from ciuic.capture.frozen import give_up
-from ciuic.errors import CancelledError, StoreFullError
+from ciuic.errors import CancelledError, CorruptionError, StoreFullError
 from ciuic.hashing import data_id
 from ciuic.store import galois, layout, open_store
+from ciuic.store.frame import DATA
+from ciuic.store.pack import footer_frames
 from ciuic.store.parity import coder_for, inspect_parity
 from ciuic.verbs import doctor
 from ciuic.verbs.mend import apply_repair, mend_entrance
@@ -256,6 +258,47 @@ def test_beyond_reach_the_live_file_has_the_bytes(patient):
     assert {one.how for one in plan.origins.values()} == {"live file"}
     assert not plan.is_hopeless
     assert patient.is_well()
+
+
+def had_from_the_end(patient: Patient, pack: Path, whole: bytes) -> set[bytes]:
+    """Chunks that lay in the last 30,000 bytes of a pack and can be read, wherever they are."""
+    frames = footer_frames(
+        lambda length, offset: whole[offset : offset + length], len(whole), bytes.fromhex(pack.name)
+    )
+    end = len(whole) - 30_000
+    found = set()
+    with open_store(str(patient.store)) as store:
+        for one in frames:
+            if one.offset_bytes + one.frame.total_bytes > end:
+                for name, _ in one.frame.chunks:
+                    with contextlib.suppress(CorruptionError):
+                        store.reader.chunk(name, kind=DATA)
+                        found.add(name)
+    return found
+
+
+def test_what_parity_gives_back_of_a_pack_that_is_beyond_it_outlives_the_repair(patient):
+    """Its end is cut off, and there is no catalog: only parity knows what lay there."""
+    pack = patient.data_pack()
+    whole = pack.read_bytes()
+    (patient.box.source / "model").unlink()
+    (patient.box.source / "sub" / "middle").unlink()
+    for begin in range(100_000, 300_000, 4096):
+        pack.write_bytes(whole)
+        patient.destroy(pack, begin, 16_384)
+        os.truncate(pack, len(whole) - 30_000)
+        (patient.store / "catalog.sqlite").unlink(missing_ok=True)
+        (bad,) = patient.plan().packs
+        had = had_from_the_end(patient, pack, whole)
+        if had and not bad.whole:
+            break
+    else:
+        pytest.fail("no damage is beyond parity in the middle and within it at the end")
+    (patient.store / "catalog.sqlite").unlink(missing_ok=True)
+
+    patient.repair()
+
+    assert had_from_the_end(patient, pack, whole) == had
 
 
 def test_a_changed_live_file_is_not_taken_for_what_it_was(patient):
