@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from ciuic.errors import ChunkMissingError, CiuicError, CorruptionError, StoreError
+from ciuic.errors import ChunkMissingError, CorruptionError, StoreError, UnknownFormatError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at
@@ -184,7 +184,8 @@ class StoreReader:
             if place is None or not place.reference:
                 break
             chain.append(place.reference)
-        with contextlib.suppress(CiuicError):
+        # A store that fails is no damage of this chunk.
+        with contextlib.suppress(CorruptionError, UnknownFormatError):
             return not again.isdisjoint(chain) and bool(self.chunk(name, kind=DATA, heal=False))
         return False
 
