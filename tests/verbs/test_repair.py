@@ -1,6 +1,7 @@
 """ciuic repair: what can be mended is, to the bit; nothing is deleted; looking changes nothing."""
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -260,12 +261,15 @@ def test_beyond_reach_the_live_file_has_the_bytes(patient):
     assert patient.is_well()
 
 
+END_BYTES = 6_000
+
+
 def had_from_the_end(patient: Patient, pack: Path, whole: bytes) -> set[bytes]:
-    """Chunks that lay in the last 30,000 bytes of a pack and can be read, wherever they are."""
+    """Chunks that lay in the last bytes of a pack and can be read, wherever they are."""
     frames = footer_frames(
         lambda length, offset: whole[offset : offset + length], len(whole), bytes.fromhex(pack.name)
     )
-    end = len(whole) - 30_000
+    end = len(whole) - END_BYTES
     found = set()
     with open_store(str(patient.store)) as store:
         for one in frames:
@@ -283,10 +287,13 @@ def test_what_parity_gives_back_of_a_pack_that_is_beyond_it_outlives_the_repair(
     whole = pack.read_bytes()
     (patient.box.source / "model").unlink()
     (patient.box.source / "sub" / "middle").unlink()
-    for begin in range(100_000, 300_000, 4096):
+    # In what order the chunks lie is the threads' affair, and with it what a damage leaves.
+    for begin, length in itertools.product(
+        range(100_000, 300_000, 49_999), range(33_000, 65_000, 3_000)
+    ):
         pack.write_bytes(whole)
-        patient.destroy(pack, begin, 16_384)
-        os.truncate(pack, len(whole) - 30_000)
+        patient.destroy(pack, begin, length)
+        os.truncate(pack, len(whole) - END_BYTES)
         (patient.store / "catalog.sqlite").unlink(missing_ok=True)
         (bad,) = patient.plan().packs
         had = had_from_the_end(patient, pack, whole)
@@ -298,7 +305,7 @@ def test_what_parity_gives_back_of_a_pack_that_is_beyond_it_outlives_the_repair(
 
     patient.repair()
 
-    assert had_from_the_end(patient, pack, whole) == had
+    assert had_from_the_end(patient, pack, whole) >= had
 
 
 def test_a_changed_live_file_is_not_taken_for_what_it_was(patient):
