@@ -25,6 +25,7 @@ from typing import Final
 from ciuic import durable
 from ciuic.codec import Reference
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.memory import give_back_holes
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, chunk_id, encode_delta_frame, encode_frame
@@ -362,6 +363,7 @@ class StoreWriter:
             pack.close()
             if self.totals.packs % _BARRIER_PACKS == 0:
                 self._barrier()
+                give_back_holes()
 
     def _seal(self, pack: PackFile) -> None:
         with store_faults("write to", self._temporary):
