@@ -219,7 +219,7 @@ class Service:
             self._take_follow_up()
             return
         elif self._inbox.empty() and self._upkeep.is_due(self._settings):
-            self._upkeep.run(self._settings, self._has_better_to_do)
+            self._upkeep.run(self._settings, self._has_better_to_do, lambda: self._stopping)
             self._show_status()
             return
         job = self._next_job()

@@ -5,8 +5,9 @@
     scrub    up to ``scrub_budget`` a day, whoever has read; each pack at most once a week
 
 All of it gives way: to a snapshot that is due or asked for, and to the end of the daemon. What was
-done until then stays done, and the next run goes on. A failure is one line in the log, and never
-ends the daemon or costs a snapshot.
+done until then stays done, and the next run goes on. A prune plans anew each time; one that did
+not even get to the end of that a few times in a row keeps a snapshot waiting for once, or it would
+never be done. A failure is one line in the log, and never ends the daemon or costs a snapshot.
 """
 
 import contextlib
@@ -51,6 +52,8 @@ _REST_S: Final = 7 * 86_400.0
 _SHORT_FRACTION: Final = 0.05
 _NAMED_MAX: Final = 5
 _GIVE_WAY_S: Final = 0.05
+_GIVES_WAY_MAX: Final = 3
+"""So many times in a row a prune gives way before it knows what to do."""
 _LOCK_WAIT_S: Final = 2.0
 _REPAIR: Final = "'ciuic repair' shows what can be mended"
 
@@ -78,6 +81,7 @@ class Upkeep:
         self._look_ns = clock.now_ns()
         self._retry_at_s = 0.0
         self._pruned_ns: int | None = None
+        self._gave_way = 0
         self._day = _Day(_NO_DAY)
         self._untold: list[ScrubReport] = []
         self._told: set[tuple[str, str]] = set()
@@ -130,13 +134,26 @@ class Upkeep:
             return False
         return os.path.lexists(os.path.join(settings.snapshot_dir, HEADER))
 
-    def run(self, settings: Settings, gives_way: Callable[[], bool]) -> None:
-        """Do what is to be done, until it is done or ``gives_way`` turns true."""
+    def run(
+        self,
+        settings: Settings,
+        gives_way: Callable[[], bool],
+        ends: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Do what is to be done, until it is done or ``gives_way`` turns true.
+
+        Args:
+            settings: Of the daemon.
+            gives_way: There is something better to do.
+            ends: The daemon ends, for which nothing ever waits; asked from another thread, too.
+        """
         self._look_ns = self._clock.now_ns() + _LOOK_NS
         with self._attempt("prune"):
             if self._should_prune(settings):
                 self._pruned_ns = self._clock.now_ns()
-                self._in_background("prune", gives_way, lambda stop: self._prune(settings, stop))
+                self._in_background(
+                    "prune", gives_way, lambda stop: self._prune(settings, stop, ends)
+                )
         with self._attempt("scrub"):
             left_s = self._left_today_s(settings)
             if left_s > 0 and not gives_way():
@@ -178,16 +195,37 @@ class Upkeep:
         lately = self._pruned_ns is not None and 0 <= now_ns - self._pruned_ns < _DAY_NS
         if lately and not _is_short_of_space(settings.snapshot_dir):
             return False
+        if self._gave_way:
+            return True  # what had expired may be out of the trash by now, and its packs not gone
         with open_store(settings.snapshot_dir) as store:
             limit_ns = now_ns - round(settings.trash_s * _NS)
             return any(one.forgotten_ns <= limit_ns for one in store.trash())
 
-    def _prune(self, settings: Settings, stop: Callable[[], bool]) -> None:
+    def _prune(
+        self, settings: Settings, stop: Callable[[], bool], ends: Callable[[], bool]
+    ) -> None:
+        is_patient = self._gave_way < _GIVES_WAY_MAX
+        if not is_patient:
+            _log.info("prune gave way %d times, and is planned to the end now", self._gave_way)
         with open_store(settings.snapshot_dir, write=True) as store:
-            now_ns = self._clock.now_ns()
-            plan = plan_prune(store, trash_s=settings.trash_s, now_ns=now_ns, cancelled=stop)
+            began_s = self._clock.monotonic_s()
+            plan = plan_prune(
+                store,
+                trash_s=settings.trash_s,
+                now_ns=self._clock.now_ns(),
+                cancelled=stop if is_patient else ends,
+            )
+            self._gave_way = 0
+            until_s = planned_s = self._clock.monotonic_s()
+            if not is_patient:
+                # It was kept waiting for anyway: what took so long to find out is worth as much.
+                until_s += planned_s - began_s
+
+            def stops() -> bool:
+                return ends() or (stop() and self._clock.monotonic_s() >= until_s)
+
             report = apply_prune(
-                store, plan, parity=settings.parity, clock=self._clock, cancelled=stop
+                store, plan, parity=settings.parity, clock=self._clock, cancelled=stops
             )
         self._note("prune", **report.as_json())
         _log.info(
@@ -266,6 +304,8 @@ class Upkeep:
             yield
         except CancelledError:
             self._postpone(what)
+            if what == "prune":
+                self._gave_way += 1
             _log.info("%s gave way; it goes on later", what)
         except BusyError as error:
             self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
@@ -286,6 +326,8 @@ class Upkeep:
             self._pruned_ns = None
 
     def _fail(self, what: str, why: str) -> None:
+        if what == "prune":
+            self._gave_way = 0
         _log.error("no %s: %s", what, why)
         self._note(what, error=why)
 

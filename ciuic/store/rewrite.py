@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ciuic import durable
-from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular
@@ -223,28 +223,39 @@ class Rewriter:
 
         Args:
             uses: Of packs that are worn.
-            check: Called for each of them; raises to end the work. What was done stays done.
+            check: Called between two of them; raises to end the work.
             done: Told how many have been emptied.
 
         Raises:
             StoreError: The store failed; everything that is needed is still there.
+            CancelledError: ``check`` raised it. What was emptied by then is gone, one pack at
+                least: who is stopped again and again comes to an end all the same.
         """
         if not uses:
             return
         self._measure_room()
         try:
-            for number, use in enumerate(uses):
-                check()
-                self._drain(use)
-                done(number + 1)
-            for kind in list(self._groups):
-                self._flush_group(kind)
-            for is_data in list(self._sinks):
-                self._seal(is_data)
+            try:
+                for number, use in enumerate(uses):
+                    if number:
+                        check()
+                    self._drain(use)
+                    done(number + 1)
+            except CancelledError:
+                self._finish()
+                raise
+            self._finish()
         finally:
             for sink in self._sinks.values():
                 if isinstance(sink, PackFile):
                     sink.discard()
+
+    def _finish(self) -> None:
+        """What has been moved is durable, and what that emptied is gone."""
+        for kind in list(self._groups):
+            self._flush_group(kind)
+        for is_data in list(self._sinks):
+            self._seal(is_data)
         # Those whose last frame happened to fill a new pack; and what was unlinked is made durable.
         left = {pack: size for pack, size in self._emptied.items() if pack not in self._made}
         if not self._dry:

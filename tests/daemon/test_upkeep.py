@@ -3,7 +3,9 @@
 import contextlib
 import os
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -12,6 +14,7 @@ import pytest
 from ciuic.config import load_settings
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.store import create_store, open_store
+from ciuic.verbs.prune import plan_prune
 from ciuic.verbs.scrub import Health, health
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuicd.upkeep import Upkeep
@@ -128,6 +131,72 @@ def test_what_can_still_be_brought_back_is_not_pruned(machine: Machine) -> None:
     assert "pruned" not in daemon.log()
     assert ciuic("--config", machine.config, "forget", "--undo", first).code == 0
     stopped_in_peace(daemon)
+
+
+@pytest.fixture
+def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Something always is, and is known before what runs in the background has begun."""
+    asked = threading.Event()
+
+    def waits(_: str) -> None:
+        for _ in range(2):  # who has asked twice has passed on what the first answer was
+            asked.clear()
+            assert asked.wait(30)
+
+    def gives_way() -> bool:
+        asked.set()
+        return True
+
+    monkeypatch.setattr("ciuicd.upkeep.lower_priority", waits)
+    return gives_way
+
+
+def worn_packs(machine: Machine, count: int) -> None:
+    """Packs of which less than half is needed, and by the trash alone what is not."""
+    for number in range(count):
+        take(
+            machine,
+            days_ago=40 - number,
+            garbage=os.urandom(300_000),
+            **{f"keep{number}": os.urandom(100_000)},
+        )
+    (machine.source / "garbage").unlink()
+    newest = take(machine, days_ago=20)
+    with open_store(str(machine.store), write=True) as store:
+        old = sorted(set(store.snapshot_files()) - {newest})
+        store.forget(old, time.time_ns() - 10 * DAY_NS)
+
+
+def test_a_prune_that_always_has_to_give_way_comes_to_its_end(
+    machine: Machine, better_to_do: Callable[[], bool]
+) -> None:
+    """Snapshots may come more often than a large store can be looked through."""
+    worn_packs(machine, 3)
+    settings = load_settings(str(machine.config))
+    begun = Upkeep(ManualClock(), lambda: None)
+    sizes = [size(machine)]
+    while begun.shown["prune"] is None and len(sizes) < 20:
+        begun.run(settings, better_to_do)
+        sizes.append(size(machine))
+    assert sizes[3] == sizes[0], "it does give way"
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 3, "it got on a little each time, and was never begun anew"
+    with open_store(str(machine.store), write=True) as store:
+        plan = plan_prune(store, trash_s=settings.trash_s, now_ns=time.time_ns())
+        assert plan.removed == plan.rewritten == ()
+    assert ciuic("--config", machine.config, "verify", "--all", "--checksum").code == 0
+
+
+def test_no_prune_keeps_the_end_of_the_daemon_waiting(
+    machine: Machine, better_to_do: Callable[[], bool]
+) -> None:
+    worn_packs(machine, 1)
+    begun = Upkeep(ManualClock(), lambda: None)
+    before = size(machine)
+    for _ in range(6):
+        begun.run(load_settings(str(machine.config)), better_to_do, lambda: True)
+    assert begun.shown["prune"] is None
+    assert size(machine) == before
 
 
 def test_it_reads_every_pack_and_then_leaves_them_alone(machine: Machine) -> None:

@@ -329,6 +329,31 @@ def test_it_does_stop_when_it_is_asked_to(worn):
         prune(worn, after=1)
 
 
+def test_stopped_while_it_rewrites_it_keeps_what_has_moved(worn):
+    """Or whoever is stopped each time before a new pack is full never gets anywhere."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    moved: list[int] = []
+
+    def rewrites(what: str, done: int, _total: int) -> None:
+        if what == "rewrite":
+            moved.append(done)
+
+    with open_store(str(worn.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
+        one, other, *_ = [rewrite.pack_path(store.path, use.pack) for use in plan.rewritten]
+        with pytest.raises(CancelledError):
+            apply_prune(
+                store, plan, clock=worn.clock, cancelled=lambda: bool(moved), progress=rewrites
+            )
+    assert moved == [1]
+    assert (os.path.exists(one), os.path.exists(other)) == (False, True)
+    assert_restores(worn, known)
+    assert prune(worn).rewritten.packs == len(plan.rewritten) - 1
+    assert_restores(worn, known)
+
+
 # Damage that it meets
 
 
