@@ -32,6 +32,7 @@ from ciuic.verbs.prune import apply_prune, plan_prune
 from ciuic.verbs.scrub import (
     Budget,
     DamagedFile,
+    DamagedPack,
     ScrubReport,
     complete,
     read_since_s,
@@ -56,6 +57,7 @@ _GIVES_WAY_MAX: Final = 3
 """So many times in a row a prune gives way before it knows what to do."""
 _LOCK_WAIT_S: Final = 2.0
 _REPAIR: Final = "'ciuic repair' shows what can be mended"
+_TOLD_LATER: Final = "what that costs is told when it is known"
 
 
 @dataclass(slots=True)
@@ -156,7 +158,7 @@ class Upkeep:
                 )
         with self._attempt("scrub"):
             left_s = self._left_today_s(settings)
-            if left_s > 0 and not gives_way():
+            if (left_s > 0 or self._untold) and not gives_way():
                 self._in_background(
                     "scrub", gives_way, lambda stop: self._scrub(settings, left_s, stop)
                 )
@@ -245,31 +247,57 @@ class Upkeep:
         return settings.scrub_budget_s - self._day.spent_s
 
     def _scrub(self, settings: Settings, left_s: float, stop: Callable[[], bool]) -> None:
+        # First, or looking for what is known to be damaged could leave no time to find the rest.
+        if left_s > 0:
+            self._scrub_some(settings, left_s, stop)
         self._tell_rest(settings, stop)
-        report = scrub(
-            settings.snapshot_dir,
-            clock=self._clock,
-            budget=Budget(duration_s=left_s),
-            rest_s=_REST_S,
-            manifests=not self._day.has_read_manifests,
-            cancelled=stop,
-        )
-        self._day.spent_s += report.total_s
+
+    def _scrub_some(self, settings: Settings, left_s: float, stop: Callable[[], bool]) -> None:
+        began_s = self._clock.monotonic_s()
+        try:
+            report = scrub(
+                settings.snapshot_dir,
+                clock=self._clock,
+                budget=Budget(duration_s=left_s),
+                rest_s=_REST_S,
+                manifests=not self._day.has_read_manifests,
+                cancelled=stop,
+                found=self._tell_found,
+            )
+        finally:
+            # Also of one that failed: it is tried again, and the day has one budget.
+            self._day.spent_s += self._clock.monotonic_s() - began_s
         self._day.has_read_manifests = True
         if report.read_packs or "scrub" not in self._last:
             self._note("scrub", packs=report.read_packs, bytes=report.read_bytes, ok=report.ok)
+        self._tell(report)
         if report.damaged and not report.is_complete:
             self._untold.append(report)
         else:
-            self._tell(report)
+            self._tell_cost(report)
 
     def _tell_rest(self, settings: Settings, stop: Callable[[], bool]) -> None:
         """Damage whose cost was not known yet when a scrub gave way."""
         while self._untold and complete(settings.snapshot_dir, self._untold[0], cancelled=stop):
-            self._tell(self._untold.pop(0))
+            self._tell_cost(self._untold.pop(0))
+
+    def _tell_found(self, pack: DamagedPack) -> None:
+        """Damage, as soon as it is found: what it costs may take days to find out."""
+        name, what = pack.check.pack.hex(), pack.check.what
+        if pack.is_new and self._is_news(name, what):
+            _log.error("damage: pack %s: %s; %s. %s", name[:12], what, _loss(pack), _REPAIR)
+
+    def _tell_cost(self, report: ScrubReport) -> None:
+        """What damage costs that has been told."""
+        if report.missing and self._is_news("", cost := _cost(report.missing)):
+            _log.error("damage: chunks are in no pack; %s", cost)
+        for pack in report.damaged:
+            name, cost = pack.check.pack.hex(), _cost(pack.files)
+            if pack.is_new and pack.lost and self._is_news(name, cost):
+                _log.error("pack %s, which is damaged: %s", name[:12], cost)
 
     def _tell(self, report: ScrubReport) -> None:
-        """What was found; damage that has been told is not told again."""
+        """What was done, and what was found besides packs; nothing is told twice."""
         if report.read_packs:
             unchecked = report.health.unchecked
             _log.info(
@@ -280,12 +308,6 @@ class Upkeep:
                 "no damage" if report.ok else "there is damage",
                 f"; {unchecked:,} were never read" if unchecked else "",
             )
-        if report.missing and self._is_news("", cost := _cost(report.missing)):
-            _log.error("damage: chunks are in no pack; %s", cost)
-        for pack in report.damaged:
-            if pack.is_new and self._is_news(pack.check.pack.hex(), pack.check.what):
-                name = pack.check.pack.hex()[:12]
-                _log.error("damage: pack %s: %s; %s", name, pack.check.what, _cost(pack.files))
         for one in report.manifests:
             if self._is_news(os.fsdecode(one.path), one.what):
                 _log.error("damage: %s: %s. %s", os.fsdecode(one.path), one.what, _REPAIR)
@@ -342,6 +364,14 @@ class Upkeep:
 def _is_short_of_space(store_path: str) -> bool:
     space = os.statvfs(store_path)
     return space.f_bavail < _SHORT_FRACTION * space.f_blocks
+
+
+def _loss(pack: DamagedPack) -> str:
+    if pack.lost:
+        return f"{_counted(len(pack.lost), 'chunk')} lost; {_TOLD_LATER}"
+    if not pack.check.read_bytes:
+        return _TOLD_LATER
+    return "every chunk of it can be had all the same"
 
 
 def _cost(files: Sequence[DamagedFile]) -> str:

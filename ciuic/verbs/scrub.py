@@ -125,6 +125,10 @@ class DamagedPack:
         }
 
 
+OnDamage = Callable[[DamagedPack], None]
+"""Told of a pack that is damaged."""
+
+
 class KnownDamage(NamedTuple):
     """A pack that an earlier check found to be damaged, and that was not read since."""
 
@@ -289,6 +293,7 @@ def scrub(
     manifests: bool = True,
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress | None = None,
+    found: OnDamage = lambda _: None,
 ) -> ScrubReport:
     """Read packs in full, those first that were checked longest ago.
 
@@ -302,22 +307,27 @@ def scrub(
         manifests: Read all of them, too.
         cancelled: Asked often; when it turns true, the scrub ends, and remembers what it read.
         progress: Told how far it has come.
+        found: Told of a damaged pack as soon as it is, before anything remembers it; of what it
+            costs the report tells.
 
     Raises:
         StoreError: The store can't be used. Damage is not raised but reported.
     """
     prepare_for_bulk()
-    run = _Scrub(store_path, clock, cancelled)
+    run = _Scrub(store_path, clock, cancelled, found)
     return run.run(budget, rest_s, progress, manifests=manifests)
 
 
 class _Scrub:
     """One run."""
 
-    def __init__(self, store_path: str, clock: Clock, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, store_path: str, clock: Clock, cancelled: Callable[[], bool], found: OnDamage
+    ) -> None:
         self._store_path = store_path
         self._clock = clock
         self._cancelled = cancelled
+        self._found = found
         self._report = ScrubReport()
         self._checks: dict[bytes, tuple[int, int, str]] = {}
         self._waiting: list[tuple[PackCheck, int]] = []
@@ -337,6 +347,31 @@ class _Scrub:
                 report.manifests = _damaged_manifests(store)
         self._note_gone([name for name in recorded if name not in packs])
         turn = self._in_turn(packs, rest_s)
+        wait_s = 0.0
+        try:
+            self._read_all(turn, packs, budget, began_s, progress)
+            wait_s = 0.0 if report.stopped == "asked" else _LOCK_WAIT_S
+        finally:
+            # Whatever ends it, what was read need not be read again, and counts for the day.
+            self._remember(wait_s=wait_s)
+        report.is_whole = not report.stopped and len(turn) == len(packs)
+        report.is_complete = not (report.damaged or report.is_whole)
+        complete(self._store_path, report, cancelled=self._cancelled)
+        with open_store(self._store_path) as store:
+            report.health = health(store)
+        report.total_s = self._clock.monotonic_s() - began_s
+        return report
+
+    def _read_all(
+        self,
+        turn: list[bytes],
+        packs: dict[bytes, int],
+        budget: Budget,
+        began_s: float,
+        progress: OnProgress | None,
+    ) -> None:
+        """Read packs until all are, the budget is spent, or somebody asks for the end."""
+        report = self._report
         remembered_s = began_s
         for number, name in enumerate(turn):
             now_s = self._clock.monotonic_s()
@@ -356,14 +391,6 @@ class _Scrub:
                 remembered_s = self._clock.monotonic_s()
             if progress is not None:
                 progress(number + 1, len(turn))
-        self._remember(wait_s=0.0 if report.stopped == "asked" else _LOCK_WAIT_S)
-        report.is_whole = not report.stopped and len(turn) == len(packs)
-        report.is_complete = not (report.damaged or report.is_whole)
-        complete(self._store_path, report, cancelled=self._cancelled)
-        with open_store(self._store_path) as store:
-            report.health = health(store)
-        report.total_s = self._clock.monotonic_s() - began_s
-        return report
 
     def _in_turn(self, packs: Iterable[bytes], rest_s: float) -> list[bytes]:
         """Packs to read, those checked longest ago first, those never checked before them."""
@@ -388,9 +415,11 @@ class _Scrub:
         check = _with_parity(self._store_path, check)
         report.read_packs += 1
         report.read_bytes += check.read_bytes
-        self._waiting.append((check, self._clock.now_ns()))
         if check.what:
             self._note_damage(check)
+        # Not before it was told: what is remembered is no news any more.
+        self._waiting.append((check, self._clock.now_ns()))
+        if check.what:
             # So that nothing is stored as a reference to what has just been found to be lost.
             self._remember(wait_s=0.0)
 
@@ -398,7 +427,7 @@ class _Scrub:
         for name in names:
             if self._is_recorded(name):
                 check = PackCheck(name, 0, footer_ok=False, bad=(), what="it is gone")
-                self._report.damaged.append(DamagedPack(check, is_new=True))
+                self._note(DamagedPack(check, is_new=True))
 
     def _is_recorded(self, name: bytes) -> bool:
         """The catalog names the pack still: who prunes strikes it from there first."""
@@ -416,7 +445,11 @@ class _Scrub:
         found.lost = tuple(lost)
         found.saved = len(saved)
         self._lost |= dict.fromkeys(lost, check.pack)
-        self._report.damaged.append(found)
+        self._note(found)
+
+    def _note(self, pack: DamagedPack) -> None:
+        self._report.damaged.append(pack)
+        self._found(pack)
 
     def _remember(self, *, wait_s: float) -> None:
         """Write to the catalog what was found; what can't be written now waits."""

@@ -1,6 +1,7 @@
 """A real ciuicd between two snapshots: it forgets, prunes and scrubs, and gives way."""
 
 import contextlib
+import logging
 import os
 import shutil
 import threading
@@ -275,11 +276,11 @@ def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
     machine.configure(scrub_budget="10m", snapshot_interval="1s")
     daemon = machine.start()
     daemon.wait_for_log("damage: pack ")
+    daemon.wait_for_log("it costs ")
     daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 3)
-    lines = [line for line in daemon.log().splitlines() if "damage: pack" in line]
-    assert len(lines) == 1
-    assert f"it costs 1 file, first {machine.source / 'a'} in {name}" in lines[0]
-    assert "ciuic repair" in lines[0]
+    for text in ("damage: pack ", f"it costs 1 file, first {machine.source / 'a'} in {name}"):
+        [line] = [line for line in daemon.log().splitlines() if text in line]
+        assert "ciuic repair" in line
     assert known(machine).damaged
     stopped_in_peace(daemon)
     with open_store(str(machine.store), write=True) as store:
@@ -290,6 +291,73 @@ def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
     again.wait_for_log("there is damage")
     stopped_in_peace(again)
     assert "damage: pack" not in again.log(), "the catalog remembers that it was told"
+
+
+class TickingClock(ManualClock):
+    """A second goes by whenever somebody asks for the time."""
+
+    def monotonic_s(self) -> float:
+        self.advance(1)
+        return super().monotonic_s()
+
+
+class Ear(logging.Handler):
+    """Hears what is logged, and lets whoever told damage go on when something better comes up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+        self.is_told = threading.Event()
+        self.may_go_on = threading.Event()
+        self.asked_at_last = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+        if "damage: pack" in self.heard[-1]:
+            self.is_told.set()
+            assert self.may_go_on.wait(30)
+
+    def gives_way(self) -> bool:
+        """Asked a second time: the first answer has been passed on."""
+        if self.is_told.is_set() and self.asked_at_last:
+            self.may_go_on.set()
+        self.asked_at_last = self.is_told.is_set()
+        return self.asked_at_last
+
+
+def test_damage_is_told_when_it_is_found_and_its_cost_when_that_is_known(machine: Machine) -> None:
+    """Also when by then the budget of the day is spent."""
+    content = os.urandom(MIB)
+    name = take(machine, days_ago=10, a=content)
+    flip_content(machine.store, content)
+    begun = Upkeep(TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None)
+    ear = Ear()
+    logging.getLogger("ciuicd.upkeep").addHandler(ear)
+    try:
+        machine.configure(scrub_budget="10m")
+        begun.run(load_settings(str(machine.config)), ear.gives_way)
+        assert [line for line in ear.heard if "damage: pack" in line] == ear.heard
+        assert "1 chunk lost" in ear.heard[0]
+        assert known(machine).damaged, "it is no news for a daemon that is started now"
+        machine.configure(scrub_budget="1s")
+        assert begun.shown["scrubbed_today_s"] > 1
+        begun.run(load_settings(str(machine.config)), lambda: False)
+        assert len(ear.heard) == 2
+        assert f"it costs 1 file, first {machine.source / 'a'} in {name}" in ear.heard[1]
+    finally:
+        logging.getLogger("ciuicd.upkeep").removeHandler(ear)
+
+
+def test_what_a_scrub_that_failed_has_spent_counts_for_the_day(machine: Machine) -> None:
+    take(machine, days_ago=10)
+    machine.configure(scrub_budget="10m")
+    begun = Upkeep(TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None)
+    begun.run(load_settings(str(machine.config)), lambda: False)
+    before_s = begun.shown["scrubbed_today_s"]
+    (machine.store / "ciuic-store.json").unlink()
+    begun.run(load_settings(str(machine.config)), lambda: False)
+    assert begun.shown["scrub"]["error"]
+    assert begun.shown["scrubbed_today_s"] > before_s
 
 
 def test_a_pack_that_is_gone_is_told_with_what_it_costs(machine: Machine) -> None:

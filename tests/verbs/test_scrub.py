@@ -9,7 +9,15 @@ import pytest
 
 from ciuic.catalog import find_snapshot
 from ciuic.store import open_store
-from ciuic.verbs.scrub import Budget, Health, ScrubReport, health, parse_budget, scrub
+from ciuic.verbs.scrub import (
+    Budget,
+    DamagedPack,
+    Health,
+    ScrubReport,
+    health,
+    parse_budget,
+    scrub,
+)
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
@@ -302,6 +310,36 @@ def test_a_scrub_that_is_stopped_remembers_what_it_read(two: Box) -> None:
     assert report.stopped == "asked"
     assert report.read_packs == 1
     assert known(two).unchecked == len(packs(two.store)) - 1
+
+
+class BrokenOffError(BaseException):
+    """Not an Exception: nothing under test may catch it, as nothing catches an interrupt."""
+
+
+def test_whatever_ends_a_scrub_it_remembers_what_it_read(two: Box) -> None:
+    def breaks_off(*_: int) -> None:
+        raise BrokenOffError
+
+    with pytest.raises(BrokenOffError):
+        scrubbed(two, progress=breaks_off)
+    assert known(two).unchecked == len(packs(two.store)) - 1
+
+
+def test_damage_is_told_when_it_is_found_and_before_it_is_remembered(two: Box) -> None:
+    """Or who is killed between the two would never tell it."""
+    flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    told: list[tuple[bytes, int]] = []
+
+    def breaks_off(pack: DamagedPack) -> None:
+        told.append((pack.check.pack, len(pack.lost)))
+        raise BrokenOffError
+
+    with pytest.raises(BrokenOffError):
+        scrubbed(two, found=breaks_off)
+    assert known(two).damaged == ()
+    [found] = scrubbed(two).damaged
+    assert told == [(found.check.pack, 1)]
+    assert found.is_new
 
 
 def test_a_scrub_beside_a_writer_reads_and_says_that_it_could_not_write(two: Box) -> None:
