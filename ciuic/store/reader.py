@@ -2,8 +2,10 @@
 
 Nothing leaves this module that does not hash to the ID it was asked for. When the catalog does
 not know a chunk, or points at something else, the packs themselves are asked once: the catalog
-is a cache, and no restore may fail for a fault in it. What is damaged is read with the help of the
-pack's parity; that mends nothing on the disk.
+is a cache, and no restore may fail for a fault in it. Whoever reads without one has an index of his
+own, of which nobody keeps him informed: it is made anew before a chunk that a prune has moved, or a
+snapshot has added, is called missing. What is damaged is read with the help of the pack's parity;
+that mends nothing on the disk.
 """
 
 import contextlib
@@ -96,8 +98,8 @@ class StoreReader:
         self._open_index = index
         self._rebuild = rebuilt
         self._passing = passing
-        self._rebuilt_index: Index | None = None
-        self._others: dict[bytes, Index] = {}
+        self._rebuilt: dict[bytes, Index] = {}
+        self._listed: dict[bytes, set[str]] = {}
         self._lock = threading.RLock()
         self._packs: OrderedDict[bytes, _Pack] = OrderedDict()
         self._frames: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
@@ -140,7 +142,7 @@ class StoreReader:
         while name and len(found) <= CHAIN_MAX:
             place = None
             with contextlib.suppress(IndexDamagedError):
-                place = (self._rebuilt_index or self._open_index()).places([name]).get(name)
+                place = self._asked().places([name]).get(name)
             if place is None:
                 return None
             found.append(place)
@@ -171,10 +173,16 @@ class StoreReader:
             }
         lost |= below
         # What was stored again lies elsewhere, too, which the index does not say.
-        again = (self._rebuilt_index or self._open_index()).stored_again() if lost else set()
+        again = self._stored_again() if lost else set()
         if again:
             lost = {name: base for name, base in lost.items() if not self._is_mended(name, again)}
         return lost
+
+    def _stored_again(self) -> set[bytes]:
+        try:
+            return self._asked().stored_again()
+        except IndexDamagedError:
+            return self._from_packs().stored_again()
 
     def _is_mended(self, name: bytes, again: set[bytes]) -> bool:
         """Something in a chunk's chain was stored again, and with that the chunk can be read."""
@@ -207,19 +215,26 @@ class StoreReader:
                 place = again
 
     def places(self, names: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
-        """Where chunks lie; those that are in no pack are left out."""
+        """Where chunks lie; those that are in no pack are left out.
+
+        A pack that is gone is named only where nothing better is known.
+        """
         try:
-            found = (self._rebuilt_index or self._open_index()).places(names)
+            found = self._asked().places(names)
         except IndexDamagedError:
             found = self._from_packs().places(names)
-        missing = [name for name in names if name not in found]
-        if missing and self._rebuilt_index is None:
-            found.update(self._from_packs().places(missing))
+        doubtful = self._doubtful(names, found)
+        if doubtful:
+            # A prune beside us may have moved them, and has told the catalog first.
+            with contextlib.suppress(IndexDamagedError):
+                found.update(self._open_index().places(doubtful))
+                doubtful = self._doubtful(doubtful, found)
+            found.update(self.places_in_packs(doubtful))
         return found
 
     def places_in_packs(self, names: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
-        """As ``places``, by what the packs say of themselves and not the catalog."""
-        return self._from_packs().places(names)
+        """As ``places``, by what the packs that are there say of themselves and not the catalog."""
+        return self._places_in_packs(names, without=b"")
 
     def another_place(self, name: bytes, place: ChunkPlace) -> ChunkPlace | None:
         """Another place of a chunk that can't be had at ``place``; None if there is none.
@@ -227,21 +242,36 @@ class StoreReader:
         An index keeps one place for a chunk. What a crash or a healed loss stored twice is found
         by asking the packs without the one that failed.
         """
-        # A prune beside us may have moved it, and has told the catalog first.
+        # As in ``places``.
         with contextlib.suppress(IndexDamagedError):
             found = self._open_index().places([name]).get(name)
             if found is not None and found != place:
                 return found
-        with self._lock:
-            found = self._from_packs().places([name]).get(name)
-            if found is not None and self.pack_size(found.pack) is None:
-                self._rebuilt_index = None
-                found = self._from_packs().places([name]).get(name)
+        for without in (b"", place.pack):
+            found = self._places_in_packs([name], without=without).get(name)
             if found is not None and found != place:
                 return found
-            if place.pack not in self._others:
-                self._others[place.pack] = self._rebuild(place.pack)
-            return self._others[place.pack].places([name]).get(name)
+        return None
+
+    def _places_in_packs(
+        self, names: Sequence[bytes], *, without: bytes
+    ) -> dict[bytes, ChunkPlace]:
+        if not names:
+            return {}
+        with self._lock:
+            found = self._from_packs(without).places(names)
+            doubtful = self._doubtful(names, found)
+            is_gone = any(name in found for name in doubtful)
+            if is_gone or (doubtful and self._listed[without] != self._pack_names()):
+                del self._rebuilt[without]
+                found = self._from_packs(without).places(names)
+            return found
+
+    def _doubtful(self, names: Sequence[bytes], found: Mapping[bytes, ChunkPlace]) -> list[bytes]:
+        """Those that were not found, or were in a pack that is gone."""
+        packs = {place.pack for place in found.values()}
+        gone = {pack for pack in packs if self.pack_size(pack) is None}
+        return [name for name in names if name not in found or found[name].pack in gone]
 
     def frame(
         self, place: ChunkPlace, *, heal: bool = True, keep: bool = False
@@ -317,10 +347,12 @@ class StoreReader:
 
     def pack_size(self, name: bytes) -> int | None:
         """Length of a pack's file; None if there is none."""
-        try:
-            return os.stat(os.path.join(self._packs_path, layout.pack_name(name))).st_size
-        except FileNotFoundError:
-            return None
+        path = os.path.join(self._packs_path, layout.pack_name(name))
+        with store_faults("look at", path):
+            try:
+                return os.stat(path).st_size
+            except FileNotFoundError:
+                return None
 
     def header(self, place: ChunkPlace) -> Frame:
         """What a frame says of itself; its payload is not read.
@@ -427,8 +459,21 @@ class StoreReader:
                 self._packs.popitem(last=False)
             return pack
 
-    def _from_packs(self) -> Index:
+    def _asked(self) -> Index:
+        """The catalog; once it had no answer, an index made from the packs."""
+        return self._rebuilt.get(b"") or self._open_index()
+
+    def _from_packs(self, without: bytes = b"") -> Index:
         with self._lock:
-            if self._rebuilt_index is None:
-                self._rebuilt_index = self._rebuild(b"")
-            return self._rebuilt_index
+            if without not in self._rebuilt:
+                # Listed before: what comes or goes meanwhile is a reason to do it once more.
+                self._listed[without] = self._pack_names()
+                self._rebuilt[without] = self._rebuild(without)
+            return self._rebuilt[without]
+
+    def _pack_names(self) -> set[str]:
+        with store_faults("list", self._packs_path):
+            try:
+                return set(os.listdir(self._packs_path))
+            except FileNotFoundError:
+                return set()

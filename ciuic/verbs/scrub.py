@@ -20,7 +20,6 @@ from ciuic.catalog import list_snapshots
 from ciuic.clock import Clock, rfc3339
 from ciuic.errors import (
     CancelledError,
-    CiuicError,
     CorruptionError,
     SnapshotNotFoundError,
     StoreError,
@@ -577,7 +576,7 @@ def _can_be_had(store: Store, name: bytes, kind: int) -> bool:
     """Another pack has the chunk, or the reader can mend it."""
     try:
         store.reader.chunk(name, kind=kind)
-    except CiuicError:
+    except (CorruptionError, UnknownFormatError):  # a store that fails is no damage of a chunk
         return False
     return True
 

@@ -8,7 +8,7 @@ import contextlib
 from typing import Final
 
 from ciuic.catalog import list_snapshots
-from ciuic.errors import CiuicError
+from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.model import FLUX, UNREADABLE, SnapshotSummary, VerifyReport, VerifySnapshot
 from ciuic.store import Store
 from ciuic.store.frame import KINDS
@@ -98,7 +98,7 @@ class _Search:
 
 def _can_be_had(store: Store, name: bytes) -> bool:
     for kind in KINDS:
-        with contextlib.suppress(CiuicError):
+        with contextlib.suppress(CorruptionError, UnknownFormatError):
             store.reader.chunk(name, kind=kind)
             return True
     return False

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.clock import Clock
-from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
+from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
 from ciuic.store import Store
@@ -345,7 +345,7 @@ def _readable(store: Store, one: _Needed) -> bool:
     """Ask again before calling it damage: cables fail too, and another pack may have it."""
     try:
         store.reader.chunk(one.name, kind=one.kind, heal=False)
-    except CiuicError:
+    except (CorruptionError, UnknownFormatError):  # a store that fails is no damage of a chunk
         return False
     return True
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -33,14 +34,19 @@ from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
 from ciuic.verbs.earlier import EarlierDirectory
 from ciuic.verbs.gather import _DEPTH_MAX
+from ciuic.verbs.prune import apply_prune, plan_prune
 from ciuic.verbs.scrub import Budget, scrub
+from ciuic.verbs.verify import verify_all
 from tests.format import reader
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
+from tests.kit.program import ciuic
 from tests.kit.tensors import hdf5, safetensors, torch_zip
 
 KIB = 1024
 SIZE = 1200 * KIB
+LEAF = 10
+"""How a page of an SQLite index begins that has no pages below it."""
 
 Save = Callable[[list[bytes]], bytes]
 
@@ -344,13 +350,12 @@ def test_what_builds_on_a_lost_chunk_is_stored_again(box: Box) -> None:
     assert box.read(file, names[1]) == saves[1]
 
 
-def test_what_is_stored_again_as_a_difference_from_something_else_is_whole(box: Box) -> None:
-    """And so is what builds on it, though its first place can't be read."""
+def stored_again(box: Box) -> tuple[Path, list[bytes], list[str]]:
+    """Three steps, each a difference from the last; the first is lost, the second stored again."""
     box.chain_cost = 100
     file, saves, names = two_steps(box)
-    first = place_of(box.store, saves[1]).pack
-    third = list(itertools.islice(training(size=400 * KIB), 3))[2]
-    file.write_bytes(third)
+    saves.append(list(itertools.islice(training(size=400 * KIB), 3))[2])
+    file.write_bytes(saves[2])
     names.append(box.take().id)
     assert depths(box, file) == [2]
     flip_content(box.store, saves[0])
@@ -360,17 +365,38 @@ def test_what_is_stored_again_as_a_difference_from_something_else_is_whole(box: 
     (box.source / "other_2.bin").write_bytes(saves[1])
     names.append(box.take().id)
     assert depths(box, box.source / "other_2.bin") == [1]
+    return file, saves, names
+
+
+def name_first_place(box: Box, pack: bytes) -> None:
+    """A catalog that is made anew may name the first place of a chunk, as this does in any case."""
+    (box.store / CATALOG).unlink()
+    with open_store(str(box.store), write=True) as store:
+        store.index.add_pack(pack, store.index.packs()[pack], pack_frames(store.path, pack))
+        store.index.commit()
+
+
+def first_place(box: Box, content: bytes) -> bytes:
+    """The pack that had a chunk before any other."""
+    found = {
+        one.stat().st_mtime_ns: bytes.fromhex(one.name)
+        for one in packs(box.store)
+        for _, frame, _ in pack_frames(str(box.store), bytes.fromhex(one.name))
+        if data_id(content) in dict(frame.chunks)
+    }
+    return found[min(found)]
+
+
+def test_what_is_stored_again_as_a_difference_from_something_else_is_whole(box: Box) -> None:
+    """And so is what builds on it, though its first place can't be read."""
+    file, saves, names = stored_again(box)
+    first, third = first_place(box, saves[1]), saves[2]
     assert damaged(box, checked=False) == damaged(box, checked=True) == [names[0]]
     with open_store(str(box.store)) as store:
         assert find_snapshot(store, "latest-valid").id == names[-1]
         wanted = {data_id(saves[1]), data_id(third)}
         assert store.reader.places(list(wanted)).keys() == store.index.known(list(wanted)) == wanted
-    # Made anew it may name the first place again, as this does in any case.
-    (box.store / "catalog.sqlite").unlink()
-    with open_store(str(box.store), write=True) as store:
-        frames = pack_frames(store.path, first)
-        store.index.add_pack(first, store.index.packs()[first], frames)
-        store.index.commit()
+    name_first_place(box, first)
     assert damaged(box, checked=True) == [names[0]]
     assert box.ciuic("scrub").code == 4
     with open_store(str(box.store)) as store:
@@ -380,6 +406,60 @@ def test_what_is_stored_again_as_a_difference_from_something_else_is_whole(box: 
     assert damaged(box, checked=False) == [names[0]]
     for name, data in zip(names[1:3], (saves[1], third), strict=True):
         assert box.read(file, name) == data
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_store_that_fails_while_a_chain_is_tried_is_no_damage(box: Box) -> None:
+    """The place that can be read is opened once for its footer, and not a second time."""
+    _, saves, _ = stored_again(box)
+    again = pack_of(box.store, saves[1])
+    name_first_place(box, first_place(box, saves[1]))
+    assert box.ciuic("scrub").code == 4
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(again), "-e", "trace=openat")
+    wrapper = ("strace", *options, "-e", "inject=openat:error=EIO:when=2+")
+    outcome = ciuic("--config", box.config, "verify", "--all", wrapper=wrapper)
+    assert (outcome.code, again.name in outcome.err) == (1, True), outcome
+
+
+def test_a_catalog_that_is_damaged_where_few_look_keeps_no_answer_back(box: Box) -> None:
+    """What the packs say of chunks that were stored again does as well."""
+    _, saves, _ = two_steps(box)
+    catalog = box.store / CATALOG
+    alike = [bytes(8) + number.to_bytes(ID_BYTES - 8) for number in range(1000)]
+    with sqlite3.connect(catalog) as db:
+        db.executemany("INSERT INTO reference VALUES (?, 99, ?)", [(one, one) for one in alike])
+    db.close()
+    data = bytearray(catalog.read_bytes())
+    size = int.from_bytes(data[16:18])
+    pages = [data.index(one) // size * size for one in alike[300:700]]
+    data[next(page for page in pages if data[page] == LEAF)] = 0xFF
+    catalog.write_bytes(data)
+    name, base = data_id(saves[1]), data_id(saves[0])
+    with open_store(str(box.store)) as store:
+        places = store.reader.places([name])
+        assert store.reader.unchained(places, lambda _, __: False) == {name: base}
+
+
+def test_what_a_prune_moves_is_not_missed_by_who_reads_without_a_catalog(box: Box) -> None:
+    """Nobody tells it where what chunks build on lies by now."""
+    file, garbage = box.source / "last.bin", box.source / "garbage.bin"
+    saves = training(size=400 * KIB)
+    file.write_bytes(next(saves))
+    garbage.write_bytes(os.urandom(SIZE))
+    first = box.take().id
+    file.write_bytes(next(saves))
+    garbage.unlink()
+    box.take()
+    assert depths(box, file) == [1]
+    assert box.ciuic("forget", first).code == 0
+    catalog, aside = box.store / CATALOG, box.directory / "aside"
+    with open_store(str(box.store), write=True) as writer, open_store(str(box.store)) as store:
+        catalog.rename(aside)
+        assert verify_all(store, checksum=False, clock=box.clock).ok
+        aside.rename(catalog)
+        plan = plan_prune(writer, trash_s=0, now_ns=box.clock.now_ns())
+        assert apply_prune(writer, plan, clock=box.clock).rewritten.packs == 1
+        assert verify_all(store, checksum=False, clock=box.clock).ok
 
 
 def test_prune_keeps_a_difference_whose_chain_is_whole_beside_one_whose_is_not(box: Box) -> None:

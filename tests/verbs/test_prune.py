@@ -29,6 +29,7 @@ from ciuic.store.mark import Marks
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.packfile import PackFile
 from ciuic.verbs.prune import PruneReport, apply_prune, foresee_prune, plan_prune
+from ciuic.verbs.verify import verify_all
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.filesystems import disk
@@ -624,6 +625,20 @@ def test_a_reader_that_looked_before_reads_on_after(worn):
             for path, content in contents.items():
                 entry = entries[os.fsencode(path)]
                 assert b"".join(read_entry(store, entry)) == content
+
+
+def test_a_reader_that_asked_the_packs_misses_nothing_that_moved_or_came_since(worn):
+    first, second, _ = names_of(worn)
+    with open_store(str(worn.store)) as store:
+        store.reader.places([b"x" * ID_BYTES])  # in no pack: it asks all of them
+        later = worn.source / "later"
+        later.write_bytes(os.urandom(KIB))
+        worn.take()
+        forget(worn, first, second)
+        assert prune(worn).rewritten.packs >= 2
+        assert verify_all(store, checksum=False, clock=worn.clock).ok
+        content = b"".join(read_entry(store, worn.entries()[os.fsencode(later)]))
+        assert content == later.read_bytes()
 
 
 def read_entry(store: Any, entry: Any) -> Iterator[bytes]:

@@ -12,8 +12,10 @@ from ciuic.model import VerifyReport
 from ciuic.store import open_store
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
+from tests.kit.program import ciuic
 
 MIB = 1024 * 1024
+HOUR_NS = 3600 * 10**9
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -189,3 +191,29 @@ def test_a_store_of_nobody_elses_business_is_not_changed_by_verifying(two: Box) 
     before = {path: path.read_bytes() for path in two.store.rglob("*") if path.is_file()}
     assert two.verify().ok
     assert {path: path.read_bytes() for path in two.store.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("command", ["verify", "scrub"])
+def test_a_store_that_fails_is_no_damage_of_the_chunk_that_is_looked_for(
+    box: Box, command: str
+) -> None:
+    """Another pack might have it, and can't be opened."""
+    data = os.urandom(MIB)
+    write(box.source / "model", data)
+    name = box.take().id
+    other = os.urandom(MIB)
+    write(box.source / "model", other)
+    box.take()
+    flip_content(box.store, data)
+    damaged, failing = pack_of(box.store, data), pack_of(box.store, other)
+    with open_store(str(box.store), write=True) as store:
+        for pack in set(store.pack_files()) - {bytes.fromhex(damaged.name)}:
+            store.index.put_check(pack, box.clock.now_ns() - HOUR_NS, 1, "")
+        store.index.commit()
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(failing), "-e", "trace=openat")
+    wrapper = ("strace", *options, "-e", "inject=openat:error=EIO")
+    arguments = {"verify": (name, "--checksum"), "scrub": ("--budget", "1KiB")}[command]
+    outcome = ciuic("--config", box.config, command, *arguments, wrapper=wrapper)
+    assert (outcome.code, failing.name in outcome.err) == (1, True), outcome
+    assert box.ciuic(command, *arguments).code == 4
