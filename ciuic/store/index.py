@@ -185,7 +185,8 @@ class Index:
         with self._lock, self._faults():
             found = self._db.execute("SELECT number FROM pack WHERE name = ?", (name,))
             for (number,) in found.fetchall():
-                rows = [row for row in _rows(number, frames) if row[0] in chunks]
+                alone, deltas = _places_of(number, frames)
+                rows = [row for row in (*alone, *deltas) if row[0] in chunks]
                 self._db.executemany(_REPLACE_CHUNK, sorted(rows))
 
     def move(
@@ -400,21 +401,14 @@ class Index:
 
     def _insert(self, number: int, statement: str, frames: Iterable[PackedFrame]) -> None:
         """Rows of a pack's chunks; the lock is held."""
-        listed = list(frames)
-        alone = [one for one in listed if not one.frame.is_delta]
-        deltas = [one for one in listed if one.frame.is_delta]
-        self._db.executemany(statement, sorted(_rows(number, alone)))
+        alone, deltas = _places_of(number, frames)
+        self._db.executemany(statement, sorted(alone))
         # A difference gives way to what stands alone, and to another one: a chunk is stored again
         # only where the chain of the first is broken.
-        self._db.executemany(statement, sorted(_rows(number, deltas)))
+        self._db.executemany(statement, sorted(deltas))
         self._db.executemany(
             "INSERT OR REPLACE INTO reference VALUES (?, ?, ?)",
-            [
-                (name, number, one.frame.reference)
-                for one in listed
-                if one.frame.is_delta
-                for name, _ in one.frame.chunks
-            ],
+            [(row[0], number, base) for row, base in deltas.items()],
         )
 
     def _check(self, row: tuple[Any, ...]) -> tuple[int, int, str]:
@@ -486,9 +480,29 @@ def _translated(error: sqlite3.OperationalError, path: str) -> StoreError:
     return IndexDamagedError(f"the catalog {path} is damaged: {error}")
 
 
-def _rows(
-    number: int, frames: Iterable[PackedFrame]
-) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
+_Row = tuple[bytes, int, int, int, int, int, int]
+
+
+def _places_of(number: int, frames: Iterable[PackedFrame]) -> tuple[list[_Row], dict[_Row, bytes]]:
+    """Rows of the chunks in a pack that stand alone; of the others, with what they build on.
+
+    Of a chunk that is in it in several ways one counts, so that its row and its reference speak of
+    the same: one that stands alone, or else the last.
+    """
+    listed = list(frames)
+    alone = list(_rows(number, [one for one in listed if not one.frame.is_delta]))
+    deltas = {
+        row[0]: (row, one.frame.reference)
+        for one in listed
+        if one.frame.is_delta
+        for row in _rows(number, [one])
+    }
+    for row in alone if deltas else ():
+        deltas.pop(row[0], None)
+    return alone, dict(deltas.values())
+
+
+def _rows(number: int, frames: Iterable[PackedFrame]) -> Iterator[_Row]:
     for packed in frames:
         frame, offset = packed.frame, packed.offset_bytes
         total, kind = frame.total_bytes, frame.kind

@@ -2,8 +2,9 @@
 
 A pack is never changed. Of a worn one the needed frames are copied into a new pack as they are,
 without decoding; of a frame that is itself mostly garbage, the needed chunks are encoded again
-with others of the kind. Order of durable writes, portion by portion (docs/format.md, "Order of
-removal"):
+with others of the kind. A chunk of which several copies would move, each a difference from
+something else, is written once, standing alone, and makes up for all of them. Order of durable
+writes, portion by portion (docs/format.md, "Order of removal"):
 
     1. a new pack is synced and gets its name, and the directory of packs is synced;
     2. one transaction of the catalog: the chunks lie in the new pack, the emptied packs are gone;
@@ -202,6 +203,9 @@ class Rewriter:
         self._reader = reader
         self._marks = marks
         self._keepers = census.keepers
+        self._copies = census.several
+        self._several: set[bytes] = set()
+        self._settled: set[bytes] = set()
         self._room_bytes = room_bytes
         self._parity = parity
         self._dry = dry
@@ -234,6 +238,10 @@ class Rewriter:
         if not uses:
             return
         self._measure_room()
+        worn = {use.pack for use in uses}
+        self._several = {
+            name for name, packs in self._copies.items() if sum([one in worn for one in packs]) > 1
+        }
         try:
             try:
                 for number, use in enumerate(uses):
@@ -286,12 +294,13 @@ class Rewriter:
     def _take(self, pack: bytes, fd: int, one: PackedFrame) -> bool:
         """Copy what is needed of a frame; returns whether all of it could be had."""
         frame = one.frame
-        kept = kept_chunks(pack, frame, self._marks, self._keepers)
+        kept = self._kept(pack, frame)
         if not any(kept):
             return True
         # Whose reference serves nothing else stands alone from now on: that takes a little more,
         # and the next prune gives back the reference.
         is_freed = frame.is_delta and self._marks.has_one_use(frame.reference)
+        is_freed |= any(one and name in self._several for (name, _), one in _paired(frame, kept))
         as_it_is = not is_freed and (frame.is_delta or not is_worn(frame, kept))
         try:
             if is_freed:
@@ -317,12 +326,24 @@ class Rewriter:
         """The kept chunks of a frame, from wherever they can be had."""
         return [
             (name, bytes(self._reader.chunk(name, kind=frame.kind)))
-            for (name, _), is_kept in zip(frame.chunks, kept, strict=True)
+            for (name, _), is_kept in _paired(frame, kept)
             if is_kept
         ]
 
+    def _kept(self, pack: bytes, frame: Frame) -> list[bool]:
+        """As ``kept_chunks``, without those that stand alone in a new pack by now."""
+        kept = kept_chunks(pack, frame, self._marks, self._keepers)
+        settled = [one and name in self._settled for (name, _), one in _paired(frame, kept)]
+        if not any(settled):
+            return kept
+        for sources in self._waiting.values():
+            sources.add(pack)  # which stays until that new pack is durable
+        return [one and not other for one, other in zip(kept, settled, strict=True)]
+
     def _group(self, pack: bytes, kind: int, name: bytes, plain: bytes) -> None:
         """Add a chunk to those that will share a frame, unless it is to have its own."""
+        if name in self._several:
+            self._settled.add(name)
         if kind == DATA and len(plain) >= ALONE_BYTES:
             self._add({pack}, *encode_frame(kind, [(name, plain)]))
             return
@@ -392,3 +413,8 @@ class Rewriter:
     def _chunks_of(self, pack: bytes) -> list[bytes]:
         frames = read_frames(self._store_path, pack)
         return [name for one in frames for name, _ in one.frame.chunks]
+
+
+def _paired(frame: Frame, kept: list[bool]) -> Iterable[tuple[tuple[bytes, int], bool]]:
+    """The chunks of a frame, and which of them are kept."""
+    return zip(frame.chunks, kept, strict=True)

@@ -74,11 +74,14 @@ class Census(NamedTuple):
         uses: Packs whose content is known, in the order of their IDs.
         unreadable: Packs whose footer is damaged, and their sizes.
         keepers: For chunks that lie in several packs, the one that keeps them.
+        several: For chunks of which more than one copy stays, since none makes up for the others,
+            the pack of each of these.
     """
 
     uses: tuple[PackUse, ...]
     unreadable: dict[bytes, int]
     keepers: dict[bytes, bytes]
+    several: dict[bytes, list[bytes]]
 
 
 def take_census(
@@ -116,13 +119,16 @@ def take_census(
                     repeated.add(chunk)
         uses.append(_use(name, size, frames, marks, {}))
     keepers: dict[bytes, bytes] = {}
+    several: dict[bytes, list[bytes]] = {}
     if repeated:
-        keepers = _choose_keepers(store_path, reader, uses, repeated, lambda: check(len(packs)))
+        keepers, several = _choose_keepers(
+            store_path, reader, uses, repeated, lambda: check(len(packs))
+        )
         for at, use in enumerate(uses):
             check(len(packs))
             frames = read_frames(store_path, use.pack)
             uses[at] = _use(use.pack, use.size_bytes, frames, marks, keepers)
-    return Census(tuple(uses), unreadable, keepers)
+    return Census(tuple(uses), unreadable, keepers, several)
 
 
 def _follow_references(
@@ -266,8 +272,8 @@ def _choose_keepers(
     uses: list[PackUse],
     repeated: set[bytes],
     check: Callable[[], None],
-) -> dict[bytes, bytes]:
-    """For each chunk the pack with the least garbage whose copy is sound.
+) -> tuple[dict[bytes, bytes], dict[bytes, list[bytes]]]:
+    """For each chunk the pack with the least garbage whose copy is sound; see ``Census``.
 
     A chunk of which no copy is sound has no keeper: all of them stay, for a repair.
     """
@@ -282,13 +288,17 @@ def _choose_keepers(
             for name in {name for name, _ in one.frame.chunks} & repeated:
                 places.setdefault(name, []).append((use.pack, one))
     keepers: dict[bytes, bytes] = {}
+    several: dict[bytes, list[bytes]] = {}
     for name, found in places.items():
         if len({pack for pack, _ in found}) > 1:
             check()
             keeper = next((pack for pack, one in _enough(found) if is_sound(pack, one)), None)
             if keeper is not None:
                 keepers[name] = keeper
-    return keepers
+        copies = [pack for pack, _ in found if keepers.get(name, pack) == pack]
+        if len(copies) > 1:
+            several[name] = copies
+    return keepers, several
 
 
 def _enough(found: list[tuple[bytes, PackedFrame]]) -> list[tuple[bytes, PackedFrame]]:

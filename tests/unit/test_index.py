@@ -1,5 +1,6 @@
 """The catalog database: a cache that says where chunks lie, and when it can't be believed."""
 
+import itertools
 import os
 import sqlite3
 
@@ -8,6 +9,7 @@ import pytest
 from ciuic.errors import BusyError, StoreError
 from ciuic.hashing import data_id
 from ciuic.store import frame, pack
+from ciuic.store.frame import NO_REFERENCE
 from ciuic.store.index import ChunkPlace, Emptied, Index, IndexDamagedError
 
 
@@ -345,3 +347,32 @@ def test_of_two_places_the_one_that_stands_alone_is_given(index, order):
     for number in order:
         index.add_pack(name_of(number), 9, [packs[number]])
     assert index.places([data_id(b"one")])[data_id(b"one")].pack == name_of(1)
+
+
+WAYS = [one for count in (2, 3) for one in itertools.permutations(("", "two", "three"), count)]
+
+
+@pytest.mark.parametrize("ways", WAYS, ids="-".join)
+def test_of_a_chunk_that_a_pack_holds_in_several_ways_one_is_given_with_its_reference(index, ways):
+    """And not the place of one with the reference of another."""
+    (alone,) = frames_of([b"one"])
+    name = data_id(b"one")
+    packed = [
+        alone._replace(
+            offset_bytes=1000 * (at + 1),
+            frame=alone.frame._replace(reference=data_id(way.encode()) if way else NO_REFERENCE),
+        )
+        for at, way in enumerate(ways)
+    ]
+
+    def given():
+        place = index.places([name])[name]
+        return place.reference, ways[place.offset_bytes // 1000 - 1]
+
+    expected = b"" if "" in ways else data_id(ways[-1].encode())
+    index.add_pack(name_of(1), 9, packed)
+    assert given() == (expected, "" if "" in ways else ways[-1])
+    index.point(name_of(1), packed, {name})
+    assert given() == (expected, "" if "" in ways else ways[-1])
+    index.move(name_of(2), 9, packed, [Emptied(name_of(1), [name])])
+    assert given() == (expected, "" if "" in ways else ways[-1])

@@ -648,6 +648,30 @@ def test_of_a_chunk_that_is_nowhere_alone_each_way_to_it_stays(box: Box, is_alik
     assert box.read(file) == saves[1]
 
 
+def test_of_two_differences_whose_packs_are_worn_prune_writes_one_chunk_that_stands_alone(
+    box: Box,
+) -> None:
+    """Both in one pack would be of no use, and which of them counts a matter of chance."""
+    file, saves, _ = two_steps(box)
+    pack_of(box.store, saves[1]).unlink()
+    third = list(itertools.islice(training(size=400 * KIB), 3))[2]
+    put_frames(box, [as_difference(saves[1], saves[0]), alone(os.urandom(SIZE))])
+    put_frames(box, [alone(third), as_difference(saves[1], third), alone(os.urandom(SIZE))])
+    foreseen = box.ciuic("prune", "--trash", "0", "--dry-run", "--json").document
+    done = box.ciuic("prune", "--trash", "0", "--json").document
+    assert done["freed_bytes"] == foreseen["freed_bytes"] > 2 * SIZE
+    found = [
+        frame
+        for pack in packs(box.store)
+        for _, frame, _ in pack_frames(str(box.store), bytes.fromhex(pack.name))
+        if data_id(saves[1]) in dict(frame.chunks)
+    ]
+    assert [one.is_delta for one in found] == [False]
+    assert box.ciuic("prune", "--trash", "0", "--json").document["freed_bytes"] > 0
+    assert box.read(file) == saves[1]
+    assert box.verify().ok
+
+
 def test_a_difference_that_decodes_to_something_else_is_no_copy(box: Box) -> None:
     """Its checksums are right: whoever wrote it was mistaken."""
     file, saves, _ = two_steps(box)
