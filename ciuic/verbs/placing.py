@@ -173,12 +173,14 @@ class Placer:
         own = os.stat(store.path)
         self._store_inode = (own.st_dev, own.st_ino)
         self._handles_max = raise_open_files_limit() // 4
+        self._entered = 0
         self._closed: list[_Level] = []
         self._links: list[_Link] = []
         self._new_inodes: dict[tuple[int, int], bytes] = {}
         self._first_names: dict[tuple[int, int], _First] = {}
         self._file_systems: dict[int, DirectoryHandle] = {}
         self._above: DirectoryHandle | None = None
+        self._top: DirectoryHandle | None = None
 
     def __enter__(self) -> "Placer":
         return self
@@ -195,14 +197,8 @@ class Placer:
         finally:
             self._filler.close()
             # Descriptors of the target are given up now: its file system may be unmounted next.
-            self._closed, self._links, self._above = [], [], None
+            self._closed, self._links, self._above, self._top = [], [], None, None
             self._first_names, self._file_systems, self._times = {}, {}, {}
-
-    def keep_time(self, directory: DirectoryHandle) -> None:
-        """What is placed into a directory that was restored before does not move its time."""
-        if not self._dry_run:
-            mtime_ns = os.fstat(directory.fd).st_mtime_ns
-            self._times.setdefault(directory.path, (directory, mtime_ns))
 
     def place(
         self,
@@ -212,14 +208,28 @@ class Placer:
         path: bytes,
         *,
         above: DirectoryHandle | None = None,
+        keeps_time: bool = False,
     ) -> None:
-        """Place one entry, and all below it, under ``name`` in ``directory``.
+        """Place one entry, and all below it.
 
-        In a dry run that may not be there: it would be made below the directory ``above``.
+        Args:
+            directory: Takes it. In a dry run that may not be there.
+            name: Under which it is placed.
+            entry: As the snapshot has it.
+            path: Likewise, for messages.
+            above: A directory that is open for longer than this one, which lies below it, or in a
+                dry run would be made there.
+            keeps_time: The directory was restored before, and its time is right.
         """
         levels: list[_Level] = []
-        self._above = directory or above
+        self._above, self._top = directory or above, above or directory
+        self._entered += 1
+        if self._entered > self._handles_max:
+            self._barrier()
         if directory is not None:
+            if keeps_time and not self._dry_run:
+                mtime_ns = os.fstat(directory.fd).st_mtime_ns
+                self._times.setdefault(directory.path, (directory, mtime_ns))
             self._file_systems.setdefault(os.fstat(directory.fd).st_dev, directory)
             self._remove_leftovers(directory, directory.names())
         self._place_one(_Place(directory, name, path, is_there=True), entry, levels)
@@ -343,7 +353,7 @@ class Placer:
         key = (job.entry.link_dev, job.entry.ino)
         first = self._first_names.get(key)
         if first is None:
-            top = self._above or job.directory
+            top = self._top or job.directory
             self._first_names[key] = _First(top, job.directory.path, job.name, job.entry, job.path)
             return False
         if not _is_same_file(first.entry, job.entry):
@@ -440,6 +450,9 @@ class Placer:
         closed, self._closed = self._closed, []
         for level in closed:
             self._finish_directory(level)
+        times, self._times, self._entered = self._times, {}, 0
+        for handle, mtime_ns in times.values():
+            os.utime(handle.fd, ns=(mtime_ns, mtime_ns))
         self._ledger.progress(self._progress, b"")
 
     def _finish_directory(self, level: _Level) -> None:
@@ -463,8 +476,6 @@ class Placer:
 
     def _finish(self) -> None:
         self._barrier()
-        for handle, mtime_ns in self._times.values():
-            os.utime(handle.fd, ns=(mtime_ns, mtime_ns))
         self._sync()
 
     def _place_link(self, link: _Link) -> None:

@@ -323,6 +323,7 @@ class _Run:
     ) -> list[_Wanted]:
         """Place what a snapshot has of these paths; returns those that were tried."""
         tried = []
+        parent: DirectoryHandle | None = None
         with self._placer(
             manifest, delete=False, sets_flux_aside=False, protected=Exclusions(())
         ) as placer:
@@ -338,22 +339,38 @@ class _Run:
                     continue
                 tried.append(one)
                 outer = next(target for target in targets if _is_inside(one.path, target.path))
-                self._place_inside(placer, outer, one.path, entry)
+                if parent is None or parent.path != outer.parent:
+                    with target_faults(outer.place), _path_errors(outer):
+                        parent = self._open_parent(outer.parent)
+                self._place_inside(placer, parent, outer, one.path, entry)
         return tried
 
-    def _place_inside(self, placer: Placer, outer: _Target, path: bytes, entry: Entry) -> None:
-        """Place a path below a target that has just been restored, following no symlink."""
+    def _place_inside(
+        self,
+        placer: Placer,
+        parent: DirectoryHandle | None,
+        outer: _Target,
+        path: bytes,
+        entry: Entry,
+    ) -> None:
+        """Place a path below a target that has just been restored, following no symlink.
+
+        Args:
+            placer: Of the snapshot that has it.
+            parent: The directory that the target was restored into; None in a dry run without it.
+            outer: The target.
+            path: Of the entry in the snapshot.
+            entry: As the snapshot has it.
+        """
         inside = path[len(outer.path) :].lstrip(b"/")
         place = os.path.join(outer.place, inside) if inside else outer.place
         target = _Target(path, entry, *os.path.split(place))
         with target_faults(target.place), _path_errors(target):
-            handle = self._open_parent(outer.parent)
+            handle = parent
             below = target.parent[len(outer.parent) :].strip(b"/")
             for name in below.split(b"/") if below else []:
                 handle = handle.child(name) if handle is not None else None
-            if handle is not None and below:
-                placer.keep_time(handle)
-            placer.place(handle, target.name, target.entry, target.path)
+            placer.place(handle, target.name, entry, path, above=parent, keeps_time=bool(below))
 
     def _open_parent(self, path: bytes) -> DirectoryHandle | None:
         """The directory that a target goes into, made if need be; None in a dry run without it."""

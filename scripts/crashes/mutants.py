@@ -124,8 +124,8 @@ MUTANTS: Final = (
     Mutant(
         "a restore is reported before its names are synced",
         "ciuic/verbs/placing.py",
-        ("            os.utime(handle.fd, ns=(mtime_ns, mtime_ns))\n        self._sync()\n"),
-        "            os.utime(handle.fd, ns=(mtime_ns, mtime_ns))\n",
+        ("        self._barrier()\n        self._sync()\n"),
+        "        self._barrier()\n",
         _story("restore into a new place"),
     ),
     Mutant(

@@ -1440,29 +1440,14 @@ def test_a_closed_store_lets_its_disk_be_unmounted(tmp_path: Path) -> None:
         assert [one for one in opened if one.startswith(str(mounted))] == []
 
 
-def test_a_restore_needs_no_more_descriptors_than_a_usual_limit_allows(
-    box: Box, tmp_path: Path
-) -> None:
-    for number in range(400):
-        write(box.source / f"d{number}" / "file", b"%d" % number)
-    box.take()
+def with_few_descriptors(box: Box, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that may open 256 files at a time."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
-    done = subprocess.run(
-        [
-            *CIUIC,
-            "--config",
-            box.config,
-            "restore",
-            "-s",
-            "latest",
-            "-p",
-            box.source,
-            "-d",
-            tmp_path / "out",
-        ],
+    return subprocess.run(
+        [*CIUIC, "--config", box.config, *arguments],
         env=environment(),
         cwd="/",
         capture_output=True,
@@ -1470,8 +1455,37 @@ def test_a_restore_needs_no_more_descriptors_than_a_usual_limit_allows(
         check=False,
         preexec_fn=limit,
     )
+
+
+def test_a_restore_needs_no_more_descriptors_than_a_usual_limit_allows(
+    box: Box, tmp_path: Path
+) -> None:
+    for number in range(400):
+        write(box.source / f"d{number}" / "file", b"%d" % number)
+    box.take()
+    out = tmp_path / "out"
+    done = with_few_descriptors(box, "restore", "-s", "latest", "-p", box.source, "-d", out)
     assert done.returncode == 0, done.stderr[-1000:]
-    assert_equal(box.source, tmp_path / "out" / "source")
+    assert_equal(box.source, out / "source")
+
+
+@pytest.mark.parametrize("place", ["d{}/file", "d/file{}"], ids=["directories", "files"])
+def test_a_fallback_needs_no_more_descriptors_either(box: Box, tmp_path: Path, place: str) -> None:
+    """However many paths it takes from an older snapshot, one by one; and no time is moved."""
+    files = [box.source / place.format(number) for number in range(400)]
+    for version in (b"older", b"newer"):
+        for number, file in enumerate(files):
+            write(file, version + b"%d" % number)
+        box.take()
+    pack_of(box.store, b"newer0").unlink()
+    out = tmp_path / "out"
+    arguments = ("-s", "latest", "-p", box.source, "-d", out, "--fallback", "--no-hot")
+    done = with_few_descriptors(box, "restore", *arguments)
+    assert done.returncode == 4, done.stderr[-1000:]
+    for number, file in enumerate(files):
+        restored = out / "source" / file.relative_to(box.source)
+        assert restored.read_bytes() == b"older%d" % number
+        assert restored.parent.stat().st_mtime_ns == file.parent.stat().st_mtime_ns
 
 
 def test_the_request_of_a_library_user_is_checked(taken: Box) -> None:
