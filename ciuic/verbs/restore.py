@@ -369,8 +369,17 @@ class _Run:
             handle = parent
             below = target.parent[len(outer.parent) :].strip(b"/")
             for name in below.split(b"/") if below else []:
-                handle = handle.child(name) if handle is not None else None
+                handle = self._child(handle, name)
             placer.place(handle, target.name, entry, path, above=parent, keeps_time=bool(below))
+
+    def _child(self, directory: DirectoryHandle | None, name: bytes) -> DirectoryHandle | None:
+        """A directory below the target; None in a dry run without it."""
+        try:
+            return None if directory is None else directory.child(name)
+        except (FileNotFoundError, NotADirectoryError):
+            if self._request.dry_run:
+                return None
+            raise
 
     def _open_parent(self, path: bytes) -> DirectoryHandle | None:
         """The directory that a target goes into, made if need be; None in a dry run without it."""

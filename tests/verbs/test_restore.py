@@ -1304,6 +1304,20 @@ def test_fallback_foretells_what_it_does_with_files_in_flux(box: Box) -> None:
     assert [one.what for one in foretold.notes] == [one.what for one in done.notes]
 
 
+def test_fallback_into_a_new_place_is_foretold(box: Box, tmp_path: Path) -> None:
+    model = write(box.source / "sub" / "model", os.urandom(MIB))
+    box.take()
+    write(model, os.urandom(MIB))
+    take_in_flux(box, model)
+    out = tmp_path / "out"
+    out.mkdir()
+    foretold = box.restore(to=out, dry_run=True, fallback=True)
+    assert list(out.iterdir()) == []
+    done = box.restore(to=out, fallback=True)
+    assert (foretold.written_files, foretold.written_bytes) == (done.written_files, MIB)
+    assert foretold.notes == done.notes
+
+
 # Disks that can't be read
 
 
