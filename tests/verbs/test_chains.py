@@ -15,9 +15,9 @@ import pytest
 from ciuic import codec
 from ciuic.catalog import find_snapshot
 from ciuic.codec import delta
-from ciuic.errors import CorruptionError
+from ciuic.errors import CorruptionError, StoreFullError
 from ciuic.hashing import ID_BYTES, checksum, data_id
-from ciuic.store import open_store
+from ciuic.store import open_store, rewrite
 from ciuic.store.frame import (
     CHAIN_MAX,
     DATA,
@@ -32,6 +32,8 @@ from ciuic.store.inspect import pack_frames
 from ciuic.store.layout import CATALOG, PACKS, pack_name
 from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
+from ciuic.store.sweep import pack_path, read_frames, read_payload
+from ciuic.store.writer import publish_pack
 from ciuic.verbs.earlier import EarlierDirectory
 from ciuic.verbs.gather import _DEPTH_MAX
 from ciuic.verbs.prune import apply_prune, plan_prune
@@ -410,13 +412,13 @@ def test_what_is_stored_again_as_a_difference_from_something_else_is_whole(box: 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_a_store_that_fails_while_a_chain_is_tried_is_no_damage(box: Box) -> None:
-    """The place that can be read is opened once for its footer, and not a second time."""
+    """The place that can be read is opened once for its footer, and then for the chunk."""
     _, saves, _ = stored_again(box)
     again = pack_of(box.store, saves[1])
     name_first_place(box, first_place(box, saves[1]))
     assert box.ciuic("scrub").code == 4
     options = ("-f", "-qq", "-o", "/dev/null", "-P", str(again), "-e", "trace=openat")
-    wrapper = ("strace", *options, "-e", "inject=openat:error=EIO:when=2+")
+    wrapper = ("strace", *options, "-e", "inject=openat:error=EIO:when=2")
     outcome = ciuic("--config", box.config, "verify", "--all", wrapper=wrapper)
     assert (outcome.code, again.name in outcome.err) == (1, True), outcome
 
@@ -441,7 +443,7 @@ def test_a_catalog_that_is_damaged_where_few_look_keeps_no_answer_back(box: Box)
 
 
 def test_what_a_prune_moves_is_not_missed_by_who_reads_without_a_catalog(box: Box) -> None:
-    """Nobody tells it where what chunks build on lies by now."""
+    """Nobody tells it where what chunks build on lies by now, or what a snapshot adds."""
     file, garbage = box.source / "last.bin", box.source / "garbage.bin"
     saves = training(size=400 * KIB)
     file.write_bytes(next(saves))
@@ -453,13 +455,18 @@ def test_what_a_prune_moves_is_not_missed_by_who_reads_without_a_catalog(box: Bo
     assert depths(box, file) == [1]
     assert box.ciuic("forget", first).code == 0
     catalog, aside = box.store / CATALOG, box.directory / "aside"
-    with open_store(str(box.store), write=True) as writer, open_store(str(box.store)) as store:
-        catalog.rename(aside)
+    with open_store(str(box.store)) as store:
+        with open_store(str(box.store), write=True) as writer:
+            catalog.rename(aside)
+            assert verify_all(store, checksum=False, clock=box.clock).ok
+            aside.rename(catalog)
+            plan = plan_prune(writer, trash_s=0, now_ns=box.clock.now_ns())
+            assert apply_prune(writer, plan, clock=box.clock).rewritten.packs == 1
         assert verify_all(store, checksum=False, clock=box.clock).ok
-        aside.rename(catalog)
-        plan = plan_prune(writer, trash_s=0, now_ns=box.clock.now_ns())
-        assert apply_prune(writer, plan, clock=box.clock).rewritten.packs == 1
-        assert verify_all(store, checksum=False, clock=box.clock).ok
+        file.write_bytes(os.urandom(KIB))
+        box.take()
+        report = verify_all(store, checksum=False, clock=box.clock)
+        assert (report.ok, len(report.snapshots)) == (True, 2)
 
 
 def test_prune_keeps_a_difference_whose_chain_is_whole_beside_one_whose_is_not(box: Box) -> None:
@@ -670,6 +677,43 @@ def test_of_two_differences_whose_packs_are_worn_prune_writes_one_chunk_that_sta
     assert box.ciuic("prune", "--trash", "0", "--json").document["freed_bytes"] > 0
     assert box.read(file) == saves[1]
     assert box.verify().ok
+
+
+def test_a_difference_stays_until_what_makes_up_for_it_is_durable(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full before that has a name, and a pack of nodes has one already."""
+    file, saves, _ = two_steps(box)
+    tree = box.entries()[os.fsencode(box.source)].content
+    with open_store(str(box.store)) as store:
+        nodes = store.reader.places([tree])[tree].pack
+        fd = os.open(pack_path(store.path, nodes), os.O_RDONLY)
+        again = [(one.frame, read_payload(fd, one)) for one in read_frames(store.path, nodes)]
+        os.close(fd)
+    for pack in (pack_path(str(box.store), nodes), pack_of(box.store, saves[1])):
+        os.unlink(pack)
+    third = list(itertools.islice(training(size=400 * KIB), 3))[2]
+    put_frames(box, [*again, alone(os.urandom(SIZE))])
+    put_frames(box, [as_difference(saves[1], saves[0]), alone(os.urandom(SIZE))])
+    put_frames(box, [alone(third), as_difference(saves[1], third), alone(os.urandom(4 * SIZE))])
+    old = set(packs(box.store))
+    published = []
+
+    def once(store_path: str, sink: PackFile, name: bytes) -> None:
+        if published:
+            raise StoreFullError("no space left")
+        published.append(name)
+        publish_pack(store_path, sink, name)
+
+    monkeypatch.setattr(rewrite, "publish_pack", once)
+    with open_store(str(box.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=box.clock.now_ns())
+        assert len(plan.rewritten) == 3
+        with pytest.raises(StoreFullError):
+            apply_prune(store, plan, parity=0, clock=box.clock)
+    assert len(published) == 1
+    assert len(old - set(packs(box.store))) == 1, "that of the nodes"
+    assert box.read(file) == saves[1]
 
 
 def test_a_difference_that_decodes_to_something_else_is_no_copy(box: Box) -> None:
