@@ -7,7 +7,7 @@ thousand small files to print a list: a row counts as long as its file is as it 
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -31,12 +31,14 @@ __all__ = [
     "find_snapshot",
     "latest_snapshot",
     "list_snapshots",
+    "lost_manifest",
+    "lost_snapshots",
     "remember",
 ]
 
 LATEST: Final = "latest"
 LATEST_VALID: Final = "latest-valid"
-_GONE: Final = "its file is gone; 'ciuic repair --apply' puts it back from its copy"
+_Rows = Mapping[str, tuple[int, int, bytes]]
 _PREFIX: Final = re.compile(r"(?:cs-)?[0-9a-f]+")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SnapshotSummary)
@@ -44,16 +46,35 @@ _decoder = msgspec.msgpack.Decoder(SnapshotSummary)
 
 def list_snapshots(store: Store) -> list[SnapshotSummary]:
     """Every committed snapshot whose manifest can be read, newest first."""
-    return _survey(store)[0]
+    return _survey(store, _recorded(store))[0]
 
 
 def damaged_manifests(store: Store) -> dict[str, str]:
     """Snapshots whose manifest is damaged or gone, and what is wrong with it."""
-    damaged = _survey(store)[1]
+    recorded = _recorded(store)
+    damaged = _survey(store, recorded)[1]
     # What another process brings back meanwhile is gone only at the first look.
-    if _lost(store):
-        damaged.update(dict.fromkeys(_lost(store), _GONE))
+    if _lost(store, recorded):
+        for name in _lost(store, recorded):
+            damaged[name] = f"its file is gone; {_what_helps(store, name)}"
     return damaged
+
+
+def lost_snapshots(store: Store) -> list[str]:
+    """Snapshots that nobody has forgotten, and whose manifest is gone.
+
+    Copies of manifests tell of them, damaged ones that a repair has set aside, and the catalog.
+    What they need must stay: the file may be put back.
+    """
+    return _lost(store, _recorded(store))
+
+
+def lost_manifest(store: Store, snapshot_id: str) -> CorruptionError:
+    """That a manifest is gone, and what can be done about it."""
+    helps = _what_helps(store, snapshot_id)
+    return CorruptionError(
+        f"the manifest of {snapshot_id} is gone", hint=f"{helps[0].upper()}{helps[1:]}."
+    )
 
 
 def latest_snapshot(store: Store) -> SnapshotSummary | None:
@@ -140,12 +161,9 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
     if wanted in names:
         names = [wanted]
     if not names:
-        lost = [name for name in _lost(store) if name.startswith(wanted)]
+        lost = [name for name in lost_snapshots(store) if name.startswith(wanted)]
         if lost:
-            raise CorruptionError(
-                f"the manifest of {lost[0]} is gone",
-                hint="'ciuic repair --apply' puts it back from its copy.",
-            )
+            raise lost_manifest(store, lost[0])
         forgotten = [name for name in store.trashed_ids() if name.startswith(wanted)]
         if len(forgotten) == 1:
             raise SnapshotNotFoundError(
@@ -161,14 +179,29 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
     return store.manifest(names[0]).summary
 
 
-def _lost(store: Store) -> list[str]:
-    """Snapshots that nobody has forgotten, and of which only the copy of the manifest is left."""
-    alone = [name for name, is_retired in store.lone_copies().items() if not is_retired]
-    return sorted([name for name in alone if store.manifest_copy(name) is not None])
+def _lost(store: Store, recorded: _Rows) -> list[str]:
+    remembered = store.remembered_ids()
+    missed = store.unaccounted_for({*remembered, *recorded})
+    return sorted([one for one in missed if one in remembered or _is_of(recorded[one][2], one)])
 
 
-def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
-    recorded = _recorded(store)
+def _what_helps(store: Store, snapshot_id: str) -> str:
+    if store.manifest_copy(snapshot_id) is not None:
+        return "'ciuic repair --apply' puts it back from its copy"
+    return (
+        f"put snapshots/{snapshot_id}.json back from a copy of the store, or give the snapshot up"
+        f" with 'ciuic forget {snapshot_id}'"
+    )
+
+
+def _is_of(row: bytes, snapshot_id: str) -> bool:
+    """A row of the catalog is a snapshot's: one that has rotten must not invent another."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return _decoder.decode(row).id == snapshot_id
+    return False
+
+
+def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[str, str]]:
     found, fresh, damaged = [], [], {}
     listed = store.snapshot_files()
     for name, status in listed.items():
@@ -190,7 +223,8 @@ def _survey(store: Store) -> tuple[list[SnapshotSummary], dict[str, str]]:
         with contextlib.suppress(StoreFullError):  # what is listed can still be forgotten
             for summary, status in fresh:
                 _put(store, summary, status)
-            store.index.drop_snapshots(recorded.keys() - listed.keys())
+            gone = {name: row for name, row in recorded.items() if name not in listed}
+            store.index.drop_snapshots(gone.keys() - _lost(store, gone) if gone else ())
     found.sort(key=lambda one: (one.taken_ns, one.id), reverse=True)
     return found, damaged
 

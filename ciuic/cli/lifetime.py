@@ -57,7 +57,8 @@ def forget(
 
     A forgotten snapshot is not listed any more. It lies in the trash and can be brought back until
     'ciuic prune' takes its data. What is pinned is never forgotten, nor the newest snapshot, nor
-    the newest that is whole.
+    the newest that is whole. A snapshot whose manifest is lost keeps 'ciuic prune' from its work;
+    named by its whole ID it is given up, for good.
     """
     if sum(map(bool, (snapshot_ids, policy, undo))) > 1 or (undo and (dry_run or prune)):
         raise UsageError(
@@ -103,10 +104,11 @@ def forget(
                     parity=parity,
                     dry_run=dry_run,
                     leaving=leaving,
+                    given_up=plan.given_up,
                 )
             except CiuicError as error:
-                if plan.forgotten and not dry_run:
-                    count = _snapshots(plan.forgotten)
+                if (plan.forgotten or plan.given_up) and not dry_run:
+                    count = _snapshots((*plan.forgotten, *plan.given_up))
                     error.message = f"forgot {count}, but the prune failed: {error.message}"
                     error.hint = f"{error.hint} 'ciuic prune' does the rest.".lstrip()
                     error.done = forgotten
@@ -127,6 +129,11 @@ def _tell(plan: Any, until_s: float | None, *, dry_run: bool, by_rule: bool) -> 
     """What a plan does; ``until_s`` is how long it can be undone, None if it can't."""
     if dry_run or by_rule:
         _print_plan(plan)
+    for name in plan.given_up:
+        what = "would give up" if dry_run else "gave up"
+        click.echo(f"{what} {name}, whose manifest is lost: it can't be brought back", err=True)
+    if plan.given_up and not plan.forgotten:
+        return
     count = _snapshots(plan.forgotten)
     if dry_run:
         click.echo(f"would forget {count} and keep {len(plan.kept)}", err=True)

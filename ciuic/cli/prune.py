@@ -60,8 +60,9 @@ def run_prune(
     parity: float,
     dry_run: bool,
     leaving: Collection[str] = (),
+    given_up: Collection[str] = (),
 ) -> Any:
-    """Prune an open store; ``leaving`` are snapshots that count as forgotten just now."""
+    """Prune an open store; ``leaving`` and ``given_up`` are snapshots that count as that now."""
     from dataclasses import replace
 
     from ciuic.clock import SystemClock
@@ -75,6 +76,7 @@ def run_prune(
             trash_s=trash_s,
             now_ns=clock.now_ns(),
             leaving=leaving,
+            given_up=given_up,
             cancelled=cancelled,
             progress=shown.stage,
         )

@@ -82,8 +82,7 @@ def _tell(report: Any) -> None:
     if plan.origins:
         click.echo(f"{len(plan.origins):,} chunks {would}stored again from files that have them")
     for bad in plan.manifests:
-        remedy = "put back from its copy" if bad.has_copy else "set aside, as it has no copy"
-        click.echo(f"{printable(bad.what)}: {would}{remedy}")
+        _tell_manifest(bad, would)
     if plan.retired:
         click.echo(f"{printable(plan.retired)}: {would}set aside")
     if plan.stale_catalog:
@@ -110,6 +109,15 @@ def _tell(report: Any) -> None:
             " mends the rest",
             err=True,
         )
+
+
+def _tell_manifest(bad: Any, would: str) -> None:
+    if bad.has_remedy:
+        remedy = "put back from its copy" if bad.has_copy else "set aside, as it has no copy"
+        click.echo(f"{printable(bad.what)}: {would}{remedy}")
+    else:
+        click.echo(f"{printable(bad.what)}, and there is no copy of it")
+        click.echo(f"  {printable(bad.hint)}", err=True)
 
 
 def _tell_remaining(plan: Any) -> None:

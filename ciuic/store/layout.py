@@ -23,6 +23,7 @@ __all__ = [
     "pack_name",
     "parse_manifest_name",
     "parse_pack_name",
+    "parse_set_aside_name",
 ]
 
 HEADER: Final = "ciuic-store.json"
@@ -57,6 +58,13 @@ def parse_manifest_name(name: str) -> str | None:
     """The snapshot ID that a file in ``snapshots/`` is for; None for a stranger."""
     stem, extension = os.path.splitext(name)
     return stem if extension == ".json" and is_snapshot_id(stem) else None
+
+
+def parse_set_aside_name(name: str) -> str | None:
+    """The snapshot whose manifest a file in ``quarantine/`` was; None for anything else."""
+    stem, extension, number = name.partition(".json")
+    is_numbered = not number or number[1:].isdecimal()
+    return parse_manifest_name(stem + extension) if is_numbered else None
 
 
 def pack_name(pack_id: bytes) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from ciuic import durable
@@ -337,6 +337,9 @@ class Store:
     def new_snapshot_id(self) -> str:
         """An ID that no snapshot of this store has, or had as far as is known."""
         taken = {*self.snapshot_files(), *self._trash.ids(), *self._trash.retired()}
+        taken |= self.remembered_ids()
+        with contextlib.suppress(IndexDamagedError):
+            taken.update(self.index.snapshots())
         while True:
             name = f"cs-{os.urandom(_ID_DIGITS // 2).hex()}"
             if name not in taken:
@@ -405,14 +408,34 @@ class Store:
 
         The value says whether the snapshot is gone for good. If not, its manifest is lost.
         """
-        directory = os.path.join(self.path, layout.PARITY)
-        with store_faults("list", directory):
-            if not os.path.isdir(directory):
-                return {}
-            names = [layout.parse_manifest_name(name) for name in os.listdir(directory)]
+        names = self._names_in(layout.PARITY, layout.parse_manifest_name)
         there = {*self.snapshot_files(), *self._trash.ids()}
         retired = self._trash.retired()
-        return {name: name in retired for name in names if name is not None and name not in there}
+        return {name: name in retired for name in names if name not in there}
+
+    def remembered_ids(self) -> set[str]:
+        """Snapshots of whose manifests there are copies, or that a repair has set aside."""
+        found = self._names_in(layout.PARITY, layout.parse_manifest_name)
+        return found | self._names_in(layout.QUARANTINE, layout.parse_set_aside_name)
+
+    def unaccounted_for(self, snapshot_ids: Collection[str]) -> set[str]:
+        """Those that are neither listed, nor in the trash, nor gone for good.
+
+        Raises:
+            StoreError: The store can't be read.
+        """
+        # In the order in which they go from one to the next: none is missed on its way.
+        left = set(snapshot_ids).difference(self.snapshot_files())
+        left.difference_update(self._trash.ids())
+        return left - self._trash.retired()
+
+    def _names_in(self, place: str, parse: Callable[[str], str | None]) -> set[str]:
+        directory = os.path.join(self.path, place)
+        with store_faults("list", directory):
+            if not os.path.isdir(directory):
+                return set()
+            names = [parse(name) for name in os.listdir(directory)]
+        return {name for name in names if name is not None}
 
     def drop_copy(self, snapshot_id: str) -> None:
         """Remove the copy of a manifest."""
@@ -483,6 +506,24 @@ class Store:
         self._trash.retire(gone)
         self._remove_copies(gone)
         self._trash.remove(snapshot_ids)
+
+    def check_retired(self) -> None:
+        """Make sure that it is known which snapshots are gone for good.
+
+        Raises:
+            CorruptionError: The list of them is damaged.
+            UnknownFormatError: A later version wrote it.
+        """
+        self._trash.check_retired()
+
+    def give_up(self, snapshot_ids: Collection[str]) -> None:
+        """Let snapshots go for good whose manifests are lost: nothing they need is kept for them.
+
+        Raises:
+            StoreError: It can't be done; they are still missed.
+        """
+        self._trash.retire(snapshot_ids)
+        self._remove_copies(snapshot_ids)
 
     def _remove_copies(self, snapshot_ids: Collection[str]) -> None:
         """Durably, before the trash lets go: a copy without anything else means a lost manifest."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ciuic.catalog import find_snapshot, list_snapshots, remember
+from ciuic.catalog import find_snapshot, list_snapshots, lost_snapshots, remember
 from ciuic.clock import rfc3339
 from ciuic.errors import SnapshotNotFoundError, UsageError
 from ciuic.model import SnapshotSummary
@@ -30,16 +30,20 @@ class ForgetPlan:
     Attributes:
         kept: What stays, newest first, and why.
         forgotten: What goes, newest first, and why.
+        given_up: Snapshots that were named, and whose manifests are lost: nothing of them could be
+            brought back from the trash, and they go for good.
     """
 
     kept: tuple[tuple[SnapshotSummary, str], ...]
     forgotten: tuple[tuple[SnapshotSummary, str], ...]
+    given_up: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The document of ``ciuic forget --json``."""
         return {
             "kept": [_line(one, why) for one, why in self.kept],
             "forgotten": [_line(one, why) for one, why in self.forgotten],
+            "given_up": list(self.given_up),
         }
 
 
@@ -66,14 +70,21 @@ def plan_forget(store: Store, policy: Policy, now_ns: int) -> ForgetPlan:
 def plan_forget_by_id(store: Store, names: Sequence[str]) -> ForgetPlan:
     """Decide by name: IDs, prefixes of them, or times.
 
+    One whose manifest is lost, without a copy, is given up if its whole ID is named.
+
     Raises:
         UsageError: One of them is pinned, the newest, or the newest that is whole.
         SnapshotNotFoundError: There is none by that name, or more than one.
         CorruptionError: Its manifest is damaged.
     """
-    chosen = {found.id: found for found in (find_snapshot(store, name) for name in names)}
+    lost = [name for name in lost_snapshots(store) if store.manifest_copy(name) is None]
+    given_up = {name: None for name in names if name in lost}
+    chosen = {
+        found.id: found
+        for found in (find_snapshot(store, name) for name in names if name not in given_up)
+    }
     snapshots = list_snapshots(store)
-    if chosen.keys() >= {one.id for one in snapshots}:
+    if chosen and chosen.keys() >= {one.id for one in snapshots}:
         raise UsageError(
             "that would forget every snapshot", hint="A store without any brings nothing back."
         )
@@ -91,6 +102,7 @@ def plan_forget_by_id(store: Store, names: Sequence[str]) -> ForgetPlan:
         forgotten=tuple(
             [(one.snapshot, "named") for one in decisions if one.snapshot.id in chosen]
         ),
+        given_up=tuple(given_up),
     )
 
 
@@ -103,6 +115,8 @@ def apply_forget(store: Store, plan: ForgetPlan, now_ns: int) -> None:
     names = [one.id for one, _ in reversed(plan.forgotten)]
     for begin in range(0, len(names), _TOGETHER):
         store.forget(names[begin : begin + _TOGETHER], now_ns)
+    if plan.given_up:
+        store.give_up(plan.given_up)
 
 
 def bring_back(store: Store, name: str) -> SnapshotSummary:

@@ -74,7 +74,7 @@ def apply_repair(
     whole = [one for one in plan.packs if one.whole]
     broken = [one for one in plan.packs if not one.whole]
     steps: list[Callable[[], None]] = [
-        *[functools.partial(hands.mend_manifest, one) for one in plan.manifests],
+        *[functools.partial(hands.mend_manifest, one) for one in plan.manifests if one.has_remedy],
         *[hands.set_retired_aside for _ in range(bool(plan.retired))],
         *[functools.partial(hands.mend_pack, one.pack) for one in whole],
         functools.partial(hands.store_chunks, broken, plan.origins),
@@ -110,7 +110,10 @@ class _Hands:
         self._made: set[bytes] = set()
 
     def mend_manifest(self, bad: BadManifest) -> None:
-        """The copy of a manifest takes its place; without one it is only set aside."""
+        """The copy of a manifest takes its place; without one it is only set aside.
+
+        That it lies there keeps a prune from taking what its snapshot needs.
+        """
         name = layout.manifest_name(bad.id)
         place = layout.TRASH if bad.in_trash else layout.SNAPSHOTS
         path = os.path.join(self._store.path, place, name)

@@ -6,9 +6,10 @@ census     what each pack holds of that
 remove     packs that hold nothing of it
 rewrite    packs that hold little of it: the rest moves to new packs
 
-Nothing is guessed: a manifest or a tree that can't be read ends the run before anything is
-removed. Whatever ends it, at any moment, leaves a store in which every snapshot is whole, and
-the next run takes up what is left to do.
+Nothing is guessed: a manifest or a tree that can't be read, or a manifest that is gone though
+nobody forgot the snapshot, ends the run before anything is removed. Whatever ends it, at any
+moment, leaves a store in which every snapshot is whole, and the next run takes up what is left
+to do.
 """
 
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from ciuic.catalog import lost_manifest, lost_snapshots
 from ciuic.clock import Clock
 from ciuic.errors import CancelledError, CorruptionError, StoreFullError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
@@ -150,6 +152,7 @@ def plan_prune(
     trash_s: float,
     now_ns: int,
     leaving: Collection[str] = (),
+    given_up: Collection[str] = (),
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = lambda _what, _done, _total: None,
 ) -> PrunePlan:
@@ -160,16 +163,18 @@ def plan_prune(
         trash_s: How long a forgotten snapshot stays in the trash.
         now_ns: The time.
         leaving: Listed snapshots that are to be foreseen as if they were forgotten now.
+        given_up: Lost ones that are to be foreseen as if they were given up now.
         cancelled: Asked now and then.
         progress: Told how far it has come.
 
     Raises:
-        CorruptionError: A manifest or a tree can't be read.
+        CorruptionError: A manifest or a tree can't be read, or a manifest is lost.
         UnknownFormatError: A later version of ciuic wrote some of the store.
         CancelledError: ``cancelled`` turned true.
     """
     prepare_for_bulk()
     check = _checker(cancelled, "nothing was removed")
+    _refuse_lost(store, given_up)
     forgotten = _trash(store)
     # Without a trash the time says nothing: it may have been another one when they were forgotten.
     expired = {
@@ -333,6 +338,15 @@ def _remove(store: Store, dead: list[bytes], keepers: dict[bytes, bytes]) -> Non
         point_at_keepers(store.path, store.index, keepers)
 
 
+def _refuse_lost(store: Store, given_up: Collection[str]) -> None:
+    """What a snapshot needs is not known without its manifest, and it may be put back."""
+    lost = [name for name in lost_snapshots(store) if name not in given_up]
+    if lost:
+        store.check_retired()  # without that list those that went for good seem lost
+        error = lost_manifest(store, lost[0])
+        raise CorruptionError(f"{error.message}, so nothing was removed", hint=error.hint)
+
+
 def _trash(store: Store) -> list[tuple[_Roots, int]]:
     """What lies in the trash, and since when."""
     try:
@@ -344,9 +358,6 @@ def _trash(store: Store) -> list[tuple[_Roots, int]]:
 def _trees(store: Store, expired: set[str], trash: list[_Roots]) -> Iterator[tuple[str, bytes]]:
     """ID and root trees of every snapshot that is kept or can be brought back, oldest first."""
     found = [one for one in trash if one.id not in expired]
-    lost = sorted(name for name, is_gone in store.lone_copies().items() if not is_gone)
-    if lost:
-        raise _unreadable(CorruptionError("it is lost"), f"the manifest of {lost[0]}")
     for name in store.snapshot_files():
         if name in expired:
             continue
@@ -371,7 +382,7 @@ def _unreadable(
     if isinstance(error, UnknownFormatError):
         return UnknownFormatError(message)
     return CorruptionError(
-        message, hint="Run 'ciuic repair', or forget that snapshot, before the next prune."
+        message, hint="'ciuic repair' tells what can be done; nothing is removed until then."
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import list_snapshots, lost_manifest, lost_snapshots
 from ciuic.errors import (
     CancelledError,
     CorruptionError,
@@ -85,12 +85,21 @@ class BadManifest(NamedTuple):
         what: What is wrong.
         has_copy: It can.
         in_trash: The snapshot is forgotten, and lies in the trash.
+        is_gone: There is no file that could be set aside.
+        hint: What a person can do where a repair can't.
     """
 
     id: str
     what: str
     has_copy: bool
     in_trash: bool = False
+    is_gone: bool = False
+    hint: str = ""
+
+    @property
+    def has_remedy(self) -> bool:
+        """A repair does something about it."""
+        return self.has_copy or not self.is_gone
 
 
 class Remaining(NamedTuple):
@@ -129,7 +138,7 @@ class RepairPlan:
         packs: Damaged packs.
         origins: Chunks that no pack has, and the file that still has their bytes.
         lost: Chunks that snapshots need and nobody has.
-        manifests: Damaged or lost ones. One without a copy is set aside.
+        manifests: Damaged or lost ones. One without a copy is set aside, and missed from then on.
         retired: What is wrong with the list of retired IDs, which is set aside; empty: nothing.
         bare: Packs without sound parity.
         uncopied: Snapshots whose manifest has no copy, or an old one.
@@ -166,7 +175,7 @@ class RepairPlan:
         """A repair would change something."""
         return bool(
             self.packs
-            or self.manifests
+            or any(one.has_remedy for one in self.manifests)
             or self.retired
             or self.origins
             or self.bare
@@ -221,6 +230,7 @@ class RepairReport:
                     "what": one.what,
                     "has_copy": one.has_copy,
                     "in_trash": one.in_trash,
+                    "is_gone": one.is_gone,
                 }
                 for one in plan.manifests
             ],
@@ -500,12 +510,13 @@ def _manifests(store: Store) -> tuple[list[BadManifest], tuple[str, ...]]:
 
 
 def _lost_manifests(store: Store) -> list[BadManifest]:
-    """Snapshots that nobody has forgotten, and whose manifest is only there as a copy."""
-    return [
-        BadManifest(name, f"the manifest of {name} is gone", has_copy=True)
-        for name, is_retired in sorted(store.lone_copies().items())
-        if not is_retired and store.manifest_copy(name) is not None
-    ]
+    """Snapshots that nobody has forgotten, and whose manifest is at best there as a copy."""
+    found = []
+    for name in lost_snapshots(store):
+        error = lost_manifest(store, name)
+        has_copy = store.manifest_copy(name) is not None
+        found.append(BadManifest(name, error.message, has_copy, is_gone=True, hint=error.hint))
+    return found
 
 
 def _trash_damage(store: Store, trash: Trash) -> Iterator[BadManifest]:

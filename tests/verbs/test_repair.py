@@ -567,6 +567,12 @@ def test_a_manifest_without_a_copy_is_set_aside(patient):
     assert plan.is_hopeless
     assert patient.quarantine() == [name]
     assert [one.id for one in patient.box.snapshots()] == patient.ids[1:]
+    # It is missed until somebody gives it up, and a repair has nothing more to do about it.
+    again = patient.plan()
+    assert again.is_hopeless
+    assert not again.has_work
+    with open_store(str(patient.store), write=True) as store:
+        store.give_up([patient.ids[0]])
     assert not patient.plan().is_damaged
 
 

@@ -1425,8 +1425,7 @@ def test_a_lost_or_damaged_catalog_does_not_keep_anything_from_being_restored(
         assert taken.ciuic("verify", "--checksum").code == 0, name
         assert taken.ciuic("snapshot").code == 0, name
         with open_store(str(taken.store), write=True) as store:
-            for one in taken.snapshots()[:-1]:
-                (Path(store.path) / "snapshots" / f"{one.id}.json").unlink()
+            store.forget([one.id for one in taken.snapshots()[:-1]], 1)
 
 
 # Resources
