@@ -53,10 +53,8 @@ def damaged_manifests(store: Store) -> dict[str, str]:
     """Snapshots whose manifest is damaged or gone, and what is wrong with it."""
     recorded = _recorded(store)
     damaged = _survey(store, recorded)[1]
-    # What another process brings back meanwhile is gone only at the first look.
-    if _lost(store, recorded):
-        for name in _lost(store, recorded):
-            damaged[name] = f"its file is gone; {_what_helps(store, name)}"
+    for name in _lost(store, recorded):
+        damaged[name] = f"its file is gone; {_what_helps(store, name)}"
     return damaged
 
 
@@ -182,6 +180,8 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
 def _lost(store: Store, recorded: _Rows) -> list[str]:
     remembered = store.remembered_ids()
     missed = store.unaccounted_for({*remembered, *recorded})
+    # What another process brings back meanwhile is gone only at the first look.
+    missed = store.unaccounted_for(missed) if missed else missed
     return sorted([one for one in missed if one in remembered or _is_of(recorded[one][2], one)])
 
 
@@ -206,7 +206,7 @@ def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[
     listed = store.snapshot_files()
     for name, status in listed.items():
         row = recorded.get(name)
-        if row is not None and row[:2] == (status.st_size, status.st_mtime_ns):
+        if row and status and row[:2] == (status.st_size, status.st_mtime_ns):
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
                 found.append(_decoder.decode(row[2]))
                 continue
@@ -218,7 +218,8 @@ def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[
         except SnapshotNotFoundError:
             continue
         found.append(summary)
-        fresh.append((summary, status))
+        if status is not None:
+            fresh.append((summary, status))
     if store.writable:
         with contextlib.suppress(StoreFullError):  # what is listed can still be forgotten
             for summary, status in fresh:

@@ -13,6 +13,7 @@
             CorruptionError     stored bytes are wrong: never retried, never hidden
                 ChunkMissingError
                 DigestError
+                UnreachableError    not even what it held can be told
         SnapshotNotFoundError   check the ID
         PathNotFoundError       check the path
         TargetError             the place to restore to is not as it must be
@@ -44,6 +45,7 @@ __all__ = [
     "TargetError",
     "TornReadError",
     "UnknownFormatError",
+    "UnreachableError",
     "UsageError",
     "VanishedError",
 ]
@@ -131,6 +133,15 @@ class ChunkMissingError(CorruptionError):
 
 class DigestError(CorruptionError):
     """Bytes do not hash to their own name."""
+
+
+class UnreachableError(CorruptionError):
+    """The file system has the name of a file of the store, and can't give out the file itself."""
+
+    default_hint = (
+        "Check the file system that the store is on (fsck, xfs_repair, btrfs scrub), then run"
+        " 'ciuic repair'."
+    )
 
 
 class SnapshotNotFoundError(CiuicError):

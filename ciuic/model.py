@@ -259,6 +259,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
     Attributes:
         bad: Chunks that were found not to be had.
+        unreachable: Packs that their file system can't give out, whoever needs them.
     """
 
     snapshots: tuple[VerifySnapshot, ...]
@@ -266,11 +267,12 @@ class VerifyReport(msgspec.Struct, frozen=True):
     chunks: int
     total_s: float
     bad: frozenset[bytes] = frozenset()
+    unreachable: tuple[Trouble, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Nothing is wrong with any of them."""
-        return all(one.ok for one in self.snapshots)
+        return all(one.ok for one in self.snapshots) and not self.unreachable
 
     def as_json(self) -> dict[str, Any]:
         """The document of ``ciuic verify --json``."""
@@ -280,6 +282,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
             "chunks": self.chunks,
             "total_s": round(self.total_s, 6),
             "snapshots": [one.as_json() for one in self.snapshots],
+            "unreachable": [one.as_json() for one in self.unreachable],
         }
 
 

@@ -308,7 +308,7 @@ class Upkeep:
                 "no damage" if report.ok else "there is damage",
                 f"; {unchecked:,} were never read" if unchecked else "",
             )
-        for one in report.manifests:
+        for one in (*report.manifests, *report.unreachable):
             if self._is_news(os.fsdecode(one.path), one.what):
                 _log.error("damage: %s: %s. %s", os.fsdecode(one.path), one.what, _REPAIR)
         if report.not_remembered:

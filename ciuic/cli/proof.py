@@ -78,6 +78,8 @@ def verify(
                 older = one.intact_in.get(bad.path)
                 instead = f"; intact in {older}" if older not in {None, one.id} else ""
                 click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}{instead}")
+        for bad in report.unreachable:
+            click.echo(f"{printable(os.fsdecode(bad.path))}: DAMAGED: {printable(bad.what)}")
         read = f", {format_bytes(report.read_bytes)} read" if checksum else ""
         if not ids and not every:
             click.echo("only the newest; --all verifies every snapshot", err=True)
@@ -182,8 +184,8 @@ def scrub(session: Session, *, budget: str | None, as_json: bool) -> None:
 def _print_scrub(report: Any) -> None:
     from ciuic.clock import SystemClock
 
-    for one in report.manifests:
-        click.echo(f"{printable(one.path)}: DAMAGED: {printable(one.what)}")
+    for one in (*report.manifests, *report.unreachable):
+        click.echo(f"{printable(os.fsdecode(one.path))}: DAMAGED: {printable(one.what)}")
     for one in report.damaged:
         _print_pack(one)
     for file in report.missing:

@@ -9,6 +9,7 @@ import click
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import DAMAGE, Session, interruptible, json_option, wait_option
+from ciuic.errors import UnreachableError
 from ciuic.units import format_bytes, format_duration
 
 __all__ = ["repair"]
@@ -83,6 +84,7 @@ def _tell(report: Any) -> None:
         click.echo(f"{len(plan.origins):,} chunks {would}stored again from files that have them")
     for bad in plan.manifests:
         _tell_manifest(bad, would)
+    _tell_unreachable(plan)
     if plan.retired:
         click.echo(f"{printable(plan.retired)}: {would}set aside")
     if plan.stale_catalog:
@@ -118,6 +120,13 @@ def _tell_manifest(bad: Any, would: str) -> None:
     else:
         click.echo(f"{printable(bad.what)}, and there is no copy of it")
         click.echo(f"  {printable(bad.hint)}", err=True)
+
+
+def _tell_unreachable(plan: Any) -> None:
+    for path, what in sorted(plan.unreachable.items()):
+        click.echo(f"{path}: {printable(what)}")
+    if plan.unreachable:
+        click.echo(f"  {UnreachableError.default_hint}", err=True)
 
 
 def _tell_remaining(plan: Any) -> None:

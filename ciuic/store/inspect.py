@@ -16,12 +16,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
+from ciuic.errors import (
+    CancelledError,
+    CorruptionError,
+    UnknownFormatError,
+    UnreachableError,
+)
 from ciuic.hashing import checksum
 from ciuic.memory import BufferPool
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular
+from ciuic.store.files import fails_on_disk, open_regular
 from ciuic.store.frame import HEADER_BYTES, header_bytes_needed, parse_header
 from ciuic.store.frame import MAGIC as FRAME_MAGIC
 from ciuic.store.mending import opened_mender
@@ -96,7 +101,8 @@ def inspect_pack(
 
     Raises:
         CancelledError: ``cancelled`` turned true.
-        StoreError: It can't be read for a reason that is not damage. Damage is not raised.
+        UnreachableError: The file system can't give it out.
+        StoreError: It can't be read for another reason. Damage in it is not raised.
         UnknownFormatError: It is sound, and of a later version.
     """
     path = os.path.join(store_path, layout.PACKS, layout.pack_name(pack))
@@ -105,6 +111,8 @@ def inspect_pack(
             fd = open_regular(path)
         except FileNotFoundError:
             return PackCheck(pack, 0, footer_ok=False, bad=(), what="it is gone")
+        except UnreachableError:
+            raise
         except CorruptionError:
             return PackCheck(pack, 0, footer_ok=False, bad=(), what="it is not a regular file")
         try:
@@ -459,7 +467,7 @@ class _Window:
                 self._direct_fd = None
             return os.preadv(self.fd, [into], at)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if not fails_on_disk(error):
                 raise
             raise CorruptionError(f"byte {at} of a pack can't be read") from error
 

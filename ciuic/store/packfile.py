@@ -10,11 +10,13 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Container
 from typing import Final
 
 from ciuic import durable
+from ciuic.hashing import ID_BYTES, data_id
 from ciuic.memory import BufferPool
-from ciuic.store.frame import Frame
+from ciuic.store.frame import DATA, Frame, encode_frame
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.parity import ParityMaker, make_parity, shape_while_writing
 
@@ -79,9 +81,17 @@ class PackFile:
         """See the class."""
         return self.size_bytes >= PACK_BYTES or self._chunks >= _PACK_CHUNKS
 
-    def complete(self) -> bytes:
-        """Append the footer; returns the pack's ID. Nothing is durable yet."""
+    def complete(self, avoided: Container[bytes] = ()) -> bytes:
+        """Append the footer; returns the pack's ID. Nothing is durable yet.
+
+        Args:
+            avoided: Names that it can't have: a chunk that nobody needs gives it another one.
+        """
         name, end = encode_footer(self.frames, self.size_bytes)
+        if name in avoided:
+            noise = os.urandom(ID_BYTES)
+            self.add(*encode_frame(DATA, [(data_id(noise), noise)]))
+            name, end = encode_footer(self.frames, self.size_bytes)
         self._append(end)
         self._flush_tail()
         return name

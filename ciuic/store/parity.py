@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ciuic import durable
-from ciuic.errors import CorruptionError
+from ciuic.errors import CorruptionError, UnreachableError
 from ciuic.hashing import checksum, checksums
 from ciuic.memory import BufferPool
 from ciuic.store import layout
@@ -367,6 +367,7 @@ def inspect_parity(store_path: str, pack: bytes) -> str:
     """What is wrong with the parity of a pack, which is read in full; empty if nothing is.
 
     Raises:
+        UnreachableError: Its file system can't give it out.
         StoreError: It can't be read for a reason that is not damage.
     """
     path = parity_path(store_path, pack)
@@ -375,6 +376,8 @@ def inspect_parity(store_path: str, pack: bytes) -> str:
             fd = open_regular(path)
         except FileNotFoundError:
             return "it is missing"
+        except UnreachableError:
+            raise
         except CorruptionError:
             return "it is not a regular file"
         try:

@@ -17,10 +17,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from ciuic.errors import ChunkMissingError, CorruptionError, StoreError, UnknownFormatError
+from ciuic.errors import (
+    ChunkMissingError,
+    CorruptionError,
+    StoreError,
+    UnknownFormatError,
+    UnreachableError,
+)
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular, read_at
+from ciuic.store.files import open_regular, read_at, status_of
 from ciuic.store.frame import (
     CHAIN_MAX,
     DATA,
@@ -346,13 +352,17 @@ class StoreReader:
                 os.posix_fadvise(self._pack(name).fd, begin, length, os.POSIX_FADV_WILLNEED)
 
     def pack_size(self, name: bytes) -> int | None:
-        """Length of a pack's file; None if there is none."""
+        """Length of a pack's file; None if there is none that can be reached."""
         path = os.path.join(self._packs_path, layout.pack_name(name))
-        with store_faults("look at", path):
-            try:
-                return os.stat(path).st_size
-            except FileNotFoundError:
+        try:
+            with store_faults("look at", path):
+                return status_of(path).st_size
+        except UnreachableError:
+            return None
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
                 return None
+            raise
 
     def header(self, place: ChunkPlace) -> Frame:
         """What a frame says of itself; its payload is not read.

@@ -14,16 +14,17 @@ A crash leaves chunks that lie in two packs, or packs that the catalog does not 
 which the next prune takes away. A reader that misses a pack finds its chunks by the catalog.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ciuic import durable
-from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
+from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError, UnreachableError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular
+from ciuic.store.files import open_regular, status_of
 from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, encode_frame
 from ciuic.store.index import Emptied, Index
 from ciuic.store.mark import Marks
@@ -112,7 +113,8 @@ def orphaned_parity(store_path: str, packs: Container[bytes]) -> dict[bytes, int
             for entry in entries:
                 name = layout.parse_pack_name(entry.name)
                 if name is not None and name not in packs:
-                    found[name] = entry.stat(follow_symlinks=False).st_size
+                    with contextlib.suppress(UnreachableError):
+                        found[name] = status_of(entry.path).st_size
     return found
 
 

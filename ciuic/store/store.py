@@ -4,7 +4,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from ciuic import durable
 from ciuic.clock import Clock, rfc3339
@@ -14,12 +14,13 @@ from ciuic.errors import (
     SnapshotNotFoundError,
     StoreError,
     UnknownFormatError,
+    UnreachableError,
     UsageError,
 )
 from ciuic.model import SnapshotSummary
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular, read_regular
+from ciuic.store.files import fails_on_disk, open_regular, read_regular, status_of
 from ciuic.store.header import (
     CHUNK_BYTES_DEFAULT,
     CONTENT,
@@ -45,6 +46,8 @@ from ciuic.store.trash import Forgotten, Trash
 from ciuic.store.writer import CHAIN_COST_DEFAULT, StoreWriter
 
 __all__ = ["Store", "create_store", "open_store"]
+
+K = TypeVar("K")
 
 _DIRECTORY_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
@@ -105,6 +108,14 @@ def create_store(
             mode=_FILE_MODE,
         )
     return True
+
+
+def _sizes(found: dict[bytes, os.stat_result | UnreachableError]) -> dict[bytes, int]:
+    return {
+        name: status.st_size
+        for name, status in found.items()
+        if not isinstance(status, UnreachableError)
+    }
 
 
 def _refuse_strangers(path: str) -> None:
@@ -171,6 +182,7 @@ class Store:
         self._index: Index | None = None
         self._temporary_indexes: list[Index] = []
         self._trash = Trash(path)
+        self._avoided: frozenset[bytes] = frozenset()
         self.writable = False
         self.reader = StoreReader(path, lambda: self.index, self._index_from_packs)
 
@@ -238,17 +250,45 @@ class Store:
         self._bring_up_to_date(self.index)
 
     def pack_files(self) -> dict[bytes, int]:
-        """Size in bytes of every pack that is there, by its ID."""
-        directory = os.path.join(self.path, layout.PACKS)
-        found: dict[bytes, int] = {}
+        """Size in bytes of every pack that is there and can be looked at, by its ID."""
+        return _sizes(self._statuses(layout.PACKS, layout.parse_pack_name))
+
+    def unreachable_packs(self) -> dict[bytes, UnreachableError]:
+        """Packs that are there by name, and whose file system can't tell more; and why.
+
+        They count as gone, except that nothing may be removed for it: what they build on is not
+        known, and they may be back when the file system is mended.
+        """
+        found = self._statuses(layout.PACKS, layout.parse_pack_name)
+        return {
+            name: status for name, status in found.items() if isinstance(status, UnreachableError)
+        }
+
+    def _statuses(
+        self, place: str, parse: Callable[[str], K | None]
+    ) -> dict[K, os.stat_result | UnreachableError]:
+        """The files of a directory whose names mean something; none if there is no directory."""
+        directory = os.path.join(self.path, place)
+        found: dict[K, os.stat_result | UnreachableError] = {}
         if not os.path.lexists(directory):
             return found  # all packs are gone: damage, which a verification names path by path
         with store_faults("list", directory), os.scandir(directory) as entries:
             for entry in entries:
-                name = layout.parse_pack_name(entry.name)
+                name = parse(entry.name)
                 if name is not None:
-                    found[name] = entry.stat(follow_symlinks=False).st_size
+                    try:
+                        found[name] = entry.stat(follow_symlinks=False)
+                    except OSError as error:
+                        if not fails_on_disk(error):
+                            raise
+                        found[name] = self._status_again(entry.path)
         return found
+
+    def _status_again(self, path: str) -> os.stat_result | UnreachableError:
+        try:
+            return status_of(path)
+        except UnreachableError as error:
+            return error
 
     def writer(
         self, *, parity: float = PARITY_DEFAULT, chain_cost: float = CHAIN_COST_DEFAULT
@@ -262,26 +302,30 @@ class Store:
         """
         reader = StoreReader(self.path, lambda: self.index, self._index_from_packs, passing=True)
         return StoreWriter(
-            self.path, self.index, parity=parity, reader=reader, chain_cost=chain_cost
+            self.path,
+            self.index,
+            parity=parity,
+            reader=reader,
+            chain_cost=chain_cost,
+            avoided=self._avoided,
         )
 
-    def snapshot_files(self) -> dict[str, os.stat_result]:
-        """Every committed snapshot: its ID and its manifest's file status."""
+    def snapshot_files(self) -> dict[str, os.stat_result | None]:
+        """Every committed snapshot: its ID and its manifest's file status.
+
+        None of one whose file system can't tell: who reads that manifest is told why.
+        """
         directory = os.path.join(self.path, layout.SNAPSHOTS)
-        found: dict[str, os.stat_result] = {}
-        if not os.path.lexists(directory):
-            if self.pack_files():
-                raise CorruptionError(
-                    f"the store {self.path} has lost its directory '{layout.SNAPSHOTS}'",
-                    hint="'ciuic repair' tells which manifests have copies; or put it back.",
-                )
-            return found
-        with store_faults("list", directory), os.scandir(directory) as entries:
-            for entry in entries:
-                name = layout.parse_manifest_name(entry.name)
-                if name is not None:
-                    found[name] = entry.stat(follow_symlinks=False)
-        return found
+        if not os.path.lexists(directory) and self.pack_files():
+            raise CorruptionError(
+                f"the store {self.path} has lost its directory '{layout.SNAPSHOTS}'",
+                hint="'ciuic repair' tells which manifests have copies; or put it back.",
+            )
+        found = self._statuses(layout.SNAPSHOTS, layout.parse_manifest_name)
+        return {
+            name: None if isinstance(status, UnreachableError) else status
+            for name, status in found.items()
+        }
 
     def manifest(self, snapshot_id: str, *, copy: bool = True) -> Manifest:
         """Read a snapshot's manifest.
@@ -292,6 +336,7 @@ class Store:
 
         Raises:
             SnapshotNotFoundError: There is none.
+            UnreachableError: Its file system can't give it out.
             CorruptionError: It is damaged.
         """
         return self._read_manifest(snapshot_id, copy=copy)[0]
@@ -544,9 +589,11 @@ class Store:
         except CorruptionError as error:
             kept = self.manifest_copy(snapshot_id) if copy else None
             if kept is None:
+                message = f"the manifest of {snapshot_id}: {error.message}"
+                if isinstance(error, UnreachableError):
+                    raise UnreachableError(message) from error
                 raise CorruptionError(
-                    f"the manifest of {snapshot_id}: {error.message}",
-                    hint="'ciuic repair' tells what can be done.",
+                    message, hint="'ciuic repair' tells what can be done."
                 ) from error
             return decode_manifest(kept, snapshot_id), kept
         except StoreError as error:
@@ -614,7 +661,10 @@ class Store:
             self._reconcile(self._index)
 
     def _reconcile(self, index: Index) -> None:
-        present = self.pack_files()
+        found = self._statuses(layout.PACKS, layout.parse_pack_name)
+        present = _sizes(found)
+        # The same chunks make a pack of the same name, which nothing can be renamed to.
+        self._avoided = frozenset(found.keys() - present.keys())
         recorded = index.packs()
         if any(present.get(name) != size for name, size in recorded.items()):
             # A pack is gone or was cut. What it held may stand in another one as well, which an

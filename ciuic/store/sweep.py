@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.errors import CorruptionError, UnknownFormatError, UnreachableError
 from ciuic.hashing import checksum
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
@@ -104,6 +104,7 @@ def take_census(
     Raises:
         UnknownFormatError: A pack holds something of a later version: what that needs besides
             can't be known.
+        UnreachableError: A pack can't be opened: neither can what it needs.
     """
     unreadable = _follow_references(store_path, packs, marks, check)
     uses: list[PackUse] = []
@@ -140,6 +141,8 @@ def _follow_references(
         check(number)
         try:
             _add_references(marks, read_frames(store_path, name))
+        except UnreachableError:
+            raise  # what its chunks build on would be taken for garbage
         except CorruptionError:
             unreadable[name] = size
             with contextlib.suppress(CorruptionError):

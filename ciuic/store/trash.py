@@ -23,10 +23,10 @@ import msgspec
 
 from ciuic import durable
 from ciuic.clock import rfc3339
-from ciuic.errors import CorruptionError, StoreError
+from ciuic.errors import CorruptionError, StoreError, UnreachableError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import read_regular
+from ciuic.store.files import read_regular, status_of
 from ciuic.store.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from ciuic.store.sealed import seal, unseal_version
 
@@ -101,22 +101,26 @@ class Trash:
                 what the file system says of the damaged file tells when it was forgotten.
 
         Raises:
+            UnreachableError: The file system can't even tell when it was written.
             CorruptionError: Its file is damaged.
             UnknownFormatError: A later version wrote it.
         """
         path = self._entry_path(snapshot_id)
+        with store_faults("read", path):
+            forgotten_ns = status_of(path).st_mtime_ns
         try:
             with store_faults("read", path):
-                forgotten_ns = os.lstat(path).st_mtime_ns
                 data = read_regular(path, _ENTRY_BYTES_MAX)
             return decode_forgotten(data, snapshot_id)
         except CorruptionError as error:
             if copy is not None:
                 manifest = decode_manifest(copy, snapshot_id)
                 return Forgotten(snapshot_id, forgotten_ns, manifest, copy)
+            message = f"{snapshot_id} in the trash: {error.message}"
+            if isinstance(error, UnreachableError):
+                raise UnreachableError(message) from error
             raise CorruptionError(
-                f"{snapshot_id} in the trash: {error.message}",
-                hint="'ciuic repair --apply' sets aside what can't be mended.",
+                message, hint="'ciuic repair --apply' sets aside what can't be mended."
             ) from error
 
     def put(self, files: Mapping[str, bytes], now_ns: int) -> None:

@@ -18,7 +18,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -144,6 +144,7 @@ class StoreWriter:
         reader: Reads earlier versions of what is added.
         chain_cost: How many times the stored bytes that a chunk takes alone may have to be read
             to have it; up to 1: every chunk stands alone.
+        avoided: Names of packs that can't be written to: what lies there is out of reach.
 
     ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort``
     the writer is used up.
@@ -157,9 +158,11 @@ class StoreWriter:
         parity: float,
         reader: StoreReader,
         chain_cost: float,
+        avoided: Container[bytes] = (),
     ) -> None:
         self._store_path = store_path
         self._parity = parity
+        self._avoided = avoided
         self._reader = reader
         self._chain_cost = chain_cost
         self._temporary = os.path.join(store_path, layout.TEMPORARY)
@@ -367,7 +370,7 @@ class StoreWriter:
 
     def _seal(self, pack: PackFile) -> None:
         with store_faults("write to", self._temporary):
-            name = pack.complete()
+            name = pack.complete(self._avoided)
         publish_pack(self._store_path, pack, name)
         self._index.add_pack(name, pack.size_bytes, pack.frames)
         with self._lock:

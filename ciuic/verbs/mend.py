@@ -18,7 +18,7 @@ from typing import Final
 
 from ciuic import durable
 from ciuic.clock import Clock
-from ciuic.errors import CancelledError, CorruptionError
+from ciuic.errors import CancelledError, CorruptionError, UnreachableError
 from ciuic.store import Store, layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at, read_regular
@@ -162,8 +162,9 @@ class _Hands:
                 os.close(source)
         sync_packs(self._store.path)
         self._record(pack, size, frames)
-        if self._parity and inspect_parity(self._store.path, pack):
-            self.add_parity(pack)
+        with contextlib.suppress(UnreachableError):  # the next repair tells of it
+            if self._parity and inspect_parity(self._store.path, pack):
+                self.add_parity(pack)
 
     def store_chunks(self, broken: list[BadPack], origins: dict[bytes, Origin]) -> None:
         """What was found of damaged and lost chunks goes to new packs."""

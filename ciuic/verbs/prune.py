@@ -19,7 +19,13 @@ from typing import Any, Final, NamedTuple
 
 from ciuic.catalog import lost_manifest, lost_snapshots
 from ciuic.clock import Clock
-from ciuic.errors import CancelledError, CorruptionError, StoreFullError, UnknownFormatError
+from ciuic.errors import (
+    CancelledError,
+    CorruptionError,
+    StoreFullError,
+    UnknownFormatError,
+    UnreachableError,
+)
 from ciuic.memory import prepare_for_bulk
 from ciuic.store import Store
 from ciuic.store.manifest import Manifest
@@ -168,13 +174,16 @@ def plan_prune(
         progress: Told how far it has come.
 
     Raises:
-        CorruptionError: A manifest or a tree can't be read, or a manifest is lost.
+        CorruptionError: A manifest or a tree can't be read, a manifest is lost, or the file system
+            can't give out a pack.
         UnknownFormatError: A later version of ciuic wrote some of the store.
         CancelledError: ``cancelled`` turned true.
     """
     prepare_for_bulk()
     check = _checker(cancelled, "nothing was removed")
     _refuse_lost(store, given_up)
+    for unreachable in store.unreachable_packs().values():
+        raise _unreadable(unreachable, "a pack")
     forgotten = _trash(store)
     # Without a trash the time says nothing: it may have been another one when they were forgotten.
     expired = {
@@ -198,7 +207,10 @@ def plan_prune(
         check()
         progress("read packs", done, len(packs))
 
-    census = take_census(store.path, store.reader, packs, marks, check=counted)
+    try:
+        census = take_census(store.path, store.reader, packs, marks, check=counted)
+    except UnreachableError as error:
+        raise _unreadable(error, "a pack") from error
     rotten = {name: what for name, (_, _, what) in store.index.checks().items() if what}
     rotten.update(dict.fromkeys(census.unreadable, "its footer is damaged"))
     removed = tuple([one for one in census.uses if not one.needed_chunks])
@@ -381,6 +393,8 @@ def _unreadable(
     message = f"{what} can't be read, so nothing was removed: {error.message}"
     if isinstance(error, UnknownFormatError):
         return UnknownFormatError(message)
+    if isinstance(error, UnreachableError):
+        return UnreachableError(message)
     return CorruptionError(
         message, hint="'ciuic repair' tells what can be done; nothing is removed until then."
     )

@@ -17,6 +17,7 @@ from ciuic.errors import (
     SnapshotNotFoundError,
     StoreError,
     UnknownFormatError,
+    UnreachableError,
 )
 from ciuic.hashing import checksum
 from ciuic.memory import prepare_for_bulk
@@ -144,6 +145,8 @@ class RepairPlan:
         uncopied: Snapshots whose manifest has no copy, or an old one.
         stale_catalog: The catalog does not say what the packs do.
         remaining: Snapshots that stay damaged.
+        unreachable: Packs, their parity and manifests that their file system can't give out, so
+            that nothing can take their place; by where they are, and why.
         read_bytes: Read from packs.
         pack_count: How many packs there are.
     """
@@ -157,18 +160,21 @@ class RepairPlan:
     uncopied: tuple[str, ...]
     stale_catalog: bool
     remaining: tuple[Remaining, ...]
+    unreachable: dict[str, str]
     read_bytes: int
     pack_count: int
 
     @property
     def is_damaged(self) -> bool:
         """Something was found that is not what was written."""
-        return bool(self.packs or self.manifests or self.retired or self.origins or self.remaining)
+        found = self.packs or self.manifests or self.retired or self.unreachable
+        return bool(found or self.origins or self.remaining)
 
     @property
     def is_hopeless(self) -> bool:
         """Something stays damaged, whatever is done."""
-        return bool(self.remaining) or any(not one.has_copy for one in self.manifests)
+        is_lost = any(not one.has_copy for one in self.manifests)
+        return bool(self.remaining or self.unreachable) or is_lost
 
     @property
     def has_work(self) -> bool:
@@ -235,6 +241,9 @@ class RepairReport:
                 for one in plan.manifests
             ],
             "retired": plan.retired,
+            "unreachable": [
+                {"path": path, "what": what} for path, what in sorted(plan.unreachable.items())
+            ],
             "parity_missing": len(plan.bare),
             "copies_missing": len(plan.uncopied),
             "stale_catalog": plan.stale_catalog,
@@ -276,36 +285,48 @@ def plan_repair(
     """
     prepare_for_bulk()
     sizes = store.pack_files()
+    unreachable = _Unreachable()
+    for pack, error in store.unreachable_packs().items():
+        unreachable.note_pack(pack, error)
     packs, bare, read_bytes = [], [], 0
     for number, pack in enumerate(sorted(sizes)):
         if cancelled():
             raise CancelledError("the repair was stopped")
-        check = inspect_pack(store.path, pack, cancelled=cancelled)
+        try:
+            check = inspect_pack(store.path, pack, cancelled=cancelled)
+        except UnreachableError as error:
+            unreachable.note_pack(pack, error)
+            del sizes[pack]
+            continue
         read_bytes += check.read_bytes
         if check.what:
             packs.append(_diagnosed(store, check))
-        elif parity and inspect_parity(store.path, pack):
+        elif parity and _lacks_parity(store, pack, unreachable):
             bare.append(pack)
         if progress is not None:
             progress("packs", number + 1, len(sizes))
     unreadable = {name for one in packs for name in one.lost}
+    for pack in unreachable.packs:
+        told = _told_by_catalog(store, pack)
+        unreadable |= {name for name, kind in told.items() if not _source(store, name, kind)}
     search = _Search(store, unreadable, cancelled)
     remaining = search.run(progress)
     trash = Trash(store.path)
     retired = _retired_damage(trash)
-    manifests, uncopied = _manifests(store)
+    manifests, uncopied = _manifests(store, unreachable)
     # Without the list nobody knows whether a snapshot is lost or was forgotten for good.
     lost_manifests = [] if retired else _lost_manifests(store)
     return RepairPlan(
         packs=tuple(packs),
         origins=search.origins,
         lost=frozenset(search.lost),
-        manifests=(*manifests, *lost_manifests, *_trash_damage(store, trash)),
+        manifests=(*manifests, *lost_manifests, *_trash_damage(store, trash, unreachable)),
         retired=retired,
         bare=tuple(bare),
         uncopied=uncopied if parity else (),
         stale_catalog=_is_stale(store, sizes),
         remaining=remaining,
+        unreachable=unreachable.found,
         read_bytes=read_bytes,
         pack_count=len(sizes),
     )
@@ -337,10 +358,7 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[bytes, int]:
     named = {name: bad.kind for bad in check.bad for name in bad.chunks}
     if not check.footer_ok:
         named |= _told_by_parity(store, check.pack)
-    with contextlib.suppress(StoreError):
-        index = store.existing_index
-        if index is not None:
-            named |= index.chunks_in(check.pack)
+    named |= _told_by_catalog(store, check.pack)
     damaged = {bad.offset_bytes for bad in check.bad}
     with contextlib.suppress(CorruptionError, UnknownFormatError):
         for one in pack_frames(store.path, check.pack):
@@ -348,6 +366,14 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[bytes, int]:
                 for name, _ in one.frame.chunks:
                     named.pop(name, None)
     return named
+
+
+def _told_by_catalog(store: Store, pack: bytes) -> dict[bytes, int]:
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.chunks_in(pack)
+    return {}
 
 
 def _told_by_parity(store: Store, pack: bytes) -> dict[bytes, int]:
@@ -491,7 +517,32 @@ class _Search:
                         waiting.append((entry.content, entry.level))
 
 
-def _manifests(store: Store) -> tuple[list[BadManifest], tuple[str, ...]]:
+class _Unreachable:
+    """Collects what the file system can't give out, by its place in the store."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self.packs: list[bytes] = []
+
+    def note_pack(self, pack: bytes, error: UnreachableError) -> None:
+        self.packs.append(pack)
+        self.found[f"{layout.PACKS}/{layout.pack_name(pack)}"] = error.message
+
+    def note_manifest(self, place: str, snapshot_id: str, error: UnreachableError) -> None:
+        self.found[f"{place}/{layout.manifest_name(snapshot_id)}"] = error.message
+
+
+def _lacks_parity(store: Store, pack: bytes, unreachable: _Unreachable) -> bool:
+    try:
+        return bool(inspect_parity(store.path, pack))
+    except UnreachableError as error:
+        unreachable.found[f"{layout.PARITY}/{layout.pack_name(pack)}"] = error.message
+        return False
+
+
+def _manifests(
+    store: Store, unreachable: _Unreachable
+) -> tuple[list[BadManifest], tuple[str, ...]]:
     """Manifests that are damaged, and snapshots without a copy of theirs."""
     bad, uncopied = [], []
     listed = store.snapshot_files()
@@ -499,6 +550,8 @@ def _manifests(store: Store) -> tuple[list[BadManifest], tuple[str, ...]]:
         copy = store.manifest_copy(name)
         try:
             store.manifest(name, copy=False)
+        except UnreachableError as error:
+            unreachable.note_manifest(layout.SNAPSHOTS, name, error)
         except CorruptionError as error:
             bad.append(BadManifest(name, error.message, copy is not None))
         except (UnknownFormatError, SnapshotNotFoundError):
@@ -519,10 +572,12 @@ def _lost_manifests(store: Store) -> list[BadManifest]:
     return found
 
 
-def _trash_damage(store: Store, trash: Trash) -> Iterator[BadManifest]:
+def _trash_damage(store: Store, trash: Trash, unreachable: _Unreachable) -> Iterator[BadManifest]:
     for name in trash.ids():
         try:
             trash.read(name, None)
+        except UnreachableError as error:
+            unreachable.note_manifest(layout.TRASH, name, error)
         except CorruptionError as error:
             has_copy = store.manifest_copy(name) is not None
             yield BadManifest(name, error.message, has_copy, in_trash=True)

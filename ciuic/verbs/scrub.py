@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import list_snapshots, lost_manifest, lost_snapshots
 from ciuic.clock import Clock, rfc3339
 from ciuic.errors import (
     CancelledError,
@@ -24,6 +24,7 @@ from ciuic.errors import (
     SnapshotNotFoundError,
     StoreError,
     UnknownFormatError,
+    UnreachableError,
 )
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import Trouble, path_text
@@ -179,6 +180,7 @@ class ScrubReport:
         damaged: Packs that were read and found damaged.
         missing: Files whose chunks are in no pack that was read.
         manifests: Manifests and copies of them that can't be read.
+        unreachable: Packs that their file system can't give out.
         unread: Packs that could not be read for another reason than damage.
         not_remembered: Why the catalog does not know of this; empty if it does.
         stopped: Empty if there was nothing left to read; "budget", or "asked".
@@ -193,6 +195,7 @@ class ScrubReport:
     damaged: list[DamagedPack] = field(default_factory=list)
     missing: list[DamagedFile] = field(default_factory=list)
     manifests: list[Trouble] = field(default_factory=list)
+    unreachable: list[Trouble] = field(default_factory=list)
     unread: list[Trouble] = field(default_factory=list)
     not_remembered: str = ""
     stopped: str = ""
@@ -208,7 +211,8 @@ class ScrubReport:
     @property
     def ok(self) -> bool:
         """No damage is known, from this run or an earlier one."""
-        return not (self.damaged or self.missing or self.manifests or self.known)
+        found = self.damaged or self.missing or self.manifests or self.unreachable
+        return not (found or self.known)
 
     def as_json(self) -> dict[str, Any]:
         """The document of ``ciuic scrub --json``."""
@@ -223,6 +227,7 @@ class ScrubReport:
             "missing": [one.as_json() for one in self.missing],
             "manifests": [one.as_json() for one in self.manifests],
             "known": [one.as_json() for one in self.known],
+            "unreachable": [one.as_json() for one in self.unreachable],
             "unread": [one.as_json() for one in self.unread],
             "not_remembered": self.not_remembered,
         }
@@ -342,9 +347,12 @@ class _Scrub:
             self._checks = _checks(store)
             recorded = _recorded(store)
             packs = store.pack_files()
+            unreachable = store.unreachable_packs()
             if manifests:
                 report.manifests = _damaged_manifests(store)
-        self._note_gone([name for name in recorded if name not in packs])
+        for name, error in unreachable.items():
+            self._note_unreachable(name, error)
+        self._note_gone([name for name in recorded if name not in packs | unreachable])
         turn = self._in_turn(packs, rest_s)
         wait_s = 0.0
         try:
@@ -354,7 +362,7 @@ class _Scrub:
             # Whatever ends it, what was read need not be read again, and counts for the day.
             self._remember(wait_s=wait_s)
         report.is_whole = not report.stopped and len(turn) == len(packs)
-        report.is_complete = not (report.damaged or report.is_whole)
+        report.is_complete = not (report.damaged or report.unreachable or report.is_whole)
         complete(self._store_path, report, cancelled=self._cancelled)
         with open_store(self._store_path) as store:
             report.health = health(store)
@@ -406,6 +414,9 @@ class _Scrub:
         report = self._report
         try:
             check = inspect_pack(self._store_path, name, cancelled=self._cancelled)
+        except UnreachableError as error:
+            self._note_unreachable(name, error)
+            return
         except UnknownFormatError as error:
             report.unread.append(Trouble(os.fsencode(f"packs/{name.hex()}"), error.message))
             return
@@ -421,6 +432,10 @@ class _Scrub:
         if check.what:
             # So that nothing is stored as a reference to what has just been found to be lost.
             self._remember(wait_s=0.0)
+
+    def _note_unreachable(self, name: bytes, error: UnreachableError) -> None:
+        path = os.path.join(layout.PACKS, layout.pack_name(name))
+        self._report.unreachable.append(Trouble(os.fsencode(path), error.message))
 
     def _note_gone(self, names: list[bytes]) -> None:
         for name in names:
@@ -519,7 +534,7 @@ def _find_files(store: Store, report: ScrubReport, cancelled: Callable[[], bool]
         if cancelled():
             return
     by_pack = {one.check.pack: one for one in report.damaged}
-    is_missing = any(not one.check.read_bytes for one in report.damaged)
+    is_missing = any(not one.check.read_bytes for one in report.damaged) or report.unreachable
     for path, (what, snapshots, pack) in sorted(found.items()):
         file = DamagedFile(path, what, tuple(snapshots))
         if pack in by_pack:
@@ -569,6 +584,9 @@ def _damaged_manifests(store: Store) -> list[Trouble]:
                 what = f"{error.message}; its copy is whole" if is_copied else error.message
                 path = os.fsencode(os.path.join(layout.SNAPSHOTS, file))
                 found.append(Trouble(path, what))
+    for name in lost_snapshots(store):
+        path = os.fsencode(os.path.join(layout.SNAPSHOTS, layout.manifest_name(name)))
+        found.append(Trouble(path, lost_manifest(store, name).message))
     return found
 
 
@@ -595,9 +613,13 @@ def _sound_copies(store: Store, pack: bytes, names: list[bytes]) -> dict[bytes, 
 
 def _with_parity(store_path: str, check: PackCheck) -> PackCheck:
     """The check of a pack and of its parity, where it has one: rot there is found too late else."""
-    problem = inspect_parity(store_path, check.pack)
-    if not problem or not os.path.lexists(parity_path(store_path, check.pack)):
-        return check
+    try:
+        problem = inspect_parity(store_path, check.pack)
+    except UnreachableError as error:
+        problem = error.message
+    else:
+        if not problem or not os.path.lexists(parity_path(store_path, check.pack)):
+            return check
     what = f"its parity is damaged: {problem}"
     return check._replace(what=f"{check.what}; {what}" if check.what else what)
 

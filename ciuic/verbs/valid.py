@@ -37,6 +37,7 @@ def with_alternatives(store: Store, report: VerifyReport) -> VerifyReport:
         report.chunks,
         report.total_s,
         report.bad,
+        report.unreachable,
     )
 
 

@@ -63,6 +63,12 @@ def verify_all(
         report.chunks,
         report.total_s,
         report.bad,
+        tuple(
+            [
+                Trouble(os.fsencode(f"packs/{name.hex()}"), error.message)
+                for name, error in sorted(store.unreachable_packs().items())
+            ]
+        ),
     )
 
 

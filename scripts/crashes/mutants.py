@@ -166,8 +166,8 @@ MUTANTS: Final = (
     Mutant(
         "what the catalog says of a manifest is believed without a look at its file",
         "ciuic/catalog.py",
-        "        if row is not None and row[:2] == (status.st_size, status.st_mtime_ns):\n",
-        "        if row is not None:\n",
+        "        if row and status and row[:2] == (status.st_size, status.st_mtime_ns):\n",
+        "        if row:\n",
         "tests/cli/test_broken_stores.py",
     ),
     Mutant(

@@ -63,6 +63,14 @@ class Disk:
             gc.collect()  # what a failed test has left open must not hide why it failed
             _run("umount", self.path)
 
+    def lose_inodes(self, *paths: Path) -> None:
+        """Files of an ext4 keep their names and nothing else: asked for, they are EUCLEAN."""
+        numbers = [path.stat().st_ino for path in paths]
+        self.unmount()
+        for number in numbers:
+            _run("debugfs", "-w", "-R", f"clri <{number}>", self._image)
+        self.mount("errors=continue")
+
     def cut_power(self) -> None:
         """What was not on the disk at this moment is lost: XFS_IOC_GOINGDOWN without a flush."""
         _run("xfs_io", "-x", "-c", "shutdown", self.path)

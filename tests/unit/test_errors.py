@@ -31,6 +31,7 @@ EXIT_CODES = {
     "CorruptionError": 4,
     "ChunkMissingError": 4,
     "DigestError": 4,
+    "UnreachableError": 4,
     "SnapshotNotFoundError": 1,
     "PathNotFoundError": 1,
     "TargetError": 1,

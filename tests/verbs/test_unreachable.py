@@ -1,0 +1,238 @@
+"""A pack or manifest that its file system can't give out is damage of that one, and no more."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.errors import CorruptionError, UnreachableError
+from ciuic.store import open_store
+from ciuic.verbs.mend import apply_repair
+from ciuic.verbs.prune import PruneReport, apply_prune, plan_prune
+from ciuic.verbs.repair import RepairPlan, plan_repair
+from ciuic.verbs.scrub import ScrubReport, scrub
+from tests.kit.box import Box
+from tests.kit.damage import pack_of, packs
+from tests.kit.filesystems import Disk, disk
+from tests.kit.program import ciuic
+from tests.kit.trees import Photo, differences, photograph
+
+MIB = 1024 * 1024
+
+
+class Home:
+    """A store on an ext4 of its own, with three snapshots that share nothing.
+
+    Attributes:
+        place: The file system.
+        ids: Oldest first; of the newest the files are still there.
+        contents: Of the one file of each.
+    """
+
+    def __init__(self, place: Disk, *, parity: float) -> None:
+        self.place = place
+        self.box = box = Box(place.path, parity=parity)
+        self.contents: list[bytes] = []
+        self.photos: dict[str, dict[bytes, Photo]] = {}
+        for number in range(3):
+            for old in box.source.iterdir():
+                old.unlink()
+            self.contents.append(os.urandom(MIB))
+            (box.source / f"file{number}").write_bytes(self.contents[number])
+            self.photos[box.take().id] = photograph(box.source)
+        self.ids = list(self.photos)
+
+    def lose_pack(self, number: int) -> str:
+        """The pack of a snapshot's data loses its inode; returns its name."""
+        pack = pack_of(self.box.store, self.contents[number])
+        self.place.lose_inodes(pack)
+        with pytest.raises(OSError) as caught:
+            pack.lstat()
+        assert caught.value.errno in {errno.EUCLEAN, errno.EBADMSG}
+        return pack.name
+
+    def lose_manifest(self, number: int) -> str:
+        name = self.ids[number]
+        self.place.lose_inodes(self.box.store / "snapshots" / f"{name}.json")
+        return name
+
+    def names(self) -> dict[str, list[str]]:
+        """All that prune could take."""
+        kinds = ("packs", "parity", "snapshots", "trash")
+        places = [self.box.store / kind for kind in kinds]
+        return {one.name: sorted(os.listdir(one)) for one in places if one.exists()}
+
+    def comes_back(self, name: str) -> bool:
+        out = self.place.path / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        report = self.box.restore(snapshot=name, to=out)
+        found = photograph(out / "source")
+        return not report.failed and differences(self.photos[name], found) == []
+
+    def forget(self, number: int) -> None:
+        with open_store(str(self.box.store), write=True) as store:
+            store.forget([self.ids[number]], self.box.clock.now_ns())
+
+    def prune(self) -> PruneReport:
+        with open_store(str(self.box.store), write=True) as store:
+            plan = plan_prune(store, trash_s=0, now_ns=self.box.clock.now_ns())
+            return apply_prune(store, plan, clock=self.box.clock)
+
+    def repair(self) -> RepairPlan:
+        with open_store(str(self.box.store), write=True) as store:
+            plan = plan_repair(store, parity=self.box.parity)
+            apply_repair(store, plan, parity=self.box.parity, clock=self.box.clock)
+        return plan
+
+    def scrub(self) -> ScrubReport:
+        return scrub(str(self.box.store), clock=self.box.clock)
+
+
+@pytest.fixture
+def ext4(tmp_path: Path) -> Iterator[Disk]:
+    with disk("ext4", tmp_path, size_mib=96) as place:
+        yield place
+
+
+@pytest.fixture
+def home(ext4: Disk) -> Home:
+    return Home(ext4, parity=0.04)
+
+
+@pytest.mark.root
+def test_a_pack_without_an_inode_costs_what_it_held_and_nothing_else(home: Home) -> None:
+    name = home.lose_pack(0)
+
+    taken = home.box.take().id
+
+    report = home.box.verify()
+    assert not report.ok
+    assert [one.path for one in report.unreachable] == [f"packs/{name}".encode()]
+    assert {one.id for one in report.snapshots if not one.ok} == {home.ids[0]}
+    assert home.comes_back(home.ids[1])
+    assert home.comes_back(home.ids[2])
+    home.photos[taken] = home.photos[home.ids[2]]
+    assert home.comes_back(taken)
+    scrubbed = home.scrub()
+    assert not scrubbed.ok
+    assert [one.path for one in scrubbed.unreachable] == [f"packs/{name}".encode()]
+    assert [one.snapshots for one in scrubbed.missing] == [(home.ids[0],)]
+    listed = home.box.ciuic("list", "--machine-readable")
+    assert listed.code == 0
+    assert len(listed.out.splitlines()) == 4
+
+
+@pytest.mark.root
+def test_a_repair_names_such_a_pack_and_stores_again_what_a_live_file_has(home: Home) -> None:
+    name = home.lose_pack(2)
+
+    plan = home.repair()
+
+    assert list(plan.unreachable) == [f"packs/{name}"]
+    assert plan.is_hopeless, "the repair of a file system is not ciuic's"
+    assert home.comes_back(home.ids[2])
+    again = home.repair()
+    assert list(again.unreachable) == [f"packs/{name}"]
+    assert not again.has_work
+    told = home.box.ciuic("repair")
+    assert told.code == 4
+    assert f"packs/{name}" in told.out
+    assert "fsck" in told.err
+
+
+@pytest.mark.root
+def test_prune_removes_nothing_because_of_such_a_pack(home: Home) -> None:
+    """What its chunks are a difference from is not known; and it may be back after a fsck."""
+    home.lose_pack(0)
+    home.forget(1)
+    before = home.names()
+
+    with pytest.raises(UnreachableError, match="nothing was removed") as caught:
+        home.prune()
+
+    assert "fsck" in caught.value.hint
+    assert home.names() == before
+
+
+@pytest.mark.root
+def test_of_a_manifest_without_an_inode_the_copy_is_read(home: Home) -> None:
+    name = home.lose_manifest(0)
+
+    taken = home.box.take().id
+
+    assert [one.id for one in home.box.snapshots()] == [taken, *reversed(home.ids)]
+    assert all(home.comes_back(one) for one in home.ids)
+    assert [one.id for one in home.box.verify().snapshots if not one.ok] == [name]
+    assert [one.path for one in home.scrub().manifests] == [f"snapshots/{name}.json".encode()]
+    assert list(home.repair().unreachable) == [f"snapshots/{name}.json"]
+    home.forget(1)
+    assert home.prune().freed_bytes > MIB
+    assert home.comes_back(name)
+
+
+@pytest.mark.root
+def test_without_a_copy_prune_keeps_what_it_may_refer_to(ext4: Disk) -> None:
+    home = Home(ext4, parity=0)
+    name = home.lose_manifest(0)
+    home.forget(1)
+    before = home.names()
+
+    with pytest.raises(CorruptionError, match=name):
+        home.prune()
+
+    assert home.names() == before
+    assert [one.id for one in home.box.snapshots()] == [home.ids[2]]
+    assert home.box.take()
+    verified = {one.id: one.ok for one in home.box.verify().snapshots}
+    assert verified[name] is False
+    assert list(home.repair().unreachable) == [f"snapshots/{name}.json"]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("what", ["stat", "open"])
+@pytest.mark.parametrize(("when", "code"), [("1", 0), ("1+", 4)])
+def test_a_manifest_that_can_not_be_read_is_read_again_before_it_is_called_damage(
+    box: Box, what: str, when: str, code: int
+) -> None:
+    (box.source / "file").write_bytes(b"content")
+    name = box.take().id
+    path = box.store / "snapshots" / f"{name}.json"
+    calls = {"stat": "newfstatat,?lstat,?statx", "open": "openat", "read": "read"}[what]
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(path), "-e", f"trace={calls}")
+    wrapper = ("strace", *options, "-e", f"inject={calls}:error=EIO:when={when}")
+
+    done = ciuic("--config", box.config, "verify", "--all", "--json", wrapper=wrapper)
+
+    assert done.code == code, done
+    assert done.document["ok"] is (code == 0)
+    assert box.ciuic("verify", "--all").code == 0
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("what", ["stat", "open"])
+@pytest.mark.parametrize("command", ["snapshot", "repair", "prune"])
+def test_an_error_of_the_disk_on_one_pack_stops_no_writer_but_prune(
+    box: Box, what: str, command: str
+) -> None:
+    (box.source / "file").write_bytes(os.urandom(100_000))
+    box.take()
+    pack = max(packs(box.store))
+    before = sorted(os.listdir(box.store / "packs"))
+    calls = {"stat": "newfstatat,?lstat,?statx", "open": "openat"}[what]
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(pack), "-e", f"trace={calls}")
+    wrapper = ("strace", *options, "-e", f"inject={calls}:error=EIO")
+    more = ("--apply",) if command == "repair" else ()
+
+    done = ciuic("--config", box.config, command, *more, "--json", wrapper=wrapper)
+
+    if command == "snapshot":
+        assert done.code == 0, done
+    else:
+        assert done.code == 4, done
+        assert pack.name in done.out
+    assert set(before) <= set(os.listdir(box.store / "packs"))
+    assert box.verify().ok
+    assert box.ciuic("prune").code == 0
