@@ -100,8 +100,13 @@ def read_regular(path: str, bytes_max: int) -> bytes:
         OSError: Anything else.
     """
     with open(open_regular(path), "rb") as file:
-        try:
+
+        def read() -> bytes:
+            file.seek(0)
             return file.read(bytes_max)
+
+        try:
+            return _twice(read)
         except OSError as error:
             if not fails_on_disk(error):
                 raise

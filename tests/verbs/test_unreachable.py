@@ -192,7 +192,7 @@ def test_without_a_copy_prune_keeps_what_it_may_refer_to(ext4: Disk) -> None:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize("what", ["stat", "open"])
+@pytest.mark.parametrize("what", ["stat", "open", "read"])
 @pytest.mark.parametrize(("when", "code"), [("1", 0), ("1+", 4)])
 def test_a_manifest_that_can_not_be_read_is_read_again_before_it_is_called_damage(
     box: Box, what: str, when: str, code: int
