@@ -21,6 +21,7 @@ __all__ = [
     "PseudoMounts",
     "entry_of",
     "mount_of",
+    "mount_points_of",
     "mounts",
     "open_root",
     "read_symlink",
@@ -290,6 +291,13 @@ def mounts(mount_info: bytes | None = None) -> list[Mount]:
     if mount_info is None:
         mount_info = _mount_info()
     return list(_parsed_mounts(mount_info))
+
+
+def mount_points_of(table: bytes) -> list[bytes]:
+    """The mount points that a table of file systems names: fstab(5)."""
+    lines = [line.split() for line in table.splitlines() if not line.lstrip().startswith(b"#")]
+    named = [fields[1] for fields in lines if len(fields) > 1 and fields[1].startswith(b"/")]
+    return [_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), one) for one in named]
 
 
 def mount_of(path: bytes, known: Sequence[Mount]) -> Mount | None:

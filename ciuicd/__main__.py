@@ -25,7 +25,7 @@ from ciuic.capture.providers import choose
 from ciuic.clock import SystemClock
 from ciuic.config import CONFIG_VARIABLE, SYSTEM_PATHS, find_config, load_settings, read_store_path
 from ciuic.errors import BusyError, CiuicError, ConfigError, CorruptionError, UsageError
-from ciuic.store import create_store
+from ciuicd.known import KnownStores
 from ciuicd.notify import Notifier
 from ciuicd.service import Service, sentence
 
@@ -74,7 +74,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.link_frozen is not None:
         _link_frozen(path, options.link_frozen)
         return 0
-    service = Service(load_settings(path), clock=SystemClock(), notifier=Notifier(os.environ))
+    service = Service(
+        load_settings(path),
+        clock=SystemClock(),
+        notifier=Notifier(os.environ),
+        known=KnownStores(os.environ),
+    )
     _handle_signals(service)
     if options.once:
         return 3 if service.run_once().trouble_count else 0
@@ -84,7 +89,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="ciuicd", description="Takes a snapshot whenever one is due."
+        prog="ciuicd",
+        description="Takes a snapshot whenever one is due. Makes the store on the first start, and"
+        " never again: it remembers in $STATE_DIRECTORY/stores.json where one was.",
     )
     parser.add_argument(
         "--config",
@@ -118,7 +125,7 @@ def _link_store(config: str, link: str) -> None:
     # only its own exit code tells the service manager whether trying again makes sense.
     with contextlib.suppress(CiuicError):
         store = read_store_path(config)
-        create_store(store, SystemClock())
+        KnownStores(os.environ).prepare(store, SystemClock())
         durable.remove_file(link)
         os.symlink(store, link)
 

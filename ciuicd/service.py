@@ -9,8 +9,9 @@ Guarantees:
       snapshot comes at its time.
     - ``stop`` ends a snapshot that is being taken; nothing of it is committed, and the store is
       as it was.
-    - A store that has gone is never made anew: an empty store on the disk below a lost mount
-      would look like all is well. Once it is back it is served again.
+    - A store that has gone is never made anew, and another one in its place is not served: a store
+      on the disk below a lost mount would look like all is well. Once it is back it is served
+      again.
 """
 
 import contextlib
@@ -28,13 +29,15 @@ from ciuic.config import Settings, load_settings
 from ciuic.errors import BusyError, CancelledError, CiuicError, ConfigError, StoreError
 from ciuic.model import TakeReport, path_text
 from ciuic.priority import describe_schedulers, lower_priority
-from ciuic.store import create_store, open_store
+from ciuic.store import open_store
+from ciuic.store.header import read_header
 from ciuic.store.layout import DAEMON_LOCK, HEADER
 from ciuic.store.lock import Lock
 from ciuic.units import format_bytes, format_duration, format_files
 from ciuic.verbs.take import TakeRequest, take_snapshot
 from ciuicd.control import Job, Server
 from ciuicd.followup import TAG, FollowUps
+from ciuicd.known import KnownStores
 from ciuicd.notify import Notifier
 from ciuicd.schedule import covers, is_due, next_due_ns
 from ciuicd.space import Space
@@ -61,10 +64,14 @@ class Service:
     thread, ``run_once`` and ``serve`` from the main thread only.
     """
 
-    def __init__(self, settings: Settings, *, clock: Clock, notifier: Notifier) -> None:
+    def __init__(
+        self, settings: Settings, *, clock: Clock, notifier: Notifier, known: KnownStores
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._notifier = notifier
+        self._known = known
+        self._store_id = ""
         # None only wakes the main thread. Bounded by how many clients the server has.
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._stopping = False
@@ -101,7 +108,7 @@ class Service:
         Raises:
             CiuicError: No snapshot was taken.
         """
-        create_store(self._settings.snapshot_dir, self._clock)
+        self._known.prepare(self._settings.snapshot_dir, self._clock)
         self._lower_priority()
         report = self._take(Job())
         self._upkeep.after_snapshot(self._settings)
@@ -112,9 +119,9 @@ class Service:
 
         Raises:
             BusyError: Another daemon serves the store.
-            StoreError: There is no store, and none can be made.
+            StoreError: There is no store, and none can be made, or another one is missing.
         """
-        create_store(self._settings.snapshot_dir, self._clock)
+        self._store_id = self._known.prepare(self._settings.snapshot_dir, self._clock)
         with self._watchdog():
             try:
                 self._occupy()
@@ -218,7 +225,7 @@ class Service:
         elif self._follow_ups.is_due():
             self._take_follow_up()
             return
-        elif self._inbox.empty() and self._upkeep.is_due(self._settings):
+        elif self._inbox.empty() and self._upkeep.is_due(self._settings) and self._is_there():
             self._upkeep.run(self._settings, self._has_better_to_do, lambda: self._stopping)
             self._show_status()
             return
@@ -374,7 +381,7 @@ class Service:
 
         Raises:
             BusyError: Another daemon does.
-            StoreError: There is no store.
+            StoreError: There is no store, or another one.
         """
         if self._server is not None and self._server.intact:
             return
@@ -384,6 +391,11 @@ class Service:
             raise StoreError(
                 f"the store {path} has gone",
                 hint="Mount its file system again; or start the daemon again to make a new store.",
+            )
+        if read_header(path).store_id != self._store_id:
+            raise StoreError(
+                f"there is another store at {path} by now",
+                hint="Mount the file system of the first one again; or start the daemon again.",
             )
         lock = Lock(os.path.join(path, DAEMON_LOCK))
         try:
@@ -395,6 +407,13 @@ class Service:
             ) from error
         self._lock = lock
         self._server = Server(path, self, self._clock)
+
+    def _is_there(self) -> bool:
+        """It is the store that was served: no other is to be pruned."""
+        with contextlib.suppress(CiuicError):
+            self._occupy()
+            return True
+        return False
 
     def _vacate(self) -> None:
         if self._server is not None:

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from ciuic.config import load_settings
+from ciuicd.known import KnownStores
 from ciuicd.notify import Notifier
 from ciuicd.service import Service
 from tests.kit.clock import ManualClock
@@ -62,7 +63,10 @@ def test_the_watchdog_is_kept_quiet_only_while_the_main_thread_moves(tmp_path, e
     config.write_text(f"snapshot_dir = {tmp_path}/store\n")
     clock = ManualClock()
     environ = {"NOTIFY_SOCKET": ear.getsockname(), "WATCHDOG_USEC": "20000"}
-    service = Service(load_settings(str(config)), clock=clock, notifier=Notifier(environ))
+    known = KnownStores({})
+    service = Service(
+        load_settings(str(config)), clock=clock, notifier=Notifier(environ), known=known
+    )
     with service._watchdog():
         assert ear.recv(100) == b"WATCHDOG=1"
         # What the main thread looks like after half an hour in one call.

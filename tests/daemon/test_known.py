@@ -1,0 +1,166 @@
+"""A store whose file system is missing: no other one takes its place."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ciuic.scan import mount_points_of
+from ciuic.store import create_store
+from ciuic.store.header import read_header
+from tests.kit.clock import ManualClock
+from tests.kit.daemon import Machine, wait_until
+from tests.kit.filesystems import tmpfs
+
+
+def state_of(machine: Machine) -> Path:
+    state = machine.directory / "state"
+    state.mkdir(exist_ok=True)
+    return state
+
+
+def run(machine: Machine, *arguments: str, **environ: str) -> tuple[int, str]:
+    """What a daemon ends with and says that is expected to end by itself."""
+    daemon = machine.launch({"STATE_DIRECTORY": str(state_of(machine)), **environ}, arguments)
+    return daemon.exit_code(), daemon.log()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",)], ids=["daemon", "once"])
+def test_where_a_store_was_served_none_is_made_anew(machine, arguments):
+    assert run(machine, "--once")[0] == 0
+    wanted = read_header(str(machine.store)).store_id
+    away = machine.directory / "away"
+    machine.store.rename(away)
+    for is_there in (False, True):
+        if is_there:
+            machine.store.mkdir()  # the mount point itself
+        code, log = run(machine, *arguments)
+        assert code == 1
+        assert f"{machine.store} holds no store, and held store {wanted[:8]} before" in log
+        assert f"remove {state_of(machine)}/stores.json" in log
+        assert "Traceback" not in log
+        assert run(machine, "--link-store", str(machine.directory / "link")) == (0, "")
+        assert not (machine.directory / "link").is_symlink()
+        assert not machine.store.exists() or os.listdir(machine.store) == []
+
+    machine.store.rmdir()
+    away.rename(machine.store)
+    assert run(machine, "--once")[0] == 0
+    assert len(machine.snapshots()) == 2
+
+
+def test_a_new_store_is_made_once_somebody_says_so(machine):
+    assert run(machine, "--once")[0] == 0
+    shutil.rmtree(machine.store)
+    assert run(machine, "--once")[0] == 1
+    (state_of(machine) / "stores.json").unlink()
+    assert run(machine, "--once")[0] == 0
+    assert len(machine.snapshots()) == 1
+
+
+def test_another_store_in_the_place_of_the_one_that_was_served_is_refused(machine):
+    assert run(machine, "--once")[0] == 0
+    machine.store.rename(machine.directory / "away")
+    create_store(str(machine.store), ManualClock())
+    code, log = run(machine)
+    assert code == 1
+    assert f"{machine.store} holds another store than it did" in log
+    assert machine.snapshots() == []
+    (state_of(machine) / "stores.json").unlink()
+    assert run(machine, "--once")[0] == 0
+    assert run(machine, "--once")[0] == 0
+
+
+def test_stores_are_remembered_each_by_its_path(machine):
+    paths = [machine.store, machine.directory / "second"]
+    for path in paths:
+        machine.configure(snapshot_dir=str(path))
+        assert run(machine, "--once")[0] == 0
+    known = json.loads((state_of(machine) / "stores.json").read_bytes())
+    assert known == {str(path): read_header(str(path)).store_id for path in paths}
+
+
+@pytest.mark.parametrize("content", [b"", b"[1", b"[]", b'{"/": 1}', b"\xff", b"[" * 100_000])
+def test_a_damaged_memory_costs_no_snapshot(machine, content):
+    (state_of(machine) / "stores.json").write_bytes(content)
+    code, log = run(machine, "--once")
+    assert code == 0, log
+    assert "Traceback" not in log
+    assert len(machine.snapshots()) == 1
+
+
+def test_a_memory_that_can_not_be_kept_costs_no_snapshot(machine):
+    code, log = run(machine, "--once", STATE_DIRECTORY=str(machine.directory / "missing"))
+    assert code == 0
+    assert f"{machine.directory}/missing/stores.json can't be written" in log
+
+
+def test_what_fstab_says_is_a_mount_point_is_not_written_to_unmounted(machine):
+    point = machine.directory / "a disk"
+    point.mkdir()
+    machine.store = point / "deep" / "store"
+    machine.configure()
+    table = machine.directory / "fstab"
+    table.write_text(
+        "# /dev/sdz /nowhere ext4 defaults 0 0\n\nproc /proc proc defaults\n"
+        f"UUID=1-2 {str(point).replace(' ', chr(92) + '040')} ext4 defaults,nofail 0 2\n"
+    )
+    for arguments in ((), ("--once",)):
+        code, log = run(machine, *arguments, LIBMOUNT_FSTAB=str(table))
+        assert code == 1
+        assert f"nothing is mounted on {point}" in log
+        assert os.listdir(point) == []
+
+    table.write_text(f"UUID=1-2 {machine.directory}/disk ext4 defaults,nofail 0 2\n/ / ext4\n")
+    assert run(machine, "--once", LIBMOUNT_FSTAB=str(table))[0] == 0
+
+
+@pytest.mark.root
+def test_a_mounted_file_system_gets_its_store_and_is_missed_when_it_is_gone(machine):
+    point = machine.directory / "disk"
+    machine.store = point / "store"
+    machine.configure()
+    table = machine.directory / "fstab"
+    table.write_text(f"none\t{point}\ttmpfs\tnoauto\n")
+    with tmpfs(point, size_mib=64):
+        assert run(machine, "--once", LIBMOUNT_FSTAB=str(table))[0] == 0
+    for environ in ({"LIBMOUNT_FSTAB": str(table)}, {}):
+        code, log = run(machine, "--once", **environ)
+        assert code == 1
+        assert "Mount" in log
+        assert os.listdir(point) == []
+
+
+def test_a_daemon_that_runs_does_not_serve_another_store_that_comes_to_light(machine):
+    machine.configure(snapshot_interval="1s")
+    daemon = machine.start()
+    daemon.wait_for_log("no trouble")
+    away = machine.directory / "away"
+    below = machine.directory / "below"
+    create_store(str(below), ManualClock())
+    machine.store.rename(away)
+    below.rename(machine.store)
+    daemon.wait_for_log(f"there is another store at {machine.store} by now", count=2)
+    assert machine.snapshots() == []
+    shutil.rmtree(machine.store)
+    away.rename(machine.store)
+    count = len(machine.snapshots())
+    wait_until("snapshots go on", lambda: len(machine.snapshots()) > count)
+    assert "Traceback" not in daemon.log()
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "points"),
+    [
+        (b"", []),
+        (b"#/dev/sda / ext4\n  # x /y\n", []),
+        (b"/dev/sda /a ext4 defaults 0 0", [b"/a"]),
+        (b"LABEL=x /with\\040space\t ext4\nUUID=y none swap sw\n", [b"/with space"]),
+        (b"x\n\n \t\nx relative ext4\nx /\xff\\134 y", [b"/\xff\\"]),
+    ],
+)
+def test_a_table_of_file_systems_is_read_as_it_is_written(table, points):
+    assert mount_points_of(table) == points
