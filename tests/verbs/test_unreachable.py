@@ -15,7 +15,7 @@ from ciuic.verbs.prune import PruneReport, apply_prune, plan_prune
 from ciuic.verbs.repair import RepairPlan, plan_repair
 from ciuic.verbs.scrub import ScrubReport, scrub
 from tests.kit.box import Box
-from tests.kit.damage import pack_of, packs
+from tests.kit.damage import pack_of
 from tests.kit.filesystems import Disk, disk
 from tests.kit.program import ciuic
 from tests.kit.trees import Photo, differences, photograph
@@ -217,9 +217,10 @@ def test_a_manifest_that_can_not_be_read_is_read_again_before_it_is_called_damag
 def test_an_error_of_the_disk_on_one_pack_stops_no_writer_but_prune(
     box: Box, what: str, command: str
 ) -> None:
-    (box.source / "file").write_bytes(os.urandom(100_000))
+    content = os.urandom(100_000)
+    (box.source / "file").write_bytes(content)
     box.take()
-    pack = max(packs(box.store))
+    pack = pack_of(box.store, content)
     before = sorted(os.listdir(box.store / "packs"))
     calls = {"stat": "newfstatat,?lstat,?statx", "open": "openat"}[what]
     options = ("-f", "-qq", "-o", "/dev/null", "-P", str(pack), "-e", f"trace={calls}")
@@ -233,6 +234,7 @@ def test_an_error_of_the_disk_on_one_pack_stops_no_writer_but_prune(
     else:
         assert done.code == 4, done
         assert pack.name in done.out
+        assert ("nothing was removed" in done.out) is (command == "prune")
     assert set(before) <= set(os.listdir(box.store / "packs"))
     assert box.verify().ok
     assert box.ciuic("prune").code == 0
