@@ -206,6 +206,16 @@ def test_the_whole_life_of_the_service(boot, config):
     assert systemd.show("Result") == "success"
     assert systemd.show("ExecMainStatus") == "0"
     assert systemd.run("test", "-e", f"{store}/control.sock").returncode == 1
+
+    # Gone, as on a disk that is not mounted, the store is not made anew before or in the sandbox.
+    systemd.output("mv", store, "/gone")
+    assert systemd.run("systemctl", "start", "ciuicd").returncode != 0
+    systemd.wait_for_journal(f"{store} holds no store, and held store ")
+    assert systemd.run("test", "-e", store).returncode == 1
+    systemd.output("systemctl", "stop", "ciuicd")
+    systemd.output("mv", "/gone", store)
+    systemd.output("systemctl", "start", "ciuicd")
+    assert systemd.show("ActiveState") == "active"
     assert "Traceback" not in systemd.journal()
 
 
