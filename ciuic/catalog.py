@@ -21,7 +21,7 @@ from ciuic.errors import (
     UnknownFormatError,
     UsageError,
 )
-from ciuic.model import SnapshotSummary
+from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store import Store
 from ciuic.store.index import IndexDamagedError
 
@@ -45,7 +45,7 @@ _decoder = msgspec.msgpack.Decoder(SnapshotSummary)
 
 
 def list_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Every committed snapshot whose manifest can be read, newest first."""
+    """Every committed snapshot whose manifest can be read, newest first by the time taken."""
     return _survey(store, _recorded(store))[0]
 
 
@@ -76,8 +76,8 @@ def lost_manifest(store: Store, snapshot_id: str) -> CorruptionError:
 
 
 def latest_snapshot(store: Store) -> SnapshotSummary | None:
-    """The newest committed snapshot; None in a store without any."""
-    return next(iter(list_snapshots(store)), None)
+    """The snapshot that was committed last; None in a store without any."""
+    return next(iter(newest_first(list_snapshots(store))), None)
 
 
 def chain_lengths(snapshots: Iterable[SnapshotSummary]) -> dict[str, int]:
@@ -96,8 +96,9 @@ def chain_lengths(snapshots: Iterable[SnapshotSummary]) -> dict[str, int]:
 def find_snapshot(store: Store, text: str) -> SnapshotSummary:
     """The snapshot that ``text`` means: an ID, a prefix of one, ``latest``, or a time.
 
-    A time means the newest snapshot that is not after it; ``latest-valid`` the newest one that can
-    be restored whole, as far as is known without reading its files' content.
+    A time means the newest snapshot that is not after it. ``latest`` is the one that was committed
+    last, which is another one where the clock was set back since; ``latest-valid`` the last one
+    that can be restored whole, as far as is known without reading its files' content.
 
     Raises:
         UsageError: ``text`` can't mean a snapshot.
@@ -112,6 +113,7 @@ def find_snapshot(store: Store, text: str) -> SnapshotSummary:
             raise SnapshotNotFoundError(
                 "the store has no snapshot yet", hint="Take one with 'ciuic snapshot'."
             )
+        snapshots = newest_first(snapshots)
         return snapshots[0] if text == LATEST else _latest_valid(store, snapshots)
     until_ns = from_local_text(text)
     if until_ns is None:

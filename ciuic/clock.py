@@ -12,12 +12,14 @@ __all__ = [
     "Clock",
     "SystemClock",
     "from_local_text",
+    "is_future",
     "local_time_text",
     "natural_period",
     "rfc3339",
 ]
 
 _NS = 1_000_000_000
+_FUTURE_NS = 60 * _NS
 _PERIODS = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
 
 
@@ -62,6 +64,14 @@ def rfc3339(taken_ns: int) -> str:
     """RFC 3339 in UTC with microseconds and offset, the form in JSON documents."""
     moment = datetime.fromtimestamp(taken_ns // _NS, tz=UTC)
     return moment.replace(microsecond=taken_ns % _NS // 1000).isoformat(timespec="microseconds")
+
+
+def is_future(moment_ns: int, now_ns: int) -> bool:
+    """Whether the clock was ahead when a moment was noted, or is behind now.
+
+    By up to a minute it counts as right: nobody wonders at a clock that is set back by seconds.
+    """
+    return moment_ns > now_ns + _FUTURE_NS
 
 
 def natural_period(taken_ns: int, unit: str) -> str:

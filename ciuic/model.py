@@ -5,6 +5,7 @@ in this order (docs/format.md, "Tree nodes"); its fields may be added to, never 
 """
 
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ __all__ = [
     "Trouble",
     "VerifyReport",
     "VerifySnapshot",
+    "newest_first",
     "path_text",
 ]
 
@@ -327,6 +329,30 @@ class RestoreReport(msgspec.Struct):
             "notes": [one.as_json() for one in self.notes],
             "flux": [path_text(one) for one in self.flux],
         }
+
+
+def newest_first(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:
+    """By the time taken, but none before one that names it as its parent.
+
+    A parent was there first, whatever the clock said: so one that was taken while the clock was
+    ahead comes behind those that were taken after it.
+    """
+    ordered = sorted(snapshots, key=lambda one: (one.taken_ns, one.id), reverse=True)
+    children: dict[str | None, list[SnapshotSummary]] = {}
+    for one in reversed(ordered):
+        children.setdefault(one.parent, []).append(one)
+    found: dict[str, SnapshotSummary] = {}
+    for one in ordered:
+        waiting = [one]
+        while waiting:
+            # Once for each snapshot: parents that go round in a circle are a lie that ends too.
+            later = children.pop(waiting[-1].id, [])
+            if later:
+                waiting += later
+            else:
+                last = waiting.pop()
+                found.setdefault(last.id, last)
+    return list(found.values())
 
 
 def path_text(path: bytes) -> str:

@@ -35,6 +35,11 @@ __all__ = ["forget", "pin", "tag"]
     callback=given,
     help="7d, last:3, hourly:24, daily:7, weekly:4, monthly:6, or some.  [default: as configured]",
 )
+@click.option(
+    "--last-whole",
+    is_flag=True,
+    help="Forget those named even if no other snapshot of just these directories is whole.",
+)
 @click.option("--undo", metavar="ID", callback=given, help="Bring a forgotten snapshot back.")
 @click.option("--prune", is_flag=True, help="Prune the store afterwards, as 'ciuic prune' does.")
 @trash_option
@@ -47,6 +52,7 @@ def forget(
     snapshot_ids: tuple[str, ...],
     dry_run: bool,
     policy: str | None,
+    last_whole: bool,
     undo: str | None,
     prune: bool,
     trash_s: float | None,
@@ -57,13 +63,16 @@ def forget(
 
     A forgotten snapshot is not listed any more. It lies in the trash and can be brought back until
     'ciuic prune' takes its data. What is pinned is never forgotten, nor the newest snapshot, nor
-    the newest that is whole. A snapshot whose manifest is lost keeps 'ciuic prune' from its work;
+    the newest that is whole. Nor is the newest whole one of each set of directories, unless you
+    say --last-whole. No policy takes what is dated in the future: the clock is or was wrong.
+    A snapshot whose manifest is lost keeps 'ciuic prune' from its work;
     named by its whole ID it is given up, for good.
     """
-    if sum(map(bool, (snapshot_ids, policy, undo))) > 1 or (undo and (dry_run or prune)):
+    too_many = sum(map(bool, (snapshot_ids, policy, undo))) > 1
+    if too_many or (undo and (dry_run or prune)) or (last_whole and not snapshot_ids):
         raise UsageError(
-            "IDs, --policy and --undo exclude each other, and --undo goes with neither --dry-run"
-            " nor --prune",
+            "IDs, --policy and --undo exclude each other; --undo goes with neither --dry-run nor"
+            " --prune, and --last-whole with IDs alone",
             hint="'ciuic forget --help' shows what goes together.",
         )
     if trash_s is not None and not prune:
@@ -85,7 +94,7 @@ def forget(
         session.opened(write=prune or not dry_run, wait_s=wait_s) as store,
     ):
         if rule is None:
-            plan = plan_forget_by_id(store, snapshot_ids)
+            plan = plan_forget_by_id(store, snapshot_ids, now_ns, last_whole=last_whole)
         else:
             plan = plan_forget(store, rule, now_ns)
         if not dry_run:

@@ -103,7 +103,7 @@ def stats(session: Session, *, detail: bool, as_json: bool) -> None:
     stored as differences, how long their chains are, and how much must be read to rebuild it, as
     a multiple of what it would take without differences (estimated by what the chains end at).
     """
-    from ciuic.catalog import list_snapshots
+    from ciuic.catalog import latest_snapshot, list_snapshots
     from ciuic.verbs.scrub import health
 
     weights = None
@@ -115,7 +115,8 @@ def stats(session: Session, *, detail: bool, as_json: bool) -> None:
             from ciuic.cli.progress import progress
             from ciuic.verbs.weigh import weigh
 
-            newest = snapshots[0].id if snapshots else None
+            latest = latest_snapshot(store)
+            newest = None if latest is None else latest.id
             with progress("weigh", quiet=as_json) as reporter:
                 weights = weigh(store, newest, progress=reporter.update)
     document: dict[str, Any] = {

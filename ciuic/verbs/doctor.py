@@ -18,9 +18,9 @@ from ciuic.capture.kernel import has_writer
 from ciuic.capture.providers import IN_PLACE, REFLINK, SUBVOLUME, choose
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.chunking.content import IS_COMPILED
-from ciuic.clock import Clock, local_time_text
+from ciuic.clock import Clock, is_future, local_time_text
 from ciuic.errors import CiuicError
-from ciuic.model import SnapshotSummary, path_text
+from ciuic.model import SnapshotSummary, newest_first, path_text
 from ciuic.priority import describe_schedulers, schedulers_of
 from ciuic.scan import Mount, PseudoMounts, mount_of, mounts
 from ciuic.store import Store, layout, open_store
@@ -39,7 +39,6 @@ PROBLEM: Final = "problem"
 LEVELS: Final = (OK, NOTE, WARNING, PROBLEM)
 
 _NS: Final = 1_000_000_000
-_FUTURE_NS: Final = 60 * _NS
 _CHECKED_S: Final = 60 * 86_400
 """Every pack should have been read in this time: rot that parity can mend gets no better."""
 _FREE_FRACTION: Final = 0.05
@@ -108,7 +107,7 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
             with open_store(subject.store_path) as store:
                 snapshots = list_snapshots(store)
                 if plan is None and snapshots:
-                    roots = snapshots[0].roots
+                    roots = newest_first(snapshots)[0].roots
                 yield from _store(store, roots)
                 yield from _snapshots(store, snapshots, plan, clock.now_ns())
                 yield from _checks(health(store), clock.now_ns())
@@ -184,18 +183,22 @@ def _snapshots(
     for name, what in sorted(damaged_manifests(store).items()):
         advice = "Run 'ciuic repair': the store keeps copies of manifests with the parity."
         yield Finding(PROBLEM, "snapshots", f"the manifest of {name} is damaged: {what}", advice)
-    future = [one for one in snapshots if one.taken_ns > now_ns + _FUTURE_NS]
+    future = [one for one in snapshots if is_future(one.taken_ns, now_ns)]
     if future:
         when = local_time_text(future[0].taken_ns)
         what = f"{len(future)} of the future, the newest of {when}: the clock is wrong or was"
-        yield Finding(WARNING, "clock", what, "Set the clock, and see that it is kept (chronyd).")
+        advice = (
+            "Set the clock, and see that it is kept (chronyd). No policy takes them before their"
+            " time: 'ciuic forget ID' does."
+        )
+        yield Finding(WARNING, "clock", what, advice)
     else:
         yield Finding(OK, "clock", "no snapshot is of the future")
     if not snapshots:
         yield Finding(WARNING, "snapshots", "there is none yet", "Run 'ciuic snapshot'.")
         return
     yield from _ages([one for one in snapshots if one not in future], plan, now_ns)
-    newest = snapshots[0]
+    newest = newest_first(snapshots)[0]
     yield from _trouble(store, newest)
     if plan is not None:
         held = [root.rstrip(b"/") + b"/" for root in newest.roots]

@@ -2,10 +2,12 @@
 
 A forgotten snapshot is not listed any more and lies in the trash, whole; ``prune`` takes its data
 when its time there is over. Never forgotten are: what is pinned, the newest snapshot, and the
-newest that is whole.
+newest that is whole. Nor is the newest whole one of each set of roots, or the only one, unless that
+is asked for.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +15,7 @@ from ciuic.catalog import find_snapshot, list_snapshots, lost_snapshots, remembe
 from ciuic.clock import rfc3339
 from ciuic.errors import SnapshotNotFoundError, UsageError
 from ciuic.model import SnapshotSummary
-from ciuic.retention import Decision, Policy, plan_retention
+from ciuic.retention import NEWEST, PINNED, WHOLE, Policy, plan_retention, protected
 from ciuic.store import Store
 from ciuic.store.survey import Survey, known_lost
 
@@ -54,11 +56,10 @@ def plan_forget(store: Store, policy: Policy, now_ns: int) -> ForgetPlan:
         StoreError: The store can't be read.
     """
     snapshots = list_snapshots(store)
-    decisions = plan_retention(snapshots, policy, now_ns, good=[one.id for one in snapshots])
+    decisions = plan_retention(snapshots, policy, now_ns, is_good=lambda _: True)
     if not all(one.keep for one in decisions):
         # Whether a snapshot is whole is worth a walk only if something is going to go.
-        good = _newest_whole(store, decisions)
-        decisions = plan_retention(snapshots, policy, now_ns, good=good)
+        decisions = plan_retention(snapshots, policy, now_ns, is_good=_soundness(store))
     older = policy.younger_s is not None and not policy.counts
     gone = f"older than {policy.text}" if older else f"no rule of {policy.text} keeps it"
     return ForgetPlan(
@@ -67,10 +68,13 @@ def plan_forget(store: Store, policy: Policy, now_ns: int) -> ForgetPlan:
     )
 
 
-def plan_forget_by_id(store: Store, names: Sequence[str]) -> ForgetPlan:
+def plan_forget_by_id(
+    store: Store, names: Sequence[str], now_ns: int, *, last_whole: bool = False
+) -> ForgetPlan:
     """Decide by name: IDs, prefixes of them, or times.
 
     One whose manifest is lost, without a copy, is given up if its whole ID is named.
+    With ``last_whole`` also the newest that is whole of its set of roots, unless it is so of all.
 
     Raises:
         UsageError: One of them is pinned, the newest, or the newest that is whole.
@@ -88,20 +92,13 @@ def plan_forget_by_id(store: Store, names: Sequence[str]) -> ForgetPlan:
         raise UsageError(
             "that would forget every snapshot", hint="A store without any brings nothing back."
         )
-    keep_none = Policy(None, {}, "")
-    decisions = plan_retention(snapshots, keep_none, 0, good=[one.id for one in snapshots])
-    good = _newest_whole(store, decisions)
-    decisions = plan_retention(snapshots, keep_none, 0, good=good)
-    for one in decisions:
-        if one.keep and one.snapshot.id in chosen:
-            raise _refused(one)
+    kept = protected(snapshots, now_ns, is_good=_soundness(store), each_set=not last_whole)
+    for one in snapshots:
+        if one.id in chosen and one.id in kept:
+            raise _refused(one.id, kept[one.id][0])
     return ForgetPlan(
-        kept=tuple(
-            [(one.snapshot, "not named") for one in decisions if one.snapshot.id not in chosen]
-        ),
-        forgotten=tuple(
-            [(one.snapshot, "named") for one in decisions if one.snapshot.id in chosen]
-        ),
+        kept=tuple([(one, "not named") for one in snapshots if one.id not in chosen]),
+        forgotten=tuple([(one, "named") for one in snapshots if one.id in chosen]),
         given_up=tuple(given_up),
     )
 
@@ -138,33 +135,22 @@ def bring_back(store: Store, name: str) -> SnapshotSummary:
     return summary
 
 
-def _newest_whole(store: Store, decisions: Sequence[Decision]) -> list[str]:
-    """Of the snapshots, newest first, those that may be what is kept as the newest whole one.
-
-    Walks as many as it takes to find one that is whole and without trouble: the first, as a rule.
-    """
+def _soundness(store: Store) -> Callable[[str], bool]:
+    """Whether a snapshot is whole; it takes a walk, so ask only about those that matter."""
     survey = Survey(store, known_lost(store))
-    found = []
-    for one in decisions:
-        if survey.is_sound(one.snapshot.id):
-            found.append(one.snapshot.id)
-            if not one.snapshot.trouble_count:
-                break
-    return found
+    return functools.cache(survey.is_sound)
 
 
-def _refused(decision: Decision) -> UsageError:
-    name = decision.snapshot.id
-    if "pinned" in decision.why:
+def _refused(name: str, why: str) -> UsageError:
+    if why == PINNED:
         return UsageError(f"{name} is pinned", hint=f"'ciuic pin --remove {name}' comes first.")
-    if "the newest" in decision.why:
-        return UsageError(
-            f"{name} is the newest snapshot", hint="Take another one, then forget this one."
-        )
-    return UsageError(
-        f"{name} is the newest snapshot that is whole",
-        hint="Take another one; 'ciuic verify --all' tells what is wrong with those after it.",
-    )
+    hint = {
+        NEWEST: "Take another one, then forget this one.",
+        WHOLE: "Take another one; 'ciuic verify --all' tells what is wrong with those after it.",
+    }.get(why, "Take another one of these; or give it up: 'ciuic forget --last-whole'.")
+    if why.startswith(NEWEST):
+        why = f"{NEWEST} snapshot{why.removeprefix(NEWEST)}"
+    return UsageError(f"{name} is {why}", hint=hint)
 
 
 def _line(one: SnapshotSummary, why: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Final
 import ciuic
 from ciuic.capture import SUBVOLUME, Freezer, RootView
 from ciuic.catalog import list_snapshots, remember
-from ciuic.clock import Clock
+from ciuic.clock import Clock, is_future
 from ciuic.errors import UsageError
 from ciuic.limits import raise_open_files_limit
 from ciuic.memory import prepare_for_bulk
@@ -175,6 +175,8 @@ def take_snapshot(
     taken_ns = clock.now_ns()
     snapshots = list_snapshots(store)
     snapshot_id = store.new_snapshot_id()
+    # By the time taken: each one names the one of the future as long as it is there, and so comes
+    # before it in ``newest_first``, whatever was forgotten between them.
     parent = snapshots[0] if snapshots else None
     is_base = request.base or _base_is_due(snapshots, request.base_interval_s, taken_ns)
     old = _old_trees(store, snapshots, roots)
@@ -304,10 +306,11 @@ def _exclusions(patterns: tuple[str, ...]) -> Exclusions:
 
 def _base_is_due(snapshots: list[SnapshotSummary], base_interval_s: float, taken_ns: int) -> bool:
     """No base is younger than the interval; one of a clock that was ahead is not young for that."""
-    ages_ns = [taken_ns - one.taken_ns for one in snapshots if one.kind == "base"]
-    if not ages_ns or not base_interval_s:
-        return not ages_ns
-    return not any(0 <= age_ns < int(base_interval_s * _NS) for age_ns in ages_ns)
+    bases_ns = [one.taken_ns for one in snapshots if one.kind == "base"]
+    if not bases_ns or not base_interval_s:
+        return not bases_ns
+    since_ns = taken_ns - int(base_interval_s * _NS)
+    return not any(since_ns < one and not is_future(one, taken_ns) for one in bases_ns)
 
 
 def _old_trees(

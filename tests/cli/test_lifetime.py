@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from ciuic.errors import StoreFullError
 from ciuic.store.sealed import seal
 from tests.cli.test_terminal import ESCAPE, on_terminal, plain
+from tests.kit.box import Box
+from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte
 from tests.kit.installed import Outcome, Place, contents, run, run_here
 
@@ -80,6 +83,31 @@ def test_a_dry_run_shows_each_snapshot_and_why(taken: Place) -> None:
         "pinned",
     ]
     assert taken.ids() == known
+
+
+def test_what_is_of_the_future_and_what_is_the_last_of_its_directories(tmp_path: Path) -> None:
+    """The table says why they stay, ``latest`` is neither, and by name both can go."""
+    box = Box(tmp_path)
+    other = tmp_path / HOSTILE_TAG
+    other.mkdir()
+    now_ns, days_ns = time.time_ns(), 2 * 86_400 * 10**9
+    alone = box.take(other, clock=ManualClock(now_ns - days_ns)).id
+    ahead = box.take(clock=ManualClock(now_ns + days_ns)).id
+    newest = box.take().id
+    done = box.ciuic("forget", "--dry-run", "--policy", "1d")
+    assert [(row[0], row[-1].strip()) for row in table(done.out)] == [
+        (ahead, "dated in the future"),
+        (newest, "younger than 1d; the newest; the newest that is whole"),
+        (alone, f"the only snapshot of {tmp_path}/\\x1b[31mred\\x1b]0;title\\x07"),
+    ]
+    assert done.err == "would forget 0 snapshots and keep 3\n"
+    assert box.ciuic("show", "latest", "--json").document["id"] == newest
+    done = box.ciuic("forget", alone)
+    assert (done.code, "\x1b" in done.err) == (2, False)
+    assert f"{alone} is the only snapshot of {tmp_path}" in done.err
+    assert "'ciuic forget --last-whole'" in done.err
+    assert box.ciuic("forget", "--last-whole", alone, ahead).code == 0
+    assert [one.id for one in box.snapshots()] == [newest]
 
 
 def test_forget_and_prune_at_once_is_the_one_and_then_the_other(taken: Place) -> None:
@@ -209,6 +237,7 @@ CASES = {
     "a typo": (["--policy", "last:2, hourli:24"], 2, "'hourli' is none of", "Nothing was forgot"),
     "a policy of nothing": (["--policy", "0"], 2, "keeps nothing"),
     "an empty policy": (["--policy", ""], 2, "is empty"),
+    "a last one without a name": (["--last-whole"], 2, "--last-whole with IDs alone"),
     "both": (["{2}", "--policy", "last:2"], 2, "exclude each other"),
     "an undo and more": (["{2}", "--undo", "{2}"], 2, "exclude each other"),
     "an undo that is dry": (["--undo", "{2}", "--dry-run"], 2, "exclude each other"),

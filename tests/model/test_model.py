@@ -343,8 +343,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @patiently
     def _forget(self, name: str) -> None:
+        now_ns = self.box.clock.now_ns()
         with open_store(str(self.box.store), write=True) as store:
-            apply_forget(store, plan_forget_by_id(store, [name]), self.box.clock.now_ns())
+            apply_forget(store, plan_forget_by_id(store, [name], now_ns), now_ns)
 
     @rule(policy=st.sampled_from(["last:1", "last:3", "hourly:2, last:1", "15s"]))
     def forget_by_policy(self, policy: str) -> None:
@@ -377,7 +378,7 @@ class StoreMachine(RuleBasedStateMachine):
     @patiently
     def _may_be_forgotten(self, name: str) -> None:
         with open_store(str(self.box.store)) as store:
-            plan_forget_by_id(store, [name])
+            plan_forget_by_id(store, [name], self.box.clock.now_ns())
 
     @rule(at=which)
     @only_if(lambda self: self.trash)

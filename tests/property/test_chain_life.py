@@ -36,8 +36,9 @@ class Life:
         """One thing that happens."""
         if what == "forget" and len(self.known) > 1:
             name = list(self.known)[int(self.dice.integers(len(self.known) - 1))]
+            now_ns = self.box.clock.now_ns()
             with open_store(str(self.box.store), write=True) as store:
-                apply_forget(store, plan_forget_by_id(store, [name]), self.box.clock.now_ns())
+                apply_forget(store, plan_forget_by_id(store, [name], now_ns), now_ns)
             del self.known[name]
         elif what == "prune":
             with open_store(str(self.box.store), write=True) as store:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.clock import SystemClock, from_local_text, local_time_text, rfc3339
+from ciuic.clock import SystemClock, from_local_text, is_future, local_time_text, rfc3339
 
 NS = 10**9
 
@@ -92,3 +92,10 @@ def test_what_documents_show_is_the_time_to_the_microsecond(taken_ns):
     assert found is not None
     assert found >= taken_ns
     assert found - taken_ns < NS
+
+
+def test_a_moment_is_of_the_future_if_it_is_more_than_a_minute_ahead():
+    now_ns = utc_ns(2026, 6, 15, 14, 30)
+    assert is_future(now_ns + 60 * NS + 1, now_ns)
+    assert not is_future(now_ns + 60 * NS, now_ns)
+    assert not is_future(now_ns - 1, now_ns)

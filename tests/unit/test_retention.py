@@ -8,26 +8,29 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ciuic.model import SnapshotSummary
-from ciuic.retention import parse_policy, plan_retention
+from ciuic.retention import parse_policy, plan_retention, protected
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
+MINUTE = 60 * SECOND
 DAY = 24 * HOUR
 NOW_NS = 1_781_533_800 * SECOND
 HOME, OTHER = (b"/home",), (b"/other",)
+BOTH = (*HOME, *OTHER)
 
 
-def taken(when, *, name=None, roots=HOME, pinned=False, trouble=0):
+def taken(when, *, name=None, roots=HOME, pinned=False, trouble=0, parent=None):
     """A snapshot of a moment: ``2026-06-15 14:30``, or in nanoseconds."""
     if isinstance(when, str):
         when = int(datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()) * SECOND
     name = name or f"cs-{when % (1 << 64):016x}"
-    return SnapshotSummary(name, "base", None, when, 1, 1, 1, 1, (), trouble, roots, 0, pinned)
+    return SnapshotSummary(name, "base", parent, when, 1, 1, 1, 1, (), trouble, roots, 0, pinned)
 
 
 def decide(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
-    good = [one.id for one in snapshots if one.id not in damaged]
-    return plan_retention(snapshots, parse_policy(policy), now_ns, good=good)
+    return plan_retention(
+        snapshots, parse_policy(policy), now_ns, is_good=lambda name: name not in damaged
+    )
 
 
 def kept(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
@@ -261,8 +264,47 @@ def test_a_duration_keeps_what_is_younger_to_the_nanosecond():
 
 def test_what_was_taken_in_the_future_counts_as_young():
     """The clock went wrong once: nobody's snapshot goes for that."""
-    snapshots = [taken(NOW_NS + 400 * DAY), taken(NOW_NS + DAY), taken(NOW_NS - 2 * DAY)]
-    assert kept(snapshots, "1d") == [NOW_NS + DAY, NOW_NS + 400 * DAY]
+    snapshots = [taken(NOW_NS + 400 * DAY), taken(NOW_NS + DAY), taken(NOW_NS)]
+    assert kept(snapshots, "1d") == [NOW_NS, NOW_NS + DAY, NOW_NS + 400 * DAY]
+
+
+def test_what_is_dated_in_the_future_takes_the_place_of_nothing():
+    """The clock was ahead for a while: what is taken after that must not go at once."""
+    ahead = [taken(NOW_NS + day * DAY) for day in range(365, 370)]
+    before = [taken(NOW_NS - day * DAY) for day in range(3)]
+    for policy in ("last:2", "daily:2", "2d", "last:1, 2d"):
+        decisions = decide([*before, *ahead], policy)
+        assert [one.why for one in decisions[:5]] == [
+            ("dated in the future", "the newest"),
+            *[("dated in the future",)] * 4,
+        ]
+        assert decisions[5].why[-2:] == ("the newest", "the newest that is whole")
+        assert [one.keep for one in decisions[5:]] == [True, True, False]
+
+
+def test_one_of_the_future_is_counted_as_soon_as_its_time_has_come():
+    snapshots = [taken(NOW_NS + DAY), taken(NOW_NS)]
+    assert kept(snapshots, "last:1", NOW_NS) == [NOW_NS, NOW_NS + DAY]
+    assert kept(snapshots, "last:1", NOW_NS + DAY) == [NOW_NS + DAY]
+
+
+def test_a_clock_may_be_a_minute_ahead():
+    snapshots = [taken(NOW_NS + MINUTE), taken(NOW_NS)]
+    assert kept(snapshots, "last:1") == [NOW_NS + MINUTE]
+    snapshots = [taken(NOW_NS + MINUTE + 1), taken(NOW_NS)]
+    assert kept(snapshots, "last:1") == [NOW_NS, NOW_NS + MINUTE + 1]
+
+
+def test_a_clock_that_is_behind_costs_nothing():
+    """A machine that comes up in 1970: what it takes there stays, and all the rest."""
+    real = [taken(NOW_NS - day * DAY, name=f"cs-00000{day}") for day in range(5)]
+    moments = sorted(one.taken_ns for one in real)
+    behind = [taken(hour * HOUR, parent="cs-000000") for hour in range(3)]
+    for policy in ("last:1", "7d", "daily:1"):
+        assert kept([*real, *behind[:1]], policy, HOUR) == [0, *moments]
+    late = decide([*real, *behind], "last:1", NOW_NS)
+    assert [one.snapshot.taken_ns for one in late if one.keep] == [NOW_NS, 2 * HOUR]
+    assert late[5].why == ("the newest",), "it was committed last"
 
 
 def test_snapshots_of_other_roots_are_counted_by_themselves():
@@ -271,7 +313,7 @@ def test_snapshots_of_other_roots_are_counted_by_themselves():
     older = taken("2026-06-15 13:00")
     assert kept([full, part, older], "hourly:1") == times("2026-06-15 14:00", "2026-06-15 14:30")
     assert kept([full, part, older], "last:1") == times("2026-06-15 14:00", "2026-06-15 14:30")
-    both = taken("2026-06-15 14:45", roots=(*HOME, *OTHER))
+    both = taken("2026-06-15 14:45", roots=BOTH)
     assert full.taken_ns in kept([full, part, older, both], "hourly:1")
 
 
@@ -295,6 +337,94 @@ def test_a_snapshot_with_trouble_is_whole_only_if_there_is_no_better_one():
     good, flux, damaged = taken(1), taken(2, trouble=1), taken(3)
     assert kept([good, flux, damaged], "1s", damaged=[damaged.id]) == [1, 3]
     assert kept([flux, damaged], "1s", damaged=[damaged.id]) == [2, 3]
+
+
+def test_of_each_set_of_roots_the_newest_that_is_whole_stays():
+    """Whole ones of another directory are no reason to let go of the last whole one of this."""
+    whole = [taken(NOW_NS - days * DAY) for days in (31, 30)]
+    troubled = [taken(NOW_NS - hours * HOUR, trouble=3) for hours in range(1, 30)]
+    other = taken(NOW_NS, roots=OTHER)
+    decisions = decide([*whole, *troubled, other], "last:1")
+    assert [(one.snapshot.taken_ns, one.why) for one in decisions if one.keep] == [
+        (NOW_NS, ("last 1 of 1", "the newest", "the newest that is whole")),
+        (NOW_NS - HOUR, ("last 1 of 1",)),
+        (NOW_NS - 30 * DAY, ("the newest of /home that is whole",)),
+    ]
+    assert NOW_NS - 30 * DAY in kept([*whole, *troubled, other], "7d")
+    all_troubled = [taken(one.taken_ns, trouble=1) for one in (*whole, *troubled)]
+    assert NOW_NS - HOUR in kept([*all_troubled, other], "1s"), "if there is no better one"
+
+
+def test_one_that_holds_more_roots_will_do_for_fewer_and_none_else():
+    alone, other = taken(NOW_NS - 9 * DAY), taken(NOW_NS - 8 * DAY, roots=OTHER)
+    both = taken(NOW_NS - 7 * DAY, roots=BOTH)
+    assert kept([alone, other, both], "1s") == [both.taken_ns]
+    assert kept([alone, other, both], "1s", damaged=[both.id]) == [
+        alone.taken_ns,
+        other.taken_ns,
+        both.taken_ns,
+    ]
+    spoiled = taken(NOW_NS - 6 * DAY, roots=BOTH, trouble=1)
+    assert kept([alone, other, spoiled], "1s") == [
+        alone.taken_ns,
+        other.taken_ns,
+        spoiled.taken_ns,
+    ]
+    # It may have been left out of one of the directory above it.
+    above = taken(NOW_NS - 5 * DAY, roots=(b"/",))
+    assert alone.taken_ns in kept([alone, above], "1s")
+    # A root less is another set: nothing newer has all of it.
+    assert kept([both, taken(NOW_NS)], "1s") == [both.taken_ns, NOW_NS]
+
+
+def test_many_roots_are_told_in_short():
+    many = tuple(b"/root/%d" % number for number in range(5))
+    decisions = decide([taken(NOW_NS - DAY, roots=many), taken(NOW_NS)], "1s")
+    assert decisions[1].why == ("the only snapshot of /root/0, /root/1, /root/2 and 2 more",)
+
+
+def test_the_only_one_of_its_roots_stays_whatever_is_wrong_with_it():
+    only, now = taken(NOW_NS - DAY, roots=OTHER, trouble=1), taken(NOW_NS)
+    decisions = decide([only, now], "1s", damaged=[only.id])
+    assert decisions[1].why == ("the only snapshot of /other",)
+    others = [taken(NOW_NS - DAY - 1, roots=OTHER), taken(NOW_NS - DAY - 2, roots=BOTH)]
+    for other in others:
+        found = kept([only, now, other], "1s", damaged=[only.id])
+        assert found == [other.taken_ns, NOW_NS], "another one has them, and is sound"
+
+
+def test_another_directory_each_day_does_not_keep_all_of_them_for_ever():
+    """The sets that were taken last count: one that is taken still is never crowded out."""
+    whole = taken(NOW_NS - 400 * DAY)
+    single = [taken(NOW_NS - day * DAY, roots=(b"/run/%d" % day,)) for day in range(2, 302)]
+    now = taken(NOW_NS, trouble=1)
+    found = kept([whole, *single, now], "1s")
+    assert found[0] == whole.taken_ns
+    assert found[-1] == NOW_NS
+    assert found[1:-1] == sorted(one.taken_ns for one in single)[-99:]
+
+
+def test_what_is_protected_is_whole_at_a_time_that_has_come():
+    whole, ahead = taken(NOW_NS - DAY), taken(NOW_NS + DAY)
+    later = taken(NOW_NS, trouble=1, parent=ahead.id)
+
+    def guarded(*snapshots):
+        return protected(snapshots, NOW_NS, is_good=lambda _: True)
+
+    assert guarded(whole, ahead, later) == {
+        later.id: ["the newest"],
+        whole.id: ["the newest that is whole"],
+    }
+    # It is the only one without trouble: what there is besides stays as well.
+    assert guarded(ahead, later) == {
+        later.id: ["the newest", "the newest that is whole"],
+        ahead.id: ["the newest that is whole"],
+    }
+    # Nothing was taken after it.
+    assert guarded(whole, ahead) == {
+        ahead.id: ["the newest"],
+        whole.id: ["the newest", "the newest that is whole"],
+    }
 
 
 def test_without_snapshots_there_is_nothing_to_decide():
@@ -324,7 +454,7 @@ def stores(draw):
         taken(
             draw(MOMENTS),
             name=f"cs-{number:06x}",
-            roots=draw(st.sampled_from([HOME, HOME, HOME, OTHER])),
+            roots=draw(st.sampled_from([HOME, HOME, HOME, OTHER, BOTH])),
             pinned=draw(st.integers(0, 9)) == 0,
             trouble=draw(st.sampled_from([0, 0, 0, 2])),
         )
@@ -354,12 +484,18 @@ def period(rule, moment):
 
 
 def expected(snapshots, rules, damaged):
-    ordered = sorted(snapshots, key=lambda one: (one.taken_ns, one.id))
-    stays = {one.id for one in ordered if one.pinned} | {one.id for one in ordered[-1:]}
+    everything = sorted(snapshots, key=lambda one: (one.taken_ns, one.id))
+    ordered = [one for one in everything if one.taken_ns <= NOW_NS + MINUTE]
+    stays = {one.id for one in everything if one.pinned or one not in ordered}
+    stays |= {one.id for one in ordered[-1:]}
     whole = [one for one in ordered if one.id not in damaged]
-    stays |= {one.id for one in ([one for one in whole if not one.trouble_count] or whole)[-1:]}
-    for roots in (HOME, OTHER):
+    sound = [one for one in whole if not one.trouble_count]
+    for roots in {one.roots for one in snapshots}:
         series = [one for one in ordered if one.roots == roots]
+        holding = [[one for one in some if set(one.roots) >= set(roots)] for some in (sound, whole)]
+        stays |= {one.id for one in (holding[0] or holding[1])[-1:]}
+        holders = [one.id for one in everything if set(one.roots) >= set(roots)]
+        stays |= set(holders if len(holders) == 1 else ())
         for rule, count in rules.items():
             if rule == "last":
                 stays |= {one.id for one in series[-count:]}

@@ -76,9 +76,9 @@ def trash(box: Box) -> list[str]:
         return [one.id for one in store.trash()]
 
 
-def forget(box: Box, *wanted: str) -> ForgetPlan:
+def forget(box: Box, *wanted: str, last_whole: bool = False) -> ForgetPlan:
     with open_store(str(box.store), write=True) as store:
-        plan = plan_forget_by_id(store, wanted)
+        plan = plan_forget_by_id(store, wanted, NOW_NS, last_whole=last_whole)
         apply_forget(store, plan, NOW_NS)
         return plan
 
@@ -136,7 +136,7 @@ def test_a_plan_alone_changes_nothing(taken: Box) -> None:
     before = files(taken)
     with open_store(str(taken.store)) as store:
         assert len(plan_forget(store, parse_policy("last:1"), NOW_NS).forgotten) == 3
-        assert len(plan_forget_by_id(store, [names(taken)[0]]).forgotten) == 1
+        assert len(plan_forget_by_id(store, [names(taken)[0]], NOW_NS).forgotten) == 1
     assert files(taken) == before
 
 
@@ -209,6 +209,52 @@ def test_whole_means_without_trouble_if_there_is_such_a_one(taken: Box) -> None:
         known[3]: "the newest",
         known[1]: "the newest that is whole",
     }
+
+
+def test_of_each_set_of_roots_the_newest_that_is_whole_is_kept_and_refused_by_name(
+    taken: Box,
+) -> None:
+    """A whole one of another directory makes up for no trouble in this one."""
+    known = names(taken)
+    with (taken.source / "open").open("wb"):  # in flux for as long as it is open
+        troubled = [taken.take().id for _ in range(2)]
+    elsewhere = taken.directory / "elsewhere"
+    elsewhere.mkdir()
+    alone = [taken.take(elsewhere).id for _ in range(2)]
+    of_source = f"the newest of {taken.source} that is whole"
+    with pytest.raises(UsageError, match=f"is {of_source}".replace("newest", "newest snapshot")):
+        forget(taken, known[3])
+    for policy in ("last:1", "1s"):
+        plan = forget_by(taken, policy)
+        assert known[3] in names(taken), policy
+        assert {one.id: why for one, why in plan.kept}[known[3]] == of_source
+        assert (troubled[1] in names(taken)) == (policy == "last:1")
+    assert names(taken) == [known[3], alone[1]]
+    with pytest.raises(UsageError, match=f"is the only snapshot of {taken.source}"):
+        forget(taken, known[3])
+    # Where a later one holds this root as well as others, nothing more is kept of this one alone.
+    (taken.source / "open").unlink()
+    both = taken.take(taken.source, elsewhere).id
+    forget_by(taken, "1s")
+    assert names(taken) == [both]
+
+
+def test_the_last_whole_one_of_a_set_of_roots_goes_if_it_is_so_asked(taken: Box) -> None:
+    known = names(taken)
+    elsewhere = taken.directory / "elsewhere"
+    elsewhere.mkdir()
+    alone = taken.take(elsewhere).id
+    newest = taken.take().id
+    with pytest.raises(UsageError, match=f"is the only snapshot of {elsewhere}"):
+        forget(taken, alone)
+    forget(taken, alone, last_whole=True)
+    assert names(taken) == [*known, newest]
+    assert undo(taken, alone).id == alone
+    # Not the last whole one of all.
+    with (taken.source / "open").open("wb"):
+        taken.take()
+    with pytest.raises(UsageError, match="is the newest snapshot that is whole"):
+        forget(taken, newest, last_whole=True)
 
 
 def test_a_damaged_manifest_is_never_forgotten_and_counts_for_nothing(taken: Box) -> None:
@@ -694,7 +740,7 @@ def test_a_forget_that_ends_anywhere_leaves_each_snapshot_listed_or_in_the_trash
     known = names(copied)
 
     def act(store: Store) -> None:
-        apply_forget(store, plan_forget_by_id(store, known[:2]), NOW_NS)
+        apply_forget(store, plan_forget_by_id(store, known[:2], NOW_NS), NOW_NS)
 
     for run in stops(copied, act):
         assert_listed_or_in_the_trash(run, known)
