@@ -20,7 +20,7 @@ from ciuic.clock import Clock, is_future
 from ciuic.errors import UsageError
 from ciuic.limits import raise_open_files_limit
 from ciuic.memory import prepare_for_bulk
-from ciuic.model import SnapshotSummary, TakeReport, Trouble
+from ciuic.model import SnapshotSummary, TakeReport, Trouble, newest_first
 from ciuic.scan import Exclusions
 from ciuic.store import Store
 from ciuic.store.layout import HEADER
@@ -179,7 +179,7 @@ def take_snapshot(
     # before it in ``newest_first``, whatever was forgotten between them.
     parent = snapshots[0] if snapshots else None
     is_base = request.base or _base_is_due(snapshots, request.base_interval_s, taken_ns)
-    old = _old_trees(store, snapshots, roots)
+    old = _old_trees(store, snapshots, roots, taken_ns)
     troubles = _Troubles()
     flux = _Flux(troubles)
     header_path = os.path.join(store.path, HEADER)
@@ -280,7 +280,7 @@ def _keep_copies(store: Store, snapshot_id: str, parent: SnapshotSummary | None)
 
 
 def _newest(snapshot_id: str, older: list[SnapshotSummary], count: int) -> list[str]:
-    return [snapshot_id, *[one.id for one in older]][:count]
+    return [snapshot_id, *[one.id for one in newest_first(older)]][:count]
 
 
 def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -314,12 +314,17 @@ def _base_is_due(snapshots: list[SnapshotSummary], base_interval_s: float, taken
 
 
 def _old_trees(
-    store: Store, snapshots: list[SnapshotSummary], roots: tuple[bytes, ...]
+    store: Store, snapshots: list[SnapshotSummary], roots: tuple[bytes, ...], taken_ns: int
 ) -> dict[bytes, OldTree]:
-    """For each root the newest tree there is, also when the newest snapshot missed the root."""
+    """For each root the newest tree there is, also when the newest snapshot missed the root.
+
+    Those of the future come last: until its time has come, every snapshot would read again what
+    has changed since that one.
+    """
     found = {}
     wanted = set(roots)
-    for snapshot in snapshots[:_PARENTS_SEARCHED]:
+    ordered = sorted(snapshots, key=lambda one: is_future(one.taken_ns, taken_ns))
+    for snapshot in ordered[:_PARENTS_SEARCHED]:
         if not wanted.intersection(snapshot.roots):
             continue
         for root in store.manifest(snapshot.id).roots:

@@ -87,6 +87,18 @@ def test_latest_valid_goes_back_by_commits_too(life: Life) -> None:
     assert life.find("latest-valid") == known[0]
 
 
+def test_what_was_read_since_one_of_the_future_is_not_read_again(life: Life) -> None:
+    life.take()
+    life.clock.advance(YEAR_S)
+    ahead = life.take()
+    life.clock.set_back(YEAR_S)
+    life.take(b"new" * 50_000)
+    for _ in range(2):
+        life.clock.advance(HOUR_S)
+        report = life.box.take(clock=life.clock)
+        assert (report.parent, report.read_bytes) == (ahead, 0)
+
+
 def test_latest_by_a_clock_that_is_behind(life: Life) -> None:
     life.take()
     life.clock.set_back(YEAR_S)
