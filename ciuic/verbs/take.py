@@ -20,7 +20,7 @@ from ciuic.clock import Clock, is_future
 from ciuic.errors import UsageError
 from ciuic.limits import raise_open_files_limit
 from ciuic.memory import prepare_for_bulk
-from ciuic.model import SnapshotSummary, TakeReport, Trouble, newest_first
+from ciuic.model import SnapshotSummary, TakeReport, Trouble
 from ciuic.scan import Exclusions
 from ciuic.store import Store
 from ciuic.store.layout import HEADER
@@ -280,7 +280,7 @@ def _keep_copies(store: Store, snapshot_id: str, parent: SnapshotSummary | None)
 
 
 def _newest(snapshot_id: str, older: list[SnapshotSummary], count: int) -> list[str]:
-    return [snapshot_id, *[one.id for one in newest_first(older)]][:count]
+    return [snapshot_id, *[one.id for one in older]][:count]
 
 
 def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:

@@ -188,6 +188,21 @@ def test_trouble_in_the_newest_snapshot_and_a_damaged_manifest_are_named(tmp_pat
     assert [one for one in findings(done, "problem") if f"manifest of {first.id}" in one]
 
 
+def test_one_of_the_future_is_not_taken_for_the_newest(tmp_path):
+    box = Box(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    box.take(other, clock=ManualClock(time.time_ns() + 48 * HOUR_NS))
+    newest = box.take()
+    done = box.ciuic("doctor", "--json")
+    assert f"snapshots: {newest.id} has every path as it should be" in findings(done, "ok")
+    assert [one for one in findings(done, "warning") if "clock: 1 of the future" in one]
+    assert done.code == 0, findings(done)
+    without = findings(run_here("--store", box.store, "doctor", "--json"))
+    assert [one for one in without if f"{box.source}: " in one]
+    assert not [one for one in without if f"{other}: " in one]
+
+
 def test_names_never_reach_the_terminal_as_they_are(tmp_path):
     box = Box(tmp_path)
     root = tmp_path / "\x1b[31mred\x1b]0;title\x07 line\x85\udcff"
