@@ -65,8 +65,9 @@ def forget(
     'ciuic prune' takes its data. What is pinned is never forgotten, nor the newest snapshot, nor
     the newest that is whole. Nor is the newest whole one of each set of directories, unless you
     say --last-whole. No policy takes what is dated in the future: the clock is or was wrong.
-    A snapshot whose manifest is lost keeps 'ciuic prune' from its work;
-    named by its whole ID it is given up, for good.
+
+    A snapshot whose manifest is lost keeps 'ciuic prune' from its work; named by its whole ID it
+    is given up, for good.
     """
     too_many = sum(map(bool, (snapshot_ids, policy, undo))) > 1
     if too_many or (undo and (dry_run or prune)) or (last_whole and not snapshot_ids):

@@ -73,8 +73,8 @@ def plan_forget_by_id(
 ) -> ForgetPlan:
     """Decide by name: IDs, prefixes of them, or times.
 
-    One whose manifest is lost, without a copy, is given up if its whole ID is named.
-    With ``last_whole`` also the newest that is whole of its set of roots, unless it is so of all.
+    One whose manifest is lost, without a copy, is given up if its whole ID is named. The newest
+    that is whole of its set of roots goes only with ``last_whole``; that of all roots never does.
 
     Raises:
         UsageError: One of them is pinned, the newest, or the newest that is whole.
