@@ -418,7 +418,7 @@ def test_a_store_that_fails_while_a_chain_is_tried_is_no_damage(box: Box) -> Non
     name_first_place(box, first_place(box, saves[1]))
     assert box.ciuic("scrub").code == 4
     options = ("-f", "-qq", "-o", "/dev/null", "-P", str(again), "-e", "trace=openat")
-    wrapper = ("strace", *options, "-e", "inject=openat:error=EIO:when=2")
+    wrapper = ("strace", *options, "-e", "inject=openat:error=EACCES:when=2")
     outcome = ciuic("--config", box.config, "verify", "--all", wrapper=wrapper)
     assert (outcome.code, again.name in outcome.err) == (1, True), outcome
 

@@ -60,8 +60,9 @@ class Owner:
 
     def forget(self, *names: str) -> ForgetPlan:
         with open_store(str(self.box.store), write=True) as store:
-            plan = plan_forget_by_id(store, names)
-            apply_forget(store, plan, self.box.clock.now_ns())
+            now_ns = self.box.clock.now_ns()
+            plan = plan_forget_by_id(store, names, now_ns)
+            apply_forget(store, plan, now_ns)
             return plan
 
     def lost(self) -> list[str]:

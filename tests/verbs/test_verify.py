@@ -212,7 +212,7 @@ def test_a_store_that_fails_is_no_damage_of_the_chunk_that_is_looked_for(
             store.index.put_check(pack, box.clock.now_ns() - HOUR_NS, 1, "")
         store.index.commit()
     options = ("-f", "-qq", "-o", "/dev/null", "-P", str(failing), "-e", "trace=openat")
-    wrapper = ("strace", *options, "-e", "inject=openat:error=EIO")
+    wrapper = ("strace", *options, "-e", "inject=openat:error=EACCES")
     arguments = {"verify": (name, "--checksum"), "scrub": ("--budget", "1KiB")}[command]
     outcome = ciuic("--config", box.config, command, *arguments, wrapper=wrapper)
     assert (outcome.code, failing.name in outcome.err) == (1, True), outcome
