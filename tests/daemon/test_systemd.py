@@ -91,7 +91,8 @@ def boot(tmp_path) -> Iterator:
         files = tmp_path / "files"
         lay_out(files, config)
         log = tmp_path / "boot.log"
-        shown = {sys.prefix, sys.base_prefix, str(REPOSITORY)}
+        # Not /usr, where a distribution has its Python: the program is laid over it.
+        shown = {sys.prefix, sys.base_prefix, str(REPOSITORY)} - {"/usr"}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [str(BOOT), str(files), *sorted(shown)], stdout=output, stderr=output
