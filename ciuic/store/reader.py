@@ -15,7 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from ciuic.errors import (
     ChunkMissingError,
@@ -36,10 +36,10 @@ from ciuic.store.frame import (
     header_bytes_needed,
     parse_header,
 )
-from ciuic.store.index import ChunkPlace, Index, IndexDamagedError
+from ciuic.store.index import ChunkPlace, IndexDamagedError
 from ciuic.store.mending import opened_mender
 
-__all__ = ["StoreReader"]
+__all__ = ["Places", "StoreReader"]
 
 _CACHE_BYTES: Final = 24 * 1024 * 1024
 _CACHED_FRAME_MAX: Final = 2 * 1024 * 1024
@@ -49,6 +49,16 @@ _EXPECTED_SHARE: Final = 2
 _HEADER_BYTES: Final = 512
 """Read of a frame whose header is wanted: that of one chunk, or of a few."""
 _EXPECTED_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Places(Protocol):
+    """What an ``Index`` is asked here."""
+
+    def places(self, ids: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
+        """Where chunks lie; those that are not known are left out."""
+
+    def stored_again(self) -> set[bytes]:
+        """Chunks that lie in several places."""
 
 
 class _Pack:
@@ -93,8 +103,8 @@ class StoreReader:
     def __init__(
         self,
         store_path: str,
-        index: Callable[[], Index],
-        rebuilt: Callable[[bytes], Index],
+        index: Callable[[], Places],
+        rebuilt: Callable[[bytes], Places],
         *,
         passing: bool = False,
     ) -> None:
@@ -104,7 +114,7 @@ class StoreReader:
         self._open_index = index
         self._rebuild = rebuilt
         self._passing = passing
-        self._rebuilt: dict[bytes, Index] = {}
+        self._rebuilt: dict[bytes, Places] = {}
         self._listed: dict[bytes, set[str]] = {}
         self._lock = threading.RLock()
         self._packs: OrderedDict[bytes, _Pack] = OrderedDict()
@@ -469,11 +479,11 @@ class StoreReader:
                 self._packs.popitem(last=False)
             return pack
 
-    def _asked(self) -> Index:
+    def _asked(self) -> Places:
         """The catalog; once it had no answer, an index made from the packs."""
         return self._rebuilt.get(b"") or self._open_index()
 
-    def _from_packs(self, without: bytes = b"") -> Index:
+    def _from_packs(self, without: bytes = b"") -> Places:
         with self._lock:
             if without not in self._rebuilt:
                 # Listed before: what comes or goes meanwhile is a reason to do it once more.

@@ -6,10 +6,8 @@ Each damaged path of a snapshot is named once.
 """
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.clock import Clock
@@ -17,33 +15,17 @@ from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble, VerifyReport, VerifySnapshot
 from ciuic.store import Store
-from ciuic.store.frame import DATA, RECIPE, TREE, chunk_id
+from ciuic.store.frame import DATA, RECIPE, TREE
 from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import Piece, iter_pieces, iter_tree
 from ciuic.store.survey import known_lost
+from ciuic.store.writer import ALONE_BYTES
+from ciuic.verbs.checking import Checker, Frames, Needed, OnProgress
 
 __all__ = ["verify_all", "verify_snapshots"]
 
-_WORKERS_MAX: Final = 8
-_WINDOW: Final = 4
-"""Frames under way for each worker."""
 _LOOKED_UP_TOGETHER: Final = 500
-
-OnProgress = Callable[[int, int], None]
-"""Told frames checked and frames in all."""
-
-
-class _Needed(NamedTuple):
-    """A chunk that a frame must hold."""
-
-    name: bytes
-    kind: int
-    start_bytes: int
-    length_bytes: int
-
-
-_Key = tuple[bytes, int]
-_Frames = dict[_Key, tuple[ChunkPlace, list[_Needed]]]
+_SHARED_KEPT: Final = 32
 
 
 def verify_all(
@@ -88,30 +70,50 @@ def verify_snapshots(
     prepare_for_bulk()
     began_s = clock.monotonic_s()
     chosen = list(snapshots)
-    # Without reading it counts what a scrub has read.
-    bad = set() if checksum else known_lost(store)
-    survey = _Survey(store, bad)
-    found = {one.id: survey.damage(one) for one in chosen}
     read_bytes = 0
     if checksum:
-        bad, read_bytes = _check_frames(store, survey.frames, progress)
+        with Checker(store, progress) as checker:
+            survey = _Survey(store, set(), checker)
+            found = {one.id: survey.damage(one) for one in chosen}
+            checker.finish(survey.frames)
+        bad, read_bytes = checker.bad, checker.read_bytes
         if bad:
             second = _Survey(store, bad)
             found = {one.id: second.damage(one) for one in chosen}
+    else:
+        bad = known_lost(store)  # what a scrub has read counts
+        survey = _Survey(store, bad)
+        found = {one.id: survey.damage(one) for one in chosen}
     results = tuple([VerifySnapshot(one.id, tuple(found[one.id])) for one in chosen])
     total_s = clock.monotonic_s() - began_s
     return VerifyReport(results, read_bytes, survey.chunks, total_s, frozenset(bad))
 
 
 class _Level:
-    """A directory on the way down; ``inner`` gives its subdirectories."""
+    """A directory on the way down.
 
-    def __init__(self, path: bytes, tree: bytes, height: int) -> None:
+    Attributes:
+        files: What is to be looked at in it.
+        inner: Gives its subdirectories.
+        failure: Why it can't be read; empty if it can.
+        is_sound: Nothing in it or below it is known to be damaged.
+    """
+
+    def __init__(self, parent: "_Level | None", path: bytes, tree: bytes) -> None:
+        self.parent = parent
         self.path = path
         self.tree = tree
-        self.height = height
+        self.files: list[Entry] = []
         self.inner: Iterator[Entry] = iter(())
+        self.failure = ""
         self.is_sound = True
+
+    def spoil(self) -> None:
+        """It is damaged, and with that all that it is in."""
+        level: _Level | None = self
+        while level is not None and level.is_sound:
+            level.is_sound = False
+            level = level.parent
 
 
 class _Survey:
@@ -120,16 +122,23 @@ class _Survey:
     Args:
         store: The store.
         bad: Chunks that are known to be damaged.
+        checker: Told of frames of small files as soon as the walk has left them behind.
+
+    Attributes:
+        frames: Those that are left, and what each must hold.
+        chunks: How many were looked up.
     """
 
-    def __init__(self, store: Store, bad: set[bytes] = frozenset()) -> None:  # type: ignore[assignment]
+    def __init__(self, store: Store, bad: set[bytes], checker: Checker | None = None) -> None:
         self._store = store
         self._bad = bad
         self._sound_trees: set[bytes] = set()
         self._present: dict[bytes, int] = {}
         self._pack_sizes: dict[bytes, int | None] = {}
         self._nodes: dict[int, list[bytes]] = {RECIPE: [], TREE: []}
-        self.frames: _Frames = {}
+        self._checker = checker
+        self._shared: Frames = {}
+        self.frames: Frames = {}
         self.chunks = 0
 
     def damage(self, snapshot: SnapshotSummary) -> list[Trouble]:
@@ -143,48 +152,75 @@ class _Survey:
             if root.tree:
                 found.extend(self._tree_damage(root))
         self._look_up_nodes()
+        self._leave_behind(0)
         return found
 
     def _tree_damage(self, root: Root) -> Iterator[Trouble]:
         """Damage below a root; directories without any are remembered as sound.
 
+        The files of many directories are looked up together: asked for one directory, the catalog
+        takes twice as long.
+        """
+        entered: list[_Level] = []
+        left: list[_Level] = []
+        waiting = 0
+        for level in self._walk(root, left):
+            entered.append(level)
+            waiting += len(level.files)
+            if waiting >= _LOOKED_UP_TOGETHER:
+                yield from self._judge(entered, left)
+                waiting = 0
+        yield from self._judge(entered, left)
+
+    def _walk(self, root: Root, left: list[_Level]) -> Iterator[_Level]:
+        """Every directory as it is entered; once all below it is done with, it is in ``left``.
+
         Not by recursion: trees are deeper than the stack is.
         """
-        levels = [_Level(root.path, root.tree, 0)]
-        yield from self._enter(levels[0])
+        levels = [self._entered(None, root.path, root.tree, 0)]
+        yield levels[0]
         while levels:
             level = levels[-1]
             entry = next(level.inner, None)
             if entry is None:
-                levels.pop()
-                if level.is_sound:
-                    self._sound_trees.add(level.tree)
-                elif levels:
-                    levels[-1].is_sound = False
+                left.append(levels.pop())
                 continue
             if entry.content in self._sound_trees:
                 continue
             path = level.path if len(levels) == 1 else _join(level.path, entry.name)
-            levels.append(_Level(path, entry.content, entry.level))
-            yield from self._enter(levels[-1])
+            levels.append(self._entered(level, path, entry.content, entry.level))
+            yield levels[-1]
 
-    def _enter(self, level: _Level) -> Iterator[Trouble]:
-        """Check a directory's own nodes and files; its subdirectories come later."""
+    def _entered(self, parent: _Level | None, path: bytes, tree: bytes, height: int) -> _Level:
+        level = _Level(parent, path, tree)
         try:
-            entries = list(iter_tree(self._node, level.tree, level.height))
+            entries = list(iter_tree(self._node, tree, height))
         except (CorruptionError, UnknownFormatError) as error:
-            level.is_sound = False
-            yield Trouble(level.path, f"the directory can't be read: {error.message}")
-            return
-        for trouble in self._files_damage(level.path, self._doubtful(entries)):
-            level.is_sound = False
-            yield trouble
+            level.failure = f"the directory can't be read: {error.message}"
+            return level
+        level.files = [one for one in entries if one.is_file]
         level.inner = iter([one for one in entries if one.is_directory and one.content])
+        return level
 
-    def _doubtful(self, entries: list[Entry]) -> list[Entry]:
-        """Files that are to be looked at one by one: most are of one chunk, and sound."""
-        files = [one for one in entries if one.is_file]
+    def _judge(self, entered: list[_Level], left: list[_Level]) -> Iterator[Trouble]:
+        """Damage in these directories' own nodes and files; both lists are empty afterwards."""
+        files = [one for level in entered for one in level.files]
         self._look_up(DATA, [one.content for one in files if one.content and not one.level])
+        for level in entered:
+            troubles = list(self._files_damage(level.path, self._doubtful(level.files)))
+            if level.failure:
+                troubles.append(Trouble(level.path, level.failure))
+            if troubles:
+                level.spoil()
+            yield from troubles
+            level.files = []
+        self._sound_trees.update([level.tree for level in left if level.is_sound])
+        entered.clear()
+        left.clear()
+        self._leave_behind(_SHARED_KEPT)
+
+    def _doubtful(self, files: list[Entry]) -> list[Entry]:
+        """Those that are to be looked at one by one: most are of one chunk, and sound."""
         present, bad = self._present, self._bad
         return [
             one
@@ -245,6 +281,8 @@ class _Survey:
 
     def _look_up(self, kind: int, names: list[bytes]) -> None:
         new = [name for name in dict.fromkeys(names) if name not in self._present]
+        if not new:
+            return
         places = self._store.reader.places(new)
         doubtful = [name for name in new if name not in places or not self._fits(places[name])]
         if doubtful:
@@ -252,19 +290,29 @@ class _Survey:
             places.update(self._store.reader.places_in_packs(doubtful))
         lost = {name for name in doubtful if name not in places or not self._fits(places[name])}
         lost.update(self._store.reader.unchained(places, self._is_there))
-        present, frames = self._present, self.frames
+        present = self._present
         for name, place in places.items():
             if name in lost:
                 continue
             present[name] = place.length_bytes
             self.chunks += 1
-            needed = _Needed(name, kind, place.start_bytes, place.length_bytes)
+            needed = Needed(name, kind, place.start_bytes, place.length_bytes)
             key = (place.pack, place.offset_bytes)
+            is_shared = place.length_bytes < ALONE_BYTES and not place.reference and kind == DATA
+            frames = self._shared if is_shared and self._checker is not None else self.frames
             frame = frames.get(key)
             if frame is None:
                 frames[key] = (place, [needed])
             else:
                 frame[1].append(needed)
+
+    def _leave_behind(self, kept: int) -> None:
+        """Give away frames of small files: the walk meets their chunks one soon after the other.
+
+        Should one come up again, its frame is read again.
+        """
+        while self._checker is not None and len(self._shared) > kept:
+            self._checker.begin(*self._shared.pop(next(iter(self._shared))))
 
     def _is_there(self, name: bytes, place: ChunkPlace) -> bool:
         return name not in self._bad and self._fits(place)
@@ -274,86 +322,6 @@ class _Survey:
             self._pack_sizes[place.pack] = self._store.reader.pack_size(place.pack)
         size = self._pack_sizes[place.pack]
         return size is not None and place.offset_bytes + place.frame_bytes <= size
-
-
-def _check_frames(
-    store: Store, frames: _Frames, progress: OnProgress | None
-) -> tuple[set[bytes], int]:
-    """Read, decode and hash frames in the order they lie on the disk; returns the bad chunks."""
-    bad: set[bytes] = set()
-    read_bytes = done = 0
-    workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
-    under_way: deque[Future[list[bytes]]] = deque()
-    with ThreadPoolExecutor(workers, "verify") as pool:
-        for keys in _together(frames):
-            group = [frames[key] for key in keys]
-            read_bytes += sum([place.frame_bytes for place, _ in group])
-            under_way.append(pool.submit(_check_group, store, group))
-            if len(under_way) >= _WINDOW * workers:
-                bad.update(under_way.popleft().result())
-            done += len(group)
-            if progress is not None:
-                progress(done, len(frames))
-        for future in under_way:
-            bad.update(future.result())
-    return bad, read_bytes
-
-
-def _together(frames: _Frames) -> Iterator[list[_Key]]:
-    """Frames in the order they lie on the disk, each followed by those that are deltas from it.
-
-    So each is decoded once, and not once for every delta that builds on it.
-    """
-    references = {place.reference for place, _ in frames.values() if place.reference}
-    keys = {
-        one.name: key
-        for key, (_, needed) in frames.items()
-        for one in needed
-        if one.name in references
-    }
-    deltas: dict[_Key, list[_Key]] = {}
-    for key, (place, _) in frames.items():
-        if place.reference in keys:
-            deltas.setdefault(keys[place.reference], []).append(key)
-    behind = {key for found in deltas.values() for key in found}
-    for first in sorted(frames.keys() - behind):
-        group = [first]
-        for key in group:
-            group += deltas.pop(key, ())
-        yield group
-    # What is left are rings, which no writer makes: they end as damage.
-    yield from ([key] for found in deltas.values() for key in found)
-
-
-def _check_group(store: Store, group: list[tuple[ChunkPlace, list[_Needed]]]) -> list[bytes]:
-    is_chain = len(group) > 1
-    return [name for one in group for name in _check_frame(store, *one, keep=is_chain)]
-
-
-def _check_frame(
-    store: Store, place: ChunkPlace, needed: list[_Needed], *, keep: bool
-) -> list[bytes]:
-    """The needed chunks that can't be had, neither here nor from another pack."""
-    try:
-        # What parity gives back is damaged all the same, and to be named.
-        _, plain = store.reader.frame(place, heal=False, keep=keep)
-        view = memoryview(plain)
-        for one in needed:
-            part = view[one.start_bytes : one.start_bytes + one.length_bytes]
-            if chunk_id(one.kind, part) != one.name:
-                raise CorruptionError("a chunk hashes to another name")
-    except (CorruptionError, UnknownFormatError):
-        return [one.name for one in needed if not _readable(store, one)]
-    return []
-
-
-def _readable(store: Store, one: _Needed) -> bool:
-    """Ask again before calling it damage: cables fail too, and another pack may have it."""
-    try:
-        store.reader.chunk(one.name, kind=one.kind, heal=False)
-    except (CorruptionError, UnknownFormatError):  # a store that fails is no damage of a chunk
-        return False
-    return True
 
 
 def _join(path: bytes, name: bytes) -> bytes:

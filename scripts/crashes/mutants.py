@@ -137,10 +137,17 @@ MUTANTS: Final = (
     ),
     Mutant(
         "verify reads chunks and does not hash them",
-        "ciuic/verbs/verify.py",
-        "            if chunk_id(one.kind, part) != one.name:\n",
-        "            if len(part) != one.length_bytes:\n",
+        "ciuic/verbs/checking.py",
+        "    return all(\n",
+        "    return True or all(\n",
         "tests/verbs/test_lying_store.py::test_a_chunk_under_another_ones_name_is_found_by_verify",
+    ),
+    Mutant(
+        "a process that verifies finds everything sound",
+        "ciuic/verbs/checking.py",
+        "            if not is_sound:\n",
+        "            if False:\n",
+        "tests/verbs/test_checking.py",
     ),
     Mutant(
         "a sealed document is believed without a look at its checksum",

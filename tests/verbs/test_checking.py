@@ -1,0 +1,198 @@
+"""Verifying in several processes finds what one finds, whatever becomes of them."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ciuic.errors import StoreError
+from ciuic.model import VerifyReport
+from ciuic.processes import Processes
+from ciuic.store import open_store
+from ciuic.store.frame import DATA
+from ciuic.verbs import checking
+from ciuic.verbs.checking import Checker
+from tests.kit.box import Box
+from tests.kit.damage import flip_byte, flip_content, pack_of, packs
+from tests.kit.tensors import safetensors
+
+KIB = 1024
+PATIENCE_S = 60
+
+Asked = list[bytes | None]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Processes for the smallest store, always ready when they are asked; what they answered."""
+    heard: Asked = []
+    ask = Processes.ask
+
+    def when_ready(processes: Processes, request: bytes) -> bytes | None:
+        end = time.monotonic() + PATIENCE_S
+        while (answer := ask(processes, request)) is None and time.monotonic() < end:
+            if not any(child.is_alive for child in processes._all):
+                break
+            time.sleep(0.005)
+        heard.append(answer)
+        return answer
+
+    monkeypatch.setattr(Processes, "ask", when_ready)
+    monkeypatch.setattr(checking, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    return heard
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Three snapshots: small files in many directories, large ones, and differences."""
+    made = Box(tmp_path, chunk_bytes=512 * KIB)
+    dice = np.random.default_rng(7)
+    values = dice.normal(0, 0.02, 300 * KIB).astype("<f4")
+    for step in range(3):
+        for number in range(60):
+            directory = made.source / f"part_{number % 12}" / f"inner_{number}"
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in range(20):
+                (directory / f"{name}").write_bytes(
+                    random.Random(name * 1000 + number).randbytes(900)
+                )
+        (made.source / "log").write_bytes(b"%d\n" % step * 5000)
+        values = (values + dice.normal(0, 1e-4, len(values))).astype("<f4")
+        (made.source / "model.safetensors").write_bytes(safetensors({"w": values.tobytes()}))
+        made.take()
+    with open_store(str(made.store)) as store:
+        assert any(store.index._db.execute("SELECT 1 FROM reference"))
+    return made
+
+
+def outcome(report: VerifyReport) -> tuple[object, ...]:
+    return report.snapshots, report.chunks, report.bad
+
+
+def here(box: Box, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    """What is found without any process."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checking, "_WORTH_BYTES", 1 << 60)
+        return outcome(box.verify())
+
+
+def test_processes_find_a_sound_store_sound_and_leave_nothing_to_do_again(
+    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> list[bytes]:
+        raise AssertionError("looked at once more")
+
+    expected = here(box, monkeypatch)
+    monkeypatch.setattr(checking, "_lost", never)
+    report = box.verify()
+    assert report.ok
+    assert outcome(report) == expected
+    assert set(answers) == {b""}
+
+
+def test_frames_of_small_files_are_begun_before_all_is_found(
+    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    left: list[int] = []
+    begin, finish = Checker.begin, Checker.finish
+
+    def counting(checker: Checker, place: object, needed: Sequence[object]) -> None:
+        begun.append(len(needed))
+        begin(checker, place, needed)  # type: ignore[arg-type]
+
+    def last(checker: Checker, frames: checking.Frames) -> None:
+        left.extend(len(needed) for _, needed in frames.values())
+        finish(checker, frames)
+
+    monkeypatch.setattr(Checker, "begin", counting)
+    monkeypatch.setattr(Checker, "finish", last)
+    report = box.verify()
+    assert sum(begun) + sum(left) == report.chunks
+    assert sum(begun) >= 1000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_damage_is_named_alike(
+    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    dice = random.Random(seed)
+    for pack in packs(box.store):
+        for _ in range(dice.randrange(3)):
+            flip_byte(pack, dice.randrange(16, pack.stat().st_size - 200))
+    expected = here(box, monkeypatch)
+    assert outcome(box.verify()) == expected
+    assert answers
+
+
+def test_a_damaged_base_costs_all_that_are_differences_from_it(
+    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = box.read(box.source / "model.safetensors", snapshot=box.snapshots()[-1].id)
+    expected = here(box, monkeypatch)
+    with open_store(str(box.store)) as store:
+        bases = [row[0] for row in store.index._db.execute("SELECT base FROM reference")]
+        base = bytes(store.reader.chunk(bases[0], kind=DATA))
+    assert base in first
+    flip_content(box.store, base)
+    report = box.verify()
+    assert outcome(report) == here(box, monkeypatch) != expected
+    assert [len(one.damaged) for one in report.snapshots] == [1, 1, 1]
+
+
+def test_a_pack_that_is_gone_is_named_alike(
+    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_of(box.store, (box.source / "log").read_bytes()).unlink()
+    assert outcome(box.verify()) == here(box, monkeypatch)
+    assert not box.verify().ok
+
+
+def test_a_catalog_that_lies_is_no_damage(box: Box, answers: Asked) -> None:
+    with open_store(str(box.store), write=True) as store:
+        store.index._db.execute("UPDATE chunk SET start_bytes = start_bytes + 1 WHERE kind = 1")
+        store.index.commit()
+    assert box.verify().ok
+    assert any(answers)
+
+
+@pytest.mark.parametrize("how", ["die", "vanish"])
+def test_processes_that_end_in_the_middle_change_nothing(
+    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    expected = here(box, monkeypatch)
+    heard = Processes.ask
+
+    def then_killed(processes: Processes, request: bytes) -> bytes | None:
+        answer = heard(processes, request)
+        for child in processes._all:
+            os.kill(child._process.pid, signal.SIGKILL)
+        return answer if how == "die" else None
+
+    monkeypatch.setattr(Processes, "ask", then_killed)
+    monkeypatch.setattr(checking, "_BATCH_BYTES", 100 * KIB)
+    assert outcome(box.verify()) == expected
+    assert answers[0] == b""
+    assert answers[-1] is None
+
+
+def test_a_store_that_fails_meanwhile_is_an_error_and_no_damage(
+    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Checker.finish
+
+    def then_gone(checker: Checker, frames: checking.Frames) -> None:
+        shutil.move(box.store / "packs", box.store / "elsewhere")
+        (box.store / "packs").write_bytes(b"")
+        finish(checker, frames)
+
+    monkeypatch.setattr(Checker, "finish", then_gone)
+    with pytest.raises(StoreError):
+        box.verify()
