@@ -11,6 +11,7 @@ __all__ = [
     "HEADER",
     "PACKS",
     "PARITY",
+    "PRUNING",
     "QUARANTINE",
     "READ_LOCK",
     "RETIRED",
@@ -34,6 +35,7 @@ DAEMON_LOCK: Final = "daemon.lock"
 CONTROL_SOCKET: Final = "control.sock"
 PACKS: Final = "packs"
 PARITY: Final = "parity"
+PRUNING: Final = "prune.unfinished"
 QUARANTINE: Final = "quarantine"
 RETIRED: Final = "retired.json"
 SNAPSHOTS: Final = "snapshots"

@@ -13,6 +13,7 @@ from ciuic.errors import (
     CorruptionError,
     SnapshotNotFoundError,
     StoreError,
+    StoreFullError,
     UnknownFormatError,
     UnreachableError,
     UsageError,
@@ -122,7 +123,7 @@ def _refuse_strangers(path: str) -> None:
     own = {"lost+found", layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY, layout.CONTROL_SOCKET}
     own |= {layout.WRITE_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK}
     own |= {layout.CATALOG, f"{layout.CATALOG}-journal"}
-    own |= {layout.PARITY, layout.QUARANTINE, layout.TRASH, layout.RETIRED}
+    own |= {layout.PARITY, layout.QUARANTINE, layout.TRASH, layout.RETIRED, layout.PRUNING}
     if os.path.isdir(path):
         strangers = sorted(set(os.listdir(path)) - own)
         if strangers:
@@ -552,6 +553,38 @@ class Store:
         self._remove_copies(gone)
         self._trash.remove(snapshot_ids)
 
+    @property
+    def is_half_pruned(self) -> bool:
+        """A prune was begun and did not come to its end, whoever began it."""
+        return os.path.lexists(self._pruning_path)
+
+    def begin_prune(self) -> None:
+        """Remember durably that there is garbage, of which the trash soon tells nothing more.
+
+        On a disk without room for it nothing is remembered: to make room comes first.
+
+        Raises:
+            StoreError: It can't be done.
+        """
+        if self.is_half_pruned:
+            return
+        with contextlib.suppress(StoreFullError), store_faults("write", self._pruning_path):
+            durable.write_whole(
+                self._pruning_path,
+                b"",
+                temporary_directory=os.path.join(self.path, layout.TEMPORARY),
+                mode=_FILE_MODE,
+            )
+
+    def end_prune(self) -> None:
+        """A prune is through. What a power cut brings back of the mark costs one more, and no data.
+
+        Raises:
+            StoreError: It can't be done.
+        """
+        with store_faults("remove", self._pruning_path):
+            durable.remove_file(self._pruning_path)
+
     def check_retired(self) -> None:
         """Make sure that it is known which snapshots are gone for good.
 
@@ -617,6 +650,10 @@ class Store:
                 temporary_directory=os.path.join(self.path, layout.TEMPORARY),
                 mode=_FILE_MODE,
             )
+
+    @property
+    def _pruning_path(self) -> str:
+        return os.path.join(self.path, layout.PRUNING)
 
     @property
     def _catalog_path(self) -> str:

@@ -296,6 +296,8 @@ def _run(
     dead = [one.pack for one in plan.removed]
     dead_bytes = sum([one.size_bytes for one in plan.removed])
     if not dry_run:
+        if plan.expired or plan.removed or plan.rewritten or plan.orphans:
+            store.begin_prune()
         store.empty_trash(plan.expired)
         for name in store.lone_copies():
             store.drop_copy(name)
@@ -321,6 +323,8 @@ def _run(
         check=_checker(cancelled, "run it again to go on; what was removed by now is removed"),
         done=lambda done: progress("rewrite", done, len(plan.rewritten)),
     )
+    if not dry_run:
+        store.end_prune()
     still = {use.pack: use.size_bytes for use in plan.rewritten if use.pack in rewriter.damaged}
     return PruneReport(
         dry_run=dry_run,

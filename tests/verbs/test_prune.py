@@ -23,7 +23,7 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.hashing import ID_BYTES, data_id
-from ciuic.store import frame, layout, open_store, rewrite, sweep
+from ciuic.store import Store, frame, layout, open_store, rewrite, sweep
 from ciuic.store.index import Index
 from ciuic.store.mark import Marks
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
@@ -350,9 +350,50 @@ def test_stopped_while_it_rewrites_it_keeps_what_has_moved(worn):
             )
     assert moved == [1]
     assert (os.path.exists(one), os.path.exists(other)) == (False, True)
+    assert is_half_pruned(worn)
     assert_restores(worn, known)
     assert prune(worn).rewritten.packs == len(plan.rewritten) - 1
+    assert not is_half_pruned(worn)
     assert_restores(worn, known)
+
+
+def is_half_pruned(box: Box) -> bool:
+    with open_store(str(box.store)) as store:
+        return store.is_half_pruned
+
+
+class PowerCut(BaseException):
+    """As nothing catches a machine that is off."""
+
+
+def test_that_it_has_begun_is_known_when_the_trash_is_empty(worn, monkeypatch):
+    """Or what had expired would be in no trash, and its packs would stay until more expires."""
+    first, second, _ = names_of(worn)
+    forget(worn, first, second)
+    empty_trash = Store.empty_trash
+
+    def cut_short(store: Store, names: Any) -> None:
+        empty_trash(store, names)
+        raise PowerCut
+
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(Store, "empty_trash", cut_short)
+        prune(worn)
+    assert is_half_pruned(worn)
+    assert prune(worn).removed.packs
+
+
+def test_only_what_was_begun_is_called_unfinished(worn):
+    forget(worn, names_of(worn)[0])
+    with pytest.raises(CancelledError, match="nothing was removed"):
+        prune(worn, after=1)
+    prune(worn, dry_run=True)
+    assert not is_half_pruned(worn)
+    prune(worn)
+    assert not is_half_pruned(worn)
+    before = sorted(os.listdir(worn.store))
+    prune(worn)
+    assert sorted(os.listdir(worn.store)) == before
 
 
 # Damage that it meets
