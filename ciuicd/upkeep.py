@@ -1,7 +1,8 @@
 """What the daemon does for the store between two snapshots: forget, prune, scrub.
 
     forget   after each snapshot of the configured roots, by the retention policy
-    prune    when something in the trash has expired: once a day, or whenever space is short
+    prune    when something in the trash has expired, or a prune was cut short: once a day, or
+             whenever space is short
     scrub    up to ``scrub_budget`` a day, whoever has read; each pack at most once a week
 
 All of it gives way: to a snapshot that is due or asked for, and to the end of the daemon. What was
@@ -31,10 +32,10 @@ from ciuic.verbs.forget import apply_forget, plan_forget
 from ciuic.verbs.prune import apply_prune, plan_prune
 from ciuic.verbs.scrub import (
     Budget,
+    Costs,
     DamagedFile,
     DamagedPack,
     ScrubReport,
-    complete,
     read_since_s,
     scrub,
 )
@@ -85,7 +86,7 @@ class Upkeep:
         self._pruned_ns: int | None = None
         self._gave_way = 0
         self._day = _Day(_NO_DAY)
-        self._untold: list[ScrubReport] = []
+        self._untold: list[Costs] = []
         self._told: set[tuple[str, str]] = set()
         self._doing: str | None = None
         self._last: dict[str, dict[str, Any]] = {}
@@ -197,9 +198,9 @@ class Upkeep:
         lately = self._pruned_ns is not None and 0 <= now_ns - self._pruned_ns < _DAY_NS
         if lately and not _is_short_of_space(settings.snapshot_dir):
             return False
-        if self._gave_way:
-            return True  # what had expired may be out of the trash by now, and its packs not gone
         with open_store(settings.snapshot_dir) as store:
+            if store.is_half_pruned:
+                return True  # what had expired is out of the trash by now, and its packs not gone
             limit_ns = now_ns - round(settings.trash_s * _NS)
             return any(one.forgotten_ns <= limit_ns for one in store.trash())
 
@@ -272,14 +273,14 @@ class Upkeep:
             self._note("scrub", packs=report.read_packs, bytes=report.read_bytes, ok=report.ok)
         self._tell(report)
         if report.damaged and not report.is_complete:
-            self._untold.append(report)
+            self._untold.append(Costs(report))
         else:
             self._tell_cost(report)
 
     def _tell_rest(self, settings: Settings, stop: Callable[[], bool]) -> None:
         """Damage whose cost was not known yet when a scrub gave way."""
-        while self._untold and complete(settings.snapshot_dir, self._untold[0], cancelled=stop):
-            self._tell_cost(self._untold.pop(0))
+        while self._untold and self._untold[0].find(settings.snapshot_dir, stop):
+            self._tell_cost(self._untold.pop(0).report)
 
     def _tell_found(self, pack: DamagedPack) -> None:
         """Damage, as soon as it is found: what it costs may take days to find out."""

@@ -7,7 +7,7 @@ walked once.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
@@ -88,6 +88,21 @@ class Survey:
         self._sound_recipes: set[bytes] = set()
         self._pack_sizes: dict[bytes, int | None] = {}
         self._failed_node = b""
+        self._check: Callable[[], None] = lambda: None
+
+    def go_on(self, store: Store, lost: Collection[bytes], check: Callable[[], None]) -> None:
+        """Go on in the same store, opened anew: what was looked through is not read again.
+
+        Args:
+            store: Packs may have been moved in it since; what was sound has not been lost for that.
+            lost: As before, or more.
+            check: Called after each directory that was read; raises to end the walk for now, and
+                the next one is further by that directory.
+        """
+        self._store = store
+        self._lost = lost
+        self._check = check
+        self._pack_sizes = {}
 
     def is_sound(self, snapshot_id: str) -> bool:
         """Every path of the snapshot can be had, as far as is known."""
@@ -161,6 +176,7 @@ class Survey:
             inner = [one for one in entries if one.is_directory and one.content]
             found = _Directory(self._files([one for one in entries if one.is_file]), inner)
         self._unsound[tree] = found
+        self._check()
         return found
 
     def _files(self, entries: list[Entry]) -> list[_Problem]:

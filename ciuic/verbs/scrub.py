@@ -36,12 +36,12 @@ from ciuic.units import parse_duration_s, parse_size_bytes
 
 __all__ = [
     "Budget",
+    "Costs",
     "DamagedFile",
     "DamagedPack",
     "Health",
     "KnownDamage",
     "ScrubReport",
-    "complete",
     "health",
     "parse_budget",
     "read_since_s",
@@ -363,7 +363,7 @@ class _Scrub:
             self._remember(wait_s=wait_s)
         report.is_whole = not report.stopped and len(turn) == len(packs)
         report.is_complete = not (report.damaged or report.unreachable or report.is_whole)
-        complete(self._store_path, report, cancelled=self._cancelled)
+        Costs(report).find(self._store_path, self._cancelled)
         with open_store(self._store_path) as store:
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - began_s
@@ -503,45 +503,84 @@ class _Scrub:
                 index.put_check(pack, *known)
 
 
-def complete(
-    store_path: str, report: ScrubReport, *, cancelled: Callable[[], bool] = lambda: False
-) -> bool:
-    """Find out which files of which snapshots the damage in a report costs, if it does not say yet.
+class Costs:
+    """Which files of which snapshots the damage in a report costs.
 
-    Returns whether it says so now.
+    To find out may take longer than there is time at once: it can be broken off at any moment, and
+    goes on where it was. It begins anew only when some of what was lost has been stored again
+    meanwhile, and costs nothing any more. Snapshots that were taken since it began are left out:
+    none is made of what is known to be lost. What was lost since then another report tells.
 
-    Raises:
-        StoreError: The store can't be used.
+    Args:
+        report: Is told.
     """
-    if not report.is_complete:
-        with open_store(store_path) as store:
-            _find_files(store, report, cancelled)
-    return report.is_complete
 
+    def __init__(self, report: ScrubReport) -> None:
+        self.report = report
+        self._own: set[bytes] = set()
+        self._survey: Survey | None = None
+        self._left: list[str] = []
+        self._found: dict[bytes, tuple[str, list[str], bytes]] = {}
 
-def _find_files(store: Store, report: ScrubReport, cancelled: Callable[[], bool]) -> None:
-    lost = {name: one.check.pack for one in report.damaged for name in one.lost}
-    found: dict[bytes, tuple[str, list[str], bytes]] = {}
-    survey = Survey(store, _still_lost(store, lost) | known_lost(store))
-    for snapshot in list_snapshots(store):
-        with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
-            for one in survey.damage(snapshot.id):
-                if cancelled():
-                    return
-                packs = [lost[name] for name in one.chunks.values() if name in lost]
-                row = found.setdefault(one.path, (one.what, [], packs[0] if packs else b""))
-                row[1].append(snapshot.id)
-        if cancelled():
-            return
-    by_pack = {one.check.pack: one for one in report.damaged}
-    is_missing = any(not one.check.read_bytes for one in report.damaged) or report.unreachable
-    for path, (what, snapshots, pack) in sorted(found.items()):
-        file = DamagedFile(path, what, tuple(snapshots))
-        if pack in by_pack:
-            by_pack[pack].files.append(file)
-        elif report.is_whole or is_missing:
-            report.missing.append(file)
-    report.is_complete = True
+    def find(self, store_path: str, cancelled: Callable[[], bool] = lambda: False) -> bool:
+        """Look at snapshots until all have been, or ``cancelled`` turns true.
+
+        Whoever calls it often enough gets to the end, even if it is cancelled from the beginning.
+        Returns whether the report tells the costs now.
+
+        Raises:
+            StoreError: The store can't be used.
+        """
+        if not self.report.is_complete:
+            with open_store(store_path) as store, contextlib.suppress(CancelledError):
+                self._walk(store, cancelled)
+                self._tell(store)
+        return self.report.is_complete
+
+    def _walk(self, store: Store, cancelled: Callable[[], bool]) -> None:
+        def check() -> None:
+            if cancelled():
+                raise CancelledError("scrub was stopped", hint="")
+
+        owners = self._owners
+        own = _still_lost(store, owners)
+        lost = own | known_lost(store)
+        if self._survey is None or not self._own <= own:
+            self._own = own
+            self._survey = Survey(store, lost)
+            self._left = [one.id for one in reversed(list_snapshots(store))]
+            self._found = {}
+        self._survey.go_on(store, lost, check)
+        while self._left:
+            with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
+                for one in list(self._survey.damage(self._left[-1])):
+                    packs = [owners[name] for name in one.chunks.values() if name in owners]
+                    row = self._found.setdefault(
+                        one.path, (one.what, [], packs[0] if packs else b"")
+                    )
+                    row[1].append(self._left[-1])
+            self._left.pop()
+            check()
+
+    def _tell(self, store: Store) -> None:
+        report = self.report
+        by_pack = {one.check.pack: one for one in report.damaged}
+        is_missing = any(not one.check.read_bytes for one in report.damaged) or report.unreachable
+        there = store.snapshot_files()
+        for path, (what, snapshots, pack) in sorted(self._found.items()):
+            file = DamagedFile(path, what, tuple([one for one in snapshots if one in there]))
+            if not file.snapshots:
+                continue
+            if pack in by_pack:
+                by_pack[pack].files.append(file)
+            elif report.is_whole or is_missing:
+                report.missing.append(file)
+        report.is_complete = True
+
+    @property
+    def _owners(self) -> dict[bytes, bytes]:
+        """The pack of each chunk that was lost with it."""
+        return {name: one.check.pack for one in self.report.damaged for name in one.lost}
 
 
 def _still_lost(store: Store, lost: dict[bytes, bytes]) -> set[bytes]:

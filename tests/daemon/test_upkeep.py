@@ -188,6 +188,31 @@ def test_a_prune_that_always_has_to_give_way_comes_to_its_end(
     assert ciuic("--config", machine.config, "verify", "--all", "--checksum").code == 0
 
 
+def test_a_prune_that_the_end_of_the_daemon_cut_short_is_taken_up_by_the_next(
+    machine: Machine, better_to_do: Callable[[], bool]
+) -> None:
+    """What had expired is out of the trash by then, which tells nothing of it any more."""
+    worn_packs(machine, 3)
+    settings = load_settings(str(machine.config))
+    cut_short = Upkeep(ManualClock(), lambda: None)
+    before = size(machine)
+    for _ in range(20):
+        cut_short.run(settings, better_to_do)
+        if size(machine) < before:
+            break
+    assert cut_short.shown["prune"] is None
+    assert trashed(machine) == []
+    daemon = machine.start()
+    daemon.wait_for_log("pruned: 0 snapshots gone for good")
+    stopped_in_peace(daemon)
+    with open_store(str(machine.store), write=True) as store:
+        plan = plan_prune(store, trash_s=settings.trash_s, now_ns=time.time_ns())
+        assert plan.removed == plan.rewritten == ()
+    after = Upkeep(ManualClock(), lambda: None)
+    after.run(settings, lambda: False)
+    assert after.shown["prune"] is None, "there is nothing left to look for"
+
+
 def test_no_prune_keeps_the_end_of_the_daemon_waiting(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
@@ -344,6 +369,37 @@ def test_damage_is_told_when_it_is_found_and_its_cost_when_that_is_known(machine
         begun.run(load_settings(str(machine.config)), lambda: False)
         assert len(ear.heard) == 2
         assert f"it costs 1 file, first {machine.source / 'a'} in {name}" in ear.heard[1]
+    finally:
+        logging.getLogger("ciuicd.upkeep").removeHandler(ear)
+
+
+def test_what_damage_costs_is_told_although_it_always_has_to_give_way(
+    machine: Machine, request: pytest.FixtureRequest
+) -> None:
+    """Snapshots may come more often than the snapshots of a large store can be looked through."""
+    content = os.urandom(MIB)
+    names = []
+    for number in range(3):
+        (machine.source / str(number)).mkdir()
+        names.append(take(machine, days_ago=10 - number, a=content, **{f"{number}/b": b"new"}))
+    flip_content(machine.store, content)
+    machine.configure(scrub_budget="10m")
+    settings = load_settings(str(machine.config))
+    begun = Upkeep(ManualClock(), lambda: None)
+    ear = Ear()
+    logging.getLogger("ciuicd.upkeep").addHandler(ear)
+    try:
+        begun.run(settings, ear.gives_way)
+        better_to_do = request.getfixturevalue("better_to_do")
+        runs = 0
+        while len(ear.heard) < 2:
+            first = iter([False])
+            begun.run(settings, lambda first=first: next(first, True) and better_to_do())
+            runs += 1
+            assert runs < 40
+        assert runs > 3, "it does give way"
+        newest_first = ", ".join(reversed(names))
+        assert f"it costs 1 file, first {machine.source / 'a'} in {newest_first}" in ear.heard[1]
     finally:
         logging.getLogger("ciuicd.upkeep").removeHandler(ear)
 

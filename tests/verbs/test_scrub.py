@@ -1,5 +1,6 @@
 """Scrubbing: rot is found, told once, remembered, and healed by the next snapshot."""
 
+import copy
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from ciuic.catalog import find_snapshot
 from ciuic.store import open_store
 from ciuic.verbs.scrub import (
     Budget,
+    Costs,
     DamagedPack,
     Health,
     ScrubReport,
@@ -477,3 +479,82 @@ def test_damage_deep_below_what_snapshots_share_is_told_for_each_of_them(box: Bo
     [found] = scrubbed(box).damaged
     [file] = found.files
     assert sorted(file.snapshots) == sorted(ids)
+
+
+def broken_off(box: Box) -> ScrubReport:
+    """A scrub to which somebody says to end when it has found damage."""
+    found: list[DamagedPack] = []
+    report = scrubbed(box, cancelled=lambda: bool(found), found=found.append)
+    assert len(report.damaged) == 1
+    assert not report.is_complete
+    return report
+
+
+@pytest.fixture
+def costly(box: Box) -> Box:
+    """A file that is lost to each of three snapshots, among directories of which some change."""
+    content = os.urandom(MIB)
+    for number in range(3):
+        for name in ("d/e/f", "g", "h/i"):
+            write(box.source / name / "same", name.encode())
+        write(box.source / "d" / str(number) / "new", os.urandom(100))
+        write(box.source / "d" / "e" / "lost", content)
+        box.take()
+    flip_content(box.store, content)
+    return box
+
+
+def paths_of(report: ScrubReport) -> list[tuple[str, tuple[str, ...]]]:
+    [pack] = report.damaged
+    return [(os.fsdecode(one.path), one.snapshots) for one in pack.files]
+
+
+def test_what_damage_costs_is_found_out_however_often_that_is_broken_off(costly: Box) -> None:
+    ids = [one.id for one in costly.snapshots()]
+    report = broken_off(costly)
+    (costly.source / "d" / "e" / "lost").unlink()
+    at_once = copy.deepcopy(report)
+    assert Costs(at_once).find(str(costly.store))
+    costs, attempts = Costs(report), 1
+    while not costs.find(str(costly.store), lambda: True):
+        # There is no end of snapshots, and each has directories that are looked at for it alone.
+        write(costly.source / "d" / f"later {attempts}" / "new", os.urandom(100))
+        costly.take()
+        attempts += 1
+        assert attempts < 40
+    assert attempts > 10, "it was broken off in the middle of snapshots, too"
+    assert paths_of(report) == [(str(costly.source / "d" / "e" / "lost"), tuple(ids))]
+    assert paths_of(report) == paths_of(at_once)
+
+
+def test_what_is_stored_again_or_forgotten_before_its_cost_is_known_costs_nothing(
+    costly: Box,
+) -> None:
+    names = [one.id for one in costly.snapshots()]
+    for healed in (False, True):
+        report = broken_off(costly)
+        costs = Costs(report)
+        for _ in range(12):
+            assert not costs.find(str(costly.store), lambda: True)
+        if healed:
+            assert costly.take().new_bytes >= MIB, "it stands in its file still"
+        else:
+            with open_store(str(costly.store), write=True) as store:
+                store.forget(names[:1], costly.clock.now_ns())
+            assert costly.ciuic("prune", "--trash", "0").code == 4, "a pack is damaged"
+        assert costs.find(str(costly.store))
+        file = str(costly.source / "d" / "e" / "lost")
+        assert paths_of(report) == ([] if healed else [(file, (names[1], names[2]))])
+
+
+def test_a_scrub_that_finds_more_damage_does_not_begin_the_search_anew(costly: Box) -> None:
+    report = broken_off(costly)
+    costs = Costs(report)
+    attempts = 1
+    while not costs.find(str(costly.store), lambda: True):
+        with open_store(str(costly.store), write=True) as store:
+            store.index.drop_chunks([os.urandom(32)])
+            store.index.commit()
+        attempts += 1
+        assert attempts < 40
+    assert len(paths_of(report)) == 1
