@@ -3,16 +3,21 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from ciuic.control import request_done, request_snapshot
 from ciuic.scan import mount_points_of
-from ciuic.store import create_store
+from ciuic.store import create_store, open_store
 from ciuic.store.header import read_header
+from ciuic.verbs.take import TakeRequest, take_snapshot
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Machine, wait_until
 from tests.kit.filesystems import tmpfs
+
+DAY_NS = 86_400 * 10**9
 
 
 def state_of(machine: Machine) -> Path:
@@ -148,6 +153,55 @@ def test_a_daemon_that_runs_does_not_serve_another_store_that_comes_to_light(mac
     away.rename(machine.store)
     count = len(machine.snapshots())
     wait_until("snapshots go on", lambda: len(machine.snapshots()) > count)
+    assert "Traceback" not in daemon.log()
+    assert daemon.stop() == 0
+
+
+def neglected(machine: Machine, path: Path) -> None:
+    """Another store, in which there is something to forget, to prune and to scrub."""
+    names = []
+    for days in (40, 39, 38):
+        clock = ManualClock(time.time_ns() - days * DAY_NS)
+        create_store(str(path), clock)
+        (machine.source / "other").write_bytes(os.urandom(300_000))
+        with open_store(str(path), write=True) as store:
+            request = TakeRequest(roots=(os.fsencode(machine.source),), base=True, parity=0)
+            names.append(take_snapshot(store, request, clock=clock).id)
+    with open_store(str(path), write=True) as store:
+        store.forget(names[:1], time.time_ns() - 10 * DAY_NS)
+
+
+def files_of(store: Path) -> dict[str, bytes]:
+    return {str(one): one.read_bytes() for one in sorted(store.rglob("*")) if one.is_file()}
+
+
+def test_nothing_is_forgotten_pruned_or_scrubbed_in_another_store_that_comes_to_light(machine):
+    below = machine.directory / "below"
+    neglected(machine, below)
+    machine.configure(retention_policy="last:1", scrub_budget="10m", snapshot_interval="1s")
+    daemon = machine.start()
+    # Paused, so that upkeep is due and waits for the moment when the other store is there.
+    assert request_done(str(machine.store), "pause")
+    first = request_snapshot(str(machine.store))
+    assert first is not None
+    assert request_snapshot(str(machine.store)) is not None
+
+    def is_forgotten() -> bool:
+        lines = daemon.log().splitlines()
+        return any("forgot" in line and first["id"] in line for line in lines)
+
+    wait_until("the daemon rests", is_forgotten)
+    away = machine.directory / "away"
+    machine.store.rename(away)
+    below.rename(machine.store)
+    before = files_of(machine.store)
+    said = daemon.log()
+    assert request_done(str(away), "resume")
+    daemon.wait_for_log(f"there is another store at {machine.store} by now", count=3)
+    assert files_of(machine.store) == before
+    machine.store.rename(below)
+    away.rename(machine.store)
+    daemon.wait_for_log("scrub: ", count=said.count("scrub: ") + 1)
     assert "Traceback" not in daemon.log()
     assert daemon.stop() == 0
 
