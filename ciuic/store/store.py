@@ -443,6 +443,10 @@ class Store:
                 found.append(self._forgotten(name))
             except (CorruptionError, UnknownFormatError) as error:
                 damaged[name] = error
+            except StoreError:
+                # Whoever only looks may see a prune or somebody who brings snapshots back.
+                if name in self._trash.ids():
+                    raise
         found.sort(key=lambda one: (one.manifest.summary.taken_ns, one.id))
         return found, damaged
 

@@ -794,3 +794,19 @@ def test_a_label_that_ends_anywhere_is_the_old_one_or_the_new_one(copied: Box) -
         seen.add((one.tags, one.pinned))
     old = ("number-1",)
     assert seen == {(old, False), ((*old, "new"), False), ((*old, "new"), True)}
+
+
+def test_what_leaves_the_trash_while_it_is_listed_is_not_missed(
+    taken: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = names(taken)
+    forget(taken, first, second)
+    listed = Store.trashed_ids
+
+    def looks_while_a_prune_ends(store: Store) -> list[str]:
+        found = listed(store)
+        expire(taken, first)
+        return found
+
+    monkeypatch.setattr(Store, "trashed_ids", looks_while_a_prune_ends)
+    assert trash(taken) == [second]
