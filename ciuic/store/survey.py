@@ -95,7 +95,7 @@ class Survey:
 
         Args:
             store: Packs may have been moved in it since; what was sound has not been lost for that.
-            lost: As before, or more.
+            lost: By now; what was found sound before is not asked again.
             check: Called after each directory that was read; raises to end the walk for now, and
                 the next one is further by that directory.
         """
