@@ -6,6 +6,8 @@ one more file in a directory of a million, or one changed block in a terabyte, r
 and the nodes above it. Encoding: msgpack arrays, docs/format.md, "Nodes".
 """
 
+import bisect
+import operator
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -21,13 +23,13 @@ __all__ = [
     "HOLE",
     "LEVEL_MAX",
     "GetNode",
+    "Lookup",
     "Node",
     "Piece",
     "PutNode",
     "RecipeBuilder",
     "TreeBuilder",
     "cut",
-    "find_entry",
     "iter_pieces",
     "iter_tree",
     "pieces_from",
@@ -215,6 +217,59 @@ class RecipeBuilder(_Builder[Piece]):
         return sum([piece.length_bytes for piece in items])
 
 
+class Lookup:
+    """Finds entries of one directory by name, reading one node a level.
+
+    The nodes on the way to the last name are kept: of names that are asked for in their order, no
+    node is read twice.
+
+    Args:
+        get: Reads nodes.
+        name: Of the directory's top node.
+        level: Likewise.
+
+    Raises:
+        CorruptionError: There is no such level.
+    """
+
+    def __init__(self, get: GetNode, name: bytes, level: int) -> None:
+        if level < 0:
+            raise CorruptionError(f"a node can't be at level {level}")
+        self._get = get
+        self._top = name
+        self._level = level
+        self._indexes: dict[int, tuple[bytes, list[_Child]]] = {}
+        self._leaf: tuple[bytes, dict[bytes, Entry]] | None = None
+
+    def find(self, wanted: bytes) -> Entry | None:
+        """The entry of this name; None if there is none.
+
+        Raises:
+            CorruptionError: A node on the way is missing or is not what its parent says.
+        """
+        name = self._top
+        for level in range(self._level, 0, -1):
+            children = self._children(name, level)
+            behind = bisect.bisect_right(children, wanted, key=operator.attrgetter("first"))
+            if behind == 0:
+                return None
+            name = children[behind - 1].id
+        return self._entries(name).get(wanted)
+
+    def _children(self, name: bytes, level: int) -> list[_Child]:
+        kept = self._indexes.get(level)
+        if kept is None or kept[0] != name:
+            kept = self._indexes[level] = (name, _children(self._get(TREE, name), level))
+        return kept[1]
+
+    def _entries(self, name: bytes) -> dict[bytes, Entry]:
+        kept = self._leaf
+        if kept is None or kept[0] != name:
+            entries = _entries(self._get(TREE, name))
+            kept = self._leaf = (name, {one.name: one for one in entries})
+        return kept[1]
+
+
 def iter_tree(get: GetNode, name: bytes, level: int) -> Iterator[Entry]:
     """The entries of a directory in the order of their names.
 
@@ -228,29 +283,6 @@ def iter_tree(get: GetNode, name: bytes, level: int) -> Iterator[Entry]:
             raise CorruptionError("the names of a directory are not in order")
         last = entry.name
         yield entry
-
-
-def find_entry(get: GetNode, name: bytes, level: int, wanted: bytes) -> Entry | None:
-    """The entry of this name in a directory, reading one node a level.
-
-    Raises:
-        CorruptionError: As ``iter_tree``.
-    """
-    if level < 0:
-        raise CorruptionError(f"a node can't be at level {level}")
-    while level > 0:
-        chosen = None
-        for child in _children(get(TREE, name), level):
-            if chosen is not None and child.first > wanted:
-                break
-            chosen = child
-        if chosen is None:
-            return None
-        name, level = chosen.id, level - 1
-    for entry in _entries(get(TREE, name)):
-        if entry.name == wanted:
-            return entry
-    return None
 
 
 def iter_pieces(get: GetNode, entry: Entry) -> Iterator[Piece]:

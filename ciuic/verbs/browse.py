@@ -12,11 +12,12 @@ from ciuic.model import Entry, Root, SnapshotSummary, path_text
 from ciuic.store import Store
 from ciuic.store.frame import DATA
 from ciuic.store.manifest import Manifest
-from ciuic.store.nodes import Piece, cut, find_entry, iter_pieces, iter_tree
+from ciuic.store.nodes import GetNode, Lookup, Piece, cut, iter_pieces, iter_tree
 
 __all__ = [
     "Change",
     "Located",
+    "Locator",
     "children",
     "diff",
     "find",
@@ -73,15 +74,23 @@ def root_entry(store: Store, root: Root) -> Entry:
         PathNotFoundError: The root could not be read when the snapshot was taken.
         CorruptionError: Its tree is damaged.
     """
+    return _root_entry(store.reader.node, root)
+
+
+def _root_entry(get: GetNode, root: Root) -> Entry:
     if not root.tree:
-        raise PathNotFoundError(
-            f"{path_text(root.path)} was not there when the snapshot was taken: {root.missing}",
-            hint="Choose an older snapshot; 'ciuic list' shows them all.",
-        )
-    entry = next(iter_tree(store.reader.node, root.tree, 0), None)
+        raise _missing(root)
+    entry = next(iter_tree(get, root.tree, 0), None)
     if entry is None:
         raise CorruptionError(f"the tree of the root {path_text(root.path)} is empty")
     return entry
+
+
+def _missing(root: Root) -> PathNotFoundError:
+    return PathNotFoundError(
+        f"{path_text(root.path)} was not there when the snapshot was taken: {root.missing}",
+        hint="Choose an older snapshot; 'ciuic list' shows them all.",
+    )
 
 
 def locate(store: Store, manifest: Manifest, path: bytes) -> Located:
@@ -91,28 +100,102 @@ def locate(store: Store, manifest: Manifest, path: bytes) -> Located:
         PathNotFoundError: The snapshot does not have it; the hint names what is near.
         CorruptionError: A directory on the way is damaged.
     """
-    path = b"/" + os.path.normpath(path).lstrip(b"/")
-    root = _root_of(manifest, path)
-    if root is None:
-        raise PathNotFoundError(
-            f"{path_text(path)} is not in snapshot {manifest.summary.id}",
-            hint="It covers " + ", ".join(path_text(one.path) for one in manifest.roots) + ".",
-        )
-    entry = root_entry(store, root)
-    at = root.path
-    for name in path[len(root.path) :].split(b"/"):
-        if not name:
-            continue
-        inner = None
-        if entry.is_directory and entry.content:
-            inner = find_entry(store.reader.node, entry.content, entry.level, name)
-        if inner is None:
-            raise PathNotFoundError(
-                f"{path_text(path)} is not in snapshot {manifest.summary.id}",
-                hint=_near(store, at, entry, name),
-            )
-        at, entry = _join(at, name), inner
-    return Located(path, entry)
+    return Locator(store, manifest).locate(path)
+
+
+class _Step:
+    """A path on the way to another one."""
+
+    def __init__(self, located: Located, get: GetNode) -> None:
+        self.located = located
+        self._get = get
+        self._lookup: Lookup | None = None
+
+    def inner(self, name: bytes) -> Located | None:
+        """What it holds under this name, if it is a directory."""
+        path, entry = self.located
+        if not entry.is_directory or not entry.content:
+            return None
+        if self._lookup is None:
+            self._lookup = Lookup(self._get, entry.content, entry.level)
+        found = self._lookup.find(name)
+        return None if found is None else Located(_join(path, name), found)
+
+
+class Locator:
+    """Finds paths in one snapshot.
+
+    The way to the last path is kept: of paths that are asked for in the order of a walk no node is
+    read twice. One that can't be read is tried once, however many paths lead through it.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._way: list[_Step] = []
+        self._unreadable: dict[bytes, str] = {}
+
+    def locate(self, path: bytes) -> Located:
+        """As the function of that name."""
+        path = _normal(path)
+        found = self.find(path)
+        if found is not None:
+            return found
+        root = _root_of(self._manifest, path)
+        message = f"{path_text(path)} is not in snapshot {self._manifest.summary.id}"
+        if root is None:
+            covered = ", ".join(path_text(one.path) for one in self._manifest.roots)
+            raise PathNotFoundError(message, hint=f"It covers {covered}.")
+        if not root.tree:
+            raise _missing(root)
+        at, entry = self._way[-1].located
+        name = _names(root, path)[len(self._way) - 1]
+        raise PathNotFoundError(message, hint=_near(self._store, at, entry, name))
+
+    def find(self, path: bytes) -> Located | None:
+        """The entry of an absolute path; None if the snapshot does not have it.
+
+        Raises:
+            CorruptionError: A directory on the way is damaged.
+        """
+        path = _normal(path)
+        root = _root_of(self._manifest, path)
+        if root is None or not root.tree:
+            return None
+        way = self._way
+        if not way or way[0].located.path != root.path:
+            way[:] = [_Step(Located(root.path, _root_entry(self._node, root)), self._node)]
+        names = _names(root, path)
+        known = 0
+        for name, step in zip(names, way[1:], strict=False):
+            if step.located.entry.name != name:
+                break
+            known += 1
+        del way[known + 1 :]
+        for name in names[known:]:
+            inner = way[-1].inner(name)
+            if inner is None:
+                return None
+            way.append(_Step(inner, self._node))
+        return Located(path, way[-1].located.entry)
+
+    def _node(self, kind: int, name: bytes) -> bytes:
+        if name in self._unreadable:
+            raise CorruptionError(self._unreadable[name])
+        try:
+            return self._store.reader.node(kind, name)
+        except (CorruptionError, UnknownFormatError) as error:
+            self._unreadable[name] = error.message
+            raise
+
+
+def _normal(path: bytes) -> bytes:
+    return b"/" + os.path.normpath(path).lstrip(b"/")
+
+
+def _names(root: Root, path: bytes) -> list[bytes]:
+    """The names on the way from a root to a path in it."""
+    return [name for name in path[len(root.path) :].split(b"/") if name]
 
 
 def children(store: Store, located: Located) -> Iterator[Located]:

@@ -174,6 +174,7 @@ class Placer:
         self._store_inode = (own.st_dev, own.st_ino)
         self._handles_max = raise_open_files_limit() // 4
         self._entered = 0
+        self._entered_paths: set[bytes] = set()
         self._closed: list[_Level] = []
         self._links: list[_Link] = []
         self._new_inodes: dict[tuple[int, int], bytes] = {}
@@ -231,7 +232,9 @@ class Placer:
                 mtime_ns = os.fstat(directory.fd).st_mtime_ns
                 self._times.setdefault(directory.path, (directory, mtime_ns))
             self._file_systems.setdefault(os.fstat(directory.fd).st_dev, directory)
-            self._remove_leftovers(directory, directory.names())
+            if directory.path not in self._entered_paths:
+                self._entered_paths.add(directory.path)
+                self._remove_leftovers(directory, directory.names())
         self._place_one(_Place(directory, name, path, is_there=True), entry, levels)
         while levels:
             if self._cancelled():

@@ -12,19 +12,25 @@ run again: what is right by then is left alone.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ciuic.catalog import list_snapshots
 from ciuic.clock import Clock, local_time_text
-from ciuic.errors import CiuicError, CorruptionError, TargetError, UsageError
+from ciuic.errors import (
+    CorruptionError,
+    SnapshotNotFoundError,
+    TargetError,
+    UnknownFormatError,
+    UsageError,
+)
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import FLUX, Entry, RestoreReport, SnapshotSummary, Trouble, path_text
 from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
 from ciuic.store.manifest import Manifest
-from ciuic.verbs.browse import Located, locate
+from ciuic.verbs.browse import Located, Locator
 from ciuic.verbs.hot import HotCopies
 from ciuic.verbs.placing import Placer
 from ciuic.verbs.progress import Progress
@@ -72,11 +78,8 @@ class _Target(NamedTuple):
         return os.path.join(self.parent, self.name)
 
 
-class _Wanted(NamedTuple):
-    """A path that another snapshot may have; ``trouble`` is None for one that was in flux."""
-
-    path: bytes
-    trouble: Trouble | None
+_Wanted = Mapping[bytes, Trouble | None]
+"""Paths that another snapshot may have, and what is wrong with them; None: they were in flux."""
 
 
 def restore(
@@ -96,6 +99,7 @@ def restore(
         TargetError: A target exists and may not be overwritten, and nothing has been touched;
             or the target's file system failed: what was restored until then stays.
         CorruptionError: The way to a path is damaged; nothing has been touched.
+        StoreError: The store can't be used (any longer); what was restored until then stays.
         CancelledError: ``cancelled`` turned true; files are old or new, none is torn.
     """
     prepare_for_bulk()
@@ -115,8 +119,9 @@ def _resolve(store: Store, manifest: Manifest, request: RestoreRequest) -> list[
     if not request.paths:
         raise UsageError("no path to restore was given", hint="Name one with -p.")
     targets: dict[bytes, _Target] = {}
+    locator = Locator(store, manifest)
     for path in _outermost(request.paths, together=request.destination is None):
-        located = locate(store, manifest, path)
+        located = locator.locate(path)
         target = _target_of(manifest, located, request.destination)
         _refuse_store(store, target)
         other = targets.setdefault(target.place, target)
@@ -253,19 +258,20 @@ class _Run:
         better than nothing: the snapshot's own, if it is not damaged.
         """
         report = self._report
-        lost = [one for one in report.failed if one.path in report.damaged_paths]
-        report.failed = [one for one in report.failed if one.path not in report.damaged_paths]
-        wanted = [_Wanted(one.path, one) for one in lost]
-        wanted += [_Wanted(path, None) for path in self._in_flux]
+        lost = {one.path: one for one in report.failed if one.path in report.damaged_paths}
+        report.failed = [one for one in report.failed if one.path not in lost]
+        places = {target.path: target for target in targets}
+        wanted: _Wanted = {**dict.fromkeys(self._in_flux), **lost}
         for summary in self._older():
-            wanted = self._from_snapshot(summary, wanted, targets, also_flux=False)
-        in_flux = [one for one in wanted if one.trouble is None]
-        wanted = [one for one in wanted if one.trouble is not None]
-        wanted += self._from_snapshot(self._manifest.summary, in_flux, targets, also_flux=True)
+            wanted = self._from_snapshot(summary, wanted, places, also_flux=False)
+        in_flux = {path: None for path, trouble in wanted.items() if trouble is None}
+        wanted = {path: trouble for path, trouble in wanted.items() if trouble is not None}
+        own = self._manifest.summary
+        wanted = {**wanted, **self._from_snapshot(own, in_flux, places, also_flux=True)}
         for summary in self._older():
-            wanted = self._from_snapshot(summary, wanted, targets, also_flux=True)
-        report.failed.extend([one.trouble for one in wanted if one.trouble is not None])
-        report.damaged_paths = {one.path for one in wanted}
+            wanted = self._from_snapshot(summary, wanted, places, also_flux=True)
+        report.failed.extend([trouble for trouble in wanted.values() if trouble is not None])
+        report.damaged_paths = set(wanted)
 
     def _older(self) -> Iterator[SnapshotSummary]:
         own = self._manifest.summary
@@ -276,73 +282,77 @@ class _Run:
     def _from_snapshot(
         self,
         summary: SnapshotSummary,
-        wanted: list[_Wanted],
-        targets: list[_Target],
+        wanted: _Wanted,
+        places: Mapping[bytes, _Target],
         *,
         also_flux: bool,
-    ) -> list[_Wanted]:
+    ) -> _Wanted:
         """Try paths from one snapshot; returns those that are still wanted."""
         if not wanted:
-            return []
+            return {}
         try:
             manifest = self._store.manifest(summary.id)
-        except CiuicError:
-            return wanted
+        except (CorruptionError, SnapshotNotFoundError, UnknownFormatError):
+            return wanted  # a store that fails is another matter, and ends the restore
         report = self._report
         before, report.failed, report.damaged_paths = report.failed, [], set()
-        found = self._place_wanted(manifest, wanted, targets, also_flux=also_flux)
+        tried = self._place_wanted(manifest, wanted, places, also_flux=also_flux)
         lost = {one.path: one for one in report.failed if one.path in report.damaged_paths}
-        elsewhere = [one for one in report.failed if one.path not in lost]
         failed = {one.path for one in report.failed}
-        report.failed = before + elsewhere
-        for one in found:
-            if one.path not in failed:
-                self._note_fallback(one, summary)
+        report.failed = before + [one for one in report.failed if one.path not in lost]
+        for path in tried:
+            if path not in failed:
+                self._note_fallback(path, wanted[path], summary)
         # A directory was had, and something in it was not.
-        inner = [
-            _Wanted(path, lost[path]) for path in sorted(lost.keys() - {one.path for one in found})
-        ]
-        return [one for one in wanted if one not in found or one.path in lost] + inner
+        inner = {path: lost[path] for path in lost.keys() - tried.keys()}
+        left = {path: wanted[path] for path in wanted if path not in tried or path in lost}
+        return {**inner, **left}
 
-    def _note_fallback(self, one: _Wanted, summary: SnapshotSummary) -> None:
+    def _note_fallback(
+        self, path: bytes, trouble: Trouble | None, summary: SnapshotSummary
+    ) -> None:
         own = self._manifest.summary
         if summary.id == own.id:
             return
-        why = "in flux" if one.trouble is None else "damaged"
+        why = "in flux" if trouble is None else "damaged"
         when = local_time_text(summary.taken_ns)
         what = f"{why} in {own.id}: taken from {summary.id} of {when}"
-        self._report.notes.append(Trouble(one.path, what))
+        self._report.notes.append(Trouble(path, what))
 
     def _place_wanted(
         self,
         manifest: Manifest,
-        wanted: list[_Wanted],
-        targets: list[_Target],
+        wanted: _Wanted,
+        places: Mapping[bytes, _Target],
         *,
         also_flux: bool,
-    ) -> list[_Wanted]:
-        """Place what a snapshot has of these paths; returns those that were tried."""
-        tried = []
+    ) -> dict[bytes, None]:
+        """Place what a snapshot has of these paths; returns those that were tried, in order."""
+        tried: dict[bytes, None] = {}
         parent: DirectoryHandle | None = None
+        locator = Locator(self._store, manifest)
         with self._placer(
             manifest, delete=False, sets_flux_aside=False, protected=Exclusions(())
         ) as placer:
-            for one in wanted:
+            for path in sorted(wanted, key=_names):
                 try:
-                    located = locate(self._store, manifest, one.path)
-                except CiuicError:
+                    located = locator.find(path)
+                except (CorruptionError, UnknownFormatError):
+                    continue
+                # A hostile store's names lead elsewhere.
+                if located is None or located.path != path:
                     continue
                 entry = located.entry
                 if entry.state == FLUX and not also_flux:
                     continue
-                if one.trouble is None and not entry.is_file:
+                if wanted[path] is None and not entry.is_file:
                     continue
-                tried.append(one)
-                outer = next(target for target in targets if _is_inside(one.path, target.path))
-                if parent is None or parent.path != outer.parent:
-                    with target_faults(outer.place), _path_errors(outer):
-                        parent = self._open_parent(outer.parent)
-                self._place_inside(placer, parent, outer, one.path, entry)
+                tried[path] = None
+                for outer in _holders(path, places):
+                    if parent is None or parent.path != outer.parent:
+                        with target_faults(outer.place), _path_errors(outer):
+                            parent = self._open_parent(outer.parent)
+                    self._place_inside(placer, parent, outer, path, entry)
         return tried
 
     def _place_inside(
@@ -423,5 +433,17 @@ def _path_errors(target: _Target) -> Iterator[None]:
         ) from error
 
 
-def _is_inside(path: bytes, outer: bytes) -> bool:
-    return path == outer or path.startswith(outer.rstrip(b"/") + b"/")
+def _names(path: bytes) -> list[bytes]:
+    """What a walk sorts by: all of a directory comes before what follows it."""
+    return path.split(b"/")
+
+
+def _holders(path: bytes, targets: Mapping[bytes, _Target]) -> Iterator[_Target]:
+    """The targets that a path was restored with: itself, and those that it lies in."""
+    at = path
+    while at != b"/":
+        if at in targets:
+            yield targets[at]
+        at = os.path.dirname(at)
+    if at in targets:
+        yield targets[at]

@@ -9,7 +9,12 @@ import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ciuic.errors import CiuicError
+from ciuic.errors import (
+    CorruptionError,
+    PathNotFoundError,
+    SnapshotNotFoundError,
+    UnknownFormatError,
+)
 from ciuic.model import Entry
 from ciuic.store import Store
 from ciuic.store.frame import DATA, chunk_id
@@ -22,6 +27,15 @@ __all__ = ["HOT", "LIVE", "Origin", "find_in_file", "read_origin"]
 
 HOT: Final = "hot copy"
 LIVE: Final = "live file"
+_NOT_HERE: Final = (
+    CorruptionError,
+    PathNotFoundError,
+    SnapshotNotFoundError,
+    UnknownFormatError,
+    OSError,
+)
+"""About this path or snapshot, or about the file: any other one may have the bytes. A store that
+fails is another matter."""
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -56,7 +70,7 @@ def find_in_file(
         path: Absolute.
         wanted: Chunk IDs.
     """
-    with contextlib.suppress(CiuicError, OSError), contextlib.ExitStack() as stack:
+    with contextlib.suppress(*_NOT_HERE), contextlib.ExitStack() as stack:
         entry = locate(store, manifest, path).entry
         if not entry.is_file:
             return
@@ -77,7 +91,7 @@ def find_in_file(
 
 def read_origin(store: Store, origin: Origin) -> bytes | None:
     """The chunk's bytes, if they are still where they were found."""
-    with contextlib.suppress(CiuicError, OSError):
+    with contextlib.suppress(*_NOT_HERE):
         manifest = store.manifest(origin.snapshot_id)
         entry = locate(store, manifest, origin.path).entry
         with _opened(store, manifest, origin.path, entry, origin.how) as fd:

@@ -8,13 +8,13 @@ import contextlib
 from typing import Final
 
 from ciuic.catalog import list_snapshots
-from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
+from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
 from ciuic.model import FLUX, UNREADABLE, SnapshotSummary, VerifyReport, VerifySnapshot
 from ciuic.store import Store
 from ciuic.store.frame import KINDS
 from ciuic.store.manifest import Manifest
 from ciuic.store.survey import Survey, known_lost
-from ciuic.verbs.browse import locate
+from ciuic.verbs.browse import Locator
 
 __all__ = ["with_alternatives"]
 
@@ -81,9 +81,12 @@ class _Search:
             if manifest is None:
                 continue
             try:
-                entry = locate(self._store, manifest, path).entry
-            except CiuicError:
+                located = Locator(self._store, manifest).find(path)
+            except (CorruptionError, UnknownFormatError):
                 continue
+            if located is None:
+                continue
+            entry = located.entry
             if entry.state not in {FLUX, UNREADABLE} and self._survey.entry_is_sound(entry):
                 return snapshot.id
         return None
@@ -92,7 +95,7 @@ class _Search:
         if snapshot_id not in self._manifests:
             try:
                 self._manifests[snapshot_id] = self._store.manifest(snapshot_id)
-            except CiuicError:
+            except (CorruptionError, SnapshotNotFoundError, UnknownFormatError):
                 self._manifests[snapshot_id] = None
         return self._manifests[snapshot_id]
 

@@ -255,7 +255,7 @@ def fuzz_tree(data: bytes) -> None:
     assert names == sorted(set(names))
     assert web.reads <= (len(data) + 1) * (nodes.LEVEL_MAX + 1)
     web.reads = 0
-    call(nodes.find_entry, web.get, b"\0", web.level, data[:4])
+    call(lambda: nodes.Lookup(web.get, b"\0", web.level).find(data[:4]))
     assert web.reads <= nodes.LEVEL_MAX + 1
     for part in web.parts[:4]:
         call(nodes.references, frame.TREE, part, web.level)

@@ -394,7 +394,7 @@ def test_trees_come_back(some):
     name, level = builder.finish()
     assert list(nodes.iter_tree(memory.get, name, level)) == some
     for one in some[:20]:
-        assert nodes.find_entry(memory.get, name, level, one.name) == one
+        assert nodes.Lookup(memory.get, name, level).find(one.name) == one
 
 
 @given(st.binary(max_size=200) | msgpack_values.map(msgspec.msgpack.encode), st.integers(-1, 9))
@@ -404,7 +404,7 @@ def test_any_bytes_as_a_node(data, level):
         memory.put(kind, data)
     tree, recipe = node_id(frame.TREE, data), node_id(frame.RECIPE, data)
     call(lambda: list(nodes.iter_tree(memory.get, tree, level)))
-    call(lambda: nodes.find_entry(memory.get, tree, level, b"name"))
+    call(lambda: nodes.Lookup(memory.get, tree, level).find(b"name"))
     entry = Entry(b"", 0, 0, 0, 0, 0, 0, size_bytes=100, content=recipe, level=level + 1)
     found = call(lambda: list(nodes.iter_pieces(memory.get, entry)))
     assert found is None or sum([piece.length_bytes for piece in found]) == 100
@@ -441,7 +441,7 @@ def test_a_tower_of_nodes_is_refused(kind, top):
     entry = Entry(b"", 0, 0, 0, 0, 0, 0, size_bytes=1, content=below, level=top + 1)
     call(lambda: list(nodes.iter_tree(memory.get, below, top)))
     call(lambda: list(nodes.iter_pieces(memory.get, entry)))
-    call(lambda: nodes.find_entry(memory.get, below, top, b"name"))
+    call(lambda: nodes.Lookup(memory.get, below, top).find(b"name"))
 
 
 # Sealed documents, header, manifests

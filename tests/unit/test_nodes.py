@@ -101,18 +101,18 @@ def test_a_name_is_found_by_reading_one_node_a_level(memory):
     assert level >= 1
     for wanted in (names[0], names[777], names[-1]):
         memory.read = 0
-        found = nodes.find_entry(memory.get, name, level, wanted)
+        found = nodes.Lookup(memory.get, name, level).find(wanted)
         assert found is not None
         assert found.name == wanted
         assert memory.read == level + 1
     for missing in (b"", b"file 000000x", b"zzz"):
-        assert nodes.find_entry(memory.get, name, level, missing) is None
+        assert nodes.Lookup(memory.get, name, level).find(missing) is None
 
 
 def test_an_empty_directory_has_a_node(memory):
     name, level = directory(memory, [])
     assert (level, memory.written) == (0, 1)
-    assert nodes.find_entry(memory.get, name, level, b"x") is None
+    assert nodes.Lookup(memory.get, name, level).find(b"x") is None
 
 
 def test_one_more_file_in_a_large_directory_rewrites_one_leaf_and_what_is_above(memory):
@@ -211,7 +211,7 @@ def test_a_node_of_another_level_than_expected_is_damage(memory, level):
     with pytest.raises(CorruptionError):
         list(nodes.iter_tree(memory.get, name, level))
     with pytest.raises(CorruptionError):
-        nodes.find_entry(memory.get, name, level, b"a")
+        nodes.Lookup(memory.get, name, level).find(b"a")
 
 
 @pytest.mark.parametrize("top", [nodes.LEVEL_MAX + 1, -1, -900])
@@ -271,7 +271,7 @@ def test_values_that_no_file_has_are_damage(memory, change):
     with pytest.raises(CorruptionError, match="out of range"):
         list(nodes.iter_tree(memory.get, name, 0))
     with pytest.raises(CorruptionError, match="out of range"):
-        nodes.find_entry(memory.get, name, 0, b"a")
+        nodes.Lookup(memory.get, name, 0).find(b"a")
 
 
 def stacked(memory, kind, leaf, count):
@@ -314,7 +314,7 @@ def test_an_index_that_names_nothing_is_refused(memory, kind):
 def test_a_missing_leaf_is_named_and_what_comes_before_it_is_had(memory):
     names = names_of(20_000)
     name, level = directory(memory, names)
-    leaf = nodes.find_entry(memory.get, name, level, names[-1])
+    leaf = nodes.Lookup(memory.get, name, level).find(names[-1])
     assert leaf is not None
     last = [key for key, data in memory.nodes.items() if names[-1] in data and data[1] == 0]
     for key in last:

@@ -717,6 +717,21 @@ def test_names_that_no_file_can_have_are_named_and_write_nothing(
     assert not os.path.exists("/abs")
 
 
+def test_a_fallback_follows_no_name_that_leads_out_of_the_target(box: Box, tmp_path: Path) -> None:
+    write(box.source / "evil", b"evil")
+    write(box.source / "up" / "victim", b"evil")
+    write(box.source / "sub" / "file", b"file")
+    box.take()
+    directory = Entry(b"sub", 0o040755, os.getuid(), os.getgid(), 1, 1, 6)
+    inner = {b"sub": [file_entry(b"../up/victim", box)]}
+    hostile(box, [directory], root=box.source, inner=inner)
+    out = tmp_path / "out"
+    victim = write(out / "up" / "victim", b"mine")
+    report = box.restore(box.source / "sub", snapshot="cs-bad000", to=out, fallback=True)
+    assert [one.path for one in report.failed] == [os.fsencode(box.source / "sub/../up/victim")]
+    assert victim.read_bytes() == b"mine"
+
+
 def test_a_store_that_lies_brings_down_no_command(box: Box, tmp_path: Path) -> None:
     write(box.source / "evil", b"evil")
     box.take()
