@@ -26,7 +26,14 @@ import ciuic
 from ciuic.catalog import list_snapshots
 from ciuic.clock import Clock, local_time_text, rfc3339
 from ciuic.config import Settings, load_settings
-from ciuic.errors import BusyError, CancelledError, CiuicError, ConfigError, StoreError
+from ciuic.errors import (
+    BusyError,
+    CancelledError,
+    CiuicError,
+    ConfigError,
+    StoreError,
+    UnreachableError,
+)
 from ciuic.model import TakeReport, path_text
 from ciuic.priority import describe_schedulers, lower_priority
 from ciuic.store import open_store
@@ -350,6 +357,8 @@ class Service:
         )
         self._notifier.status("taking a snapshot")
         with open_store(settings.snapshot_dir, write=True, wait_s=wait_s) as store:
+            for what in store.stuck.values():
+                _log.warning("%s; it stays. %s", what, UnreachableError.default_hint)
             report = take_snapshot(
                 store, request, clock=self._clock, cancelled=self._cancelled, progress=job
             )

@@ -124,7 +124,7 @@ def _tell_manifest(bad: Any, would: str) -> None:
 
 def _tell_unreachable(plan: Any) -> None:
     for path, what in sorted(plan.unreachable.items()):
-        click.echo(f"{path}: {printable(what)}")
+        click.echo(f"{printable(path)}: {printable(what)}")
     if plan.unreachable:
         click.echo(f"  {UnreachableError.default_hint}", err=True)
 

@@ -16,6 +16,7 @@ from ciuic.errors import (
     CiuicError,
     ConfigError,
     CorruptionError,
+    UnreachableError,
     UsageError,
 )
 from ciuic.units import parse_duration_s
@@ -174,10 +175,14 @@ class Session:
 
     @contextlib.contextmanager
     def opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Any]:
-        """The open store."""
+        """The open store; a writer says what stands in it that no file system can remove."""
         from ciuic.store import open_store
 
         with open_store(self.store_path(), write=write, wait_s=wait_s) as store:
+            for what in store.stuck.values():
+                click.echo(f"ciuic: {printable(what)}; it stays", err=True)
+            if store.stuck:
+                click.echo(f"       {UnreachableError.default_hint}", err=True)
             yield store
 
 

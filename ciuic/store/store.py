@@ -173,7 +173,12 @@ def open_store(path: str, *, write: bool = False, wait_s: float = 0.0) -> Iterat
 
 
 class Store:
-    """An open store. See ``open_store``."""
+    """An open store. See ``open_store``.
+
+    Attributes:
+        stuck: What a killed writer left in ``tmp/`` and the file system can't remove, by its place
+            in the store, and why; known to a writer.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -184,6 +189,7 @@ class Store:
         self._temporary_indexes: list[Index] = []
         self._trash = Trash(path)
         self._avoided: frozenset[bytes] = frozenset()
+        self.stuck: dict[str, str] = {}
         self.writable = False
         self.reader = StoreReader(path, lambda: self.index, self._index_from_packs)
 
@@ -264,6 +270,20 @@ class Store:
         return {
             name: status for name, status in found.items() if isinstance(status, UnreachableError)
         }
+
+    def unreachable_leftovers(self) -> dict[str, UnreachableError]:
+        """Unfinished files of which the file system has only the name, by their place; and why."""
+        directory = os.path.join(self.path, layout.TEMPORARY)
+        found: dict[str, UnreachableError] = {}
+        with store_faults("list", directory):
+            for name in os.listdir(directory) if os.path.isdir(directory) else ():
+                try:
+                    status_of(os.path.join(directory, name))
+                except UnreachableError as error:
+                    found[f"{layout.TEMPORARY}/{name}"] = error
+                except FileNotFoundError:
+                    continue  # somebody is writing beside us
+        return found
 
     def _statuses(
         self, place: str, parse: Callable[[str], K | None]
@@ -763,8 +783,19 @@ class Store:
                     durable.make_directory(directory, _DIRECTORY_MODE)
 
     def _clean_temporary(self) -> None:
-        """Remove what a killed writer left; its lock is ours, so nobody else is writing."""
+        """Remove what a killed writer left; its lock is ours, so nobody else is writing.
+
+        What the disk keeps from being removed is in nobody's way: no name is used a second time.
+        """
         directory = os.path.join(self.path, layout.TEMPORARY)
         with store_faults("clean", directory):
             for name in os.listdir(directory):
-                durable.remove_file(os.path.join(directory, name))
+                path = os.path.join(directory, name)
+                try:
+                    durable.remove_file(path)
+                except OSError as error:
+                    if not fails_on_disk(error):
+                        raise
+                    self.stuck[f"{layout.TEMPORARY}/{name}"] = (
+                        f"{path} can't be removed: {error.strerror}"
+                    )

@@ -126,6 +126,8 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
 def _store(store: Store, roots: Iterable[bytes]) -> Iterator[Finding]:
     yield Finding(OK, "store", f"{store.path} opens, format {store.header.format}")
     yield from _permissions(store.path)
+    for one in store.unreachable_leftovers().values():
+        yield Finding(PROBLEM, "store", one.message, one.hint)
     space = os.statvfs(store.path)
     free_bytes = space.f_bavail * space.f_frsize
     is_short = free_bytes < min(_FREE_BYTES, _FREE_FRACTION * space.f_blocks * space.f_frsize)

@@ -145,8 +145,8 @@ class RepairPlan:
         uncopied: Snapshots whose manifest has no copy, or an old one.
         stale_catalog: The catalog does not say what the packs do.
         remaining: Snapshots that stay damaged.
-        unreachable: Packs, their parity and manifests that their file system can't give out, so
-            that nothing can take their place; by where they are, and why.
+        unreachable: Packs, their parity, manifests and left-overs that their file system can't give
+            out, so that nothing can take their place; by where they are, and why.
         read_bytes: Read from packs.
         pack_count: How many packs there are.
     """
@@ -288,6 +288,8 @@ def plan_repair(
     unreachable = _Unreachable()
     for pack, error in store.unreachable_packs().items():
         unreachable.note_pack(pack, error)
+    for place, error in store.unreachable_leftovers().items():
+        unreachable.found[place] = error.message
     packs, bare, read_bytes = [], [], 0
     for number, pack in enumerate(sorted(sizes)):
         if cancelled():

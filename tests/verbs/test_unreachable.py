@@ -191,6 +191,51 @@ def test_without_a_copy_prune_keeps_what_it_may_refer_to(ext4: Disk) -> None:
     assert list(home.repair().unreachable) == [f"snapshots/{name}.json"]
 
 
+@pytest.mark.root
+def test_what_a_killed_writer_left_without_an_inode_stops_nobody_and_is_named(home: Home) -> None:
+    left = home.box.store / "tmp" / "pack-0123456789abcdef"
+    left.write_bytes(b"unfinished")
+    healthy = left.with_name("file-0123456789abcdef")
+    home.place.lose_inodes(left)
+    healthy.write_bytes(b"unfinished")
+    with pytest.raises(OSError) as caught:
+        left.unlink()
+    assert caught.value.errno in {errno.EUCLEAN, errno.EBADMSG}
+    place = f"tmp/{left.name}"
+
+    for command in ("snapshot", f"pin {home.ids[0]}", f"forget {home.ids[1]}", "prune"):
+        done = home.box.ciuic(*command.split())
+        assert done.code == 0, done
+        assert f"{left} can't be removed" in done.err
+        assert "fsck" in done.err
+
+    assert os.listdir(left.parent) == [left.name]
+    assert list(home.repair().unreachable) == [place]
+    told = home.box.ciuic("repair", "--json")
+    assert (told.code, [one["path"] for one in told.document["unreachable"]]) == (4, [place])
+    found = home.box.ciuic("doctor", "--json").out
+    assert str(left) in found
+    assert home.box.verify().ok
+    assert home.comes_back(home.ids[0])
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize(("error", "code"), [("EIO", 0), ("EACCES", 1)])
+def test_only_an_error_of_the_disk_lets_a_left_over_stay(box: Box, error: str, code: int) -> None:
+    left = box.store / "tmp" / "pack-0123456789abcdef"
+    left.write_bytes(b"unfinished")
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(left), "-e", "trace=unlink,unlinkat")
+    wrapper = ("strace", *options, "-e", f"inject=unlink,unlinkat:error={error}")
+
+    done = ciuic("--config", box.config, "snapshot", "--json", wrapper=wrapper)
+
+    assert done.code == code, done
+    assert len(box.snapshots()) == (code == 0)
+    assert ("pack-0123456789abcdef can't be removed" in done.err) is (code == 0)
+    assert "can't be removed" not in box.ciuic("snapshot").err
+    assert os.listdir(left.parent) == []
+
+
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("what", ["stat", "open", "read"])
 @pytest.mark.parametrize(("when", "code"), [("1", 0), ("1+", 4)])
