@@ -3,18 +3,20 @@
 etc/ciuic.conf is the reference of all keys. A file is read whole and checked whole before
 anything uses it; whatever is wrong is one ``ConfigError`` that starts with ``FILE:LINE:``.
 
-pydantic is imported inside ``load_settings`` only: importing it and building a model takes
-several times as long as all the rest of ``ciuic list``. ``read_store_path`` and its like are for
-commands that need one value and nothing else; they refuse the same files for their syntax, their
-unknown keys and their doubled keys, and do without pydantic.
+Every command checks all of it, those included that need the store's place alone: a mistake shows
+when the next command is run, and not at the hour of the next snapshot. So nothing is imported here
+that a list does without: pydantic would take longer than all the rest of it. ``read_store_path`` is
+for who goes on where other values are wrong.
 """
 
+import contextlib
+import math
 import os
 import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from ciuic.errors import ConfigError
 from ciuic.units import parse_duration_s
@@ -26,12 +28,8 @@ __all__ = [
     "Settings",
     "find_config",
     "load_settings",
-    "read_parity",
     "read_store_path",
-    "read_trash_s",
 ]
-
-T = TypeVar("T")
 
 CONFIG_VARIABLE: Final = "CIUIC_CONFIG"
 SYSTEM_PATHS: Final = ("/etc/ciuic.conf", "/etc/ciuric.conf")
@@ -57,6 +55,9 @@ _SIZE_BYTES_MAX: Final = 1024 * 1024
 _DAY_S: Final = 86_400.0
 _DURATION_S_MAX: Final = 3650 * 86_400.0
 
+_PRIORITIES: Final = ("idle", "best-effort", "none")
+_HOT_SNAPSHOTS_MAX: Final = 100
+_CHAIN_COST_MAX: Final = 100
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # "\," is a comma that belongs to the name: experiment tools make directories "lr=0.1,batch=32".
@@ -125,25 +126,7 @@ def read_store_path(path: str) -> str:
         ConfigError: The file can't be read, has a line that is not ``key = value``, a key that
             is unknown or doubled, or names no usable directory for the store.
     """
-    return _read_one(path, "snapshot_dir", _store_directory)
-
-
-def read_parity(path: str) -> float:
-    """The share of a pack that its parity takes; as ``read_store_path``."""
-    return _read_one(path, "parity", _fraction)
-
-
-def read_trash_s(path: str) -> float:
-    """How long a forgotten snapshot can be brought back; as ``read_store_path``."""
-    return _read_one(path, "trash", _duration_s)
-
-
-def _read_one(path: str, key: str, check: Callable[[str], T]) -> T:
-    value = _read_values(path)[key]
-    try:
-        return check(value.text)
-    except ValueError as error:
-        raise _wrong(path, value.line, f"{key}: {error}") from error
+    return cast("str", _value("snapshot_dir", _read_values(path)["snapshot_dir"], path))
 
 
 def load_settings(path: str) -> Settings:
@@ -153,7 +136,26 @@ def load_settings(path: str) -> Settings:
         ConfigError: Something in it is wrong; of several things, the first in the file.
     """
     values = _read_values(path)
-    settings = Settings(path=path, **_checked(path, values))
+    # In the order of the lines: of several mistakes the first is told.
+    found = {
+        key: _value(key, value, path)
+        for key, value in sorted(values.items(), key=lambda pair: pair[1].line)
+    }
+    settings = Settings(
+        path=path,
+        snapshot_paths=found["snapshot_paths"],
+        snapshot_interval_s=found["snapshot_interval"],
+        base_interval_s=found["base_interval"],
+        retention_policy=found["retention_policy"],
+        exclude_patterns=found["exclude_patterns"],
+        snapshot_dir=found["snapshot_dir"],
+        io_priority=found["io_priority"],
+        hot_snapshots=found["hot_snapshots"],
+        chain_cost=found["chain_cost"],
+        parity=found["parity"],
+        trash_s=found["trash"],
+        scrub_budget_s=found["scrub_budget"],
+    )
     for root in settings.snapshot_paths:
         if f"{root}/".startswith(f"{settings.snapshot_dir}/"):
             line = max(values["snapshot_paths"].line, values["snapshot_dir"].line)
@@ -162,54 +164,14 @@ def load_settings(path: str) -> Settings:
     return settings
 
 
-def _checked(path: str, values: Mapping[str, _Value]) -> dict[str, Any]:
-    from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
-
-    # PlainValidator keeps pydantic's own string type out of it, which refuses the surrogates
-    # that stand for bytes of a path that are not UTF-8.
-    class Model(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        snapshot_paths: Annotated[tuple[str, ...], PlainValidator(_printable(_directories))]
-        snapshot_interval: Annotated[float, PlainValidator(_printable(_interval_s))]
-        base_interval: Annotated[float, PlainValidator(_printable(_duration_s))]
-        retention_policy: Annotated[str, PlainValidator(_printable(_retention))]
-        exclude_patterns: Annotated[tuple[str, ...], PlainValidator(_printable(_patterns))]
-        snapshot_dir: Annotated[str, PlainValidator(_printable(_store_directory))]
-        io_priority: Literal["idle", "best-effort", "none"]
-        hot_snapshots: Annotated[int, Field(ge=0, le=100)]
-        chain_cost: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)]
-        parity: Annotated[float, PlainValidator(_printable(_fraction))]
-        trash: Annotated[float, PlainValidator(_printable(_duration_s))]
-        scrub_budget: Annotated[float, PlainValidator(_printable(_scrub_budget_s))]
-
+def _value(key: str, value: _Value, path: str) -> Any:
+    """What a key's text means, of the type that ``Settings`` has."""
     try:
-        model = Model.model_validate({key: value.text for key, value in values.items()})
-    except ValidationError as error:
-        found = [(values[str(one["loc"][0])].line, one) for one in error.errors()]
-        line, first = min(found, key=lambda pair: pair[0])
-        cause = first.get("ctx", {}).get("error")
-        what = cause if isinstance(cause, ValueError) else _lower(first["msg"], first["input"])
-        raise _wrong(path, line, f"{first['loc'][0]}: {what}") from error
-    units = {"snapshot_interval", "base_interval", "trash", "scrub_budget"}
-    return {f"{key}_s" if key in units else key: value for key, value in model}
-
-
-def _printable(check: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The same check, whose errors pydantic can handle: it encodes what they say as UTF-8."""
-
-    def checked(text: str) -> Any:  # whatever the check returns
-        try:
-            return check(text)
-        except ValueError as error:
-            text = os.fsencode(str(error)).decode("utf-8", "backslashreplace")
-            raise ValueError(text) from error
-
-    return checked
-
-
-def _lower(message: str, given: str) -> str:
-    return f"'{given}' is not right: {message[:1].lower()}{message[1:]}"
+        return _CHECKS[key](value.text)
+    except ValueError as error:
+        # It quotes bytes of paths that need not be UTF-8, and goes where text must be.
+        said = os.fsencode(str(error)).decode("utf-8", "backslashreplace")
+        raise _wrong(path, value.line, f"{key}: {said}") from error
 
 
 def _wrong(path: str, line: int, what: str, *, hint: str | None = None) -> ConfigError:
@@ -298,11 +260,12 @@ def _list_items(text: str) -> tuple[str, ...]:
 
 
 def _patterns(text: str) -> tuple[str, ...]:
-    # The scan knows entries, as the retention knows snapshots.
-    from ciuic.scan import Exclusions
-
     patterns = _list_items(text)
-    Exclusions(patterns)
+    if "[" in text:
+        # Nothing but a set can be wrong, and what the scan imports takes longer than all this.
+        from ciuic.scan import Exclusions
+
+        Exclusions(patterns)
     return patterns
 
 
@@ -360,7 +323,54 @@ def _fraction(text: str) -> float:
 
 
 def _retention(text: str) -> str:
-    # It knows snapshots, and what those are made of takes as long to load as all the rest.
+    with contextlib.suppress(ValueError):
+        if 0 < parse_duration_s(_short(text)) <= _DURATION_S_MAX:
+            return text
+    # Rules with counts: what knows them knows snapshots too, and takes its time to load.
     from ciuic.retention import parse_policy
 
     return parse_policy(text).text
+
+
+def _priority(text: str) -> Literal["idle", "best-effort", "none"]:
+    for one in _PRIORITIES:
+        if text == one:
+            return one
+    raise ValueError(f"'{_short(text)}' is none of {', '.join(_PRIORITIES)}")
+
+
+def _number(text: str, least: int, most: int) -> float:
+    number = math.nan
+    with contextlib.suppress(ValueError):
+        number = float(text)
+    if not least <= number <= most:  # nan is not, either
+        raise ValueError(f"'{_short(text)}' is not a number from {least} to {most}")
+    return number
+
+
+def _chain_cost(text: str) -> float:
+    return _number(text, 1, _CHAIN_COST_MAX)
+
+
+def _hot_snapshots(text: str) -> int:
+    number = _number(text, 0, _HOT_SNAPSHOTS_MAX)
+    if not number.is_integer():
+        raise ValueError(f"'{_short(text)}' is not a whole number")
+    return int(number)
+
+
+_CHECKS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "snapshot_paths": _directories,
+    "snapshot_interval": _interval_s,
+    "base_interval": _duration_s,
+    "retention_policy": _retention,
+    "exclude_patterns": _patterns,
+    "snapshot_dir": _store_directory,
+    "io_priority": _priority,
+    "hot_snapshots": _hot_snapshots,
+    "chain_cost": _chain_cost,
+    "parity": _fraction,
+    "trash": _duration_s,
+    "scrub_budget": _scrub_budget_s,
+}
+"""For each key, what makes of its text the value that it stands for, or a ``ValueError``."""

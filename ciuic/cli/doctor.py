@@ -79,7 +79,7 @@ def _subject(session: Session) -> Any:
     except ConfigError:
         pass  # it has been told
     try:
-        store_path = session.store_path()
+        store_path = session.store_path(checked=False)
     except ConfigError:
         return Subject(None, plan, None)
     try:

@@ -122,8 +122,19 @@ class Session:
             self._settings = (path, load_settings(path))
         return self._settings[1]
 
-    def store_path(self) -> str:
+    def _dispensable_settings(self) -> Any:
+        """The same, for what could do without them."""
+        try:
+            return self.settings()
+        except ConfigError as error:
+            hint = f"{error.hint} Or name the store with --store DIR."
+            raise ConfigError(error.message, hint=hint) from error
+
+    def store_path(self, *, checked: bool = True) -> str:
         """The store's directory.
+
+        Args:
+            checked: Refuse a configuration with a mistake in it, wherever that is.
 
         Raises:
             ConfigError: Nothing names one.
@@ -138,16 +149,19 @@ class Session:
                 "no store was given and there is no configuration",
                 hint="Name the store with --store DIR, or a configuration with --config FILE.",
             )
-        return read_store_path(path)
+        if not checked:
+            return read_store_path(path)
+        store: str = self._dispensable_settings().snapshot_dir
+        return store
 
     def trash_s(self) -> float:
         """How long a forgotten snapshot can be brought back; the default for ``--store``."""
-        from ciuic.config import DEFAULTS, read_trash_s
+        from ciuic.config import DEFAULTS
 
-        path = self.config_path
-        if self._store is not None or path is None:
+        if self._store is not None or self.config_path is None:
             return parse_duration_s(DEFAULTS["trash"])
-        return read_trash_s(path)
+        trash_s: float = self._dispensable_settings().trash_s
+        return trash_s
 
     def retention_policy(self) -> str:
         """The policy of the configuration: for its own store, and for no other.
@@ -165,13 +179,12 @@ class Session:
 
     def parity(self) -> float:
         """The share of a pack that its parity takes; the default for ``--store``."""
-        from ciuic.config import read_parity
         from ciuic.store.parity import PARITY_DEFAULT
 
-        path = self.config_path
-        if self._store is not None or path is None:
+        if self._store is not None or self.config_path is None:
             return PARITY_DEFAULT
-        return read_parity(path)
+        parity: float = self._dispensable_settings().parity
+        return parity
 
     @contextlib.contextmanager
     def opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Any]:

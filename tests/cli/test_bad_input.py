@@ -79,14 +79,25 @@ def test_a_bad_line_of_the_configuration_is_named_with_file_and_number(fresh, wh
     assert contents(fresh.store) == before
 
 
-@pytest.mark.parametrize("what", ["unknown key", "doubled key", "no pair", "relative store"])
+@pytest.mark.parametrize("what", BAD_LINES)
 def test_commands_that_need_only_the_store_refuse_a_bad_configuration_too(fresh, what):
     line, number, words = BAD_LINES[what]
+    roots = "relative/dir" if what == "relative root" else str(fresh.source)
     store = "store" if what == "relative store" else str(fresh.store)
-    fresh.configure(f"snapshot_paths = {fresh.source}\nsnapshot_dir = {store}\n{line}\n")
+    fresh.configure(f"snapshot_paths = {roots}\nsnapshot_dir = {store}\n{line}\n")
 
-    refused(fresh.run_here("list"), 2, f"{fresh.config}:{number}: ", words)
-    refused(fresh.run_here("init"), 2, f"{fresh.config}:{number}: ", words)
+    for command in ("list", "init", "prune"):
+        done = fresh.run_here(command)
+        refused(done, 2, f"{fresh.config}:{number}: ", words, "--store DIR")
+
+
+def test_the_doctor_looks_at_the_store_whatever_else_the_configuration_has_wrong(taken):
+    taken.configure(f"snapshot_dir = {taken.store}\nsnapshot_interval = often\n")
+
+    said = [one["what"] for one in taken.run_here("doctor", "--json").document["findings"]]
+
+    assert any(":2: snapshot_interval: 'often' is not a duration" in one for one in said)
+    assert any("opens, format 1" in one for one in said)
 
 
 def test_a_mistyped_key_is_answered_with_the_right_one(fresh):

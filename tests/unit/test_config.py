@@ -17,6 +17,8 @@ from ciuic.config import (
     read_store_path,
 )
 from ciuic.errors import ConfigError
+from ciuic.retention import parse_policy
+from ciuic.scan import Exclusions
 
 REFERENCE = Path(__file__).parents[2] / "etc" / "ciuic.conf"
 
@@ -152,14 +154,19 @@ def test_both_readers_refuse_a_bad_line_and_name_it(conf, text, line, said):
         ("snapshot_paths = /a,\n", 1, "is empty"),
         ("exclude_patterns = ,\n", 1, "is empty"),
         ("exclude_patterns = *.pyc, step_[5-10]*\n", 1, "the range 5-1 in a set runs backwards"),
-        ("io_priority = high\n", 1, "'idle', 'best-effort' or 'none'"),
-        ("hot_snapshots = many\n", 1, "hot_snapshots: 'many' is not right"),
-        ("hot_snapshots = -1\n", 1, "greater than or equal to 0"),
-        ("chain_cost = 0.5\n", 1, "greater than or equal to 1"),
-        ("chain_cost = nan\n", 1, "finite"),
+        ("io_priority = high\n", 1, "'high' is none of idle, best-effort, none"),
+        ("hot_snapshots = many\n", 1, "hot_snapshots: 'many' is not a number from 0 to 100"),
+        ("hot_snapshots = -1\n", 1, "'-1' is not a number from 0 to 100"),
+        ("hot_snapshots = 101\n", 1, "'101' is not a number from 0 to 100"),
+        ("hot_snapshots = 1.5\n", 1, "'1.5' is not a whole number"),
+        ("chain_cost = 0.5\n", 1, "'0.5' is not a number from 1 to 100"),
+        ("chain_cost = nan\n", 1, "'nan' is not a number"),
+        ("chain_cost = inf\n", 1, "'inf' is not a number"),
         ("parity = 0.04\n", 1, "'0.04' is not a share"),
         ("parity = 101%\n", 1, "is not a share"),
         ("retention_policy = 0\n", 1, "keeps nothing"),
+        (f"retention_policy = {'0' * 60}7d\n", 1, "is not a duration"),
+        ("retention_policy = 3651d\n", 1, "more than ten years"),
         ("retention_policy = forever\n", 1, "'forever' is not a duration"),
         ("retention_policy = yearly:3\n", 1, "'yearly' is none of last, hourly"),
         ("retention_policy = 7d; last:3\n", 1, "'7d; last' is none of last, hourly"),
@@ -307,16 +314,45 @@ def test_the_system_file_is_found_under_its_old_name_too(tmp_path, monkeypatch):
     assert find_config(None, {}) == new
 
 
-def test_reading_the_store_path_does_not_import_pydantic(conf):
-    path = conf("snapshot_dir = /there/store\nhot_snapshots = nonsense\n")
+def test_checking_the_whole_file_imports_nothing_that_a_list_does_without():
     program = (
-        "import sys; from ciuic.config import read_store_path; "
-        "print(read_store_path(sys.argv[1])); print('pydantic' in sys.modules)"
+        "import sys; from ciuic.config import load_settings; load_settings(sys.argv[1]);"
+        "print(*{'pydantic', 'ciuic.retention', 'ciuic.scan', 'ciuic.model'} & {*sys.modules})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, REFERENCE], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["/there/store", "False"]
+    assert done.stdout.split() == []
+
+
+def test_who_wants_the_store_alone_goes_on_where_another_value_is_wrong(conf):
+    path = conf("snapshot_dir = /there/store\nhot_snapshots = nonsense\n")
+    assert read_store_path(path) == "/there/store"
+    assert "hot_snapshots" in refusal(path).message
+
+
+@given(st.text(max_size=40).filter(lambda text: "[" not in text))
+def test_a_pattern_without_a_set_is_never_wrong(text):
+    Exclusions([text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")])
+
+
+@given(
+    st.from_regex(r"[0-9]{0,64}(\.[0-9]{0,3})? ?[smhdw]?", fullmatch=True)
+    | st.sampled_from(["last:3", "7d, last:3", "3650d", "3651d", "0d", "520w"])
+)
+@example("521w")
+def test_a_policy_is_right_in_a_configuration_if_and_only_if_it_is_right_elsewhere(
+    tmp_path_factory, text
+):
+    path = tmp_path_factory.getbasetemp() / "policy.conf"
+    path.write_text(f"retention_policy = {text}\n")
+    try:
+        policy = parse_policy(text.strip())
+    except ValueError:
+        with pytest.raises(ConfigError):
+            load_settings(str(path))
+    else:
+        assert load_settings(str(path)).retention_policy == policy.text
 
 
 @pytest.mark.parametrize("key", sorted(DEFAULTS))
