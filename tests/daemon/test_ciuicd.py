@@ -70,6 +70,27 @@ def test_once_says_with_3_that_a_path_is_in_trouble(machine):
     assert len(machine.snapshots()) == 1
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_left_over_that_can_not_be_removed_is_named_in_the_log_and_stops_no_snapshot(machine):
+    assert machine.once().returncode == 0
+    left = machine.store / "tmp" / "pack-0123456789abcdef"
+    left.write_bytes(b"unfinished")
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", left, "-e", "trace=unlink,unlinkat")
+    inject = ("-e", "inject=unlink,unlinkat:error=EIO")
+    command = (sys.executable, "-m", "ciuicd", "--config", machine.config, "--once")
+    done = subprocess.run(
+        ["strace", *options, *inject, *command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{left} can't be removed: Input/output error" in done.stderr
+    assert "fsck" in done.stderr
+    assert len(machine.snapshots()) == 2
+
+
 def test_once_is_turned_away_with_5_while_somebody_writes(machine):
     assert machine.once().returncode == 0
     with open_store(store_path(machine), write=True):
