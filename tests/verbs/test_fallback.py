@@ -63,7 +63,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 @pytest.mark.parametrize("state", ["damaged", "in flux"])
-@pytest.mark.parametrize("place", ["{}", "d{}/file"], ids=["files", "directories"])
+@pytest.mark.parametrize("place", ["all/{}", "d{}/file"], ids=["files", "directories"])
 def test_what_it_reads_and_lists_does_not_grow_with_the_files_it_looks_for(
     box: Box, tmp_path: Path, reads: list[bytes], listed: list[bytes], state: str, place: str
 ) -> None:
@@ -75,7 +75,7 @@ def test_what_it_reads_and_lists_does_not_grow_with_the_files_it_looks_for(
     box.take()
     for file in files[::2]:
         file.unlink()
-        if file.parent != box.source:
+        if not os.listdir(file.parent):
             file.parent.rmdir()
     box.take()
     newest = [b"newest " + os.fsencode(file) for file in files]
