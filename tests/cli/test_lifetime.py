@@ -147,6 +147,7 @@ def test_a_wrong_configuration_is_told_before_anything_is_forgotten(taken: Place
     for key in ("trash", "parity"):
         keep(taken, "last:1", **{key: "some"})
         refused(taken.run_here("forget", known[2], "--prune"), 2, key, "'some'")
+        taken.configure()
         assert taken.ids() == known
 
 
