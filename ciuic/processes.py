@@ -151,6 +151,8 @@ def _start(module: str, arguments: Sequence[str]) -> _Child | None:
 def serve(module: str, arguments: Sequence[str]) -> None:
     """What such a process does until its requests end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    # numpy would start a thread a core for linear algebra, which nobody here does.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     answer = importlib.import_module(module).answering(*arguments)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     _write_message(answers, b"")

@@ -104,7 +104,7 @@ def main() -> None:
         report_error(error, as_json=as_json)
         code = exit_code(error)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        report_error(CancelledError("interrupted"), as_json=as_json)
+        report_error(CancelledError("interrupted", hint="Run the command again."), as_json=as_json)
         code = _INTERRUPTED
     except click.ClickException as error:
         if as_json:

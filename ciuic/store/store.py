@@ -33,6 +33,7 @@ from ciuic.store.header import (
 )
 from ciuic.store.index import Index, IndexDamagedError
 from ciuic.store.inspect import healed_frames
+from ciuic.store.leftovers import remove_leftovers
 from ciuic.store.lock import Lock
 from ciuic.store.manifest import (
     MANIFEST_BYTES_MAX,
@@ -201,7 +202,7 @@ class Store:
             self.writable = True
             self.snapshot_files()
             self._make_directories()
-            self._clean_temporary()
+            self.stuck = remove_leftovers(self.path)
             self._bring_up_to_date(self.index)
 
     def close(self) -> None:
@@ -270,20 +271,6 @@ class Store:
         return {
             name: status for name, status in found.items() if isinstance(status, UnreachableError)
         }
-
-    def unreachable_leftovers(self) -> dict[str, UnreachableError]:
-        """Unfinished files of which the file system has only the name, by their place; and why."""
-        directory = os.path.join(self.path, layout.TEMPORARY)
-        found: dict[str, UnreachableError] = {}
-        with store_faults("list", directory):
-            for name in os.listdir(directory) if os.path.isdir(directory) else ():
-                try:
-                    status_of(os.path.join(directory, name))
-                except UnreachableError as error:
-                    found[f"{layout.TEMPORARY}/{name}"] = error
-                except FileNotFoundError:
-                    continue  # somebody is writing beside us
-        return found
 
     def _statuses(
         self, place: str, parse: Callable[[str], K | None]
@@ -781,21 +768,3 @@ class Store:
             if not os.path.isdir(directory):
                 with store_faults("make", directory):
                     durable.make_directory(directory, _DIRECTORY_MODE)
-
-    def _clean_temporary(self) -> None:
-        """Remove what a killed writer left; its lock is ours, so nobody else is writing.
-
-        What the disk keeps from being removed is in nobody's way: no name is used a second time.
-        """
-        directory = os.path.join(self.path, layout.TEMPORARY)
-        with store_faults("clean", directory):
-            for name in os.listdir(directory):
-                path = os.path.join(directory, name)
-                try:
-                    durable.remove_file(path)
-                except OSError as error:
-                    if not fails_on_disk(error):
-                        raise
-                    self.stuck[f"{layout.TEMPORARY}/{name}"] = (
-                        f"{path} can't be removed: {error.strerror}"
-                    )

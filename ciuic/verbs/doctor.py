@@ -26,6 +26,7 @@ from ciuic.scan import Mount, PseudoMounts, mount_of, mounts
 from ciuic.store import Store, layout, open_store
 from ciuic.store.galois import ParityUnavailableError
 from ciuic.store.header import ALLOW_SHARED
+from ciuic.store.leftovers import unreachable_leftovers
 from ciuic.store.parity import coder_for
 from ciuic.units import format_bytes, format_duration
 from ciuic.verbs.scrub import Health, health
@@ -126,7 +127,7 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
 def _store(store: Store, roots: Iterable[bytes]) -> Iterator[Finding]:
     yield Finding(OK, "store", f"{store.path} opens, format {store.header.format}")
     yield from _permissions(store.path)
-    for one in store.unreachable_leftovers().values():
+    for one in unreachable_leftovers(store.path).values():
         yield Finding(PROBLEM, "store", one.message, one.hint)
     space = os.statvfs(store.path)
     free_bytes = space.f_bavail * space.f_frsize

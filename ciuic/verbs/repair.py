@@ -27,6 +27,7 @@ from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_regular
 from ciuic.store.frame import DATA
 from ciuic.store.inspect import PackCheck, healed_frames, inspect_pack, pack_frames
+from ciuic.store.leftovers import unreachable_leftovers
 from ciuic.store.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.mending import opened_mender
 from ciuic.store.nodes import iter_tree
@@ -288,7 +289,7 @@ def plan_repair(
     unreachable = _Unreachable()
     for pack, error in store.unreachable_packs().items():
         unreachable.note_pack(pack, error)
-    for place, error in store.unreachable_leftovers().items():
+    for place, error in unreachable_leftovers(store.path).items():
         unreachable.found[place] = error.message
     packs, bare, read_bytes = [], [], 0
     for number, pack in enumerate(sorted(sizes)):
