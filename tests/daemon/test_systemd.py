@@ -17,6 +17,8 @@ from tests.kit.daemon import REPOSITORY, wait_until
 UNIT = REPOSITORY / "systemd" / "ciuicd.service"
 BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
+BOOT_S = 180.0
+"""A system boots many units; beside other tests that has taken 29 s."""
 
 pytestmark = [
     pytest.mark.root,
@@ -116,6 +118,7 @@ def boot(tmp_path) -> Iterator:
                 booted.run("systemctl", "is-system-running").stdout.strip()
                 in {"running", "degraded"}
             ),
+            deadline_s=BOOT_S,
         )
         return booted
 
