@@ -18,7 +18,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import IO, Final
 
 __all__ = ["Processes", "serve"]
@@ -55,12 +54,7 @@ class Processes:
     def __enter__(self) -> "Processes":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -140,8 +134,9 @@ def _start(module: str, arguments: Sequence[str]) -> _Child | None:
     """None where no interpreter can be started, or the program that we run in is not one."""
     if not os.path.basename(sys.executable or "").startswith("python"):
         return None
+    # Last: our own place is on the path as a rule, and must not come before the standard library.
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    program = _PROGRAM.format(path=[home, *sys.path], module=module, arguments=list(arguments))
+    program = _PROGRAM.format(path=[*sys.path, home], module=module, arguments=list(arguments))
     with contextlib.suppress(OSError):
         # Without what a site adds: its path is handed over, and finding it again takes time.
         return _Child([sys.executable, "-S", "-E", "-s", "-c", program])

@@ -421,12 +421,10 @@ class Index:
     def _add_places(self, rows: Iterable[tuple[Any, ...]], found: dict[bytes, ChunkPlace]) -> None:
         """Rows as places, if they can be some: SQLite gives back whatever type stands there."""
         check = _NUMBERS.pack
-        last = b""
         try:
             for name, pack, offset, frame_bytes, start, length, kind, base in rows:
-                if (pack != last and not _is_id(pack)) or (base is not None and not _is_id(base)):
+                if not _is_id(pack) or (base is not None and not _is_id(base)):
                     raise IndexDamagedError(f"the catalog {self._path} names a pack that can't be")
-                last = pack
                 check(offset >> _OFFSET_SHIFT, frame_bytes, start, length, kind)
                 place = ChunkPlace(pack, offset, frame_bytes, start, length, kind, base or b"")
                 found[name] = place

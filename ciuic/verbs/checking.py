@@ -10,7 +10,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Final, NamedTuple
 
 from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
@@ -96,12 +95,7 @@ class Checker:
     def __enter__(self) -> "Checker":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._processes is not None:
             self._processes.close()
