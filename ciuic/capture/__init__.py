@@ -2,6 +2,7 @@
 
 providers  how a root can be captured, found by trying
 freezer    a snapshot's frozen side: begin, record, retain
+early      clones made before the freeze begins
 views      a root as the walk sees it: live, frozen, or cloned file by file
 frozen     where frozen copies lie and what is recorded of them
 extents    which ranges two frozen copies share
@@ -11,6 +12,7 @@ holders    which program writes to a file
 kernel     the system calls
 """
 
+from ciuic.capture.early import LeftOut
 from ciuic.capture.extents import Range, changed_ranges, data_ranges
 from ciuic.capture.freezer import Freezer
 from ciuic.capture.frozen import AREA_NAME, FrozenRoot
@@ -39,6 +41,7 @@ __all__ = [
     "Freezer",
     "FrozenFile",
     "FrozenRoot",
+    "LeftOut",
     "OpenFile",
     "Range",
     "RootView",

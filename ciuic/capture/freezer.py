@@ -1,8 +1,9 @@
 """Freeze the roots of one snapshot, and record what was frozen.
 
-    prepare   left-overs removed, space made, empty copies made for what looks changed
+    prepare   left-overs removed, space made, clones made of what looks changed (capture/early.py)
     begin     subvolumes frozen, all in a row
-    walk      with reflinks, each file is cloned when the walk comes to it (capture/views.py)
+    walk      with reflinks, each file that has changed since then is cloned when the walk comes to
+              it (capture/views.py)
     record    what was frozen, written before the snapshot's manifest
     retain    frozen copies of all but the newest snapshots are removed
 
@@ -12,25 +13,20 @@ in the manifest says so.
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ciuic import durable
 from ciuic.capture import kernel
-from ciuic.capture.frozen import AREA_NAME, Area, RootRecord, is_short_of_space, open_frozen
+from ciuic.capture.early import EarlyClones, LeftOut
+from ciuic.capture.frozen import Area, RootRecord, is_short_of_space, open_frozen
 from ciuic.capture.providers import REFLINK, SUBVOLUME, Choice, choose, subvolume_top
-from ciuic.capture.reading import is_settled
-from ciuic.capture.views import READ_AT_ONCE_BYTES, ReflinkView, RootView, SubvolumeView
+from ciuic.capture.views import ReflinkView, RootView, SubvolumeView
 from ciuic.errors import SourceError
-from ciuic.scan import DirectoryHandle, open_root
+from ciuic.scan import open_root
 
 __all__ = ["Freezer"]
 
-_LOOKED_AT_MAX: Final = 10_000
-"""Names that the first look sees: a walk through a million would take longer than it saves."""
-_SPARES_MAX: Final = 1000
-"""Empty copies made ahead for one root: each holds a descriptor until the snapshot ends."""
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -51,6 +47,7 @@ class Freezer:
         self._taken_ns = taken_ns
         self._existing: Sequence[str] = ()
         self._areas: dict[bytes, Area] = {}
+        self._early: dict[bytes, EarlyClones] = {}
         self._views: dict[bytes, RootView] = {}
 
     def prepare(
@@ -60,7 +57,7 @@ class Freezer:
         existing: Sequence[str],
         previous: Mapping[bytes, str],
         believed_since: Mapping[bytes, int],
-        open_files: int,
+        is_left_out: LeftOut,
     ) -> None:
         """Do ahead what can be: the shorter the freeze, the more of one moment a snapshot is.
 
@@ -70,8 +67,7 @@ class Freezer:
             previous: For a root, the snapshot whose tree the new one is compared with.
             believed_since: For a root, the time in ns since when no change means that a file is
                 not captured again; a root that is not named is captured whole.
-            open_files: How many more files this process can open; a quarter is for spare copies,
-                of all roots together.
+            is_left_out: What need not be frozen.
         """
         self._roots = roots
         self._existing = existing
@@ -83,11 +79,12 @@ class Freezer:
             root: open_frozen(self._store_id, snapshot_id, root)
             for root, snapshot_id in previous.items()
         }
-        spares = open_files // 4
         for root, choice in self._choices.items():
+            if choice.place in self._areas:
+                self._early[root] = EarlyClones(self._area(choice), self._taken_ns)
             if choice.how == REFLINK:
                 with contextlib.suppress(OSError, SourceError):
-                    spares -= self._make_spares(root, choice, believed_since.get(root), spares)
+                    self._early[root].make(open_root(root), believed_since.get(root), is_left_out)
 
     def begin(self) -> dict[bytes, RootView]:
         """Freeze what can be frozen as a whole; returns how to see each root."""
@@ -163,20 +160,6 @@ class Freezer:
         finally:
             os.close(fd)
 
-    def _make_spares(self, root: bytes, choice: Choice, since_ns: int | None, most: int) -> int:
-        """Make as many empty copies as files will be cloned, as far as a first look tells.
-
-        It also brings the files' inodes into memory, which on a cold cache takes longer than all
-        the rest of a freeze.
-        """
-        area = self._area(choice)
-        copies_fd = area.copies_fd()
-        try:
-            count = min(_count_changed(open_root(root), since_ns), most)
-            return area.make_spares(count, copies_fd)
-        finally:
-            os.close(copies_fd)
-
     def _area(self, choice: Choice) -> Area:
         return self._areas[choice.place or b""]
 
@@ -206,39 +189,10 @@ class Freezer:
                 return SubvolumeView(root, previous, self._area(choice), trees[root])
             # A subvolume that can't be frozen, for a swap file in it, still has files that can.
             if choice.place in self._areas:
-                return ReflinkView(root, previous, self._area(choice))
+                return ReflinkView(root, previous, self._area(choice), self._early[root])
         except OSError:
             pass  # captured in place, as the manifest says
         return RootView(root, previous)
-
-
-def _count_changed(top: DirectoryHandle, since_ns: int | None) -> int:
-    """How many of the first files of a tree are of a size to be cloned, and look changed."""
-    device = os.fstat(top.fd).st_dev
-    found = seen = 0
-    left = [(top, b".")]  # not all of them open: one directory may have ten thousand others
-    while left:
-        above, inner = left.pop()
-        try:
-            directory = above.child(inner)
-            names = directory.names()
-        except OSError:
-            continue
-        for name in names:
-            if seen == _LOOKED_AT_MAX or found == _SPARES_MAX:
-                return found
-            seen += 1
-            with contextlib.suppress(OSError):
-                status = directory.status(name)
-                if status.st_dev != device or name == AREA_NAME:
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    left.append((directory, name))
-                elif stat.S_ISREG(status.st_mode) and status.st_size > READ_AT_ONCE_BYTES:
-                    found += since_ns is None or not is_settled(
-                        status.st_mtime_ns, status.st_ctime_ns, since_ns
-                    )
-    return found
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ import re
 import stat
 import struct
 import threading
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -192,8 +191,6 @@ class Area:
         self._number = 0
         self._first_number = 0
         self._tree_prefix = b""
-        self._spares: deque[tuple[int, int]] = deque()
-        self._filled: list[int] = []
 
     @classmethod
     def find(cls, place: bytes, store_id: str) -> "Area | None":
@@ -299,24 +296,6 @@ class Area:
     def end(self) -> None:
         """The present snapshot has a record, if it has anything frozen."""
         self._first_number, self._tree_prefix = 0, b""
-        for fd in [*self._filled, *[fd for _, fd in self._spares]]:
-            os.close(fd)
-        self._filled.clear()
-        self._spares.clear()
-
-    def make_spares(self, count: int, copies_fd: int) -> int:
-        """Make empty files that ``clone`` will fill: to make one takes as long as to fill it.
-
-        Each stays open, filled or not, until the snapshot has ended; what was not filled goes.
-
-        Returns:
-            How many were made.
-        """
-        before = len(self._spares)
-        with contextlib.suppress(OSError):
-            for _ in range(count):
-                self._spares.append(self._new_copy(copies_fd))
-        return len(self._spares) - before
 
     def clone(self, fd: int, copies_fd: int) -> int:
         """Clone an open file; returns the clone's number.
@@ -335,24 +314,16 @@ class Area:
             return self._clone(fd, copies_fd)
 
     def _clone(self, fd: int, copies_fd: int) -> int:
-        is_spare = bool(self._spares)
-        number, copy_fd = self._spares.popleft() if is_spare else self._new_copy(copies_fd)
+        number, self._number = self._number, self._number + 1
+        copy_fd = os.open(copy_name(number), _NEW_COPY, _COPY_MODE, dir_fd=copies_fd)
         try:
             kernel.clone_file(fd, copy_fd)
         except OSError:
             os.unlink(copy_name(number), dir_fd=copies_fd)
             raise
         finally:
-            # Spares are few enough to be closed when nothing is waiting for the freeze to end.
-            if is_spare:
-                self._filled.append(copy_fd)
-            else:
-                os.close(copy_fd)
+            os.close(copy_fd)
         return number
-
-    def _new_copy(self, copies_fd: int) -> tuple[int, int]:
-        number, self._number = self._number, self._number + 1
-        return number, os.open(copy_name(number), _NEW_COPY, _COPY_MODE, dir_fd=copies_fd)
 
     def copies_fd(self) -> int:
         """A descriptor of the directory of copies."""

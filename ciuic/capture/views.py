@@ -7,6 +7,7 @@ from array import array
 from typing import Final, NamedTuple
 
 from ciuic.capture import kernel
+from ciuic.capture.early import READ_AT_ONCE_BYTES, EarlyClones
 from ciuic.capture.frozen import (
     Area,
     Copies,
@@ -22,10 +23,8 @@ from ciuic.errors import SourceError
 from ciuic.model import Entry
 from ciuic.scan import DirectoryHandle, mounts, open_root, read_xattrs
 
-__all__ = ["READ_AT_ONCE_BYTES", "FrozenFile", "ReflinkView", "RootView", "SubvolumeView"]
+__all__ = ["FrozenFile", "ReflinkView", "RootView", "SubvolumeView"]
 
-READ_AT_ONCE_BYTES: Final = 16 * 1024
-"""Files up to this size are read when the walk comes to them: one read is shorter than a clone."""
 _EMPTY_SUBVOLUME_INODE: Final = 2
 """What btrfs shows in a snapshot where another subvolume was: an empty directory."""
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -182,13 +181,16 @@ class SubvolumeView(RootView):
 
 
 class ReflinkView(RootView):
-    """A root whose changed files are cloned as the walk comes to them."""
+    """A root whose changed files are cloned as the walk comes to them, if not ahead of it."""
 
     how = REFLINK
 
-    def __init__(self, path: bytes, previous: FrozenRoot | None, area: Area) -> None:
+    def __init__(
+        self, path: bytes, previous: FrozenRoot | None, area: Area, early: EarlyClones
+    ) -> None:
         super().__init__(path, previous)
         self._area = area
+        self._early = early
         self._device = os.stat(self._real).st_dev
         self._copies_fd = area.copies_fd()
         self._there = area.numbers()
@@ -220,9 +222,9 @@ class ReflinkView(RootView):
         """See ``RootView``."""
         fd = os.open(name, _OPEN, dir_fd=directory_fd)
         try:
-            before = status
+            before, early = status, self._early.take(status)
             for attempt in range(1, ATTEMPTS + 1):
-                number = self._clone(fd)
+                number = self._clone(fd) if early is None else early
                 # The lease ends with the descriptor: giving it back is a call that this saves.
                 has_writer = kernel.hold_lease(fd)
                 after = os.fstat(fd)
@@ -230,7 +232,7 @@ class ReflinkView(RootView):
                 if not is_torn or attempt == ATTEMPTS:
                     break
                 os.unlink(copy_name(number), dir_fd=self._copies_fd)
-                before = after
+                before, early = after, None
             xattrs = read_xattrs(fd)
         finally:
             os.close(fd)

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import ciuic
-from ciuic.capture import SUBVOLUME, Freezer, RootView
+from ciuic.capture import SUBVOLUME, Freezer, LeftOut, RootView
 from ciuic.catalog import list_snapshots, remember
 from ciuic.clock import Clock, is_future
 from ciuic.errors import UsageError
 from ciuic.limits import raise_open_files_limit
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import SnapshotSummary, TakeReport, Trouble
-from ciuic.scan import Exclusions
+from ciuic.scan import DirectoryHandle, Exclusions
 from ciuic.store import Store
 from ciuic.store.layout import HEADER
 from ciuic.store.manifest import TROUBLE_MAX, Manifest
@@ -197,7 +197,7 @@ def take_snapshot(
             existing=[one.id for one in snapshots],
             previous={root: one.snapshot_id for root, one in old.items()},
             believed_since={} if is_base else {root: one.taken_ns for root, one in old.items()},
-            open_files=open_files,
+            is_left_out=_left_out(store, exclusions),
         )
         content = ContentReader(
             store,
@@ -295,6 +295,17 @@ def _checked_roots(paths: tuple[bytes, ...]) -> tuple[bytes, ...]:
         if not any(path.startswith(other.rstrip(b"/") + b"/") for other in kept):
             kept.append(path)
     return tuple(kept)
+
+
+def _left_out(store: Store, exclusions: Exclusions) -> LeftOut:
+    """What the walk will pass by: the store itself, and what is excluded."""
+    own = os.stat(store.path)
+
+    def is_left_out(directory: DirectoryHandle, name: bytes, status: os.stat_result) -> bool:
+        is_store = (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
+        return is_store or (exclusions.any and exclusions.match(directory, name))
+
+    return is_left_out
 
 
 def _exclusions(patterns: tuple[str, ...]) -> Exclusions:

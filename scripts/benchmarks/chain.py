@@ -143,6 +143,10 @@ class Chains:
             how = ", ".join(f"{peer} {setting}" for peer, setting in level.items())
             goal = Goal(20, f"{len(states)} snapshots of {name}, {layout}; {how}", stated, factor)
             self._bench.add(goal, {**held, "limit": [raw]}, unit="MB")
+            for tool in ours:
+                held[tool.name][0] -= length_bytes(tool.store / "parity") / 1e6
+            goal = Goal(20, f"the same, {name}, {layout}; {how}; ciuic's parity not counted", "")
+            self._bench.add(goal, {**held, "limit": [raw]}, unit="MB")
         self._clear([*ours, *tools])
 
     def times(self, name: str, wanted: set[int]) -> None:

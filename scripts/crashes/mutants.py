@@ -391,6 +391,14 @@ MUTANTS: Final = (
         "if len(stored) <= room:",
         "tests/unit/test_delta.py::test_what_does_not_come_back_is_not_kept",
     ),
+    Mutant(
+        "a clone made before the freeze is believed, whatever became of its file",
+        "ciuic/capture/early.py",
+        "found[1] if found is not None and same_content(found[0], status) else None",
+        "found[1] if found is not None else None",
+        "tests/filesystems/test_freezing.py::"
+        "test_what_changes_after_its_early_clone_is_cloned_by_the_freeze",
+    ),
 )
 
 
