@@ -15,16 +15,19 @@ or a memory module then costs a raw frame instead of a snapshot.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import checksum
 
 __all__ = [
     "DELTA",
+    "DIFFERENCES",
     "PLANES",
     "RAW",
+    "SPARSE",
     "ZSTD",
+    "Difference",
     "Reference",
     "decode",
     "encode",
@@ -36,6 +39,9 @@ RAW: Final = 0
 ZSTD: Final = 1
 PLANES: Final = 2
 DELTA: Final = 3
+SPARSE: Final = 4
+DIFFERENCES: Final = frozenset((DELTA, SPARSE))
+"""Those that have a reference."""
 
 _PROBE_BYTES_MIN: Final = 64 * 1024
 """Below this a sample costs as much as the thing itself; small files are text more often."""
@@ -43,6 +49,14 @@ _SAMPLE_PARTS: Final = 4
 _SAMPLE_PART_BYTES: Final = 2048
 _TEXT_RATIO: Final = 0.65
 """A sample that zstd shrinks below this is text, code, a log, or mostly zeros."""
+_CONTROL_SHARE: Final = 1 / 32
+"""Text has none of the bytes below 32 but ends of lines and tabs. Numbers that zstd shrinks well,
+as they are small, rounded or often zero, have many, and mostly shrink further in planes."""
+_CONTROLS: Final = bytes(set(range(32)) - {9, 10, 13, 27})
+_NEAR_RATIO: Final = 1.1
+"""What is expected of planes, by the frequencies of bytes, falls short where zeros lie together."""
+_HARDLY_ANY: Final = 0.02
+"""What a sample shrinks to if there is next to nothing in it."""
 _NUMBERS_FRACTION: Final = 0.95
 """Byte planes make this much of trained weights of any width, and never of noise."""
 _WORTH_FRACTION: Final = 1 / 64
@@ -50,6 +64,9 @@ _WORTH_FRACTION: Final = 1 / 64
 
 _DELTA_WORTH: Final = 0.97
 """A delta must be expected to be this much shorter: it takes longer to read."""
+
+_SPARSE_SURE: Final = 64
+"""Where less than such a part of a payload is left, no other delta takes less."""
 
 Encoded = tuple[int, bytes | memoryview]
 
@@ -68,13 +85,31 @@ class Reference(NamedTuple):
     worth_bytes: int
 
 
-def encode(plain: bytes | memoryview) -> Encoded:
+class Difference(NamedTuple):
+    """A payload as a difference from an earlier version of it.
+
+    Attributes:
+        reference: Which of the earlier versions that were offered it is a difference from.
+        codec: The number of the codec.
+        stored: The stored bytes.
+    """
+
+    reference: int
+    codec: int
+    stored: memoryview
+
+
+def encode(plain: bytes | memoryview, *, is_mixed: bool = False) -> Encoded:
     """Encode one frame's payload; returns the codec's number and the stored bytes.
 
     The result may be ``plain`` itself: it must not change until it has been written.
+
+    Args:
+        plain: The payload.
+        is_mixed: It is made of many things, of which none may be an array of numbers.
     """
     size = len(plain)
-    number, stored = _chosen(plain)
+    number, stored = _chosen(plain, is_mixed=is_mixed)
     if number == RAW or len(stored) > size - size * _WORTH_FRACTION:
         return RAW, plain
     return (number, stored) if _survives(number, stored, b"", plain) else (RAW, plain)
@@ -82,8 +117,11 @@ def encode(plain: bytes | memoryview) -> Encoded:
 
 def encode_delta(
     plain: bytes | memoryview, references: Sequence[Reference], chain_cost: float
-) -> tuple[int, memoryview] | None:
+) -> Difference | None:
     """Encode one frame's payload as a difference from an earlier version of it.
+
+    Where few of its elements have changed these are found in all of it, and not in a sample:
+    they may lie close together.
 
     Args:
         plain: The payload.
@@ -92,21 +130,17 @@ def encode_delta(
             be read to have it.
 
     Returns:
-        Which reference was taken, and the stored bytes of codec ``DELTA``. None if the payload
-        had better stand alone.
+        None if the payload had better stand alone.
     """
     size = len(plain)
     if size < _PROBE_BYTES_MIN:
         return None
-    from ciuic.codec import delta, planes, zstd
+    from ciuic.codec import planes, zstd
 
     sample = _sample(memoryview(plain))
     alone = planes.probe(sample)
     fraction = min(alone.fraction, zstd.probe(sample), 1.0)
-    # Where numbers of one width show themselves, it is they that have moved.
-    shapes = [(alone.width, alone.skip)]
-    if alone.fraction > 1 - _WORTH_FRACTION:
-        shapes = [(width, 0) for width in delta.WIDTHS]
+    shapes = _shapes(alone)
     for number, reference in enumerate(references):
         room = min(
             chain_cost * fraction * size - reference.cost_bytes,
@@ -116,15 +150,54 @@ def encode_delta(
         old = reference.read() if room > 0 else None
         if old is None or len(old) != size:
             continue
-        old_sample = _sample(memoryview(old))
-        plans = [delta.probe(sample, old_sample, *shape) for shape in shapes]
-        plan = min(plans, key=lambda one: one.fraction)
-        if plan.fraction > fraction * _DELTA_WORTH or plan.fraction * size > room:
+        enough = min(room, fraction * _DELTA_WORTH * size)
+        found = _difference(plain, old, shapes, enough)
+        if found is None:
             continue
-        stored = delta.encode(plain, old, plan)
-        if len(stored) <= room and _survives(DELTA, stored, old, plain):
-            return number, stored
+        coded, stored = found
+        if len(stored) <= room and _survives(coded, stored, old, plain):
+            return Difference(number, coded, stored)
     return None
+
+
+def _shapes(alone: Any) -> list[tuple[int, int]]:
+    """Width and skip of the elements that may have moved, by how a payload is taken apart alone."""
+    from ciuic.codec import delta, planes
+
+    # Where numbers of one width show themselves, it is they that have moved.
+    shapes = [(alone.width, alone.skip)]
+    if alone.fraction > 1 - _WORTH_FRACTION:
+        shapes = [(width, 0) for width in delta.WIDTHS]
+    # Single bytes show themselves as longer numbers of which no part is noise.
+    elif all(one.coding != planes.RAW for one in alone.columns):
+        shapes.append((1, 0))
+    return shapes
+
+
+def _difference(
+    plain: bytes | memoryview,
+    old: bytes | memoryview,
+    shapes: Sequence[tuple[int, int]],
+    enough: float,
+) -> tuple[int, memoryview] | None:
+    """The shortest difference there is, and its codec, if it is to take no more than ``enough``."""
+    from ciuic.codec import delta, sparse
+
+    size = len(plain)
+    few = [sparse.encode(plain, old, *shape) for shape in shapes]
+    best = min([one for one in few if one is not None], key=len, default=None)
+    if best is not None and len(best) <= min(enough, size / _SPARSE_SURE):
+        return SPARSE, best
+    sample, old_sample = _sample(memoryview(plain)), _sample(memoryview(old))
+    plans = [
+        delta.probe(sample, old_sample, *shape) for shape in shapes if shape[0] in delta.WIDTHS
+    ]
+    plan = min(plans, key=lambda one: one.fraction)
+    if plan.fraction * size <= enough:
+        stored = delta.encode(plain, old, plan)
+        if best is None or len(stored) < len(best):
+            return DELTA, stored
+    return None if best is None or len(best) > enough else (SPARSE, best)
 
 
 def decode(
@@ -138,7 +211,7 @@ def decode(
         codec: The payload's number.
         stored: The payload.
         plain_bytes: How long it is decoded.
-        reference: What a ``DELTA`` is a difference from; not looked at otherwise.
+        reference: What one of ``DIFFERENCES`` is from; not looked at otherwise.
 
     Raises:
         UnknownFormatError: No codec has this number.
@@ -148,6 +221,10 @@ def decode(
         from ciuic.codec import delta
 
         return delta.decode(memoryview(stored), plain_bytes, reference)
+    if codec == SPARSE:
+        from ciuic.codec import sparse
+
+        return sparse.decode(memoryview(stored), plain_bytes, reference)
     decoder = _DECODERS.get(codec)
     if decoder is None:
         raise UnknownFormatError(f"codec {codec} is not known to this version of ciuic")
@@ -164,7 +241,7 @@ def looks_like_numbers(samples: Sequence[bytes]) -> bool:
     return planes.probe(sample).fraction < _NUMBERS_FRACTION
 
 
-def _chosen(plain: bytes | memoryview) -> Encoded:
+def _chosen(plain: bytes | memoryview, *, is_mixed: bool) -> Encoded:
     from ciuic.codec import zstd
 
     if len(plain) < _PROBE_BYTES_MIN:
@@ -172,7 +249,7 @@ def _chosen(plain: bytes | memoryview) -> Encoded:
     sample = _sample(memoryview(plain))
     ratio = zstd.probe(sample)
     if ratio < _TEXT_RATIO:
-        return ZSTD, zstd.compress(plain)
+        return _shrunk(plain, sample, ratio, is_mixed=is_mixed)
     # Takes a tenth of a second the first time: only for those who have tensors.
     from ciuic.codec import planes
 
@@ -182,6 +259,25 @@ def _chosen(plain: bytes | memoryview) -> Encoded:
     if ratio < 1 - _WORTH_FRACTION:
         return ZSTD, zstd.compress_fast(plain)
     return RAW, plain
+
+
+def _shrunk(plain: bytes | memoryview, sample: bytes, ratio: float, *, is_mixed: bool) -> Encoded:
+    """What zstd makes much less of: as it is, or in planes if that is shorter still."""
+    from ciuic.codec import zstd
+
+    stored = zstd.compress(plain)
+    controls = len(sample) - len(sample.translate(None, _CONTROLS))
+    if is_mixed or ratio < _HARDLY_ANY or controls < len(sample) * _CONTROL_SHARE:
+        return ZSTD, stored
+    from ciuic.codec import planes
+
+    # Small integers of eight bytes look like others of four, of which every second one is zero.
+    plan = min(planes.probe(sample), planes.plan(sample, 8), key=lambda one: one.fraction)
+    if plan.fraction < ratio * _NEAR_RATIO:
+        planed = planes.encode(plain, plan)
+        if len(planed) < len(stored):
+            return PLANES, planed
+    return ZSTD, stored
 
 
 def _survives(

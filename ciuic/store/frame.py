@@ -117,7 +117,7 @@ def encode_frame(
 ) -> tuple[Frame, bytes | memoryview]:
     """Encode chunks, given as ID and plain bytes; returns the header and the payload."""
     plain = chunks[0][1] if len(chunks) == 1 else b"".join([one for _, one in chunks])
-    number, payload = codec.encode(plain)
+    number, payload = codec.encode(plain, is_mixed=kind != DATA or len(chunks) > 1)
     return _frame(kind, chunks, number, NO_REFERENCE, payload), payload
 
 
@@ -139,8 +139,8 @@ def encode_delta_frame(
     found = codec.encode_delta(chunk[1], [one for _, one in references], chain_cost)
     if found is None:
         return None
-    number, payload = found
-    return _frame(DATA, [chunk], codec.DELTA, references[number][0], payload), payload
+    reference = references[found.reference][0]
+    return _frame(DATA, [chunk], found.codec, reference, found.stored), found.stored
 
 
 def _frame(
@@ -216,7 +216,7 @@ def decode_frame(
     """
     if checksum(payload) != frame.payload_checksum:
         raise CorruptionError("a frame's payload does not match its checksum")
-    if frame.is_delta != (frame.codec == codec.DELTA):
+    if frame.is_delta != (frame.codec in codec.DIFFERENCES):
         raise UnknownFormatError(
             f"a frame of codec {frame.codec} {'with' if frame.is_delta else 'without'} a reference"
             " is not known to this version of ciuic"

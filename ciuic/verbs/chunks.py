@@ -23,6 +23,7 @@ _CODECS: Final = {
     codec.ZSTD: "zstd",
     codec.PLANES: "planes",
     codec.DELTA: "delta",
+    codec.SPARSE: "sparse",
 }
 _KEPT_MAX: Final = 16_384
 """Frames and chains that are remembered: neighbours lie in the same ones."""

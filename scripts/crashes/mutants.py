@@ -387,7 +387,7 @@ MUTANTS: Final = (
     Mutant(
         "a delta is not decoded before it counts",
         "ciuic/codec/__init__.py",
-        "if len(stored) <= room and _survives(DELTA, stored, old, plain):",
+        "if len(stored) <= room and _survives(coded, stored, old, plain):",
         "if len(stored) <= room:",
         "tests/unit/test_delta.py::test_what_does_not_come_back_is_not_kept",
     ),

@@ -186,7 +186,7 @@ def parse_frame(data: bytes) -> Frame:
     if plain > PLAIN_MAX or sum([length for _, length in chunks]) != plain:
         raise FormatError("a frame's lengths do not add up")
     usable = kind in {DATA, RECIPE, TREE} and not (flags or reserved)
-    usable &= any(reference) == (codec == 3)
+    usable &= any(reference) == (codec in {3, 4})
     return Frame(kind, codec, usable, plain, stored, payload_sum, chunks, end, reference)
 
 
@@ -247,6 +247,8 @@ def decode_payload(codec: int, stored: bytes, plain_length: int, reference: byte
         plain = _join_planes(stored, plain_length)
     elif codec == 3:
         plain = _add_delta(stored, plain_length, reference)
+    elif codec == 4:
+        plain = _add_sparse_delta(stored, plain_length, reference)
     else:
         raise FormatError(f"codec {codec} is not known to this reader")
     if len(plain) != plain_length:
@@ -326,6 +328,52 @@ def _add_delta(stored: bytes, plain_length: int, reference: bytes) -> bytes:
         difference = one // 2 if one % 2 == 0 else -(one + 1) // 2
         new += ((before + difference) % (1 << bits)).to_bytes(width, "little")
     return others[:skip] + new + others[skip:]
+
+
+def _add_sparse_delta(stored: bytes, plain_length: int, reference: bytes) -> bytes:
+    if len(reference) != plain_length:
+        raise FormatError("a sparse delta from something of another length")
+    if len(stored) < 7 or stored[0] not in {1, 2, 4, 8} or stored[1] >= stored[0]:
+        raise FormatError("a sparse delta without a valid header")
+    width, skip, changed, gap_bytes = struct.unpack_from("<BBIB", stored)
+    count = (plain_length - skip) // width
+    if not 1 <= gap_bytes <= 4 or changed > count // 2:
+        raise FormatError("a sparse delta of too many elements")
+    at = 7 + plain_length - count * width
+    others = stored[7:at]
+
+    def column() -> bytes:
+        nonlocal at
+        coding, length = struct.unpack_from("<BI", stored, at)
+        at += 5 + length
+        if coding not in {0, 1}:
+            raise FormatError(f"a column has the coding {coding}, which is not known")
+        return _column(coding, stored[at - length : at], changed, 1)
+
+    columns = [column() for _ in range(gap_bytes)]
+    places, place = [], skip - width
+    for gap in zip(*columns, strict=True):
+        place += width * (int.from_bytes(bytes(gap), "little") + 1)
+        places.append(place)
+    if places and place + width > skip + count * width:
+        raise FormatError("a sparse delta goes beyond its end")
+    new = bytearray(others[:skip] + reference[skip : skip + count * width] + others[skip:])
+    old = b"".join([reference[one : one + width] for one in places])
+    if width == 1:
+        values = bytes(
+            [
+                (before + (one // 2 if one % 2 == 0 else -(one + 1) // 2)) % 256
+                for before, one in zip(old, column(), strict=True)
+            ]
+        )
+    else:
+        values = _add_delta(stored[at:], len(old), old) if changed else b""
+        at = len(stored) if changed else at
+    for number, one in enumerate(places):
+        new[one : one + width] = values[number * width : (number + 1) * width]
+    if at != len(stored):
+        raise FormatError("a sparse delta with something behind its end")
+    return bytes(new)
 
 
 def _column(coding: int, stored: bytes, length: int, size: int) -> bytes:

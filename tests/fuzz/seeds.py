@@ -13,7 +13,7 @@ from ciuic.capture import frozen
 from ciuic.capture.frozen import Copies, Copy, RootRecord
 from ciuic.chunking.tensors import zipped
 from ciuic.chunking.tensors.headers import Headers
-from ciuic.codec import delta, planes
+from ciuic.codec import delta, planes, sparse
 from ciuic.hashing import checksum
 from ciuic.model import Entry, Root, SnapshotSummary, Trouble
 from ciuic.store import frame, header, manifest
@@ -127,6 +127,9 @@ def _deltas() -> list[bytes]:
         stored = bytes(delta.encode(new, old, delta.probe(new, old, width, 0)))
         head = struct.pack("<HB", len(old), delta.WIDTHS.index(width))
         made.append(head + part(old) + stored)
+        few = new[:8] + old[8:]
+        made.append(head + part(old) + bytes(sparse.encode(few, old, width, 0) or b""))
+    made.append(head + part(old) + bytes(sparse.encode(few, old, 1, 0) or b""))
     return made
 
 

@@ -212,6 +212,7 @@ def fuzz_delta(data: bytes) -> None:
     size, width = source.number(2) % 4096, (2, 4, 8)[source.number(1) % 3]
     reference = source.part()[:size].ljust(size, b"\x3f")
     call(codec.decode, codec.DELTA, source.rest, size, reference)
+    call(codec.decode, codec.SPARSE, source.rest, size, reference)
     skip, cuts = source.number(1) % 9, source.part()[:8]
     stored = bytes([width, skip, len(cuts)]) + cuts + source.part()
     for _ in range(len(cuts) + 1):
@@ -221,6 +222,11 @@ def fuzz_delta(data: bytes) -> None:
         stored += struct.pack("<IB", len(body), source.number(1)) + body
     plain = call(codec.decode, codec.DELTA, stored + source.rest, size, reference)
     assert plain is None or len(plain) == size
+    # The same as what has become of a few elements of something longer.
+    count, gaps = size // width, source.part()
+    stored = struct.pack("<BBIB", width, 0, count, 1) + struct.pack("<BI", 0, len(gaps)) + gaps
+    plain = call(codec.decode, codec.SPARSE, stored + source.rest, 4 * size, reference * 4)
+    assert plain is None or len(plain) == 4 * size
 
 
 # Nodes
