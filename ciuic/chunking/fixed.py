@@ -25,8 +25,9 @@ class FixedChunker:
         return self.before(offset_bytes) + self.size_bytes
 
     def block_end(self, offset_bytes: int, block_bytes: int) -> int:
-        """The next multiple of a block: chunks that are longer are cut there too."""
-        return offset_bytes - offset_bytes % block_bytes + block_bytes
+        """The next multiple of as many chunks as a block holds, or of one."""
+        whole_bytes = max(1, block_bytes // self.size_bytes) * self.size_bytes
+        return offset_bytes - offset_bytes % whole_bytes + whole_bytes
 
     def chunks(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
         """See ``Chunker``; a block is cut at its end."""
