@@ -10,7 +10,9 @@ import json
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 
@@ -44,22 +46,40 @@ def typed(tensors: dict[str, tuple[str, list[int], bytes]], *, note: str = "") -
     return struct.pack("<Q", len(text)) + text + b"".join(blobs)
 
 
-def hdf5(tensors: list[bytes], *, gap_bytes: int = 0) -> bytes:
-    """Datasets of fp32 in one group of the newest kind, behind headers and so many bytes."""
+def hdf5(
+    tensors: list[bytes],
+    *,
+    gap_bytes: int = 0,
+    names: str = ascii_lowercase,
+    groups: Sequence[str] = (),
+) -> bytes:
+    """Datasets of fp32 in a group of the newest kind, behind headers and so many bytes.
+
+    The group lies in those that are named, each in the one before it.
+    """
     begin = 96
-    data_at = begin + _OBJECT_BYTES * (1 + len(tensors)) + gap_bytes
+    first = begin + _OBJECT_BYTES * (1 + len(groups))
+    data_at = first + _OBJECT_BYTES * len(tensors) + gap_bytes
+    parents = [
+        _object([(0x06, _link(name, begin + _OBJECT_BYTES * (1 + number)))])
+        for number, name in enumerate(groups)
+    ]
     links, headers = [], []
-    for number, data in enumerate(tensors):
-        address = begin + _OBJECT_BYTES * (1 + number)
-        links.append((0x06, b"\x01\x00\x01%c" % (97 + number) + struct.pack("<Q", address)))
-        kind = b"\x11\x20\x1f\x00" + struct.pack("<I", 4)
+    for number, (name, data) in enumerate(zip(names, tensors, strict=False)):
+        links.append((0x06, _link(name, first + _OBJECT_BYTES * number)))
+        kind = b"\x11\x20\x1f\x00" + struct.pack("<IHHBBBBI", 4, 0, 32, 23, 8, 0, 23, 127)
         place = b"\x03\x01" + struct.pack("<QQ", data_at, len(data))
         headers.append(_object([(0x03, kind), (0x08, place)]))
         data_at += len(data)
     superblock = b"\x89HDF\r\n\x1a\n\x02\x08\x08\x00"
     superblock += struct.pack("<QQQQ", 0, 2**64 - 1, data_at, begin)
-    parts = [superblock.ljust(begin, b"\0"), _object(links), *headers, bytes(gap_bytes), *tensors]
-    return b"".join(parts)
+    parts = [superblock.ljust(begin, b"\0"), *parents, _object(links), *headers]
+    return b"".join([*parts, bytes(gap_bytes), *tensors])
+
+
+def _link(name: str, address: int) -> bytes:
+    """A member of a group."""
+    return b"\x01\x00" + bytes([len(name)]) + name.encode() + struct.pack("<Q", address)
 
 
 def _object(messages: list[tuple[int, bytes]]) -> bytes:

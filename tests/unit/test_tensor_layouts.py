@@ -17,7 +17,9 @@ from ciuic.chunking.tensors import (
     hdf5,
     layout,
 )
+from ciuic.chunking.tensors.described import described
 from ciuic.chunking.tensors.headers import Headers, NoLayoutError
+from tests.kit.tensors import hdf5 as hdf5_file
 from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
 
 KIB = 1024
@@ -172,6 +174,23 @@ def test_archives_one_behind_the_other_are_all_read():
     assert spans_of(torch_zip([LARGE]) + npz({"a": LARGE})) is None
 
 
+def test_parts_of_a_checkpoint_may_have_ten_thousand_tensors():
+    one = saved("part.distcp")
+    one = one[one.index(b"PK\x05\x06") + 22 :]
+    one = one[: one.index(b"PK\x05\x06") + 22]
+    assert len(large(one)) == 1
+    count = 10_000
+
+    def read(offset: int, length: int) -> bytes:
+        assert length < len(one)
+        start = offset % len(one)
+        return (one * 2)[start : start + length]
+
+    found = layout(read, count * len(one))
+    assert found is not None
+    assert [span.offset_bytes // len(one) for span in found] == list(range(count))
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -256,7 +275,10 @@ NAMED = {
     "state.npz": [("b", ""), ("h", "I16"), ("w", "F32")],
     "state.safetensors": [("b", "F32"), ("h", "BF16"), ("w", "F32")],
     "state.gguf": [("b", "F32"), ("h", "I16"), ("w", "F32")],
+    "state.h5": [("h", "U16"), ("layers/dense/vars/b", "F32"), ("layers/dense/vars/w", "F32")],
+    "state.keras": [(f"layers/dense{one}/vars/{n}", "F32") for one in ("", "_1") for n in "01"],
 }
+NAMED["state.latest.h5"] = NAMED["state.h5"]
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -281,6 +303,60 @@ def test_arrays_have_elements_if_numpy_has_a_name_for_them():
         assert names_of(file.getvalue()) == [("layer.0", element), ("b", "")], kind
 
 
+def test_shapes_of_hdf5_are_those_that_were_saved():
+    for name in ("state.h5", "state.latest.h5"):
+        data = saved(name)
+        found = described(lambda offset, length, data=data: data[offset:][:length], len(data))
+        assert [one.shape for one in found] == [(200, 150), (5,), (300, 200)]
+
+
+def datatype(kind: int, bits: int, width: int, *fields: int) -> bytes:
+    """A message of HDF5 that says of what type elements are."""
+    return bytes([kind, bits, 0x1F, 0]) + struct.pack("<I", width) + bytes(fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "element", "width"),
+    [
+        (datatype(0x10, 8, 4, 0, 0, 32, 0), "I32", 4),
+        (datatype(0x10, 0, 8, 0, 0, 64, 0), "U64", 8),
+        (datatype(0x10, 8, 4, 0, 0, 24, 0), "", 4),
+        (datatype(0x10, 9, 4, 0, 0, 32, 0), "", 4),
+        (datatype(0x10, 8, 3, 0, 0, 24, 0), "", 0),
+        (datatype(0x11, 0x20, 2, 0, 0, 16, 0, 10, 5, 0, 10, 15, 0, 0, 0), "F16", 2),
+        (datatype(0x11, 0x20, 2, 0, 0, 16, 0, 7, 8, 0, 7, 127, 0, 0, 0), "BF16", 2),
+        (datatype(0x11, 0x20, 8, 0, 0, 64, 0, 52, 11, 0, 52, 255, 3, 0, 0), "F64", 8),
+        (datatype(0x11, 0x21, 4, 0, 0, 32, 0, 23, 8, 0, 23, 127, 0, 0, 0), "", 4),
+        (datatype(0x11, 0x60, 4, 0, 0, 32, 0, 23, 8, 0, 23, 127, 0, 0, 0), "", 4),
+        (datatype(0x13, 0, 4), "", 0),
+    ],
+)
+def test_elements_of_hdf5_are_those_that_it_says_bit_for_bit(kind, element, width):
+    whole = hdf5_file([LARGE])
+    old = datatype(0x11, 0x20, 4, 0, 0, 32, 0, 23, 8, 0, 23, 127, 0, 0, 0)
+    assert whole.count(old) == 1
+    (span,) = spans_of(whole.replace(old, kind.ljust(len(old))))
+    assert (span.element, span.width_bytes) == (element, width)
+    other = struct.pack("<BHB", 4, len(old), 0)
+    (span,) = spans_of(whole.replace(struct.pack("<BHB", 3, len(old), 0) + old, other + old))
+    assert (span.element, span.width_bytes) == ("", 0)
+
+
+def test_names_in_hdf5_that_lie_are_none_and_cost_no_tensor():
+    data = saved("state.h5")
+    good = spans_of(data)
+    heaps = [at for at in range(len(data)) if data.startswith(b"HEAP", at)]
+    assert len(heaps) == 4  # of the root, layers, dense and vars
+    lies = [(0, b"X"), (4, b"\1"), (8, struct.pack("<Q", 2**21)), (8, struct.pack("<Q", 0))]
+    for at in heaps:
+        for place, value in lies:
+            found = spans_of(patched(data, at + place, value))
+            assert [one[:3] for one in found] == [one[:3] for one in good]
+            assert {one.name for one in found} <= {"", *[one.name for one in good]}
+            assert found != good
+        assert spans_of(patched(data, at + 24, struct.pack("<Q", 2**62))) is None
+
+
 def test_names_are_bounded_and_need_not_be_text():
     longest = "é" * (NAME_BYTES_MAX // 2)
     for name, kept in ((longest, longest), (longest + "x", ""), ("\U0001f600", "\U0001f600")):
@@ -289,6 +365,10 @@ def test_names_are_bounded_and_need_not_be_text():
     assert names_of(zipped("archive/data/" + "1" * 2000, LARGE)) == [("", "")]
     info = struct.pack("<Q", 2) + b"\xff\xfe" + tensor_info(0, 10)[9:]
     assert names_of(gguf(tensors=(info,))) == [("\udcff\udcfe", "F32")]
+    groups = ["g" * 200] * 4
+    assert names_of(hdf5_file([LARGE], groups=groups)) == [("/".join([*groups, "a"]), "F32")]
+    assert names_of(hdf5_file([LARGE], groups=[*groups, "g" * 218])) != [("", "F32")]
+    assert names_of(hdf5_file([LARGE], groups=[*groups, "g" * 219])) == [("", "F32")]
 
 
 def test_elements_of_a_table_are_words_or_nothing():

@@ -32,6 +32,8 @@ def test_files_are_told_by_how_they_begin(box: Box) -> None:
         "a.npz": ("npz", npz({"a": large})),
         "a.npy": ("npy", npy(large)),
         "a.gguf": ("gguf", saved("state.gguf")),
+        "a.h5": ("hdf5", saved("state.h5")),
+        "a.keras": ("keras", saved("state.keras")),
         "a.st": ("safetensors", safetensors({"a": large})),
         "a.zip": ("other", b"PK\x03\x04" + large),
         "cut.zip": ("other", b"PK\x03\x04" + b"\xff" * 100 + large),

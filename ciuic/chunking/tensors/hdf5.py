@@ -1,16 +1,24 @@
 """HDF5: what h5py and Keras write, groups of datasets that lie in one piece.
 
 The specification of the HDF Group, version 3: superblocks 0 to 3, object headers 1 and 2, groups
-as symbol tables or as links in their headers. Names are not read. Of a dataset that is cut into
-chunks of its own, or compressed, nothing is told; a group whose links lie in a heap makes the file
-one of unknown layout.
+as symbol tables or as links in their headers. A dataset is called by the names on the way to it,
+with slashes between. Of one that is cut into chunks of its own, or compressed, nothing is told; a
+group whose links lie in a heap of the newer kind makes the file one of unknown layout.
 """
 
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ciuic.chunking.tensors.headers import SPANS_MAX, Headers, NoLayoutError, Span
+from ciuic.chunking.tensors.headers import (
+    HEADER_BYTES_MAX,
+    NAME_BYTES_MAX,
+    SPANS_MAX,
+    Headers,
+    NoLayoutError,
+    Span,
+    named,
+)
 
 __all__ = ["begins", "spans", "spans_within"]
 
@@ -26,6 +34,11 @@ _BLOCKS_MAX: Final = 64
 _ITEMS_MAX: Final = 1_000_000
 """Messages and members of groups: an object has ten or so."""
 
+_HEAP_BYTES_MAX: Final = 1024 * 1024
+"""Of the names in a group; where there are more, its members have none."""
+_DATASPACE: Final = 0x01
+_ITEM_BYTES: Final = 64
+"""A heap may be named by many groups: so much of it counts like a message."""
 _LINK_INFO: Final = 0x02
 _DATATYPE: Final = 0x03
 _LINK: Final = 0x06
@@ -35,6 +48,13 @@ _SYMBOL_TABLE: Final = 0x11
 _CONTIGUOUS: Final = 1
 _NUMBERS: Final = (0, 1)
 """Classes of types: integers, floating-point numbers."""
+_FLOAT: Final = 1
+_NUMBER_BYTES: Final = (1, 2, 4, 8)
+_FLOATS: Final = {(2, 5, 10): "F16", (2, 8, 7): "BF16", (4, 8, 23): "F32", (8, 11, 52): "F64"}
+"""Bytes of an element, bits of its exponent and of its fraction."""
+_BIG_ENDIAN: Final = 0x41
+_SIGNED: Final = 0x08
+_HEAP: Final = struct.Struct("<4sB3xQQQ")
 _TREE: Final = struct.Struct("<4sBBHQQ")
 _SYMBOL: Final = struct.Struct("<QQII16s")
 
@@ -44,20 +64,28 @@ class _Message(NamedTuple):
     data: bytes
 
 
+class _Object(NamedTuple):
+    """Where an object's header lies, and what it is called; None: by too long a name."""
+
+    address: int
+    name: bytes | None
+
+
 class _File:
     """An HDF5 file that may lie within another one."""
 
     def __init__(self, headers: Headers, start: int, size_bytes: int) -> None:
-        self._headers = headers
+        self.headers = headers
         self._start = start
         self._left_items = _ITEMS_MAX
+        self._left_name_bytes = HEADER_BYTES_MAX
         self.size_bytes = size_bytes
 
     def at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes."""
         if offset + length > self.size_bytes:
             raise NoLayoutError("beyond the file's end")
-        return self._headers.at(self._start + offset, length)
+        return self.headers.at(self._start + offset, length)
 
     def count(self, items: int) -> None:
         """So many more of what must not be without end; what was read once is read for nothing."""
@@ -68,6 +96,14 @@ class _File:
     def some(self, offset: int, length: int) -> bytes:
         """These bytes, or what there is of them."""
         return self.at(offset, max(0, min(length, self.size_bytes - offset)))
+
+    def below(self, group: bytes | None, name: bytes | None) -> bytes | None:
+        """What a member of a group is called, as long as there is room for names."""
+        if group is None or not name:
+            return None
+        whole = group + b"/" + name if group else name
+        self._left_name_bytes -= len(whole)
+        return whole if len(whole) <= NAME_BYTES_MAX and self._left_name_bytes >= 0 else None
 
 
 def begins(magic: bytes) -> bool:
@@ -84,18 +120,20 @@ def spans_within(headers: Headers, start: int, size_bytes: int) -> list[Span]:
     """The same for a file that begins at ``start`` of another one."""
     file = _File(headers, start, size_bytes)
     found = []
-    seen = set()
-    left = [_root(file)]
+    seen: set[int] = set()
+    left = [_Object(_root(file), b"")]
     while left:
-        address = left.pop()
-        if address in seen or address == _NOWHERE:
+        at = left.pop()
+        if at.address in seen or at.address == _NOWHERE:
             continue
-        seen.add(address)
-        messages = list(_messages(file, address))
-        left += [child for one in messages for child in _children(file, one, seen)]
+        seen.add(at.address)
+        messages = list(_messages(file, at.address))
+        left += [child for one in messages for child in _children(file, at.name, one, seen)]
         span = _span(messages)
         if span is not None:
-            found.append(span._replace(offset_bytes=start + span.offset_bytes))
+            name = named(at.name or b"")
+            _keep_shape(file, name, messages)
+            found.append(span._replace(offset_bytes=start + span.offset_bytes, name=name))
         if len(seen) + len(left) > SPANS_MAX:
             raise NoLayoutError("too many objects")
     return found
@@ -162,32 +200,51 @@ def _next_block(data: bytes, *, is_newer: bool) -> tuple[int, int]:
     return at + 4, length - 8
 
 
-def _children(file: _File, message: _Message, seen: set[int]) -> Iterator[int]:
-    """Addresses of the objects that a message of a group leads to."""
+def _children(
+    file: _File, group: bytes | None, message: _Message, seen: set[int]
+) -> Iterator[_Object]:
+    """The objects that a message of a group leads to."""
     kind, data = message
     if kind == _SYMBOL_TABLE:
-        yield from _members(file, _number(data, 0), seen)
+        heap = _heap(file, _number(data, 8)) if len(data) >= 16 else b""
+        for address, at in _members(file, _number(data, 0), seen):
+            name = heap[at : at + NAME_BYTES_MAX + 1].partition(b"\0")[0]
+            yield _Object(address, file.below(group, name))
     elif kind == _LINK_INFO:
         if _number(data, 10 if data[1:2] and data[1] & 1 else 2) != _NOWHERE:
             raise NoLayoutError("links that lie in a heap")
     elif kind == _LINK:
-        yield _linked(data)
+        address, name = _linked(data)
+        yield _Object(address, file.below(group, name))
 
 
-def _linked(data: bytes) -> int:
-    """What a hard link leads to."""
+def _heap(file: _File, address: int) -> bytes:
+    """The names of a group's members, each with a zero behind it; none if it is no such heap."""
+    if address + _HEAP.size > file.size_bytes:
+        return b""
+    head = file.some(address, _OBJECT_BYTES)  # the names mostly follow
+    magic, version, length, _, at = _HEAP.unpack_from(head)
+    if magic != b"HEAP" or version or length > _HEAP_BYTES_MAX:
+        return b""
+    file.count(length // _ITEM_BYTES)
+    return file.at(at, length)
+
+
+def _linked(data: bytes) -> tuple[int, bytes]:
+    """What a hard link leads to, and its name."""
     if len(data) < 4 or data[0] != 1:
         raise NoLayoutError("no such link")
     flags = data[1]
     if flags & 0x08 and data[2]:
-        return _NOWHERE
+        return _NOWHERE, b""
     at = 2 + (1 if flags & 0x08 else 0) + (8 if flags & 0x04 else 0) + (1 if flags & 0x10 else 0)
     width = 1 << (flags & 3)
-    return _number(data, at + width + int.from_bytes(data[at : at + width], "little"))
+    end = at + width + int.from_bytes(data[at : at + width], "little")
+    return _number(data, end), data[at + width : end]
 
 
-def _members(file: _File, root: int, seen: set[int]) -> Iterator[int]:
-    """A group's objects, by its B-tree."""
+def _members(file: _File, root: int, seen: set[int]) -> Iterator[tuple[int, int]]:
+    """Addresses of a group's objects, by its B-tree, and where in its heap their names begin."""
     left = [root]
     while left:
         address = left.pop()
@@ -204,7 +261,7 @@ def _members(file: _File, root: int, seen: set[int]) -> Iterator[int]:
             left += [_number(table, 16 * one + 8) for one in range(count)]
         elif magic == b"SNOD":
             table = file.at(address + 8, count * _SYMBOL.size)
-            yield from [at for _, at, *_ in _SYMBOL.iter_unpack(table)]
+            yield from [(at, name) for name, at, *_ in _SYMBOL.iter_unpack(table)]
         else:
             raise NoLayoutError("no tree of a group")
         if len(seen) + len(left) > SPANS_MAX:
@@ -219,9 +276,33 @@ def _span(messages: list[_Message]) -> Span | None:
     at, length = _number(layout, 2), _number(layout, 10)
     if at == _NOWHERE or not length:
         return None
-    kind = next((one.data for one in messages if one.kind == _DATATYPE), b"") + bytes(8)
+    kind = next((one.data for one in messages if one.kind == _DATATYPE), b"") + bytes(20)
     width = int.from_bytes(kind[4:8], "little") if kind[0] & 0x0F in _NUMBERS else 0
-    return Span(at, length, width if width <= 8 else 0)
+    return Span(at, length, width if width in _NUMBER_BYTES else 0, element=_element(kind))
+
+
+def _element(kind: bytes) -> str:
+    """What a message says of the elements, if they are numbers whose lowest byte comes first."""
+    width = int.from_bytes(kind[4:8], "little")
+    if kind[0] & 0x0F not in _NUMBERS or kind[1] & _BIG_ENDIAN:
+        return ""
+    if kind[0] & 0x0F == _FLOAT:
+        return _FLOATS.get((width, kind[13], kind[15]), "")
+    if width not in _NUMBER_BYTES or int.from_bytes(kind[8:12], "little") != 8 * width << 16:
+        return ""
+    return f"{'I' if kind[1] & _SIGNED else 'U'}{8 * width}"
+
+
+def _keep_shape(file: _File, name: str, messages: list[_Message]) -> None:
+    """Remember a dataset's dimensions."""
+    space = next((one.data for one in messages if one.kind == _DATASPACE), b"")
+    if len(space) < 4 or space[0] not in {1, 2}:
+        return
+    at, rank = 8 if space[0] == 1 else 4, space[1]
+    if name and at + rank * _ADDRESS_BYTES <= len(space):
+        file.headers.keep_shape(
+            name, [_number(space, at + _ADDRESS_BYTES * one) for one in range(rank)]
+        )
 
 
 def _number(data: bytes, at: int) -> int:

@@ -35,8 +35,9 @@ _EXTRA: Final = struct.Struct("<HH")
 _ZIP64: Final = 1
 _U32_MAX: Final = 0xFFFF_FFFF
 _ENCRYPTED: Final = 0x0001 | 0x0040
-_NEAR_BYTES: Final = 4096
-"""Read at an archive's end: most directories of one tensor take 700 bytes."""
+_NEAR_BYTES: Final = 1024
+"""Read at an archive's end: most directories of one tensor take 700 bytes. With more, the parts of
+a distributed checkpoint of some thousand tensors would be beyond what is read of a file."""
 _SMALL_BYTES: Final = 64 * 1024
 """A shorter member counts with its local header, which then need not be read."""
 _AHEAD_BYTES: Final = 256
@@ -47,6 +48,8 @@ _ARRAY: Final = b".npy"
 _BYTE_ORDER: Final = b"byteorder"
 _LITTLE: Final = b"little"
 _WEIGHTS: Final = b"model.weights.h5"
+_METADATA: Final = b"metadata.json"
+_KERAS: Final = b'"keras_version"'
 
 
 class _Member(NamedTuple):
@@ -74,6 +77,8 @@ def kind_of(head: bytes) -> str:
     name = head[_LOCAL.size : _LOCAL.size + name_bytes]
     if name.endswith(_PICKLE):
         return "torch.save"
+    if name == _METADATA and _KERAS in head:
+        return "keras"
     return "npz" if name.endswith(_ARRAY) else ""
 
 
