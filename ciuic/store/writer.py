@@ -285,17 +285,18 @@ class StoreWriter:
         """Store a chunk as a difference from its last version; returns whether that was done.
 
         Where that version would cost too much to read, what it is a difference from itself may
-        do: it is less like the chunk, and nearer to what stands alone.
+        do: it is less like the chunk, and nearer to what stands alone. Where the chain has as many
+        links as it may have, what it ends with may do, and more links have room then.
         """
         chain = self._reader.chain(earlier) if earlier else None
-        if chain is None or len(chain) > _DELTAS_MAX or chain[0].length_bytes != len(plain):
+        if chain is None or chain[0].length_bytes != len(plain):
             return False
         names = [earlier, *[one.reference for one in chain]]
         costs = [one.frame_bytes for one in chain]
         worth = [len(plain), *[self._worth_bytes(chain)] * (len(chain) - 1)]
         references = [
             (names[at], Reference(self._read_earlier(names[at]), sum(costs[at:]), worth[at]))
-            for at in range(len(chain))
+            for at in range(len(chain) - 1 if len(chain) > _DELTAS_MAX else 0, len(chain))
         ]
         encoded = encode_delta_frame((name, plain), references, self._chain_cost)
         if encoded is not None:
@@ -310,7 +311,7 @@ class StoreWriter:
         """
         alone = chain[-1].frame_bytes
         delta = min([one.frame_bytes for one in chain])
-        links = int((self._chain_cost - 1) * alone / delta)
+        links = min(int((self._chain_cost - 1) * alone / delta), _DELTAS_MAX)
         return (alone + links * delta) // (links + 1)
 
     def _read_earlier(self, name: bytes) -> Callable[[], bytes | memoryview | None]:

@@ -1,7 +1,9 @@
 """Which file, and which of its chunks, is the last version of what is being stored.
 
 Found by role and not by path: ``step_600.pt`` follows ``step_500.pt``, and
-``global_step600/rank_0.pt`` follows ``global_step500/rank_0.pt``. Within files of tensors a chunk
+``global_step600/rank_0.pt`` follows ``global_step500/rank_0.pt``. A file of another name follows
+one of nearly its length, or else the one of whose tensors most are in it, by name and length: more
+or fewer tensors may lie beside them. Within files of tensors a chunk
 follows the one that begins as far into the tensor of the same name, or of the same number among
 those without a name; elsewhere, and in other files, the one at the same place.
 
@@ -36,6 +38,8 @@ _NAMES_MAX: Final = 10_000
 """Of one directory; whoever has more large files in one does not name them by steps."""
 _NUMBERS_MAX: Final = 8
 _RENAMED_MAX: Final = 32
+_OTHERS_MAX: Final = 8
+"""Files whose headers are read to find tensors of the same names."""
 
 
 class EarlierDirectory:
@@ -62,10 +66,25 @@ class EarlierDirectory:
         self._lock = threading.Lock()
         self._names: _Names | None = None
 
-    def file(self, name: bytes, size_bytes: int) -> Entry | None:
-        """The last version of a regular file."""
+    def file(
+        self, name: bytes, size_bytes: int, spans: Sequence[Span] | None
+    ) -> "EarlierChunks | None":
+        """The chunks of the last version of a regular file.
+
+        Args:
+            name: What it is called now.
+            size_bytes: Its length.
+            spans: Its tensors; None: it is not a file of tensors.
+        """
         names = self._all()
-        return names.of_role(name, is_directory=False) or names.renamed(name, size_bytes)
+        same = names.of_role(name, is_directory=False)
+        entry = same or names.renamed(name, size_bytes)
+        found = EarlierChunks(self._reader, entry, spans) if entry is not None else None
+        if same is not None or not spans or (found is not None and found.shared_bytes):
+            return found
+        others = [EarlierChunks(self._reader, one, spans) for one in names.others(name)]
+        best = max(others, key=lambda one: one.shared_bytes, default=None)
+        return best if best is not None and best.shared_bytes else found
 
     def directory(self, name: bytes, old: Entry | None) -> "EarlierDirectory":
         """A subdirectory: what stood at its path, else the one that had its role."""
@@ -140,6 +159,16 @@ class _Names:
         ]
         return max(near, key=lambda one: one.mtime_ns, default=None)
 
+    def others(self, name: bytes) -> list[Entry]:
+        """The newest, those that end alike before others: one may have tensors of the same name."""
+        suffix = _suffix(name)
+        found = [
+            (ending == suffix, one.mtime_ns, one.name, one)
+            for ending, entries in self._by_suffix.items()
+            for one in entries
+        ]
+        return [one for *_, one in sorted(found, reverse=True)[:_OTHERS_MAX]]
+
 
 def _keys(name: bytes, *, is_directory: bool) -> Iterator[tuple[object, ...]]:
     """What a name has in common with others of its role, the likest first."""
@@ -170,6 +199,9 @@ class EarlierChunks:
         reader: Of the store.
         entry: The last version.
         spans: The tensors of the file as it is now; None: it is not a file of tensors.
+
+    Attributes:
+        shared_bytes: Of tensors that have the same name and the same length in both.
     """
 
     def __init__(self, reader: StoreReader, entry: Entry, spans: Sequence[Span] | None) -> None:
@@ -190,7 +222,15 @@ class EarlierChunks:
         self._spans = spans or ()
         self._begins = [one.offset_bytes for one in self._spans]
         self._keys = _span_keys(self._spans)
-        self._old = self._old_offsets() if spans else {}
+        old = self._old_spans() if spans else {}
+        self._old = {key: one.offset_bytes for key, one in old.items()}
+        self.shared_bytes = sum(
+            [
+                one.length_bytes
+                for one in self._spans
+                if one.name in old and old[one.name].length_bytes == one.length_bytes
+            ]
+        )
 
     def at(self, offset_bytes: int) -> bytes:
         """The ID of the chunk that one which begins here is a later version of; empty: none.
@@ -212,14 +252,13 @@ class EarlierChunks:
         name = bytes(self._ids[at * ID_BYTES : (at + 1) * ID_BYTES])
         return name if any(name) else b""
 
-    def _old_offsets(self) -> dict[str | int, int]:
-        """Where each tensor began."""
+    def _old_spans(self) -> dict[str | int, Span]:
+        """Where each tensor lay."""
         try:
             spans = layout(self._read, self._size_bytes) or ()
         except (CorruptionError, UnknownFormatError):
             return {}
-        begins = [one.offset_bytes for one in spans]
-        return dict(zip(_span_keys(spans), begins, strict=True))
+        return dict(zip(_span_keys(spans), spans, strict=True))
 
     def _read(self, offset_bytes: int, length_bytes: int) -> bytes:
         end = min(offset_bytes + length_bytes, self._size_bytes)

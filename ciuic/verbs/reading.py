@@ -10,7 +10,7 @@ A source error spoils the one entry that it is about; a store error ends the run
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
@@ -71,7 +71,7 @@ class Wanted(NamedTuple):
         clone: What is read instead of the file, with the metadata that belongs to it.
         old: What the parent snapshot says of the file at this path.
         previous: Where a frozen copy of that may be.
-        earlier: Finds the last version of the file, at whatever path it was.
+        earlier: Finds the last version of the file by its tensors, at whatever path it was.
     """
 
     directory: DirectoryHandle
@@ -81,7 +81,7 @@ class Wanted(NamedTuple):
     clone: FrozenFile | None = None
     old: Entry | None = None
     previous: FrozenRoot | None = None
-    earlier: Callable[[], Entry | None] | None = None
+    earlier: Callable[[Sequence[Span] | None], EarlierChunks | None] | None = None
 
     @property
     def path(self) -> bytes:
@@ -306,8 +306,7 @@ class ContentReader:
         return spelling.finish(0 if opened.ended_early else opened.before.st_size)
 
     def _earlier(self, file: Wanted, spans: tuple[Span, ...] | None) -> EarlierChunks | None:
-        entry = file.earlier() if file.earlier is not None else None
-        return EarlierChunks(self._store.reader, entry, spans) if entry is not None else None
+        return file.earlier(spans) if file.earlier is not None else None
 
     def _cutting(self, opened: OpenFile) -> tuple[Chunker, tuple[Span, ...] | None]:
         """Where this file is cut, and its tensors if it is cut at them, by its headers now.

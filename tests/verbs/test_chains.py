@@ -73,6 +73,11 @@ def with_endless_names(tensors: list[bytes], *, note: str = "") -> bytes:
     return safetensors(named, note=note)
 
 
+def in_deep_groups(tensors: list[bytes], *, gap_bytes: int = 0) -> bytes:
+    """The same in HDF5."""
+    return hdf5(tensors, gap_bytes=gap_bytes, groups=["g" * 200] * 6)
+
+
 def depths(box: Box, path: Path, snapshot: str = "latest") -> list[int]:
     """How many deltas lie upon each other for each chunk of a file."""
     entry = box.entries(snapshot)[os.fsencode(path)]
@@ -167,22 +172,55 @@ def test_each_rank_follows_itself(box: Box) -> None:
     assert all(is_delta(box, box.source / f"step_2_rank_{rank}.pt") for rank in range(3))
 
 
-def test_a_tensor_follows_the_one_of_its_name_wherever_that_was(box: Box) -> None:
+@pytest.mark.parametrize("kind", ["safetensors", "HDF5"])
+def test_a_tensor_follows_the_one_of_its_name_wherever_that_was(box: Box, kind: str) -> None:
     one, other = training(1), training(2)
-    file = box.source / "model.safetensors"
-    file.write_bytes(safetensors({"a": next(one), "b": next(other)}))
+    file = box.source / "model"
+    if kind == "HDF5":
+        first = hdf5([next(one), next(other)], names="ab")
+        then = hdf5([next(other), bytes(99), next(one)], names="bna", gap_bytes=700)
+    else:
+        first = safetensors({"a": next(one), "b": next(other)})
+        tensors = {"b": next(other), "new": bytes(99), "a": next(one)}
+        then = safetensors(tensors, note="x" * 99)
+    file.write_bytes(first)
+    whole = box.take()
+    file.write_bytes(then)
+    assert box.take().stored_bytes < 0.9 * whole.stored_bytes
+
+
+@pytest.mark.parametrize("name", ["merged.safetensors", "merged.bin"])
+def test_a_tensor_follows_the_one_of_its_name_in_a_file_of_another_name(
+    box: Box, name: str
+) -> None:
+    """Of another length, as more tensors lie in it, among files of which others are newer."""
+    one, other = training(1), training(2)
+    (box.source / "part.safetensors").write_bytes(safetensors({"a": next(one)}))
+    for number in range(3):
+        newer = safetensors({"a": os.urandom(300_000 + number), "z": os.urandom(99)})
+        (box.source / f"{'x' * (number + 1)}.safetensors").write_bytes(newer)
     first = box.take()
-    file.write_bytes(
-        safetensors({"b": next(other), "new": bytes(99), "a": next(one)}, note="x" * 99)
-    )
-    assert box.take().stored_bytes < 0.9 * first.stored_bytes
+    merged = box.source / name
+    merged.write_bytes(safetensors({"b": next(other), "a": next(one)}))
+    assert box.take().stored_bytes < 0.9 * first.stored_bytes + SIZE
+    assert is_delta(box, merged)
+    assert box.verify().ok
+
+
+def test_a_file_that_shares_no_tensor_with_others_follows_none(box: Box) -> None:
+    saves = training()
+    (box.source / "part.safetensors").write_bytes(safetensors({"a": next(saves)}))
+    box.take()
+    (box.source / "b.bin").write_bytes(safetensors({"b": next(saves), "c": os.urandom(100_000)}))
+    box.take()
+    assert not is_delta(box, box.source / "b.bin")
 
 
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        (hdf5, hdf5),
-        (hdf5, partial(hdf5, gap_bytes=4000)),
+        (in_deep_groups, in_deep_groups),
+        (in_deep_groups, partial(in_deep_groups, gap_bytes=4000)),
         (with_endless_names, with_endless_names),
         (with_endless_names, partial(with_endless_names, note="x" * 99)),
     ],
@@ -291,6 +329,66 @@ def two_steps(box: Box) -> tuple[Path, list[bytes], list[str]]:
         names.append(box.take().id)
     assert depths(box, file) == [1]
     return file, saves, names
+
+
+def few_changes(box: Box) -> tuple[Path, list[bytes], list[str]]:
+    """A table of which a hundred numbers have moved, in two snapshots."""
+    file = box.source / "table.bin"
+    saves = list(itertools.islice(training(size=400 * KIB), 2))
+    changed = np.frombuffer(saves[0], "<f4").copy()
+    changed[::1000] = np.frombuffer(saves[1], "<f4")[::1000]
+    saves[1] = changed.tobytes()
+    names = []
+    for data in saves:
+        file.write_bytes(data)
+        names.append(box.take().id)
+    return file, saves, names
+
+
+def test_what_changes_here_and_there_takes_little_and_comes_back(box: Box) -> None:
+    file, saves, names = few_changes(box)
+    assert box.snapshots()[0].stored_bytes < 2000 + box.snapshots()[0].files * 1000
+    told = box.ciuic("show", "latest", "--chunks", "-p", file)
+    assert " sparse " in told.out
+    store = reader.Store(str(box.store))
+    for name, data in zip(names, saves, strict=True):
+        (root,) = store.manifest(name)["roots"]
+        top = store.root(root["tree"])
+        (entry,) = store.entries(top.content, top.level)
+        assert b"".join(store.chunk(DATA, one) for _, one, _ in store.pieces(entry)) == data
+        assert box.read(file, name) == data
+    assert box.verify().ok
+    assert box.ciuic("forget", names[0]).code == 0
+    with open_store(str(box.store), write=True) as opened:
+        plan = plan_prune(opened, trash_s=0, now_ns=box.clock.now_ns())
+        apply_prune(opened, plan, clock=box.clock)
+    assert box.read(file) == saves[1]
+
+
+def test_small_changes_never_have_the_whole_stored_again(box: Box) -> None:
+    """Where a chain has all the links that it may have, the next one begins at its end."""
+    file = box.source / "table.bin"
+    values = np.frombuffer(next(training(size=400 * KIB)), "<f4").copy()
+    deepest = []
+    for step in range(30):
+        values[step * 100 : step * 100 + 20] += np.float32(1e-4)
+        file.write_bytes(values.tobytes())
+        taken = box.take()
+        deepest += depths(box, file)
+        assert box.read(file, taken.id) == values.tobytes()
+        assert step == 0 or taken.stored_bytes < 20 * KIB
+    assert deepest == [*range(13), *range(1, 13), *range(1, 6)]
+    assert box.verify().ok
+
+
+def test_a_sparse_delta_without_its_reference_is_named_as_damage(box: Box) -> None:
+    file, saves, names = few_changes(box)
+    flip_content(box.store, saves[0])
+    for name in names:
+        with pytest.raises(CorruptionError):
+            box.read(file, name)
+    damaged = [path for one in box.verify().snapshots for path in one.damaged]
+    assert [one.path for one in damaged] == [os.fsencode(file)] * 2
 
 
 def test_damage_to_what_a_delta_builds_on_is_damage_to_both_and_is_named(box: Box) -> None:
