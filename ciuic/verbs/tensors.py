@@ -3,13 +3,15 @@
 Files are read from the store piece by piece; tensors that are spelled alike are not read. Of one
 that has changed, what is spelled alike is read once, for its length: the distance is told as a
 share of that. A file is compared with the one of the same path, or, where there is none, with
-that of the step before: the path that differs in one number only, wherever that stands in it.
+that of the step before: the path that differs in one number only, wherever that stands in it. The
+tensors of a distributed checkpoint have their names from the ``.metadata`` beside its files.
 
 Guarantees:
     - memory is bounded by a file's number of tensors and by some MiB for each thread.
     - what can't be read spoils the tensor that it belongs to, and no other.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -25,13 +27,14 @@ from typing import Final, NamedTuple
 from ciuic.chunking.tensors import MAGIC_BYTES, is_recognised
 from ciuic.chunking.tensors.described import Tensor, described
 from ciuic.chunking.tensors.headers import WIDTHS
+from ciuic.chunking.tensors.pickled import PICKLE_BYTES_MAX, Part, parts
 from ciuic.codec.elements import Distance, compare
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.model import SKIPPED, UNREADABLE, Entry
 from ciuic.store import Store
 from ciuic.store.manifest import Manifest
 from ciuic.store.nodes import Piece
-from ciuic.verbs.browse import Change, Located, diff, root_entry, walk
+from ciuic.verbs.browse import Change, Located, Locator, diff, root_entry, walk
 from ciuic.verbs.seeking import StoredFile
 
 __all__ = ["Comparison", "FileTensors", "TensorChange", "diff_tensors", "relative"]
@@ -40,6 +43,8 @@ _BLOCK_BYTES: Final = 1024 * 1024
 _BATCH: Final = 256
 _ADDED_MAX: Final = 10_000
 """Files that are looked for under the name of another step."""
+_DISTCP: Final = b".distcp"
+_METADATA: Final = b".metadata"
 _NUMBER: Final = re.compile(rb"[0-9]+")
 
 
@@ -113,6 +118,7 @@ def diff_tensors(
         if change.sign == "+":
             steps.add(change)
     steps.look(before)
+    beside = _Beside(store, before), _Beside(store, after)
     for change in diff(store, before, after):
         old = Located(change.path, change.before) if change.before else None
         if change.sign == "+":
@@ -121,15 +127,20 @@ def diff_tensors(
         comparison = None
         if change.sign in {"+", "M"} and old is not None and new is not None:
             is_file = _has_content(old.entry) and _has_content(new)
-            comparison = functools.partial(_compared, store, old, new) if is_file else None
+            both = old, Located(change.path, new)
+            comparison = functools.partial(_compared, store, beside, *both) if is_file else None
         yield change, comparison
 
 
 def _compared(
-    store: Store, before: Located, after: Entry, progress: OnProgress
+    store: Store,
+    beside: "tuple[_Beside, _Beside]",
+    before: Located,
+    after: Located,
+    progress: OnProgress,
 ) -> FileTensors | None:
     """What became of a file's tensors; None if either is no file of them."""
-    comparer = _Comparer(store)
+    comparer = _Comparer(store, beside)
     try:
         return comparer.files(before, after, progress)
     finally:
@@ -230,11 +241,43 @@ def _is_recognised(file: StoredFile) -> bool:
         return False
 
 
+class _Beside:
+    """What a distributed checkpoint of a snapshot says of its files; the last one is remembered."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._directory: bytes | None = None
+        self._parts: dict[str, list[Part]] = {}
+
+    def parts(self, path: bytes) -> list[Part]:
+        """What a file holds."""
+        if not path.endswith(_DISTCP):
+            return []
+        directory, name = os.path.split(path)
+        if directory != self._directory:
+            self._directory, self._parts = directory, {}
+            # What can't be read tells no names: the tensors can still be compared.
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                self._parts = self._read(os.path.join(directory, _METADATA))
+        return self._parts.get(os.fsdecode(name), [])
+
+    def _read(self, path: bytes) -> dict[str, list[Part]]:
+        found = Locator(self._store, self._manifest).find(path)
+        if found is None or not _has_content(found.entry):
+            return {}
+        size_bytes = found.entry.size_bytes
+        if size_bytes > PICKLE_BYTES_MAX:
+            return {}
+        return parts(StoredFile(self._store, found.entry).read(0, size_bytes))
+
+
 class _Comparer:
     """Compares two files, several tensors at a time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, beside: tuple[_Beside, _Beside]) -> None:
         self._store = store
+        self._beside = beside
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "tensors")
 
@@ -243,10 +286,16 @@ class _Comparer:
         self._stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def files(self, before: Located, after: Entry, progress: OnProgress) -> FileTensors | None:
+    def files(self, before: Located, after: Located, progress: OnProgress) -> FileTensors | None:
         """What became of a file's tensors; None if either is no file of them."""
         try:
-            old, new = self._described(before.entry), self._described(after)
+            found = [
+                one.parts(at.path) for one, at in zip(self._beside, (before, after), strict=True)
+            ]
+            # Names that only one of the two has can't be found in the other.
+            named = found if all(found) else [[], []]
+            old = self._described(before.entry, named[0])
+            new = self._described(after.entry, named[1])
         except (CorruptionError, UnknownFormatError) as error:
             return FileTensors(before.path, 0, (), error.message)
         if old is None or new is None:
@@ -257,7 +306,7 @@ class _Comparer:
         pairs = [(there.pop(one.name, None), one) for one in new]
         changes: list[TensorChange] = []
         same = 0
-        for number, change in enumerate(self._changes(before.entry, after, iter(pairs))):
+        for number, change in enumerate(self._changes(before.entry, after.entry, iter(pairs))):
             progress(number, len(pairs))
             if change is None:
                 same += 1
@@ -266,11 +315,11 @@ class _Comparer:
         changes += [TensorChange("-", one.name, one, None) for one in there.values()]
         return FileTensors(before.path, same, tuple(changes))
 
-    def _described(self, entry: Entry) -> tuple[Tensor, ...] | None:
+    def _described(self, entry: Entry, parts: Sequence[Part]) -> tuple[Tensor, ...] | None:
         file = StoredFile(self._store, entry)
         if not is_recognised(file.read(0, MAGIC_BYTES)):
             return None
-        return described(file.read, entry.size_bytes)
+        return described(file.read, entry.size_bytes, parts)
 
     def _changes(
         self, before: Entry, after: Entry, pairs: Iterator[tuple[Tensor | None, Tensor]]

@@ -190,7 +190,7 @@ def _pickles() -> list[bytes]:
         data = saved(name)
         headers = Headers(lambda at, length, data=data: data[at : at + length], len(data))
         found += [pickle for _, pickle in zipped.pickles(headers)]
-    return found
+    return [*found, saved("named.metadata")]
 
 
 def _tensors() -> list[bytes]:

@@ -417,6 +417,8 @@ def fuzz_pickle(data: bytes) -> None:
         assert isinstance(key, str)
         assert len(one.name.encode(errors="surrogatepass")) <= tensors.NAME_BYTES_MAX
         assert one.shape is None or math.prod(one.shape) == one.elements
+    for parts in pickled.parts(data).values():
+        assert all(one.offset_bytes >= 0 < one.length_bytes for one in parts)
 
 
 # The catalog

@@ -2,7 +2,8 @@
 
 ``saved/`` has what torch 2.13, safetensors 0.8, gguf, h5py 3.16 and numpy 2 wrote of one state:
 ``w``, 200 by 150 of fp32, ``b``, five numbers, ``h``, 300 by 200 of bf16; all zeros but the first
-and the last element of ``w`` (1, 2) and of ``h`` (3, 4); and a model of Keras 3.15 with ``w``.
+and the last element of ``w`` (1, 2) and of ``h`` (3, 4); and a model of Keras 3.15 with ``w``. Of a
+distributed checkpoint of ``layer.w`` and ``layer.b``, ``named.metadata`` is what lies beside it.
 """
 
 import io

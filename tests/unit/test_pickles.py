@@ -16,7 +16,8 @@ from ciuic.chunking.tensors import pickled as pickled_module
 from ciuic.chunking.tensors import zipped
 from ciuic.chunking.tensors.described import described
 from ciuic.chunking.tensors.headers import NAME_BYTES_MAX, Headers
-from ciuic.chunking.tensors.pickled import Pickled, read
+from ciuic.chunking.tensors.pickled import Part, Pickled, parts, read
+from tests.fuzz.reach import run_at_most
 from tests.kit.tensors import saved, torch_zip
 
 
@@ -245,6 +246,86 @@ def test_shapes_and_types_that_lie_are_not_believed():
     assert told(whole.replace(b"K\0K\1\x85", b"K\0(" + b"K\1" * 9 + b"t")) == ("F32", None)
     assert told(whole.replace(b"FloatS", b"CloatS")) == ("", (1,))
     assert told(b"odd") == ("", None)
+
+
+class Size(tuple[int, ...]):
+    """What pickles like a ``torch.Size``."""
+
+    def __reduce__(self):
+        return Size, (tuple(self),)
+
+
+class Index:
+    """What a distributed checkpoint calls a part of a tensor."""
+
+    def __init__(self, fqn: object, offset: object) -> None:
+        self.fqn, self.offset, self.index = fqn, offset, 0
+
+
+class Info:
+    """Where it says that a part lies."""
+
+    def __init__(self, relative_path: object, offset: object, length: object) -> None:
+        self.relative_path, self.offset, self.length = relative_path, offset, length
+
+
+class Metadata:
+    """All that it says."""
+
+    def __init__(self, *stored: tuple[Index, Info]) -> None:
+        self.state_dict_metadata: dict[str, str] = {}
+        self.storage_data = dict(stored)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_what_lies_in_the_files_of_a_distributed_checkpoint_is_told(protocol: int):
+    stored = [
+        (Index("b", Size((0,))), Info("__0_0.distcp", 500, 100)),
+        (Index("w", Size((128, 0))), Info("__1_0.distcp", 0, 400)),
+        (Index("w", Size((0, 0))), Info("__0_0.distcp", 0, 400)),
+        (Index("step", None), Info("__0_0.distcp", 600, 7)),
+    ]
+    assert parts(pickle.dumps(Metadata(*stored), protocol)) == {
+        "__0_0.distcp": [Part(0, 400, "w"), Part(500, 100, "b"), Part(600, 7, "step")],
+        "__1_0.distcp": [Part(0, 400, "w[128, 0]")],
+    }
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        (Index(7, None), Info("file", 0, 1)),
+        (Index("a" * (NAME_BYTES_MAX + 1), None), Info("file", 0, 1)),
+        (Index("a", None), Info(b"file", 0, 1)),
+        (Index("a", None), Info("file", -1, 1)),
+        (Index("a", None), Info("file", 0, 0)),
+        (Index("a", None), Info("file", 2**70, 1)),
+        (Index("a", None), Info("file", "0", 1)),
+        (Index("a", None), 5),
+        (5, Info("file", 0, 1)),
+    ],
+)
+def test_parts_that_can_not_be_are_left_out(stored: tuple[object, object]):
+    good = Index("b", [3]), Info("file", 0, 1)
+    told = parts(pickle.dumps(Metadata(stored, good)))  # type: ignore[arg-type]
+    assert told == {"file": [Part(0, 1, "b")]}
+
+
+def test_other_pickles_tell_of_no_parts():
+    for odd in ({}, [], None, {"storage_data": 5}, Metadata, Holder):
+        assert parts(pickle.dumps(odd)) == {}
+    whole = pickle.dumps(Metadata((Index("a", None), Info("file", 0, 1))))
+    assert parts(whole)
+    for end in range(len(whole)):
+        assert parts(whole[:end]) == {}
+
+
+def test_one_object_with_many_attributes_is_not_looked_through_many_times():
+    thing = Holder()
+    thing.__dict__.update({f"a{number}": number for number in range(2000)})
+    stored = [(Index(thing, thing), thing) for _ in range(2000)]
+    data = pickle.dumps(Metadata(*stored))  # type: ignore[arg-type]
+    run_at_most(1_500_000, lambda: parts(data))
 
 
 def real_pickles() -> list[bytes]:

@@ -112,6 +112,32 @@ def test_a_file_of_torchs_has_the_names_and_types_of_its_pickle(box: Box) -> Non
     assert relative(distance) == pytest.approx(3 / 5, rel=1e-3)
 
 
+def test_the_parts_of_a_distributed_checkpoint_have_its_names(box: Box) -> None:
+    data = bytearray(saved("named.distcp"))
+    first = data.index(b"\0\0\x80\x3f")
+    names = []
+    for step in (1, 2, 3):
+        directory = box.source / f"step_{step}"
+        directory.mkdir()
+        (directory / "__0_0.distcp").write_bytes(data)
+        if step != 3:
+            (directory / ".metadata").write_bytes(saved("named.metadata"))
+        names.append(box.take().id)
+        data[first + 3] ^= step  # the first of w
+
+    found = changes(box, names[0], names[1])["step_2/__0_0.distcp"]
+    assert found is not None
+    assert found.compared_with == os.fsencode(box.source / "step_1" / "__0_0.distcp")
+    (change,) = found.changes
+    assert (found.same, change.sign, change.name) == (1, "M", "layer.w")
+    assert change.distance is not None
+    assert (change.distance.elements, change.distance.equal) == (30_000, 29_999)
+    # Where one of both has no names, they are told by their places.
+    found = changes(box, names[1], names[2])["step_3/__0_0.distcp"]
+    assert found is not None
+    assert [(one.sign, one.name) for one in found.changes] == [("M", "1/data/0")]
+
+
 def test_without_a_pickle_bytes_are_compared(box: Box) -> None:
     large = os.urandom(100_000)
     (box.source / "a.pt").write_bytes(torch_zip([large, b"small"], stem="a"))

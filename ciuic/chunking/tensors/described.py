@@ -3,9 +3,12 @@
 For people who look, not for cuts: small tensors have a place of their own here, and of what
 ``torch.save`` writes the pickle is looked through for what its tensors are called. It is never
 executed; where it holds a surprise, they are called as in the archive, and are of no known type.
+What is in a file of a distributed checkpoint is called as its ``.metadata`` says.
 """
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ciuic.chunking.tensors import pickled, spans_in, zipped
@@ -34,12 +37,15 @@ class Tensor(NamedTuple):
     length_bytes: int
 
 
-def described(read: Read, size_bytes: int) -> tuple[Tensor, ...] | None:
+def described(
+    read: Read, size_bytes: int, parts: Sequence[pickled.Part] = ()
+) -> tuple[Tensor, ...] | None:
     """The tensors of a file in order; None: none of the formats is, or not as it should be.
 
     Args:
         read: Gives the bytes at an offset, so many; fewer if the file ends before.
         size_bytes: The file's length.
+        parts: Of a file of a distributed checkpoint what it holds, in order.
     """
     headers = Headers(read, size_bytes, closely=True)
     spans = spans_in(headers)
@@ -50,7 +56,7 @@ def described(read: Read, size_bytes: int) -> tuple[Tensor, ...] | None:
     found = []
     for number, span in enumerate(spans):
         tensor = _tensor(span, pickles.get(span.name), headers.shapes.get(span.name))
-        name = tensor.name
+        name = _part_name(parts, span) or tensor.name
         if not name or name in taken:
             name = tensor.place
         while not name or name in taken:
@@ -58,6 +64,14 @@ def described(read: Read, size_bytes: int) -> tuple[Tensor, ...] | None:
         taken.add(name)
         found.append(tensor._replace(name=name))
     return tuple(found)
+
+
+def _part_name(parts: Sequence[pickled.Part], span: Span) -> str:
+    """What the part is called that a tensor lies in; empty: it lies in none."""
+    at = bisect_right(parts, span.offset_bytes, key=lambda one: one.offset_bytes) - 1
+    if at < 0 or span.offset_bytes >= parts[at].offset_bytes + parts[at].length_bytes:
+        return ""
+    return parts[at].name
 
 
 def _pickled(headers: Headers) -> dict[str, pickled.Pickled]:

@@ -4,10 +4,11 @@ A pickle is a program for a machine with a stack. Here it is read, not executed:
 imported, no class is made, nothing is called. What torch makes tensors with is known by its name
 (``torch._utils._rebuild_tensor_v2`` and its relatives); dictionaries, lists and tuples are kept, so
 that the keys on the way to a tensor give it a name such as ``optimizer.state.3.exp_avg``; all else
-is an object of which only what it holds matters.
+is an object of which only what it holds matters. A distributed checkpoint has no names in its
+files: there they are in a pickle beside them, ``.metadata``.
 
 Guarantees:
-    - for any bytes ``read`` returns; whatever is odd about a pickle, it has no tensors.
+    - for any bytes ``read`` and ``parts`` return: of an odd pickle, that there are no tensors.
     - memory and time are bounded by ``_OPS_MAX`` and ``_VALUES_MAX``, and names by
       ``NAME_BYTES_MAX``.
 """
@@ -20,14 +21,16 @@ from typing import Any, Final, NamedTuple
 
 from ciuic.chunking.tensors.headers import DIMENSIONS_MAX, NAME_BYTES_MAX
 
-__all__ = ["Pickled", "read"]
+__all__ = ["PICKLE_BYTES_MAX", "Part", "Pickled", "parts", "read"]
 
 _OPS_MAX: Final = 3_000_000
 """Some 40 for each tensor of an optimizer's."""
 _VALUES_MAX: Final = 1_000_000
 """On the stack, in the memo, or made: some 17 for each tensor."""
-_PICKLE_BYTES_MAX: Final = 16 * 1024 * 1024
+PICKLE_BYTES_MAX: Final = 16 * 1024 * 1024
 _DEPTH_MAX: Final = 64
+_ATTRIBUTES_MAX: Final = 16
+"""Of an object of a distributed checkpoint; all may be the same one, with any number of them."""
 _INTEGER_MAX: Final = 2**63
 
 _STORAGES: Final = {
@@ -96,6 +99,20 @@ class Pickled(NamedTuple):
     shape: tuple[int, ...] | None
 
 
+class Part(NamedTuple):
+    """A stretch of a file of a distributed checkpoint, and what that says of it.
+
+    Attributes:
+        offset_bytes: Where in the file it begins.
+        length_bytes: How long it is.
+        name: Of what lies there: a tensor, or the part of it that begins where the name says.
+    """
+
+    offset_bytes: int
+    length_bytes: int
+    name: str
+
+
 class _OddError(Exception):
     """The pickle is not what ``torch.save`` writes, or too much of it."""
 
@@ -141,14 +158,60 @@ def read(pickle: bytes) -> dict[str, Pickled]:
 
     Of several tensors in one storage the first has it.
     """
-    if len(pickle) > _PICKLE_BYTES_MAX:
-        return {}
+    return _tensors(_held(pickle))
+
+
+def parts(pickle: bytes) -> dict[str, list[Part]]:
+    """What each file of a distributed checkpoint holds, in order, by the ``.metadata`` beside it.
+
+    Files are called as it calls them; what it does not tell in full is left out.
+    """
+    found: dict[str, list[Part]] = {}
+    storage = _attributes(_held(pickle)).get("storage_data")
+    for key, value in storage.items if isinstance(storage, _Object) else ():
+        index, place = _attributes(key), _attributes(value)
+        match index.get("fqn"), *[place.get(one) for one in ("relative_path", "offset", "length")]:
+            case [str(name), str(file), int(offset), int(length)] if offset >= 0 < length:
+                begins = _integers(index.get("offset"))
+                if any(begins):
+                    name += f"[{', '.join(map(str, begins))}]"
+                if len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX:
+                    found.setdefault(file, []).append(Part(offset, length, name))
+    for one in found.values():
+        one.sort()
+    return found
+
+
+def _held(pickle: bytes) -> Any:
+    """What a pickle would give back; if it is odd, nothing that holds anything."""
+    if len(pickle) > PICKLE_BYTES_MAX:
+        return _OTHER
     try:
         # Of text with odd escapes Python warns whoever is near; there is nobody to mend it.
         with warnings.catch_warnings(action="ignore"):
-            return _tensors(_Machine().run(pickle))
+            return _Machine().run(pickle)
     except (_OddError, ValueError, IndexError, KeyError):
-        return {}
+        return _OTHER
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those of an object, from its state."""
+    few = value.items[:_ATTRIBUTES_MAX] if isinstance(value, _Object) else []
+    return {
+        name: one
+        for key, state in few
+        if key is None and isinstance(state, _Object)
+        for name, one in state.items[:_ATTRIBUTES_MAX]
+        if isinstance(name, str)
+    }
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    """Of a ``torch.Size``, which is called with them."""
+    match value.items if isinstance(value, _Object) else ():
+        case [(None, (tuple(found),))] if _shape(found) is not None:
+            return found
+    return ()
 
 
 class _Machine:
