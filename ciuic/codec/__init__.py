@@ -47,6 +47,9 @@ _PROBE_BYTES_MIN: Final = 64 * 1024
 """Below this a sample costs as much as the thing itself; small files are text more often."""
 _SAMPLE_PARTS: Final = 4
 _SAMPLE_PART_BYTES: Final = 2048
+_SECOND_PARTS: Final = 29
+"""Taken where the first sample may tell nothing; a prime, and so from other places."""
+_MISLED: Final = 2
 _TEXT_RATIO: Final = 0.65
 """A sample that zstd shrinks below this is text, code, a log, or mostly zeros."""
 _CONTROL_SHARE: Final = 1 / 32
@@ -137,7 +140,10 @@ def encode_delta(
         return None
     from ciuic.codec import planes, zstd
 
-    sample = _sample(memoryview(plain))
+    parts = _SAMPLE_PARTS
+    if zstd.probe(_sample(memoryview(plain), parts)) < _HARDLY_ANY:
+        parts = _SECOND_PARTS
+    sample = _sample(memoryview(plain), parts)
     alone = planes.probe(sample)
     fraction = min(alone.fraction, zstd.probe(sample), 1.0)
     shapes = _shapes(alone)
@@ -151,7 +157,7 @@ def encode_delta(
         if old is None or len(old) != size:
             continue
         enough = min(room, fraction * _DELTA_WORTH * size)
-        found = _difference(plain, old, shapes, enough)
+        found = _difference(plain, old, shapes, parts, enough)
         if found is None:
             continue
         coded, stored = found
@@ -178,6 +184,7 @@ def _difference(
     plain: bytes | memoryview,
     old: bytes | memoryview,
     shapes: Sequence[tuple[int, int]],
+    parts: int,
     enough: float,
 ) -> tuple[int, memoryview] | None:
     """The shortest difference there is, and its codec, if it is to take no more than ``enough``."""
@@ -188,7 +195,7 @@ def _difference(
     best = min([one for one in few if one is not None], key=len, default=None)
     if best is not None and len(best) <= min(enough, size / _SPARSE_SURE):
         return SPARSE, best
-    sample, old_sample = _sample(memoryview(plain)), _sample(memoryview(old))
+    sample, old_sample = [_sample(memoryview(one), parts) for one in (plain, old)]
     plans = [
         delta.probe(sample, old_sample, *shape) for shape in shapes if shape[0] in delta.WIDTHS
     ]
@@ -246,7 +253,7 @@ def _chosen(plain: bytes | memoryview, *, is_mixed: bool) -> Encoded:
 
     if len(plain) < _PROBE_BYTES_MIN:
         return ZSTD, zstd.compress(plain)
-    sample = _sample(memoryview(plain))
+    sample = _sample(memoryview(plain), _SAMPLE_PARTS)
     ratio = zstd.probe(sample)
     if ratio < _TEXT_RATIO:
         return _shrunk(plain, sample, ratio, is_mixed=is_mixed)
@@ -266,6 +273,10 @@ def _shrunk(plain: bytes | memoryview, sample: bytes, ratio: float, *, is_mixed:
     from ciuic.codec import zstd
 
     stored = zstd.compress(plain)
+    if len(stored) > _MISLED * ratio * len(plain):
+        # Rows of zeros, for one, may lie wherever the sample was taken.
+        sample = _sample(memoryview(plain), _SECOND_PARTS)
+        ratio = zstd.probe(sample)
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
     if is_mixed or ratio < _HARDLY_ANY or controls < len(sample) * _CONTROL_SHARE:
         return ZSTD, stored
@@ -295,11 +306,10 @@ def _survives(
     return checksum(again) == checksum(plain)
 
 
-def _sample(plain: memoryview) -> bytes:
+def _sample(plain: memoryview, parts: int) -> bytes:
     """A few stretches from all over; each begins at a multiple of 8, where elements do."""
-    step = len(plain) // _SAMPLE_PARTS // 8 * 8
-    parts = [plain[at : at + _SAMPLE_PART_BYTES] for at in range(0, step * _SAMPLE_PARTS, step)]
-    return b"".join(parts)
+    step = len(plain) // parts // 8 * 8
+    return b"".join([plain[at : at + _SAMPLE_PART_BYTES] for at in range(0, step * parts, step)])
 
 
 def _decode_raw(stored: bytes | memoryview, plain_bytes: int) -> bytes | memoryview:

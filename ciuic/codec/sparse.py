@@ -91,8 +91,9 @@ def decode(stored: memoryview, plain_bytes: int, reference: bytes | memoryview) 
     for column in range(used):
         gaps[:, column], at = _decode_column(stored, at, count)
     # In 64 bits: no number of gaps of 32 bits that fits into memory adds up to more.
-    places = np.cumsum(gaps.view("<u4").reshape(-1), dtype=np.int64)
-    places += np.arange(count)
+    places = gaps.view("<u4").reshape(-1).astype(np.int64)
+    places[1:] += 1
+    np.cumsum(places, out=places)
     if count and places[-1] >= elements:
         raise CorruptionError("a sparse delta goes beyond its end")
     out = np.frombuffer(reference, np.uint8).copy()

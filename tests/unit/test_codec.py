@@ -82,6 +82,17 @@ def test_numbers_that_zstd_shrinks_well_shrink_more_in_planes(kind):
     assert bytes(codec.decode(number, stored, len(plain))) == plain
 
 
+@pytest.mark.parametrize("zeros", [1, 4])
+def test_numbers_are_found_wherever_zeros_lie_among_them(zeros):
+    """Also where these are all that the first sample sees."""
+    values = np.random.default_rng(5).normal(0, 0.02, SIZE).astype("<f4").reshape(zeros * 4, -1)
+    values[:, :1024] = 0
+    number, stored = codec.encode(values.tobytes())
+    assert number == codec.PLANES
+    assert len(stored) < 0.87 * values.nbytes
+    assert bytes(codec.decode(number, stored, values.nbytes)) == values.tobytes()
+
+
 def test_what_is_made_of_many_things_is_not_asked_for_numbers():
     plain = numbers("<i4")
     assert codec.encode(plain, is_mixed=True)[0] == codec.ZSTD

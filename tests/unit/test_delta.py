@@ -109,6 +109,17 @@ def test_what_has_nothing_in_common_stands_alone():
     assert encoded(weights(seed=5).tobytes(), weights(seed=6).tobytes()) is None
 
 
+def test_what_moves_between_rows_of_zeros_is_a_delta():
+    """Also where these are all that the first look sees."""
+    old = weights(size=SIZE).reshape(4, -1).copy()
+    old[:, :1024] = 0
+    new = moved(old.ravel()).reshape(4, -1)
+    new[:, :1024] = 0
+    stored = encoded(new.tobytes(), old.tobytes())
+    assert stored is not None
+    assert len(stored) < 0.8 * len(codec.encode(new.tobytes())[1])
+
+
 def test_small_chunks_stand_alone():
     assert encoded(bytes(60 * 1024), bytes(60 * 1024)) is None
 
