@@ -157,6 +157,26 @@ def test_headers_of_hdf5_that_lead_to_one_another_end():
         hdf5.spans(Headers(source.read, len(data)))
 
 
+def test_a_heap_of_names_that_many_groups_share_is_not_read_for_each():
+    # The root leads to 100 groups, each with a tree of its own, and names in the same megabyte.
+    root_at, heap_at, heap_bytes, count = 1000, 10_000, 2**20, 100
+    heap = struct.pack("<4s4xQQQ", b"HEAP", heap_bytes, 0, heap_at)
+    inner_at, groups = heap_at + 32, b""
+    for number in range(count):
+        at = inner_at + 72 * number
+        table = struct.pack("<HHI2Q", 0x11, 16, 0, at + 40, heap_at)
+        tree = struct.pack("<4sBBHQQQ", b"TREE", 0, 0, 0, 0, 0, 0)
+        groups += struct.pack("<BBHIQ", 1, 0, 1, 1, 24) + table + tree
+    links = [struct.pack("<HHI4BQ", 6, 12, 0, 1, 0, 1, 97, inner_at + 72 * n) for n in range(count)]
+    root = struct.pack("<BBHIQ", 1, 0, count, 1, 20 * count) + b"".join(links)
+    data = saved("state.h5")[:64] + struct.pack("<Q", root_at)
+    data = (data.ljust(root_at, b"\0") + root).ljust(heap_at, b"\0") + heap
+    data = (data + groups).ljust(2 * heap_bytes, b"\0")
+    source = Source(data)
+    with pytest.raises(NoLayoutError, match="too many messages"):
+        hdf5.spans(Headers(source.read, len(data)))
+
+
 def test_what_is_made_here_is_like_what_real_libraries_write():
     tensors = [LARGE, b"small", LARGE[::-1]]
     named = dict(zip("abc", tensors, strict=True))
