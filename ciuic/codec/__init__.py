@@ -81,11 +81,13 @@ class Reference(NamedTuple):
         read: Gives its bytes, or None if they can't be had. Not called if it would be no use.
         cost_bytes: Stored bytes that have to be read to have it.
         worth_bytes: A longer difference from it is no use.
+        least_bytes: A shorter difference from it is not to be expected: it is not read for that.
     """
 
     read: Callable[[], bytes | memoryview | None]
     cost_bytes: int
     worth_bytes: int
+    least_bytes: int = 0
 
 
 class Difference(NamedTuple):
@@ -153,7 +155,7 @@ def encode_delta(
             fraction * size,
             reference.worth_bytes,
         )
-        old = reference.read() if room > 0 else None
+        old = reference.read() if room > reference.least_bytes else None
         if old is None or len(old) != size:
             continue
         enough = min(room, fraction * _DELTA_WORTH * size)

@@ -160,11 +160,11 @@ def _classes(old: Words, cuts: bytes) -> Iterator[Any]:
         yield slice(None)
         return
     exponents = _exponents(old)
-    of_class = np.zeros(len(old), np.uint8)
-    for cut in cuts:
-        of_class += exponents >= cut
-    for number in range(len(cuts) + 1):
-        yield np.flatnonzero(of_class == number)
+    above = [exponents >= cut for cut in cuts]
+    yield np.flatnonzero(~above[0])
+    for low, high in pairwise(above):
+        yield np.flatnonzero(low > high)
+    yield np.flatnonzero(above[-1])
 
 
 def _exponents(old: Words) -> Words:

@@ -18,9 +18,8 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Callable, Container, Sequence
+from typing import Final, Protocol
 
 from ciuic import durable
 from ciuic.codec import Reference
@@ -37,6 +36,7 @@ from ciuic.store.reader import StoreReader
 __all__ = [
     "ALONE_BYTES",
     "CHAIN_COST_DEFAULT",
+    "Earlier",
     "StoreWriter",
     "WriteTotals",
     "publish_pack",
@@ -56,9 +56,20 @@ ALONE_BYTES: Final = 64 * 1024
 elements do, and byte planes would find none in them."""
 _DELTAS_MAX: Final = 12
 """Links of a chain, however little they take: each is decoded in turn."""
-_NONE: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 Chunks = Sequence[tuple[bytes, bytes | memoryview]]
+
+
+class Earlier(Protocol):
+    """What is known of the last versions of chunks."""
+
+    def of(self, name: bytes) -> bytes:
+        """The ID of a chunk's last version; empty: it has none that is worth reading."""
+        ...
+
+    def tell(self, name: bytes, *, is_like: bool) -> None:
+        """A chunk was compared with its last version: it is stored as a difference, or it isn't."""
+        ...
 
 
 class WriteTotals:
@@ -188,13 +199,12 @@ class StoreWriter:
         """A chunk may be stored as a difference."""
         return self._chain_cost > 1
 
-    def add_data(self, chunks: Chunks, earlier: Mapping[bytes, bytes] = _NONE) -> int:
+    def add_data(self, chunks: Chunks, earlier: Earlier | None = None) -> int:
         """Store those chunks of file content that the store lacks, small ones together.
 
         Args:
             chunks: ID and plain bytes of each. The bytes must not change until ``finish``.
-            earlier: By the ID of a chunk that of its last version, which it may be stored as a
-                difference from.
+            earlier: Tells of each its last version, which it may be stored as a difference from.
 
         Returns:
             Plain bytes that were new.
@@ -206,8 +216,8 @@ class StoreWriter:
         if not fresh:
             return 0
         new_bytes = sum([len(plain) for _, plain in fresh])
-        if earlier and self.makes_deltas:
-            fresh = [one for one in fresh if not self._add_delta(*one, earlier.get(one[0], b""))]
+        if earlier is not None and self.makes_deltas:
+            fresh = [one for one in fresh if not self._add_delta(*one, earlier)]
         small = [one for one in fresh if len(one[1]) < ALONE_BYTES]
         for start in range(0, len(small), CHUNKS_MAX):
             self._enqueue(DATA, small[start : start + CHUNKS_MAX])
@@ -281,26 +291,37 @@ class StoreWriter:
                     fresh.append(one)
         return fresh
 
-    def _add_delta(self, name: bytes, plain: bytes | memoryview, earlier: bytes) -> bool:
+    def _add_delta(self, name: bytes, plain: bytes | memoryview, earlier: Earlier) -> bool:
         """Store a chunk as a difference from its last version; returns whether that was done.
 
         Where that version would cost too much to read, what it is a difference from itself may
         do: it is less like the chunk, and nearer to what stands alone. Where the chain has as many
         links as it may have, what it ends with may do, and more links have room then.
         """
-        chain = self._reader.chain(earlier) if earlier else None
+        last = earlier.of(name)
+        chain = self._reader.chain(last) if last else None
         if chain is None or chain[0].length_bytes != len(plain):
             return False
-        names = [earlier, *[one.reference for one in chain]]
+        names = [last, *[one.reference for one in chain]]
         costs = [one.frame_bytes for one in chain]
         worth = [len(plain), *[self._worth_bytes(chain)] * (len(chain) - 1)]
+        least = min(costs[:-1], default=0) // 2
+        looked_at: set[bytes] = set()
         references = [
-            (names[at], Reference(self._read_earlier(names[at]), sum(costs[at:]), worth[at]))
+            (
+                names[at],
+                Reference(
+                    self._read_earlier(names[at], looked_at), sum(costs[at:]), worth[at], least
+                ),
+            )
             for at in range(len(chain) - 1 if len(chain) > _DELTAS_MAX else 0, len(chain))
         ]
         encoded = encode_delta_frame((name, plain), references, self._chain_cost)
         if encoded is not None:
             self._put(*encoded)
+        # A version that is a difference itself was like the one before, and costs too much by now.
+        if encoded is not None or (looked_at and len(chain) == 1):
+            earlier.tell(name, is_like=encoded is not None)
         return encoded is not None
 
     def _worth_bytes(self, chain: list[ChunkPlace]) -> int:
@@ -314,8 +335,11 @@ class StoreWriter:
         links = min(int((self._chain_cost - 1) * alone / delta), _DELTAS_MAX)
         return (alone + links * delta) // (links + 1)
 
-    def _read_earlier(self, name: bytes) -> Callable[[], bytes | memoryview | None]:
+    def _read_earlier(
+        self, name: bytes, looked_at: set[bytes]
+    ) -> Callable[[], bytes | memoryview | None]:
         def read() -> bytes | memoryview | None:
+            looked_at.add(name)
             # The new chunk can do without one that is damaged; not so with a store that fails.
             with contextlib.suppress(CorruptionError, UnknownFormatError):
                 return self._reader.chunk(name, kind=DATA)

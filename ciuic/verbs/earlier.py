@@ -17,7 +17,7 @@ import re
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ciuic.chunking.tensors import Span, layout
@@ -28,7 +28,7 @@ from ciuic.store.frame import DATA
 from ciuic.store.nodes import HOLE, iter_pieces, iter_tree
 from ciuic.store.reader import StoreReader
 
-__all__ = ["EarlierChunks", "EarlierDirectory"]
+__all__ = ["EarlierChunks", "EarlierDirectory", "EarlierOfNamed"]
 
 _DIGITS: Final = re.compile(rb"\d+")
 _FILE_BYTES_MIN: Final = 64 * 1024
@@ -38,6 +38,9 @@ _NAMES_MAX: Final = 10_000
 """Of one directory; whoever has more large files in one does not name them by steps."""
 _NUMBERS_MAX: Final = 8
 _RENAMED_MAX: Final = 32
+_PASSED_MAX: Final = 15
+"""Chunks of a tensor that are stored alone without a look after one that was nothing like its last
+version: more each time, and never so many that it mattered if others were."""
 _OTHERS_MAX: Final = 8
 """Files whose headers are read to find tensors of the same names."""
 
@@ -222,6 +225,8 @@ class EarlierChunks:
         self._spans = spans or ()
         self._begins = [one.offset_bytes for one in self._spans]
         self._keys = _span_keys(self._spans)
+        self._passed: dict[int, int] = {}
+        self._passing: dict[int, int] = {}
         old = self._old_spans() if spans else {}
         self._old = {key: one.offset_bytes for key, one in old.items()}
         self.shared_bytes = sum(
@@ -237,20 +242,47 @@ class EarlierChunks:
 
         It may be of another length: then it is no earlier version of anything.
         """
-        number = bisect_right(self._begins, offset_bytes) - 1
-        if number >= 0:
-            span = self._spans[number]
-            into = offset_bytes - span.offset_bytes
-            if into < span.length_bytes:
-                old = self._old.get(self._keys[number])
-                if old is None:
-                    return b""
-                offset_bytes = old + into
+        tensor = self._tensor(offset_bytes)
+        if tensor >= 0:
+            old = self._old.get(self._keys[tensor])
+            if old is None:
+                return b""
+            offset_bytes += old - self._spans[tensor].offset_bytes
         at = bisect_left(self._offsets, offset_bytes)
         if at == len(self._offsets) or self._offsets[at] != offset_bytes or self._starts[at]:
             return b""
         name = bytes(self._ids[at * ID_BYTES : (at + 1) * ID_BYTES])
         return name if any(name) else b""
+
+    def likely_at(self, offset_bytes: int) -> bytes:
+        """As ``at``, but none where the last chunks of the tensor were nothing like theirs.
+
+        A tensor is as a rule of one kind: first moments of Adam never are like what they were, and
+        to find that out means to read and decode it.
+        """
+        tensor = self._tensor(offset_bytes)
+        left = self._passing.get(tensor, 0)
+        if left:
+            self._passing[tensor] = left - 1
+            return b""
+        return self.at(offset_bytes)
+
+    def tell(self, offset_bytes: int, *, is_like: bool) -> None:
+        """The chunk that begins here was compared with what ``at`` says."""
+        tensor = self._tensor(offset_bytes)
+        if tensor < 0:
+            return
+        passed = 0 if is_like else min(2 * self._passed.get(tensor, 1) + 1, _PASSED_MAX)
+        self._passed[tensor] = self._passing[tensor] = passed
+
+    def _tensor(self, offset_bytes: int) -> int:
+        """The number of the tensor that a chunk begins in; -1: in none."""
+        number = bisect_right(self._begins, offset_bytes) - 1
+        if number >= 0:
+            span = self._spans[number]
+            if offset_bytes - span.offset_bytes < span.length_bytes:
+                return number
+        return -1
 
     def _old_spans(self) -> dict[str | int, Span]:
         """Where each tensor lay."""
@@ -279,3 +311,24 @@ class EarlierChunks:
             offset_bytes += count
             at += 1
         return b"".join(parts)
+
+
+class EarlierOfNamed:
+    """The last versions of some of a file's chunks, by their IDs.
+
+    Args:
+        chunks: Of the file.
+        offsets: Where each of them begins.
+    """
+
+    def __init__(self, chunks: EarlierChunks, offsets: Mapping[bytes, int]) -> None:
+        self._chunks = chunks
+        self._offsets = offsets
+
+    def of(self, name: bytes) -> bytes:
+        """See ``store.writer.Earlier``."""
+        return self._chunks.likely_at(self._offsets[name])
+
+    def tell(self, name: bytes, *, is_like: bool) -> None:
+        """See ``store.writer.Earlier``."""
+        self._chunks.tell(self._offsets[name], is_like=is_like)

@@ -39,7 +39,7 @@ from ciuic.store import Store
 from ciuic.store.header import CONTENT, FIXED
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
-from ciuic.verbs.earlier import EarlierChunks
+from ciuic.verbs.earlier import EarlierChunks, EarlierOfNamed
 from ciuic.verbs.tracking import Gap, Kept, believed, believed_whole, respell
 
 __all__ = ["ContentReader", "FluxSink", "Wanted"]
@@ -389,7 +389,7 @@ class ContentReader:
     ) -> None:
         """Store chunks, many at a time, and spell them in order with what is kept between them."""
         under_way: deque[_Batch] = deque()
-        batch = _Batch()
+        batch = _Batch(earlier)
         next_kept = next(kept, None)
         try:
             for offset, view in chunks:
@@ -398,13 +398,11 @@ class ContentReader:
                     next_kept = next(kept, None)
                 batch.items.append(offset)
                 batch.views.append(view)
-                if earlier is not None:
-                    batch.earlier.append(earlier.at(offset))
                 batch.size_bytes += len(view)
                 if batch.size_bytes >= _TASK_BYTES or len(batch.views) >= _TASK_CHUNKS:
                     batch.future = self._workers.submit(self._store_chunks, batch)
                     under_way.append(batch)
-                    batch = _Batch()
+                    batch = _Batch(earlier)
                     if len(under_way) > self._window:
                         under_way.popleft().spell(spelling)
             batch.future = self._workers.submit(self._store_chunks, batch)
@@ -432,7 +430,9 @@ class ContentReader:
 
     def _store_chunks(self, batch: "_Batch") -> list[bytes]:
         names = [data_id(view) for view in batch.views]
-        earlier = dict(zip(names, batch.earlier, strict=False))
+        earlier = None
+        if batch.earlier is not None:
+            earlier = EarlierOfNamed(batch.earlier, dict(zip(names, batch.offsets, strict=True)))
         self._writer.add_data(list(zip(names, batch.views, strict=True)), earlier)
         return names
 
@@ -543,12 +543,16 @@ class _Tracked(NamedTuple):
 class _Batch:
     """Chunks that are stored by one task, and what is kept between them, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: EarlierChunks | None) -> None:
+        self.earlier = earlier
         self.items: list[Kept | int] = []
         self.views: list[memoryview] = []
-        self.earlier: list[bytes] = []
         self.size_bytes = 0
         self.future: Future[list[bytes]] | None = None
+
+    @property
+    def offsets(self) -> list[int]:
+        return [one for one in self.items if not isinstance(one, Kept)]
 
     def cancel(self) -> None:
         if self.future is not None:
