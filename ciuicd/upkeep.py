@@ -36,6 +36,7 @@ from ciuic.verbs.scrub import (
     DamagedFile,
     DamagedPack,
     ScrubReport,
+    lost_before,
     read_since_s,
     scrub,
 )
@@ -88,6 +89,7 @@ class Upkeep:
         self._day = _Day(_NO_DAY)
         self._untold: list[Costs] = []
         self._told: set[tuple[str, str]] = set()
+        self._recalled = False
         self._doing: str | None = None
         self._last: dict[str, dict[str, Any]] = {}
 
@@ -159,6 +161,7 @@ class Upkeep:
                 )
         with self._attempt("scrub"):
             left_s = self._left_today_s(settings)
+            self._recall(settings)
             if (left_s > 0 or self._untold) and not gives_way():
                 self._in_background(
                     "scrub", gives_way, lambda stop: self._scrub(settings, left_s, stop)
@@ -272,10 +275,20 @@ class Upkeep:
         if report.read_packs or "scrub" not in self._last:
             self._note("scrub", packs=report.read_packs, bytes=report.read_bytes, ok=report.ok)
         self._tell(report)
-        if report.damaged and not report.is_complete:
-            self._untold.append(Costs(report))
+        if report.damaged and report.costs is not None and not report.is_complete:
+            self._untold.append(report.costs)
         else:
             self._tell_cost(report)
+
+    def _recall(self, settings: Settings) -> None:
+        """What is known to be lost is told once again: a daemon may have ended before it did."""
+        if self._recalled or not settings.scrub_budget_s:
+            return
+        with open_store(settings.snapshot_dir) as store:
+            report = lost_before(store)
+        self._recalled = True
+        if report is not None:
+            self._untold.append(Costs(report))
 
     def _tell_rest(self, settings: Settings, stop: Callable[[], bool]) -> None:
         """Damage whose cost was not known yet when a scrub gave way."""
@@ -290,7 +303,10 @@ class Upkeep:
 
     def _tell_cost(self, report: ScrubReport) -> None:
         """What damage costs that has been told."""
-        if report.missing and self._is_news("", cost := _cost(report.missing)):
+        if report.lost and report.missing:
+            count = _counted(len(report.lost), "chunk")
+            _log.error("%s lost, as was found before: %s", count, _cost(report.missing))
+        elif report.missing and self._is_news("", cost := _cost(report.missing)):
             _log.error("damage: chunks are in no pack; %s", cost)
         for pack in report.damaged:
             name, cost = pack.check.pack.hex(), _cost(pack.files)

@@ -98,6 +98,8 @@ class StoreReader:
 
     Attributes:
         healed: Packs of which something damaged was read with the help of their parity.
+        lost: Chunks that could not be had, and why, for whoever goes on without them: they are not
+            tried again. None, as long as nobody asks for that with a dictionary: they are.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class StoreReader:
         passing: bool = False,
     ) -> None:
         self.healed: set[bytes] = set()
+        self.lost: dict[bytes, str] | None = None
         self._store_path = store_path
         self._packs_path = os.path.join(store_path, layout.PACKS)
         self._open_index = index
@@ -147,7 +150,13 @@ class StoreReader:
         Raises:
             CorruptionError: It is missing or damaged, or something that it is a difference from.
         """
-        return self._chunk(name, kind, heal=heal, descent=_Descent())
+        try:
+            return self._chunk(name, kind, heal=heal, descent=_Descent())
+        except CorruptionError as error:
+            # Not of what lies below: that may only be too far down from here.
+            if self.lost is not None and heal:
+                self.lost[name] = error.message
+            raise
 
     def chain(self, name: bytes) -> list[ChunkPlace] | None:
         """Where a chunk lies, then what it is a difference from, and so on.
@@ -216,6 +225,8 @@ class StoreReader:
     def _chunk(
         self, name: bytes, kind: int, *, heal: bool, descent: _Descent
     ) -> bytes | memoryview:
+        if self.lost is not None and name in self.lost:
+            raise CorruptionError(self.lost[name])
         place = self.places([name]).get(name)
         if place is None:
             raise ChunkMissingError(f"chunk {name.hex()[:12]} is in no pack")

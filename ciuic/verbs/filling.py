@@ -306,6 +306,11 @@ class Filler:
             return
         empty = [job for job in jobs if _is_empty(job)]
         self._run([functools.partial(self._write_small, job, b"") for job in empty])
+        lost = self._reader.lost or {}
+        for job in jobs:
+            if job.entry.content in lost:
+                self._ledger.lost(job.path, lost[job.entry.content])
+        jobs = [job for job in jobs if job.entry.content not in lost]
         places = self._reader.places([job.entry.content for job in jobs if not _is_empty(job)])
         frames: dict[tuple[bytes, int], list[Job]] = defaultdict(list)
         for job in jobs:
@@ -434,12 +439,27 @@ class Filler:
             if self._dry_run:
                 self._would_write(job, cloned_bytes=self._right_bytes(job, right))
             else:
+                self._refuse_lost(job, right)
                 self._write(job, lambda fd: self._fill_from_both(job, fd, old_fd, before, right))
         except (CorruptionError, UnknownFormatError) as error:
             self._ledger.lost(job.path, error.message)
         finally:
             if old_fd >= 0:
                 os.close(old_fd)
+
+    def _refuse_lost(self, job: Job, right: bytearray) -> None:
+        """Nothing is written of a file of which something is known not to be had.
+
+        Raises:
+            CorruptionError: That is so, or the recipe is damaged.
+        """
+        lost = self._reader.lost
+        if lost:
+            parts = itertools.chain.from_iterable(windows(self._reader, job.entry))
+            flags = itertools.chain(right, itertools.repeat(0))
+            for part, is_right in zip(parts, flags, strict=False):
+                if not is_right and part.piece.id in lost:
+                    raise CorruptionError(lost[part.piece.id])
 
     def _would_write(self, job: Job, *, cloned_bytes: int = 0) -> None:
         """A dry run comes to a file that differs."""

@@ -108,6 +108,9 @@ def restore(
     _refuse_existing(targets, overwrite=request.overwrite)
     report = RestoreReport(dry_run=request.dry_run)
     run = _Run(store, manifest, request, report, cancelled=cancelled, progress=progress)
+    if request.fallback:
+        # What older snapshots share with this one is as lost there.
+        store.reader.lost = {}
     run.place_all(targets)
     if request.fallback:
         run.fall_back(targets)

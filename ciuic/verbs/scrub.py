@@ -7,12 +7,15 @@ moment and goes on where it was, a little every day.
 Damage is told as packs -> chunks -> files -> snapshots, each once. Chunks that no pack has any
 more are struck from the catalog: the next snapshot that still finds their bytes stores them again,
 and with that every snapshot that needs them is whole.
+
+No lock keeps the store there while packs are read. If its disk is unmounted or another store comes
+to light at its place meanwhile, the scrub ends with that: what is not found there is no damage.
 """
 
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +32,7 @@ from ciuic.errors import (
 from ciuic.memory import prepare_for_bulk
 from ciuic.model import Trouble, path_text
 from ciuic.store import Store, layout, open_store
+from ciuic.store.header import read_header
 from ciuic.store.inspect import PackCheck, inspect_pack, pack_frames
 from ciuic.store.parity import inspect_parity, parity_path
 from ciuic.store.survey import Survey, known_lost
@@ -43,6 +47,7 @@ __all__ = [
     "KnownDamage",
     "ScrubReport",
     "health",
+    "lost_before",
     "parse_budget",
     "read_since_s",
     "scrub",
@@ -186,6 +191,10 @@ class ScrubReport:
         stopped: Empty if there was nothing left to read; "budget", or "asked".
         is_whole: Every pack was read.
         is_complete: What the damage costs is known: ``cancelled`` may have come before.
+        lost: If it is about what earlier checks found, and about nothing else: chunks that they
+            found to be lost, and that have not been stored again. ``missing`` is what they cost.
+        store_id: Of the store that it is about.
+        costs: Finds out what the damage costs, or has; it goes on where the scrub broke off.
     """
 
     read_packs: int = 0
@@ -201,6 +210,9 @@ class ScrubReport:
     stopped: str = ""
     is_whole: bool = False
     is_complete: bool = False
+    lost: tuple[bytes, ...] = ()
+    store_id: str = ""
+    costs: "Costs | None" = field(default=None, repr=False, compare=False)
 
     @property
     def known(self) -> tuple[KnownDamage, ...]:
@@ -274,6 +286,12 @@ def health(store: Store) -> Health:
     )
 
 
+def lost_before(store: Store) -> ScrubReport | None:
+    """What earlier checks found to be lost, for ``Costs`` to complete; None if nothing is."""
+    lost = known_lost(store)
+    return ScrubReport(lost=tuple(sorted(lost)), store_id=store.header.store_id) if lost else None
+
+
 def read_since_s(store: Store, since_ns: int) -> float:
     """About how long packs have been read since then, by the times at which each was done.
 
@@ -315,7 +333,8 @@ def scrub(
             costs the report tells.
 
     Raises:
-        StoreError: The store can't be used. Damage is not raised but reported.
+        StoreError: The store can't be used, or has gone, or another one is there by now. Damage
+            is not raised but reported.
     """
     prepare_for_bulk()
     run = _Scrub(store_path, clock, cancelled, found)
@@ -343,7 +362,9 @@ class _Scrub:
     ) -> ScrubReport:
         began_s = self._clock.monotonic_s()
         report = self._report
-        with open_store(self._store_path) as store:
+        report.costs = Costs(report)
+        report.store_id = read_header(self._store_path).store_id
+        with self._opened() as store:
             self._checks = _checks(store)
             recorded = _recorded(store)
             packs = store.pack_files()
@@ -363,8 +384,8 @@ class _Scrub:
             self._remember(wait_s=wait_s)
         report.is_whole = not report.stopped and len(turn) == len(packs)
         report.is_complete = not (report.damaged or report.unreachable or report.is_whole)
-        Costs(report).find(self._store_path, self._cancelled)
-        with open_store(self._store_path) as store:
+        report.costs.find(self._store_path, self._cancelled)
+        with self._opened() as store:
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - began_s
         return report
@@ -433,7 +454,19 @@ class _Scrub:
             # So that nothing is stored as a reference to what has just been found to be lost.
             self._remember(wait_s=0.0)
 
+    @contextlib.contextmanager
+    def _opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Store]:
+        """The store, and no other one: neither in the beginning nor, by its path, in the end."""
+        # Before it is opened: a writer tidies up.
+        _refuse_other(self._store_path, self._report.store_id)
+        with open_store(self._store_path, write=write, wait_s=wait_s) as store:
+            # Now, or a reader could make one where another store has none.
+            _ = store.existing_index
+            yield store
+            _refuse_other(self._store_path, self._report.store_id)
+
     def _note_unreachable(self, name: bytes, error: UnreachableError) -> None:
+        _refuse_other(self._store_path, self._report.store_id)
         path = os.path.join(layout.PACKS, layout.pack_name(name))
         self._report.unreachable.append(Trouble(os.fsencode(path), error.message))
 
@@ -445,13 +478,13 @@ class _Scrub:
 
     def _is_recorded(self, name: bytes) -> bool:
         """The catalog names the pack still: who prunes strikes it from there first."""
-        with open_store(self._store_path) as store:
+        with self._opened() as store:
             return name in _recorded(store)
 
     def _note_damage(self, check: PackCheck) -> None:
         before = self._checks.get(check.pack, (0, 0, ""))[2]
         found = DamagedPack(check, is_new=before != check.what)
-        with open_store(self._store_path) as store:
+        with self._opened() as store:
             names = {name: one.kind for one in check.bad for name in one.chunks}
             lost = [name for name, kind in names.items() if not _can_be_had(store, name, kind)]
             saved = [name for name in names if name not in set(lost)]
@@ -470,7 +503,7 @@ class _Scrub:
         if not self._waiting:
             return
         try:
-            with open_store(self._store_path, write=True, wait_s=wait_s) as store:
+            with self._opened(write=True, wait_s=wait_s) as store:
                 for check, checked_ns in self._waiting:
                     self._put(store, check, checked_ns)
                 store.index.commit()
@@ -520,7 +553,7 @@ class Costs:
         self._own: set[bytes] = set()
         self._survey: Survey | None = None
         self._left: list[str] = []
-        self._found: dict[bytes, tuple[str, list[str], bytes]] = {}
+        self._found: dict[bytes, tuple[str, list[str], bytes | None]] = {}
 
     def find(self, store_path: str, cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Look at snapshots until all have been, or ``cancelled`` turns true.
@@ -529,11 +562,18 @@ class Costs:
         Returns whether the report tells the costs now.
 
         Raises:
-            StoreError: The store can't be used.
+            StoreError: The store can't be used, or another one is there by now: the next time the
+                search begins anew.
         """
         if not self.report.is_complete:
             with open_store(store_path) as store, contextlib.suppress(CancelledError):
-                self._walk(store, cancelled)
+                try:
+                    _refuse_other(store_path, self.report.store_id)
+                    self._walk(store, cancelled)
+                    _refuse_other(store_path, self.report.store_id)
+                except StoreError:
+                    self._survey = None
+                    raise
                 self._tell(store)
         return self.report.is_complete
 
@@ -556,7 +596,7 @@ class Costs:
                 for one in list(self._survey.damage(self._left[-1])):
                     packs = [owners[name] for name in one.chunks.values() if name in owners]
                     row = self._found.setdefault(
-                        one.path, (one.what, [], packs[0] if packs else b"")
+                        one.path, (one.what, [], packs[0] if packs else None)
                     )
                     row[1].append(self._left[-1])
             self._left.pop()
@@ -573,14 +613,29 @@ class Costs:
                 continue
             if pack in by_pack:
                 by_pack[pack].files.append(file)
-            elif report.is_whole or is_missing:
+            elif pack is not None or report.is_whole or is_missing:
                 report.missing.append(file)
         report.is_complete = True
 
     @property
     def _owners(self) -> dict[bytes, bytes]:
-        """The pack of each chunk that was lost with it."""
-        return {name: one.check.pack for one in self.report.damaged for name in one.lost}
+        """The pack of each chunk that was lost with it; empty where that is not known."""
+        before = dict.fromkeys(self.report.lost, b"")
+        return before | {name: one.check.pack for one in self.report.damaged for name in one.lost}
+
+
+def _refuse_other(store_path: str, wanted: str) -> None:
+    """What is looked at is the store that it was in the beginning.
+
+    Raises:
+        StoreError: It has gone, or another one is at its path.
+    """
+    if read_header(store_path).store_id != wanted:
+        raise StoreError(
+            f"there is another store at {store_path} by now",
+            hint="Mount the file system of the first one again. What is not found here is no"
+            " damage.",
+        )
 
 
 def _still_lost(store: Store, lost: dict[bytes, bytes]) -> set[bytes]:

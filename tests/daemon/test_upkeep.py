@@ -404,6 +404,56 @@ def test_what_damage_costs_is_told_although_it_always_has_to_give_way(
         logging.getLogger("ciuicd.upkeep").removeHandler(ear)
 
 
+def test_what_damage_costs_is_told_by_the_next_daemon_if_this_one_ends_before(
+    machine: Machine,
+) -> None:
+    content = os.urandom(MIB)
+    name = take(machine, days_ago=10, a=content)
+    flip_content(machine.store, content)
+    machine.configure(scrub_budget="10m")
+    begun = Upkeep(ManualClock(), lambda: None)
+    ear = Ear()
+    logging.getLogger("ciuicd.upkeep").addHandler(ear)
+    try:
+        begun.run(load_settings(str(machine.config)), ear.gives_way)
+    finally:
+        logging.getLogger("ciuicd.upkeep").removeHandler(ear)
+    assert [line for line in ear.heard if "damage: pack" in line] == ear.heard
+    (machine.source / "a").write_bytes(b"another content")
+    machine.configure(scrub_budget="10m", snapshot_interval="1s")
+    cost = "1 chunk lost, as was found before: it costs 1 file, first "
+    for _ in range(2):  # it is not known whether somebody has heard it
+        daemon = machine.start()
+        daemon.wait_for_log(f"{cost}{machine.source / 'a'} in {name}. 'ciuic repair'")
+        daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 3)
+        assert daemon.log().count(cost) == 1
+        stopped_in_peace(daemon)
+    (machine.source / "a").write_bytes(content)
+    take(machine)
+    healed = machine.start()
+    healed.wait_for_log("no trouble", count=3)
+    stopped_in_peace(healed)
+    assert cost not in healed.log()
+
+
+def test_without_a_budget_what_is_lost_is_not_looked_for(machine: Machine) -> None:
+    take(machine, days_ago=10)
+    with open_store(str(machine.store), write=True) as store:
+        store.index.drop_chunks([os.urandom(32)])
+        store.index.commit()
+    for budget, doing in (("0", []), ("1m", ["scrub"])):
+        machine.configure(scrub_budget=budget)
+        seen: list[str] = []
+        begun = Upkeep(ManualClock(), lambda: None)
+
+        def gives_way(begun: Upkeep = begun, seen: list[str] = seen) -> bool:
+            seen.append(begun.shown["doing"])
+            return False
+
+        begun.run(load_settings(str(machine.config)), gives_way)
+        assert sorted({one for one in seen if one}) == doing
+
+
 def test_what_a_scrub_that_failed_has_spent_counts_for_the_day(machine: Machine) -> None:
     take(machine, days_ago=10)
     machine.configure(scrub_budget="10m")

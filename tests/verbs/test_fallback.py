@@ -14,14 +14,16 @@ from ciuic.hashing import data_id
 from ciuic.limits import raise_open_files_limit
 from ciuic.scan import DirectoryHandle
 from ciuic.store import open_store
+from ciuic.store.index import ChunkPlace
 from ciuic.store.layout import pack_name
 from ciuic.store.reader import StoreReader
 from ciuic.verbs.sources import find_in_file, read_origin
 from tests.kit.box import Box
-from tests.kit.damage import flip_content, pack_of
+from tests.kit.damage import flip_byte, flip_content, pack_of
 from tests.kit.program import Outcome, ciuic
 
 FILES = 2000
+MIB = 1024 * 1024
 
 
 @contextlib.contextmanager
@@ -234,3 +236,126 @@ def test_a_path_that_was_asked_for_twice_comes_back_at_both_places(
     assert [one.path for one in report.notes] == [os.fsencode(model)]
     assert (tmp_path / "out" / "source" / "sub" / "model").read_bytes() == b"older"
     assert (tmp_path / "out" / "sub" / "model").read_bytes() == b"older"
+
+
+# What is known to be damaged
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
+    """How often the frames at each place are read."""
+    counted: Counter[tuple[bytes, int]] = Counter()
+    read = StoreReader._read
+
+    def counting(reader: StoreReader, place: ChunkPlace) -> bytes:
+        counted[place.pack, place.offset_bytes] += 1
+        return read(reader, place)
+
+    monkeypatch.setattr(StoreReader, "_read", counting)
+    return counted
+
+
+def place_of(box: Box, content: bytes) -> tuple[bytes, int]:
+    with open_store(str(box.store)) as store:
+        name = data_id(content)
+        place = store.reader.places([name])[name]
+    return place.pack, place.offset_bytes
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_damaged_chunk_is_read_once_however_many_snapshots_share_it(
+    box: Box, tmp_path: Path, frames: Counter[tuple[bytes, int]], count: int
+) -> None:
+    model, other = box.source / "model", box.source / "other"
+    model.write_bytes(b"first")
+    box.take()
+    content = os.urandom(1000)
+    model.write_bytes(content)
+    for number in range(count):
+        other.write_bytes(b"%d" % number)
+        box.take()
+    lost = place_of(box, content)
+    flip_content(box.store, content)
+    frames.clear()
+
+    report = box.restore(to=tmp_path / "out", fallback=True)
+
+    assert report.failed == []
+    assert (tmp_path / "out" / "source" / "model").read_bytes() == b"first"
+    # With others of its frame, and then by itself.
+    assert frames[lost] == 2
+
+
+@pytest.mark.parametrize("keeps_old", [False, True])
+def test_of_a_large_file_nothing_is_read_if_a_chunk_of_it_is_known_to_be_damaged(
+    box: Box, tmp_path: Path, frames: Counter[tuple[bytes, int]], *, keeps_old: bool
+) -> None:
+    """Ten versions share their end, which is damaged; the oldest has another one."""
+    model = box.source / "model"
+    begins = [os.urandom(MIB) for _ in range(11)]
+    shared, whole = os.urandom(MIB), os.urandom(MIB)
+    model.write_bytes(begins[0] + whole)
+    box.take()
+    for begin in begins[1:]:
+        model.write_bytes(begin + shared)
+        box.take()
+    lost = place_of(box, shared)
+    between = [place_of(box, begin) for begin in begins[1:-1]]
+    flip_content(box.store, shared)
+    out = tmp_path / "out"
+    if keeps_old:
+        out.mkdir()
+        (out / "model").write_bytes(begins[5] + bytes(MIB))
+    frames.clear()
+
+    report = box.restore(model, to=out, overwrite=keeps_old, fallback=True)
+
+    assert report.failed == []
+    assert len(report.notes) == 1
+    assert (out / "model").read_bytes() == begins[0] + whole
+    assert frames[lost] == 1
+    assert [frames[one] for one in between] == [0] * 9
+
+
+def test_a_damaged_chunk_that_the_target_holds_is_no_loss(box: Box, tmp_path: Path) -> None:
+    """Of the newest file it is at another place, and of the older one where it stands already."""
+    model = box.source / "model"
+    shared, first, second = os.urandom(MIB), os.urandom(MIB), os.urandom(MIB)
+    model.write_bytes(first + shared)
+    box.take()
+    model.write_bytes(shared + second)
+    box.take()
+    flip_content(box.store, shared)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model").write_bytes(bytes(MIB) + shared)
+
+    report = box.restore(model, to=out, overwrite=True, fallback=True)
+
+    assert report.failed == []
+    assert (out / "model").read_bytes() == first + shared
+
+
+def test_a_damaged_node_is_read_once_however_many_snapshots_share_it(
+    box: Box, tmp_path: Path, frames: Counter[tuple[bytes, int]]
+) -> None:
+    inner = box.source / "inner"
+    inner.mkdir()
+    (inner / "file").write_bytes(b"first")
+    box.take()
+    (inner / "file").write_bytes(b"second")
+    for number in range(10):
+        (box.source / "other").write_bytes(b"%d" % number)
+        box.take()
+    tree = box.entries()[os.fsencode(inner)].content
+    with open_store(str(box.store)) as store:
+        place = store.reader.places([tree])[tree]
+    flip_byte(box.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1)
+    frames.clear()
+
+    report = box.restore(to=tmp_path / "out", fallback=True)
+
+    assert report.failed == []
+    assert (tmp_path / "out" / "source" / "inner" / "file").read_bytes() == b"first"
+    # The node lies in one frame with that of the directory above, which one snapshot has.
+    assert frames[place.pack, place.offset_bytes] <= 2

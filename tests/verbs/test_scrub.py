@@ -513,6 +513,7 @@ def test_what_damage_costs_is_found_out_however_often_that_is_broken_off(costly:
     ids = [one.id for one in costly.snapshots()]
     report = broken_off(costly)
     (costly.source / "d" / "e" / "lost").unlink()
+    report.costs = None
     at_once = copy.deepcopy(report)
     assert Costs(at_once).find(str(costly.store))
     costs, attempts = Costs(report), 1
@@ -525,6 +526,20 @@ def test_what_damage_costs_is_found_out_however_often_that_is_broken_off(costly:
     assert attempts > 10, "it was broken off in the middle of snapshots, too"
     assert paths_of(report) == [(str(costly.source / "d" / "e" / "lost"), tuple(ids))]
     assert paths_of(report) == paths_of(at_once)
+
+
+def test_the_search_goes_on_where_the_scrub_itself_broke_off(costly: Box) -> None:
+    def finds(costs: Costs) -> int:
+        count = 1
+        while not costs.find(str(costly.store), lambda: True):
+            count += 1
+        return count
+
+    report = broken_off(costly)
+    half_done, report.costs = report.costs, None
+    assert half_done is not None
+    assert finds(Costs(copy.deepcopy(report))) == finds(half_done) + 1
+    assert len(paths_of(report)) == 1
 
 
 def test_what_is_stored_again_or_forgotten_before_its_cost_is_known_costs_nothing(

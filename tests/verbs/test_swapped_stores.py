@@ -1,0 +1,170 @@
+"""A store that goes, or whose place another one takes, while it is scrubbed: no damage of it."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ciuic.errors import CorruptionError, StoreError
+from ciuic.store import create_store, open_store
+from ciuic.verbs import scrub as scrubbing
+from ciuic.verbs.scrub import Costs, DamagedPack, health, lost_before, scrub
+from ciuic.verbs.take import TakeRequest, take_snapshot
+from tests.kit.box import Box
+from tests.kit.clock import ManualClock
+from tests.kit.damage import flip_content, pack_of
+
+KIB = 1024
+
+
+class Place:
+    """A damaged store, and what comes to light at its path."""
+
+    def __init__(self, box: Box, other: Path) -> None:
+        self.box = box
+        self.other = other
+        self.away = box.directory / "away"
+        for _ in range(4):
+            (box.source / "file").write_bytes(os.urandom(100 * KIB))
+            box.take()
+        self.lost = (box.source / "file").read_bytes()
+        self.pack = pack_of(box.store, self.lost).name
+        flip_content(box.store, self.lost)
+        (box.source / "file").unlink()
+        self.told: list[DamagedPack] = []
+        self.untouched = files_of(other)
+
+    @property
+    def is_swapped(self) -> bool:
+        return self.away.exists()
+
+    def swap(self) -> None:
+        self.box.store.rename(self.away)
+        self.other.rename(self.box.store)
+
+    def swap_back(self) -> None:
+        self.box.store.rename(self.other)
+        self.away.rename(self.box.store)
+
+    def scrub(self, cancelled: Callable[[], bool] = lambda: False) -> scrubbing.ScrubReport:
+        return scrub(
+            str(self.box.store), clock=self.box.clock, cancelled=cancelled, found=self.told.append
+        )
+
+    def check(self) -> None:
+        """What was told and is remembered is of the first store, and the other one is as it was."""
+        assert {one.check.pack.hex() for one in self.told} <= {self.pack}
+        assert all(len(one.lost) == 1 for one in self.told)
+        assert files_of(self.other) == self.untouched
+        with open_store(str(self.box.store)) as store:
+            known = health(store)
+        assert {one.pack.hex() for one in known.damaged} <= {self.pack}
+        assert known.lost_chunks <= 1
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {str(one): one.read_bytes() for one in sorted(directory.rglob("*")) if one.is_file()}
+
+
+@pytest.fixture(params=["another store", "nothing"])
+def place(request: pytest.FixtureRequest, box: Box) -> Place:
+    other = box.directory / "other"
+    other.mkdir()
+    if request.param == "another store":
+        clock = ManualClock()
+        create_store(str(other), clock)
+        (box.source / "file").write_bytes(os.urandom(10 * KIB))
+        with open_store(str(other), write=True) as store:
+            roots = (os.fsencode(box.source),)
+            take_snapshot(store, TakeRequest(roots=roots, parity=0), clock=clock)
+    return Place(box, other)
+
+
+def test_whenever_the_store_goes_the_scrub_ends_with_that(place: Place) -> None:
+    """It goes whenever the scrub asks whether to go on, which it does before each read."""
+    spare = place.box.directory / "spare"
+    shutil.copytree(place.box.store, spare)
+    for at in range(1, 1000):
+        asked = 0
+
+        def cancelled(at: int = at) -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == at:
+                place.swap()
+            return False
+
+        try:
+            report = place.scrub(cancelled)
+        except StoreError as error:
+            assert place.is_swapped
+            assert not isinstance(error, CorruptionError)
+            assert "store" in error.message
+        else:
+            assert not place.is_swapped
+            [pack] = report.damaged
+            assert len(pack.files) == 1
+            break
+        place.swap_back()
+        place.check()
+        shutil.rmtree(place.box.store)
+        shutil.copytree(spare, place.box.store)
+    assert at > 10
+    assert place.told
+
+
+@pytest.mark.parametrize("step", ["_can_be_had", "_sound_copies", "_damaged_manifests", "_checks"])
+def test_what_is_missed_after_the_store_has_gone_is_not_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """In the middle of a step that found the store there."""
+    before = getattr(scrubbing, step)
+
+    def swapped(*arguments: Any) -> Any:
+        if not place.is_swapped:
+            place.swap()
+        return before(*arguments)
+
+    monkeypatch.setattr(scrubbing, step, swapped)
+    with pytest.raises(StoreError) as caught:
+        place.scrub()
+    assert not isinstance(caught.value, CorruptionError)
+    assert place.told == []
+    place.swap_back()
+    place.check()
+
+
+def test_what_damage_costs_is_not_looked_for_in_another_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = os.fsencode(place.box.source / "file")
+    place.scrub()
+    with open_store(str(place.box.store)) as store:
+        report = lost_before(store)
+    newest = place.box.snapshots()[0].id
+    assert report is not None
+    costs = Costs(report)
+    path = str(place.box.store)
+    place.swap()
+    with pytest.raises(StoreError):
+        costs.find(path)
+    place.swap_back()
+    assert not costs.find(path, lambda: True)
+    known = scrubbing.list_snapshots
+
+    def swapped(store: Any) -> Any:
+        place.swap()
+        return known(store)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scrubbing, "list_snapshots", swapped)
+        with pytest.raises(StoreError):
+            Costs(report).find(path)
+    assert not report.is_complete
+    place.swap_back()
+    assert costs.find(path)
+    assert [(one.path, one.snapshots) for one in report.missing] == [(file, (newest,))]
+    assert files_of(place.other) == place.untouched
