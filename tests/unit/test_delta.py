@@ -161,6 +161,20 @@ def test_what_may_cost_no_more_is_not_even_read():
     assert codec.encode_delta(plain, [Reference(read, int(2.05 * alone), SIZE)], 2.0) is None
 
 
+def test_nothing_is_read_for_less_room_than_a_difference_can_be_expected_to_take():
+    reads = []
+    plain = moved(weights()).tobytes()
+    alone = len(codec.encode(plain)[1])
+
+    def read():
+        reads.append(1)
+
+    for least_bytes in (int(0.2 * alone), 0):
+        reference = Reference(read, int(1.9 * alone), SIZE, least_bytes)
+        assert codec.encode_delta(plain, [reference], 2.0) is None
+        assert len(reads) == (least_bytes == 0)
+
+
 def test_all_that_is_read_stays_within_the_bound():
     old, new = weights().tobytes(), moved(weights()).tobytes()
     alone = len(codec.encode(new)[1])

@@ -32,6 +32,7 @@ from ciuic.store.inspect import pack_frames
 from ciuic.store.layout import CATALOG, PACKS, pack_name
 from ciuic.store.nodes import iter_pieces
 from ciuic.store.packfile import PackFile
+from ciuic.store.reader import StoreReader
 from ciuic.store.sweep import pack_path, read_frames, read_payload
 from ciuic.store.writer import publish_pack
 from ciuic.verbs.earlier import EarlierDirectory
@@ -292,6 +293,69 @@ def test_a_chain_is_bounded_by_what_it_costs_to_read(box: Box) -> None:
             assert box.read(file, taken.id) == data
     assert deepest[1] == 0
     assert 0 < deepest[2] < deepest[4] < 6
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The names of data chunks that are read from now on."""
+    reads: list[bytes] = []
+    chunk = StoreReader.chunk
+
+    def noted(own: StoreReader, name: bytes, *, kind: int, heal: bool = True) -> object:
+        if kind == DATA:
+            reads.append(name)
+        return chunk(own, name, kind=kind, heal=heal)
+
+    monkeypatch.setattr(StoreReader, "chunk", noted)
+    return reads
+
+
+def test_a_tensor_that_is_nothing_like_its_last_version_is_not_read_piece_by_piece(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = box.source / "last.safetensors"
+    weights = training(size=5 * KIB * KIB)
+    dice = np.random.default_rng(3)
+    for _ in range(2):
+        moments = dice.normal(0, 1e-3, 5 * KIB * KIB).astype("<f4").tobytes()
+        file.write_bytes(safetensors({"moments": moments, "weights": next(weights)}))
+        reads = count_reads(monkeypatch)
+        box.take()
+    of_moments, of_weights = 40, 10
+    assert sorted(depths(box, file))[-of_weights:] == [1] * of_weights
+    assert len(depths(box, file)) >= of_moments + of_weights
+    # One after 3, after 7, and one after 15 each; a second thread may have begun as well.
+    assert of_weights < len(reads) <= of_weights + 10
+
+
+def test_a_tensor_of_which_a_part_is_like_its_last_version_is_looked_at_again(box: Box) -> None:
+    file = box.source / "last.safetensors"
+    table = training(size=15 * KIB * KIB)
+    dice = np.random.default_rng(3)
+    for _ in range(2):
+        touched = dice.normal(0, 0.02, 512 * KIB).astype("<f4").tobytes()
+        file.write_bytes(safetensors({"table": touched + next(table)}))
+        box.take()
+    assert sum(depths(box, file)) >= 20  # of 30: the four before them were in vain
+
+
+def test_a_chain_that_may_not_grow_is_not_read_for_nothing(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = box.source / "last.bin"  # no header to be read
+    saves = training()
+    for _ in range(2):
+        file.write_bytes(next(saves))
+        box.take()
+    assert is_delta(box, file)
+    newest = {name for name, _ in chunks(box, file)}
+    file.write_bytes(next(saves))
+    reads = count_reads(monkeypatch)
+    box.take()
+    monkeypatch.undo()
+    with open_store(str(box.store)) as store:
+        differences = {name for name in newest if (store.reader.chain(name) or [None])[1:]}
+    assert differences
+    assert differences.isdisjoint(reads)
 
 
 def test_what_a_base_snapshot_has_to_store_stands_alone(box: Box) -> None:
