@@ -13,6 +13,7 @@ __all__ = [
     "keep_as",
     "link_name",
     "make_directory",
+    "make_empty",
     "publish",
     "publish_name",
     "remove_file",
@@ -34,6 +35,15 @@ def make_directory(path: str, mode: int) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, mode)
     sync_directory(os.path.dirname(path) or ".")
+
+
+def make_empty(path: str, mode: int) -> None:
+    """Make an empty file if there is none; its name is durable when this returns.
+
+    There is nothing in it that could be seen in part, so it needs no other name before.
+    """
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode))
+    sync_directory(os.path.dirname(path))
 
 
 def sync_directory(path: str) -> None:

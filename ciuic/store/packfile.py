@@ -9,8 +9,10 @@ pack's parity is computed from the same buffer, as reading the pack back would t
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Container
+from concurrent.futures import Executor, Future
 from typing import Final
 
 from ciuic import durable
@@ -23,9 +25,13 @@ from ciuic.store.parity import ParityMaker, make_parity, shape_while_writing
 __all__ = ["PACK_BYTES", "PackFile"]
 
 PACK_BYTES: Final = 64 * 1024 * 1024
+"""A pack that has reached this length gets no further frame."""
 _PACK_CHUNKS: Final = 200_000
 """A footer is read as a whole: a pack of a million tiny chunks would take 200 MB to look into."""
-"""A pack that has reached this length gets no further frame."""
+_READ_BACK_BYTES: Final = 8 * 1024 * 1024
+"""Reading back what is shorter takes a moment, and its parity then fits it to the byte."""
+_SHORTER: Final = 0.95
+"""A pack may be that much shorter than was expected; its parity then takes a little more of it."""
 
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
 _ALIGNMENT: Final = 4096
@@ -39,6 +45,8 @@ class PackFile:
     Args:
         directory: For temporary files.
         parity: The share of the pack that its parity takes; 0: it gets none.
+        expected_bytes: About how long it becomes, as far as is known.
+        helper: A thread that writes what is full while the next is filled; None: the caller's own.
 
     Attributes:
         path: The temporary name.
@@ -52,17 +60,28 @@ class PackFile:
         StoreError: This machine can't compute parity.
     """
 
-    def __init__(self, directory: str, *, parity: float = 0.0) -> None:
+    def __init__(
+        self,
+        directory: str,
+        *,
+        parity: float = 0.0,
+        expected_bytes: int = PACK_BYTES,
+        helper: Executor | None = None,
+    ) -> None:
         self._parity_share = parity
         self._parity: ParityMaker | None = None
-        if parity:
-            self._parity = ParityMaker(shape_while_writing(PACK_BYTES, parity))
+        self._expected_bytes = expected_bytes
+        if parity and expected_bytes >= _READ_BACK_BYTES:
+            self._parity = ParityMaker(shape_while_writing(expected_bytes, parity))
         self.path = os.path.join(directory, durable.temporary_name("pack-"))
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.frames: list[PackedFrame] = []
         self.size_bytes = 0
         self._chunks = 0
+        self._helper = helper
+        self._writing: Future[None] | None = None
         self._buffer = _buffers.take()
+        self._other = _buffers.take() if helper is not None else None
         self._filled = 0
         self._flushed_bytes = 0
         self._is_direct = _set_direct(self.fd, on=True)
@@ -101,10 +120,13 @@ class PackFile:
 
         Raises:
             OSError: The pack can't be read back. That is done only where it is much shorter than
-                a pack can be, or longer: its parity is then cut to its own length.
+                it was expected to be, or longer: its parity is then cut to its own length.
         """
+        if not self._parity_share:
+            return None
         made = self._parity
-        if made is None or (made.fits and self.size_bytes >= PACK_BYTES):
+        enough_bytes = min(PACK_BYTES, self._expected_bytes) * _SHORTER
+        if made is not None and made.fits and self.size_bytes >= enough_bytes:
             return made
         # Not every file system that writes past the page cache reads past it, too.
         self._is_direct = _set_direct(self.fd, on=False)
@@ -115,9 +137,13 @@ class PackFile:
     def close(self) -> None:
         """Close the file and let its buffer be used again; harmless twice."""
         if self.fd >= 0:
+            if self._writing is not None:
+                self._writing.exception()  # whoever closes before the end does not care
             os.close(self.fd)
             self.fd = -1
             _buffers.give_back(self._buffer)
+            if self._other is not None:
+                _buffers.give_back(self._other)
 
     def discard(self) -> None:
         """Remove the unfinished file."""
@@ -133,24 +159,38 @@ class PackFile:
             self._filled += count
             view = view[count:]
             if self._filled == _BUFFER_BYTES:
-                self._take_into_parity()
-                self._write(_BUFFER_BYTES)
-                self._filled = 0
+                self._flush()
 
     def _flush_tail(self) -> None:
         """Write what is left, padded to whole blocks, and cut the padding off again."""
         if self._filled:
-            self._take_into_parity()
-            self._write(-(-self._filled // _ALIGNMENT) * _ALIGNMENT)
-            self._filled = 0
+            self._flush()
+        self._settle()
         os.ftruncate(self.fd, self.size_bytes)
 
-    def _take_into_parity(self) -> None:
-        if self._parity is not None:
-            self._parity.add(self._buffer, self._filled)
+    def _flush(self) -> None:
+        """Write what is in the buffer, which may be filled again when this returns."""
+        self._settle()
+        length, self._filled = self._filled, 0
+        if self._helper is None or self._other is None:
+            self._write_out(self._buffer, length)
+            return
+        self._writing = self._helper.submit(self._write_out, self._buffer, length)
+        self._buffer, self._other = self._other, self._buffer
 
-    def _write(self, length: int) -> None:
-        view = memoryview(self._buffer)[:length]
+    def _settle(self) -> None:
+        """What was flushed is written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write_out(self, buffer: mmap.mmap, length: int) -> None:
+        if self._parity is not None:
+            self._parity.add(buffer, length)
+        self._write(buffer, -(-length // _ALIGNMENT) * _ALIGNMENT)
+
+    def _write(self, buffer: mmap.mmap, length: int) -> None:
+        view = memoryview(buffer)[:length]
         try:
             while view:
                 written = self._write_some(view)

@@ -14,24 +14,22 @@ A crash leaves chunks that lie in two packs, or packs that the catalog does not 
 which the next prune takes away. A reader that misses a pack finds its chunks by the catalog.
 """
 
-import contextlib
 import os
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ciuic import durable
-from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError, UnreachableError
+from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
-from ciuic.store.files import open_regular, status_of
+from ciuic.store.files import open_regular
 from ciuic.store.frame import CHUNKS_MAX, DATA, Frame, encode_frame
 from ciuic.store.index import Emptied, Index
 from ciuic.store.mark import Marks
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer, read_footer
 from ciuic.store.packfile import PACK_BYTES, PackFile
-from ciuic.store.parity import parity_path
 from ciuic.store.reader import StoreReader
+from ciuic.store.removal import Removals, unlink_pack
 from ciuic.store.sweep import (
     Census,
     PackUse,
@@ -44,28 +42,20 @@ from ciuic.store.sweep import (
 )
 from ciuic.store.writer import ALONE_BYTES, publish_pack, sync_packs
 
-__all__ = [
-    "Rewriter",
-    "orphaned_parity",
-    "point_at_keepers",
-    "remove_packs",
-    "remove_parity",
-]
+__all__ = ["Rewriter", "point_at_keepers", "remove_packs"]
 
 _GROUP_BYTES: Final = {True: 1024 * 1024, False: 256 * 1024}
 """Plain bytes that are encoded together of what is left of frames: of data, and of nodes."""
-_REMOVERS: Final = 4
-_REMOVED_TOGETHER: Final = 1000
 _PORTION_BYTES_MIN: Final = 1024 * 1024
 _PORTION_SHARE: Final = 8
 """A new pack takes at most this part of the room that there is; two may be open at once."""
 
 
-def remove_packs(store_path: str, index: Index | None, names: Sequence[bytes]) -> None:
-    """Remove packs that nobody needs; durable when this returns.
+def remove_packs(removals: Removals, index: Index | None, names: Sequence[bytes]) -> None:
+    """Begin to remove packs that nobody needs.
 
     Args:
-        store_path: The store's directory, whose write lock is held.
+        removals: Of the store.
         index: The catalog; None if there is none at the moment.
         names: The packs.
 
@@ -79,8 +69,7 @@ def remove_packs(store_path: str, index: Index | None, names: Sequence[bytes]) -
         index.remove_packs(names)
         # Whoever looks for a chunk must not be sent to a pack that is gone.
         index.commit()
-    _unlink(store_path, names)
-    sync_packs(store_path)
+    removals.add(names)
 
 
 def point_at_keepers(store_path: str, index: Index, keepers: dict[bytes, bytes]) -> None:
@@ -100,49 +89,6 @@ def point_at_keepers(store_path: str, index: Index, keepers: dict[bytes, bytes])
         index.point(pack, read_frames(store_path, pack), names)
     if keepers:
         index.commit()
-
-
-def orphaned_parity(store_path: str, packs: Container[bytes]) -> dict[bytes, int]:
-    """Parity of packs that are not there, and its bytes: left where a removal was cut short."""
-    directory = os.path.join(store_path, layout.PARITY)
-    found: dict[bytes, int] = {}
-    with store_faults("list", directory):
-        if not os.path.isdir(directory):
-            return found
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                name = layout.parse_pack_name(entry.name)
-                if name is not None and name not in packs:
-                    with contextlib.suppress(UnreachableError):
-                        found[name] = status_of(entry.path).st_size
-    return found
-
-
-def remove_parity(store_path: str, names: Iterable[bytes]) -> None:
-    """Remove parity of packs that are not there any more."""
-    for name in names:
-        path = parity_path(store_path, name)
-        with store_faults("remove", path):
-            durable.remove_file(path)
-
-
-def _unlink(store_path: str, names: Sequence[bytes]) -> None:
-    """Remove packs, and then their parity, which is worth nothing without them."""
-
-    def remove(name: bytes) -> None:
-        path = pack_path(store_path, name)
-        with store_faults("remove", path):
-            durable.remove_file(path)
-        remove_parity(store_path, [name])
-
-    if len(names) == 1:
-        remove(names[0])
-        return
-    # Giving back the blocks of 64 MiB takes tens of milliseconds, in which others can do the same.
-    with ThreadPoolExecutor(_REMOVERS, "remove") as pool:
-        for begin in range(0, len(names), _REMOVED_TOGETHER):
-            for _ in pool.map(remove, names[begin : begin + _REMOVED_TOGETHER]):
-                pass
 
 
 class _Counted:
@@ -179,7 +125,7 @@ class Rewriter:
         census: Of the packs.
         parity: The share of each new pack that its parity takes.
         room_bytes: Says how much room there is.
-        dry: Only count what would be written.
+        removals: Takes the emptied packs; None: only count what would be written.
 
     Attributes:
         written: Packs and bytes that were written.
@@ -197,7 +143,7 @@ class Rewriter:
         *,
         parity: float,
         room_bytes: Callable[[], int],
-        dry: bool,
+        removals: Removals | None,
     ) -> None:
         self._store_path = store_path
         self._temporary = os.path.join(store_path, layout.TEMPORARY)
@@ -210,7 +156,9 @@ class Rewriter:
         self._settled: set[bytes] = set()
         self._room_bytes = room_bytes
         self._parity = parity
-        self._dry = dry
+        self._removals = removals
+        self._left_bytes = 0
+        self._helper = ThreadPoolExecutor(1, "write")
         self._sinks: dict[bool, PackFile | _Counted] = {}
         self._groups: dict[int, list[tuple[bytes, bytes]]] = {}
         self._waiting: dict[tuple[str, int], set[bytes]] = {}
@@ -240,6 +188,7 @@ class Rewriter:
         if not uses:
             return
         self._measure_room()
+        self._left_bytes = sum([use.size_bytes - use.dead_bytes for use in uses])
         worn = {use.pack for use in uses}
         self._several = {
             name for name, packs in self._copies.items() if sum([one in worn for one in packs]) > 1
@@ -259,6 +208,7 @@ class Rewriter:
             for sink in self._sinks.values():
                 if isinstance(sink, PackFile):
                     sink.discard()
+            self._helper.shutdown()
 
     def _finish(self) -> None:
         """What has been moved is durable, and what that emptied is gone."""
@@ -268,13 +218,16 @@ class Rewriter:
             self._seal(is_data)
         # Those whose last frame happened to fill a new pack; and what was unlinked is made durable.
         left = {pack: size for pack, size in self._emptied.items() if pack not in self._made}
-        if not self._dry:
-            remove_packs(self._store_path, self._index, list(left))
-            sync_packs(self._store_path)
+        if self._removals is not None:
+            remove_packs(self._removals, self._index, list(left))
+            self._removals.finish()
         self._count_removed(left)
 
     def _measure_room(self) -> None:
         room = self._room_bytes() // _PORTION_SHARE
+        if room < PACK_BYTES and self._removals is not None:
+            self._removals.wait()  # there is no more room than what they leave
+            room = self._room_bytes() // _PORTION_SHARE
         self._portion_bytes = max(_PORTION_BYTES_MIN, min(PACK_BYTES, room))
 
     def _drain(self, use: PackUse) -> None:
@@ -283,7 +236,7 @@ class Rewriter:
             fd = open_regular(path)
             try:
                 frames = read_footer(fd, use.pack)
-                if not self._dry:
+                if self._removals is not None:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
                 taken = [self._take(use.pack, fd, one) for one in frames]
             finally:
@@ -308,7 +261,7 @@ class Rewriter:
             if is_freed:
                 parts = self._read_alone(frame, kept)
             elif as_it_is:
-                payload = b"" if self._dry else read_payload(fd, one)
+                payload = b"" if self._removals is None else read_payload(fd, one)
             else:
                 parts = read_chunks(frame, read_payload(fd, one), kept)
         except (CorruptionError, UnknownFormatError):
@@ -366,12 +319,24 @@ class Rewriter:
         with store_faults("write to", self._temporary):
             sink = self._sinks.get(is_data)
             if sink is None:
-                sink = _Counted() if self._dry else PackFile(self._temporary, parity=self._parity)
+                sink = self._new_sink()
                 self._sinks[is_data] = sink
             sink.add(frame, payload)
+        self._left_bytes -= frame.total_bytes
         self._waiting.setdefault(("pack", is_data), set()).update(sources)
         if sink.size_bytes >= self._portion_bytes:
             self._seal(is_data)
+
+    def _new_sink(self) -> PackFile | _Counted:
+        if self._removals is None:
+            return _Counted()
+        expected_bytes = min(self._portion_bytes, self._left_bytes)
+        return PackFile(
+            self._temporary,
+            parity=self._parity,
+            expected_bytes=expected_bytes,
+            helper=self._helper,
+        )
 
     def _seal(self, is_data: bool) -> None:
         """The new pack is durable, and the old ones that it emptied are gone."""
@@ -395,6 +360,8 @@ class Rewriter:
         self.removed = (self.removed[0] + len(packs), self.removed[1] + sum(packs.values()))
 
     def _publish(self, sink: PackFile, name: bytes, emptied: list[bytes]) -> None:
+        if self._removals is not None:
+            self._removals.make_way(name)
         path = pack_path(self._store_path, name)
         is_new = not os.path.lexists(path)
         try:
@@ -407,9 +374,10 @@ class Rewriter:
             self._index.rollback()
             if is_new:
                 # Nobody was told of it, and it takes room that may be what was missing.
-                _unlink(self._store_path, [name])
+                unlink_pack(self._store_path, name)
             raise
-        _unlink(self._store_path, emptied)
+        if self._removals is not None:
+            self._removals.add(emptied)
         self._measure_room()
 
     def _chunks_of(self, pack: bytes) -> list[bytes]:

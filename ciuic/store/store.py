@@ -580,12 +580,7 @@ class Store:
         if self.is_half_pruned:
             return
         with contextlib.suppress(StoreFullError), store_faults("write", self._pruning_path):
-            durable.write_whole(
-                self._pruning_path,
-                b"",
-                temporary_directory=os.path.join(self.path, layout.TEMPORARY),
-                mode=_FILE_MODE,
-            )
+            durable.make_empty(self._pruning_path, _FILE_MODE)
 
     def end_prune(self) -> None:
         """A prune is through. What a power cut brings back of the mark costs one more, and no data.

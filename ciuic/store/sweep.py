@@ -42,6 +42,8 @@ DEAD_FRACTION: Final = 0.2
 _REPEATED_MAX: Final = 200_000
 """Chunks that are looked for in several packs; of more, every copy counts as needed."""
 _ANSWERS_KEPT: Final = 1024
+_CHUNKS_KEPT: Final = 50_000
+"""Of footers that are not read a second time; a few MB of memory."""
 
 
 class PackUse(NamedTuple):
@@ -106,14 +108,15 @@ def take_census(
             can't be known.
         UnreachableError: A pack can't be opened: neither can what it needs.
     """
-    unreadable = _follow_references(store_path, packs, marks, check)
+    known: dict[bytes, list[PackedFrame]] = {}
+    unreadable = _follow_references(store_path, packs, marks, known, check)
     uses: list[PackUse] = []
     repeated: set[bytes] = set()
     for name, size in sorted(packs.items()):
         if name in unreadable:
             continue
         check(len(packs))
-        frames = read_frames(store_path, name)
+        frames = known.pop(name, None) or read_frames(store_path, name)
         for one in frames:
             for chunk, _ in one.frame.chunks:
                 if marks.is_repeated(one.frame.kind, chunk) and len(repeated) < _REPEATED_MAX:
@@ -133,14 +136,26 @@ def take_census(
 
 
 def _follow_references(
-    store_path: str, packs: dict[bytes, int], marks: Marks, check: Callable[[int], None]
+    store_path: str,
+    packs: dict[bytes, int],
+    marks: Marks,
+    known: dict[bytes, list[PackedFrame]],
+    check: Callable[[int], None],
 ) -> dict[bytes, int]:
-    """Mark what is needed to decode what is needed; returns the packs without a sound footer."""
+    """Mark what is needed to decode what is needed; returns the packs without a sound footer.
+
+    What the first packs hold is left in ``known``.
+    """
     unreadable: dict[bytes, int] = {}
+    room = _CHUNKS_KEPT
     for number, (name, size) in enumerate(sorted(packs.items())):
         check(number)
         try:
-            _add_references(marks, read_frames(store_path, name))
+            frames = read_frames(store_path, name)
+            _add_references(marks, frames)
+            room -= sum([len(one.frame.chunks) for one in frames])
+            if room >= 0:
+                known[name] = frames
         except UnreachableError:
             raise  # what its chunks build on would be taken for garbage
         except CorruptionError:

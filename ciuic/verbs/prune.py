@@ -31,13 +31,8 @@ from ciuic.store import Store
 from ciuic.store.manifest import Manifest
 from ciuic.store.mark import Marks, mark_tree
 from ciuic.store.parity import PARITY_DEFAULT
-from ciuic.store.rewrite import (
-    Rewriter,
-    orphaned_parity,
-    point_at_keepers,
-    remove_packs,
-    remove_parity,
-)
+from ciuic.store.removal import Removals, orphaned_parity, remove_parity
+from ciuic.store.rewrite import Rewriter, point_at_keepers, remove_packs
 from ciuic.store.sweep import DEAD_FRACTION, Census, PackUse, take_census
 
 __all__ = ["PruneCounts", "PrunePlan", "PruneReport", "apply_prune", "foresee_prune", "plan_prune"]
@@ -295,35 +290,41 @@ def _run(
     began_s = clock.monotonic_s()
     dead = [one.pack for one in plan.removed]
     dead_bytes = sum([one.size_bytes for one in plan.removed])
-    if not dry_run:
+
+    def rewrite(removals: Removals | None) -> Rewriter:
+        def room_bytes() -> int:
+            found = os.statvfs(store.path)
+            return found.f_bavail * found.f_frsize + (dead_bytes if dry_run else 0)
+
+        rewriter = Rewriter(
+            store.path,
+            store.index,
+            store.reader,
+            plan.marks,
+            plan.census,
+            parity=parity,
+            room_bytes=room_bytes,
+            removals=removals,
+        )
+        rewriter.run(
+            plan.rewritten,
+            check=_checker(cancelled, "run it again to go on; what was removed by now is removed"),
+            done=lambda done: progress("rewrite", done, len(plan.rewritten)),
+        )
+        return rewriter
+
+    if dry_run:
+        rewriter = rewrite(None)
+    else:
         if plan.expired or plan.removed or plan.rewritten or plan.orphans:
             store.begin_prune()
         store.empty_trash(plan.expired)
         for name in store.lone_copies():
             store.drop_copy(name)
         remove_parity(store.path, plan.orphans)
-        _remove(store, dead, plan.census.keepers)
-
-    def room_bytes() -> int:
-        found = os.statvfs(store.path)
-        return found.f_bavail * found.f_frsize + (dead_bytes if dry_run else 0)
-
-    rewriter = Rewriter(
-        store.path,
-        store.index,
-        store.reader,
-        plan.marks,
-        plan.census,
-        parity=parity,
-        room_bytes=room_bytes,
-        dry=dry_run,
-    )
-    rewriter.run(
-        plan.rewritten,
-        check=_checker(cancelled, "run it again to go on; what was removed by now is removed"),
-        done=lambda done: progress("rewrite", done, len(plan.rewritten)),
-    )
-    if not dry_run:
+        with Removals(store.path) as removals:
+            _remove(store, dead, plan.census.keepers, removals)
+            rewriter = rewrite(removals)
         store.end_prune()
     still = {use.pack: use.size_bytes for use in plan.rewritten if use.pack in rewriter.damaged}
     return PruneReport(
@@ -342,14 +343,17 @@ def _run(
     )
 
 
-def _remove(store: Store, dead: list[bytes], keepers: dict[bytes, bytes]) -> None:
+def _remove(
+    store: Store, dead: list[bytes], keepers: dict[bytes, bytes], removals: Removals
+) -> None:
     """Remove packs. On a disk so full that the catalog can't even forget them, it gives way."""
     try:
         point_at_keepers(store.path, store.index, keepers)
-        remove_packs(store.path, store.index, dead)
+        remove_packs(removals, store.index, dead)
     except StoreFullError:
         store.drop_catalog()
-        remove_packs(store.path, None, dead)
+        remove_packs(removals, None, dead)
+        removals.wait()
         store.renew_catalog()
         point_at_keepers(store.path, store.index, keepers)
 

@@ -260,7 +260,8 @@ MUTANTS: Final = (
             "            sync_packs(self._store_path)\n"
         ),
         (
-            "            _unlink(self._store_path, emptied)\n"
+            "            for one in emptied:\n"
+            "                unlink_pack(self._store_path, one)\n"
             "            publish_pack(self._store_path, sink, name)\n"
             "            sync_packs(self._store_path)\n"
         ),
@@ -274,12 +275,15 @@ MUTANTS: Final = (
             "        for name in store.lone_copies():\n"
             "            store.drop_copy(name)\n"
             "        remove_parity(store.path, plan.orphans)\n"
-            "        _remove(store, dead, plan.census.keepers)\n"
+            "        with Removals(store.path) as removals:\n"
+            "            _remove(store, dead, plan.census.keepers, removals)\n"
         ),
         (
             "        remove_parity(store.path, plan.orphans)\n"
-            "        _remove(store, dead, plan.census.keepers)\n"
+            "        with Removals(store.path) as removals:\n"
+            "            _remove(store, dead, plan.census.keepers, removals)\n"
             "        store.empty_trash(plan.expired)\n"
+            "        with Removals(store.path) as removals:\n"
         ),
         _story("prune"),
     ),
@@ -362,6 +366,14 @@ MUTANTS: Final = (
         "        index.point(pack, read_frames(store_path, pack), names)\n",
         "        del pack, names\n",
         "tests/verbs/test_prune.py::test_the_catalog_is_right_without_being_made_anew",
+    ),
+    Mutant(
+        "a new pack does not wait for an old one of its name to be gone",
+        "ciuic/store/rewrite.py",
+        "            self._removals.make_way(name)\n",
+        "            pass\n",
+        "tests/verbs/test_prune.py"
+        "::test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes",
     ),
     Mutant(
         "a base snapshot builds on older ones",

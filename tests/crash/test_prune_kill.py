@@ -29,7 +29,7 @@ LONG = bool(os.environ.get("CIUIC_LONG"))
 POSITIONS = 10_000 if LONG else 2
 KILLS = 100 if LONG else 8
 PRUNE = ("prune", "--trash", "0", "--json")
-_LINE = re.compile(r"^(?:\d+ +)?(\w+)\(")
+_LINE = re.compile(r"^(\d+) +(\w+)\(")
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ class Made(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A system call: its name, and the how manieth of its kind it is."""
+    """A system call: its name, and the how manieth of its kind it is in its thread."""
 
     name: str
     number: int
@@ -106,30 +106,31 @@ def need_strace() -> None:
 
 
 def injected(box: Box, call: Call, what: str) -> Outcome:
-    """Prune; the given call meets with something."""
+    """Prune; the given call meets with something, in whichever threads come to it."""
     options = ("-e", f"trace={call.name}", "-e", f"inject={call.name}:{what}:when={call.number}")
-    wrapper = ("strace", "-qq", "-o", os.devnull, *options)
+    wrapper = ("strace", "-f", "-qq", "-o", os.devnull, *options)
     return ciuic("--config", box.config, *PRUNE, wrapper=wrapper)
 
 
 def calls_of_a_prune(box: Box, directory: Path) -> list[Call]:
     """All calls that change the store's files or bring them to the disk."""
     trace = directory / "trace"
-    options = ("-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
+    options = ("-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
     outcome = ciuic("--config", box.config, *PRUNE, wrapper=("strace", *options))
     assert outcome.code == 0, outcome.err
     assert outcome.document["removed"]["packs"] >= 1
     assert outcome.document["rewritten"]["packs"] >= 2
-    counts: dict[str, int] = {}
-    found = []
+    counts: dict[tuple[str, str], int] = {}
+    found: dict[Call, None] = {}
     for line in trace.read_text(errors="replace").splitlines():
         match = _LINE.match(line)
         if match is None:
             continue
-        counts[match[1]] = counts.get(match[1], 0) + 1
+        key = (match[1], match[2])
+        counts[key] = counts.get(key, 0) + 1
         if str(box.store) in line:
-            found.append(Call(match[1], counts[match[1]]))
-    return found
+            found[Call(match[2], counts[key])] = None
+    return sorted(found)
 
 
 def sampled(calls: list[Call]) -> list[Call]:

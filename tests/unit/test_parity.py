@@ -6,6 +6,7 @@ import os
 import random
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ from ciuic.store.parity import (
 PACK = bytes(range(32))
 SIZES = [1, 511, 4096, 20_000, 130_001, 1_100_000, 3_000_003]
 ZEROS = 8 * 1024
+MIB = 1024 * 1024
 
 
 class Kept:
@@ -466,6 +468,80 @@ def test_a_pack_gets_its_parity_while_it_is_written(tmp_path, size):
         kept.harm(begin, length)
         assert kept.mended() == kept.data
         kept.restore()
+
+
+@pytest.mark.parametrize("count", [1, 4, 9, 20])
+def test_a_helper_makes_the_same_pack_and_the_same_parity(tmp_path, count):
+    rng = random.Random(count)
+    frames = [
+        encode_frame(DATA, [(bytes([number]) * 32, rng.randbytes(MIB + number))])
+        for number in range(count)
+    ]
+    made = []
+    with ThreadPoolExecutor(1) as thread:
+        for helper in (None, thread):
+            pack = PackFile(str(tmp_path), parity=0.04, expected_bytes=count * MIB, helper=helper)
+            for frame, payload in frames:
+                pack.add(frame, payload)
+            name = pack.complete()
+            parity = pack.parity()
+            pack.close()
+            assert parity is not None
+            parts = b"".join([bytes(one) for one in parity.parts(name)])
+            made.append((name, Path(pack.path).read_bytes(), parts))
+    assert made[0] == made[1]
+    assert len(made[0][1]) > count * MIB
+
+
+@pytest.mark.parametrize(("expected_mib", "is_read_back"), [(20, False), (24, True), (14, True)])
+def test_the_parity_of_a_pack_that_becomes_as_long_as_was_expected_is_not_read_back(
+    tmp_path, expected_mib, is_read_back
+):
+    """It shows in how it is cut: to the byte, or for the length that was expected."""
+    frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(MIB))])
+    pack = PackFile(str(tmp_path), parity=0.04, expected_bytes=expected_mib * MIB)
+    for _ in range(20):
+        pack.add(frame, payload)
+    name = pack.complete()
+    made = pack.parity()
+    pack.close()
+    assert made is not None
+    own = shape_for(pack.size_bytes, 0.04)
+    foreseen = shape_while_writing(expected_mib * MIB, 0.04)
+    assert made.shape == (own if is_read_back else foreseen)
+    assert own != foreseen
+    assert made.shape.parity_bytes <= 0.042 * pack.size_bytes + 4096
+
+    kept = Kept(tmp_path, 1)
+    os.rename(pack.path, kept.pack)
+    kept.data, kept.shape = kept.pack.read_bytes(), made.shape
+    assert name
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    write_parity(str(tmp_path), PACK, made)
+    for begin in (0, len(kept.data) - made.shape.reach_bytes):
+        kept.harm(begin, made.shape.reach_bytes)
+        assert kept.mended() == kept.data
+        kept.restore()
+
+
+@pytest.mark.parametrize("ends", ["when more comes", "when it is completed", "when it is given up"])
+def test_a_helper_that_can_not_write_is_told_of_and_leaves_nothing(tmp_path, ends):
+    frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(3 * MIB))])
+    with ThreadPoolExecutor(1) as helper:
+        pack = PackFile(str(tmp_path), parity=0.04, helper=helper)
+        other = os.open(pack.path, os.O_RDONLY)
+        os.dup2(other, pack.fd)  # as good as a disk that refuses every write
+        os.close(other)
+        pack.add(frame, payload)
+        pack.add(frame, payload)
+        if ends == "when more comes":
+            with pytest.raises(OSError, match="Bad file"):
+                pack.add(frame, payload)
+        elif ends == "when it is completed":
+            with pytest.raises(OSError, match="Bad file"):
+                pack.complete()
+        pack.discard()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pack_without_parity_has_none_computed(tmp_path):

@@ -23,11 +23,12 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.hashing import ID_BYTES, data_id
-from ciuic.store import Store, frame, layout, open_store, rewrite, sweep
+from ciuic.store import Store, frame, layout, open_store, removal, rewrite, sweep
 from ciuic.store.index import Index
 from ciuic.store.mark import Marks
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.packfile import PackFile
+from ciuic.store.parity import Parity, inspect_parity, shape_for
 from ciuic.verbs.prune import PruneReport, apply_prune, foresee_prune, plan_prune
 from ciuic.verbs.verify import verify_all
 from tests.kit.box import Box
@@ -834,6 +835,97 @@ def test_small_portions_give_the_same_store(worn, monkeypatch):
     assert report.written.packs > 3
     assert_restores(worn, known)
     assert prune(worn).freed_bytes == 0
+
+
+def test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes(worn, monkeypatch):
+    """A prune was killed before it told the catalog, and what it had written has rotten since."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    other = worn.directory / "other"
+    shutil.copytree(worn.store, other)
+    original, worn.store = worn.store, other
+    prune(worn)
+    worn.store = original
+    old = {path.name for path in packs(worn.store)}
+    new = [path for path in packs(other) if path.name not in old and path.stat().st_size > MIB]
+    for path in new:
+        shutil.copy2(path, worn.store / "packs" / path.name)
+        for one in sweep.read_frames(str(other), bytes.fromhex(path.name)):
+            at = one.offset_bytes + one.frame.header_bytes
+            flip_byte(worn.store / "packs" / path.name, at)
+
+    written = threading.Event()
+    unlink, sync = removal.unlink_pack, rewrite.sync_packs
+
+    def late(store_path: str, name: bytes) -> None:
+        written.wait(0.3)  # as on a disk that takes its time
+        unlink(store_path, name)
+
+    def synced(store_path: str) -> None:
+        sync(store_path)
+        written.set()
+
+    monkeypatch.setattr(removal, "unlink_pack", late)
+    monkeypatch.setattr(rewrite, "sync_packs", synced)
+    report = prune(worn)
+    assert report.written.packs >= 1
+    assert {path.name for path in new} & {path.name for path in packs(worn.store)}
+    monkeypatch.undo()
+    assert_restores(worn, known)
+
+
+@pytest.mark.parametrize("chunks_kept", [50_000, 50, 0])
+def test_what_fits_in_memory_of_the_footers_is_read_once(worn, monkeypatch, chunks_kept):
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    read: list[bytes] = []
+    usual = sweep.read_frames
+
+    def counted(store_path: str, name: bytes, *, heal: bool = False) -> list[PackedFrame]:
+        read.append(name)
+        return usual(store_path, name, heal=heal)
+
+    monkeypatch.setattr(sweep, "_CHUNKS_KEPT", chunks_kept)
+    monkeypatch.setattr(sweep, "read_frames", counted)
+    with open_store(str(worn.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
+        count = len(store.pack_files())
+    if chunks_kept == 50:
+        assert count < len(read) < 2 * count
+    else:
+        assert len(read) == (count if chunks_kept else 2 * count)
+    monkeypatch.undo()
+    assert len(plan.census.uses) == count
+    assert prune(worn).rewritten.packs == len(plan.rewritten) > 0
+    assert_restores(worn, known)
+
+
+def test_a_new_pack_has_parity_that_was_made_while_it_was_written(box):
+    """How long it becomes is known well enough beforehand: it need not be read back."""
+    rng = random.Random(12)
+    for number in range(24):
+        (box.source / f"f{number:02}").write_bytes(rng.randbytes(MIB))
+    box.take()
+    for number in range(0, 24, 2):
+        (box.source / f"f{number:02}").unlink()
+    kept = box.take()
+    photo = photograph(box.source)
+    forget(box, names_of(box)[0])
+    old = {path.name for path in packs(box.store)}
+    assert prune(box).written.packs == 1
+    (new,) = [path for path in packs(box.store) if path.name not in old]
+    with (box.store / "parity" / new.name).open("rb") as file:
+        shape = Parity(file.fileno(), bytes.fromhex(new.name)).shape
+    size = new.stat().st_size
+    assert size > 12 * MIB
+    assert shape != shape_for(size, 0.04)
+    assert 0.038 * size < shape.parity_bytes < 0.042 * size
+    assert inspect_parity(str(box.store), bytes.fromhex(new.name)) == ""
+    flip_byte(new, size // 2)
+    box.restore(snapshot=kept.id, to=box.directory / "out")
+    assert differences(photo, photograph(box.directory / "out" / "source")) == []
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1], ids=["once", "early", "late"])

@@ -1,0 +1,89 @@
+"""Packs go while other work goes on; whoever waits knows that they are gone, or that one is not."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ciuic.errors import StoreError
+from ciuic.store import layout, removal
+from ciuic.store.removal import Removals
+
+NAMES = [bytes([number]) * 32 for number in range(40)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Packs, each with its parity."""
+    for name in (layout.PACKS, layout.PARITY):
+        (tmp_path / name).mkdir()
+        for one in NAMES:
+            (tmp_path / name / layout.pack_name(one)).write_bytes(b"content")
+    return tmp_path
+
+
+def left(store: Path, place: str) -> set[str]:
+    return {path.name for path in (store / place).iterdir()}
+
+
+def test_what_was_added_is_gone_at_the_end_and_nothing_else(store: Path) -> None:
+    with Removals(str(store)) as removals:
+        removals.add(NAMES[:30])
+        removals.add(NAMES[30:35])
+    kept = {layout.pack_name(one) for one in NAMES[35:]}
+    assert left(store, layout.PACKS) == kept
+    assert left(store, layout.PARITY) == kept
+
+
+def test_whoever_waits_for_room_has_it(store: Path) -> None:
+    with Removals(str(store)) as removals:
+        removals.add(NAMES)
+        removals.wait()
+        assert left(store, layout.PACKS) == set()
+        assert left(store, layout.PARITY) == set()
+
+
+def test_no_more_of_them_wait_than_memory_has_room_for(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "_WAITING_MAX", 3)
+    with Removals(str(store)) as removals:
+        removals.add(NAMES)
+        assert len(left(store, layout.PACKS)) <= 3
+    assert left(store, layout.PACKS) == set()
+
+
+def test_a_pack_may_come_again_as_soon_as_the_old_one_is_gone(store: Path) -> None:
+    name, held = NAMES[3], threading.Event()
+    path = store / layout.PACKS / layout.pack_name(name)
+    with Removals(str(store)) as removals:
+        for _ in range(removal._REMOVERS):
+            removals._pool.submit(held.wait)
+        removals.add(NAMES)
+        assert path.exists()
+        removals.make_way(bytes(range(32)))  # which nobody removes, and nobody waits for
+        threading.Timer(0.01, held.set).start()
+        removals.make_way(name)
+        assert not path.exists()
+        path.write_bytes(b"new")
+    assert left(store, layout.PACKS) == {path.name}
+
+
+def test_one_that_can_not_be_removed_is_an_error_and_spares_the_others(store: Path) -> None:
+    stuck = store / layout.PACKS / layout.pack_name(NAMES[7])
+    stuck.unlink()
+    stuck.mkdir()
+    with pytest.raises(StoreError, match="cannot remove"), Removals(str(store)) as removals:
+        removals.add(NAMES)
+    assert left(store, layout.PACKS) == {stuck.name}
+    # Its parity goes after it, and not before.
+    assert left(store, layout.PARITY) == {stuck.name}
+
+
+def test_another_error_is_not_hidden_by_one_of_a_removal(store: Path) -> None:
+    stuck = store / layout.PACKS / layout.pack_name(NAMES[0])
+    stuck.unlink()
+    stuck.mkdir()
+    with pytest.raises(KeyError), Removals(str(store)) as removals:
+        removals.add(NAMES[:1])
+        raise KeyError
