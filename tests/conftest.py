@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ciuic.capture.providers import IN_PLACE, choose
-from tests.kit import skips
+from tests.kit import order, skips
 from tests.kit.box import Box
 
 # Real files are slow at unpredictable moments: a deadline would only make tests flake.
@@ -48,7 +48,8 @@ def live_box(tmp_path: Path) -> Iterator[Box]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs root for everybody else, by name."""
+    """Begin with what takes longest; skip what needs root for everybody else, by name."""
+    order.longest_first(items)
     if os.geteuid() == 0:
         return
     for item in items:
@@ -57,5 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """See ``tests.kit.skips``."""
+    """See ``tests.kit.skips``; files go to workers in the order they have here."""
     skips.install(config)
+    # Else xdist begins with the files of the most tests, and ends with a single one of minutes.
+    config.option.loadscopereorder = False
