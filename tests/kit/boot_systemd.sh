@@ -33,11 +33,6 @@ if [ "${BOOT_SYSTEMD_STAGE:-}" != inside ]; then
         --propagation private "$0" "$files" "$@"
 fi
 
-# These namespaces hold a copy of every mount there was. Loop mounts belong to other tests, which
-# could not take them away for good. The innermost go first: with a mount goes what is on it.
-findmnt --noheadings --list --output TARGET,SOURCE | awk '$2 ~ "^/dev/loop" { print $1 }' | tac |
-    xargs --no-run-if-empty umount --lazy
-
 # The upper layer of an overlay can't lie on an overlay, which / may be: so it lies in memory.
 state=/mnt
 mount -t tmpfs -o mode=755 boot-systemd "$state"
@@ -46,6 +41,12 @@ mkdir "$state/upper" "$state/work" "$root"
 mount -t overlay -o "lowerdir=/,upperdir=$state/upper,workdir=$state/work" overlay "$root" ||
     missing "an overlay can't be mounted here"
 cp -a "$files/." "$root"
+
+# These namespaces hold a copy of every mount there was. Loop mounts belong to other tests, which
+# could not take them away for good. The innermost go first: with a mount goes what is on it.
+# FILES may be on one of them: not before they have been copied.
+findmnt --noheadings --list --output TARGET,SOURCE | awk '$2 ~ "^/dev/loop" { print $1 }' | tac |
+    xargs --no-run-if-empty umount --lazy
 
 for directory in "$@"; do
     mkdir -p "$root$directory"
