@@ -43,7 +43,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "snapshot_dir": "/.ciuic_snapshots",
     "io_priority": "idle",
     "hot_snapshots": "1",
-    "chain_cost": "2",
+    "chain_cost": "3",
     "parity": "4%",
     "trash": "1d",
     "scrub_budget": "10m",

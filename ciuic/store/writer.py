@@ -43,7 +43,7 @@ __all__ = [
     "sync_packs",
 ]
 
-CHAIN_COST_DEFAULT: Final = 2.0
+CHAIN_COST_DEFAULT: Final = 3.0
 _NODE_GROUP_BYTES: Final = 256 * 1024
 _QUEUE_BYTES: Final = 16 * 1024 * 1024
 _SEALING_MAX: Final = 2

@@ -53,7 +53,7 @@ def test_an_empty_file_means_the_defaults(conf):
     assert settings.snapshot_dir == "/.ciuic_snapshots"
     assert settings.io_priority == "idle"
     assert settings.hot_snapshots == 1
-    assert settings.chain_cost == 2
+    assert settings.chain_cost == 3
     assert settings.parity == 0.04
     assert settings.trash_s == 86_400
 
