@@ -785,5 +785,5 @@ class TestCommand:
 
     def test_a_busy_store_is_not_repaired(self, patient):
         with open_store(str(patient.store), write=True):
-            assert patient.box.ciuic("repair", "--apply").code == 5
+            assert patient.box.ciuic("repair", "--apply", "--wait", "0").code == 5
             assert patient.box.ciuic("repair").code == 0

@@ -23,6 +23,7 @@ from ciuic.verbs.scrub import (
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
+from tests.kit.installed import run_here
 from tests.kit.program import ciuic
 
 MIB = 1024 * 1024
@@ -432,10 +433,13 @@ def test_a_store_without_packs_or_snapshots_is_sound(box: Box) -> None:
     assert box.ciuic("scrub").code == 0
 
 
-def test_what_cannot_be_remembered_is_told_with_what_it_costs_all_the_same(two: Box) -> None:
+def test_what_cannot_be_remembered_is_told_with_what_it_costs_all_the_same(
+    two: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ciuic.verbs.scrub._LOCK_WAIT_S", 0.2)
     flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
     with open_store(str(two.store), write=True):
-        outcome = two.ciuic("scrub", "--json")
+        outcome = run_here("--config", two.config, "scrub", "--json")
     assert outcome.code == 4
     [pack] = outcome.document["damaged"]
     assert len(pack["files"]) == 2
