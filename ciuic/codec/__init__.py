@@ -65,8 +65,11 @@ _NUMBERS_FRACTION: Final = 0.95
 _WORTH_FRACTION: Final = 1 / 64
 """Saving less than this is not worth decoding at every read."""
 
-_DELTA_WORTH: Final = 0.97
-"""A delta must be expected to be this much shorter: it takes longer to read."""
+_DELTA_SAVES: Final = 0.15
+_DELTA_SAVES_COST: Final = 3.0
+"""A delta must be expected to save this much, as it takes longer to make and to read; less, in
+proportion, if more than this may be read for it. Where few numbers move it saves half and more, of
+dense fp32 state less than a tenth (decision 0015)."""
 
 _SPARSE_SURE: Final = 64
 """Where less than such a part of a payload is left, no other delta takes less."""
@@ -149,6 +152,7 @@ def encode_delta(
     alone = planes.probe(sample)
     fraction = min(alone.fraction, zstd.probe(sample), 1.0)
     shapes = _shapes(alone)
+    saves = _DELTA_SAVES * min(1.0, _DELTA_SAVES_COST / chain_cost)
     for number, reference in enumerate(references):
         room = min(
             chain_cost * fraction * size - reference.cost_bytes,
@@ -158,7 +162,7 @@ def encode_delta(
         old = reference.read() if room > reference.least_bytes else None
         if old is None or len(old) != size:
             continue
-        enough = min(room, fraction * _DELTA_WORTH * size)
+        enough = min(room, fraction * (1 - saves) * size)
         found = _difference(plain, old, shapes, parts, enough)
         if found is None:
             continue
