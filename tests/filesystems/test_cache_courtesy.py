@@ -27,7 +27,7 @@ from tests.kit.program import NOBODY, ciuic
 MIB = 1024 * 1024
 PAGE = mmap.PAGESIZE
 WINDOW = cache.WINDOW_BYTES
-ATTEMPTS = 3
+ATTEMPTS = 5
 UNDER_WAY = 2 * 8 * MIB
 """The kernel reads ahead twice the device's read_ahead_kb, which is rarely over 8 MiB."""
 PREADV2 = {"x86_64": 327, "aarch64": 286}.get(os.uname().machine)
@@ -379,11 +379,15 @@ def test_who_may_not_ask_drops_nothing_that_was_there(public_box: Box) -> None:
         config = place / "ciuic.conf"
         config.write_text(f"snapshot_paths = {source}\nsnapshot_dir = {place / 'store'}\n")
         assert ciuic("--config", config, "init", user=NOBODY).code == 0
-        warm_all(source)
-        before = cache_of(source)
-        outcome = ciuic("--config", config, "snapshot", user=NOBODY)
-        assert outcome.code == 0, outcome.err
-        after = cache_of(source)
-        assert sum(map(sum, after.values())) > 0
-        lost = {name: _count(after[name], before[name]) for name in before}
-        assert {name: count for name, count in lost.items() if count} == {}
+        for attempt in range(1, ATTEMPTS + 1):
+            warm_all(source)
+            before = cache_of(source)
+            outcome = ciuic("--config", config, "snapshot", "--base", user=NOBODY)
+            assert outcome.code == 0, outcome.err
+            after = cache_of(source)
+            assert sum(map(sum, after.values())) > 0
+            gone = {name: _count(after[name], before[name]) for name in before}
+            lost = {name: count for name, count in gone.items() if count}
+            if not lost:
+                break
+            assert attempt < ATTEMPTS, f"was in the page cache and is no longer: {lost}"
