@@ -63,7 +63,9 @@ def test_show_names_who_was_writing_and_how_each_root_was_captured(torn):
     assert f"in flux   {path}: open for writing by {name} (pid {os.getpid()})\n" in done.out
     (how,) = (one["capture"] for one in document["roots"])
     assert how in {"in place", "reflink", "subvolume"}  # as the file system of the tests allows
-    assert re.search(rf"root      {re.escape(str(torn.source))}, captured (by )?{how}\n", done.out)
+    assert re.search(
+        rf"root      {re.escape(str(torn.source))}, captured (by |as a )?{how}\n", done.out
+    )
     assert {"path": path, "what": f"in flux: open for writing by {name} (pid {os.getpid()})"} in (
         document["trouble"]
     )

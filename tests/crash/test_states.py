@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.capture import IN_PLACE, choose
 from tests.kit.box import Box
 from tests.kit.journal import (
     ROOT,
@@ -44,16 +45,23 @@ def memory() -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.fixture
+def place(tmp_path: Path, memory: Path) -> Path:
+    """Where commands are recorded: what is cloned or frozen leaves no bytes in a trace."""
+    return tmp_path if choose(bytes(tmp_path)).how == IN_PLACE else memory / "place"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800 if LONG else 300)
 @pytest.mark.parametrize("name", STORIES)
 def test_every_promise_holds_in_whatever_a_power_cut_leaves(
-    name: str, tmp_path: Path, memory: Path
+    name: str, tmp_path: Path, place: Path, memory: Path
 ) -> None:
     seed = int(os.environ.get("CIUIC_SEED", random.SystemRandom().randrange(2**32)))
     print(f"seed {seed}")
     rng = random.Random(seed)
-    story = STORIES[name](tmp_path / "story", rng)
+    place.mkdir(exist_ok=True)
+    story = STORIES[name](place / "story", rng)
     every = cases(story.journal, DRAWS)
     chosen = sampled(every, STATES, rng)
     report = survive(story, chosen, seed, memory, tmp_path / "failed")
@@ -71,9 +79,12 @@ def timeless(top: Path) -> dict[bytes, Photo]:
 
 
 @pytest.mark.slow
-def test_the_journal_of_a_run_makes_the_directory_that_the_run_has_left(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    top = tmp_path / "disk"
+def test_the_journal_of_a_run_makes_the_directory_that_the_run_has_left(
+    tmp_path: Path, place: Path
+) -> None:
+    place.mkdir(exist_ok=True)
+    box = Box(place)
+    top = place / "disk"
     top.mkdir()
     box.store = top / "store"
     box.configure()
