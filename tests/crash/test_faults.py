@@ -363,6 +363,8 @@ def test_a_store_on_a_disk_that_is_full(
 def test_a_restore_onto_a_disk_that_is_full(made: Prepared, tmp_path: Path, kind: str) -> None:
     """Each file is old or new, what is missing was named, and with room a second run finishes."""
     old, new = min(made.known), max(made.known)
+    # Of holes the target's file system may tell what the source's keeps to itself.
+    wanted = {path: one._replace(data=()) for path, one in made.known[new].items()}
     box = copy_of(made, tmp_path / "from")
     with disk(kind, tmp_path) as mounted:
         out = mounted.path / "out"
@@ -372,7 +374,7 @@ def test_a_restore_onto_a_disk_that_is_full(made: Prepared, tmp_path: Path, kind
             mounted.leave_free(free_bytes)
             where = f"{kind} with {free_bytes} bytes free"
             outcome = box.ciuic("restore", "-s", new, *arguments)
-            found = photograph(out / "source")
+            found = photograph(out / "source", holes=False)
             for path, one in found.items():
                 assert b".ciuic-restore-" not in path, where
                 versions = [photo[path].content for photo in (made.known[old], made.known[new])]
@@ -386,9 +388,9 @@ def test_a_restore_onto_a_disk_that_is_full(made: Prepared, tmp_path: Path, kind
                 assert outcome.code in {3, 4}, (where, outcome)
                 assert outcome.document["failed"], where
             else:
-                assert differences(made.known[new], found) == [], where
+                assert differences(wanted, found) == [], where
             (mounted.path / "ballast").unlink()
             again = box.ciuic("restore", "-s", new, *arguments)
             assert again.code == 0, (where, again)
-            assert differences(made.known[new], photograph(out / "source")) == [], where
+            assert differences(wanted, photograph(out / "source", holes=False)) == [], where
         assert os.listdir(mounted.path) in (["out"], ["lost+found", "out"], ["out", "lost+found"])
