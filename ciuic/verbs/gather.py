@@ -235,6 +235,8 @@ class Gatherer:
         self._small_directories: set[int] = set()
         self._lookup_directories: set[int] = set()
         self._small_ticket = _Ticket(self._flush_small)
+        self._clones: list[Wanted] = []
+        self._clones_ticket = _Ticket()
         share = open_files // 4
         self._batch_directories = min(_BATCH_DIRECTORIES, share // content.batches_max)
         self._held_max = min(_HELD_DIRECTORIES, share)
@@ -614,6 +616,8 @@ class Gatherer:
     def _read(self, wanted: Wanted) -> _Ticket:
         if not self._content.is_small(wanted.status):
             return self._large(wanted)
+        if wanted.clone is not None:
+            return self._small_clone(wanted)
         ticket = self._small_ticket
         self._small.append(wanted)
         self._small_bytes += wanted.status.st_size
@@ -632,6 +636,34 @@ class Gatherer:
         self._small_ticket = _Ticket(self._flush_small)
         ticket.flush = None
         ticket.futures = [self._content.submit_small(files)]
+
+    def _small_clone(self, wanted: Wanted) -> _Ticket:
+        """What is cloned can be read when all is: a freeze does not wait for readers."""
+        files = self._clones
+        if not files:
+            self._clones_ticket = self._held_batch(files)
+        ticket = self._clones_ticket
+        files.append(wanted)
+        self._held_directories.add(wanted.directory.fd)
+        if (
+            sum([one.status.st_size for one in files]) >= _BATCH_BYTES
+            or len({one.directory.fd for one in files}) >= self._batch_directories
+        ):
+            self._clones = []
+        return ticket
+
+    def _held_batch(self, files: list[Wanted]) -> _Ticket:
+        ticket = _Ticket()
+
+        def flush() -> None:
+            if files is self._clones:
+                self._clones = []
+            ticket.flush = None
+            ticket.futures = [self._content.submit_small(files)]
+
+        ticket.flush = flush
+        self._held.append(ticket)
+        return ticket
 
     def _large(self, wanted: Wanted) -> _Ticket:
         ticket = _Ticket()

@@ -194,7 +194,7 @@ class ContentReader:
             if data:
                 file.entry.content = data_id(data)
                 chunks.append((file.entry.content, data))
-        if not all(file.is_frozen for file in files):
+        if not all(file.is_frozen or file.clone is not None for file in files):
             self.captured_s = self._clock.monotonic_s()
         self._writer.add_data(chunks)
         self._count(read_bytes)

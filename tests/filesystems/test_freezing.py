@@ -26,6 +26,8 @@ from ciuic.model import FLUX, WHOLE
 from ciuic.scan import open_root
 from ciuic.store import open_store
 from ciuic.store.layout import HEADER
+from ciuic.verbs.reading import ContentReader, Wanted
+from ciuic.verbs.take import _Capture
 from tests.kit.box import Box
 from tests.kit.filesystems import Disk, disk
 from tests.kit.program import ciuic
@@ -453,6 +455,44 @@ def test_a_disk_that_runs_full_before_the_freeze_costs_no_file(
     assert report.trouble_count == 0
     assert captures(box) == ["reflink"]
     assert differences(before, photograph(tmp_path / "source", holes=False)) == []
+
+
+class StoppedClock(SystemClock):
+    """An hour passes at the end of the walk, and no time before and after it."""
+
+    is_walked = False
+
+    def monotonic_s(self) -> float:
+        return 3600.0 if self.is_walked else 0.0
+
+
+def test_a_freeze_does_not_wait_for_who_reads_clones(
+    xfs: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(xfs.path)
+    for number in range(200):
+        (box.source / f"{number}.bin").write_bytes(os.urandom(20_000))
+    (box.source / "large.bin").write_bytes(os.urandom(3 * MIB))
+    clock = StoppedClock()
+    walked, read_small = _Capture.walked, ContentReader._read_small
+    reads: list[bool] = []
+
+    def noted_walked(capture: _Capture) -> None:
+        walked(capture)
+        clock.is_walked = True
+
+    def noted_read(reader: ContentReader, file: Wanted) -> bytes:
+        reads.append(clock.is_walked)
+        return read_small(reader, file)
+
+    monkeypatch.setattr(_Capture, "walked", noted_walked)
+    monkeypatch.setattr(ContentReader, "_read_small", noted_read)
+    time.sleep(0.2)
+    report = box.take(clock=clock)
+
+    assert reads == [True] * 200
+    assert report.freeze_s == 0
+    assert box.verify().ok
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(cow_disk: Disk) -> None:
