@@ -144,7 +144,7 @@ def _follow_references(
 ) -> dict[bytes, int]:
     """Mark what is needed to decode what is needed; returns the packs without a sound footer.
 
-    What the first packs hold is left in ``known``.
+    What some packs hold, as many as there is room for, is left in ``known``.
     """
     unreadable: dict[bytes, int] = {}
     room = _CHUNKS_KEPT
@@ -153,8 +153,9 @@ def _follow_references(
         try:
             frames = read_frames(store_path, name)
             _add_references(marks, frames)
-            room -= sum([len(one.frame.chunks) for one in frames])
-            if room >= 0:
+            count = sum([len(one.frame.chunks) for one in frames])
+            if count <= room:
+                room -= count
                 known[name] = frames
         except UnreachableError:
             raise  # what its chunks build on would be taken for garbage
