@@ -38,6 +38,10 @@ class Chunker(Protocol):
         """
         ...
 
+    def width_bytes(self, offset_bytes: int) -> int:
+        """Of an element of the chunk that begins there, by the file's header; 0: not known."""
+        ...
+
     def chunks(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
         """Cut blocks into chunks, each with its position in the file.
 

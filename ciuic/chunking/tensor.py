@@ -21,12 +21,14 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
-from ciuic.chunking.tensors import Span
+from ciuic.chunking.tensors import WIDTHS, Span
 
 __all__ = ["SMALL_BYTES", "TensorChunker"]
 
 SMALL_BYTES: Final = 64 * 1024
 """A chunk costs some 120 bytes in recipe, pack and catalog: for 64 KiB that is 0.2 %."""
+_NUMBER_BYTES: Final = {**WIDTHS, "C64": WIDTHS["F32"], "C128": WIDTHS["F64"]}
+"""Of what an element of each type is made of: complex ones of two floats."""
 
 
 class TensorChunker:
@@ -39,10 +41,12 @@ class TensorChunker:
 
     def __init__(self, spans: Iterable[Span], size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        bounds = {0}
-        for start, end in _stretches(spans):
-            bounds |= {start, end}
-        self._bounds = sorted(bounds)
+        widths = {0: 0}
+        for start, end, width in _stretches(spans):
+            widths[start] = width
+            widths.setdefault(end, 0)
+        self._bounds = sorted(widths)
+        self._widths = widths
 
     def before(self, offset_bytes: int) -> int:
         """See ``Chunker``."""
@@ -61,6 +65,10 @@ class TensorChunker:
         end = self.before(offset_bytes + block_bytes)
         return end if end > offset_bytes else self.after(offset_bytes)
 
+    def width_bytes(self, offset_bytes: int) -> int:
+        """See ``Chunker``; 0 also where tensors of several widths lie together."""
+        return self._widths[self._bounds[bisect_right(self._bounds, offset_bytes) - 1]]
+
     def chunks(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
         """See ``Chunker``; a block is cut at its end."""
         for offset, block in blocks:
@@ -73,19 +81,22 @@ class TensorChunker:
                 yield one, block[one - offset : other - offset]
 
 
-def _stretches(spans: Iterable[Span]) -> Iterable[tuple[int, int]]:
-    """First byte and end of each large tensor, and of each run of small ones."""
-    start = end = 0
+def _stretches(spans: Iterable[Span]) -> Iterable[tuple[int, int, int]]:
+    """First byte, end and elements' width of each large tensor, and of each run of small ones."""
+    start = end = width = 0
     for span in spans:
         is_large = span.length_bytes >= SMALL_BYTES
         if start < end and (is_large or span.offset_bytes - end >= SMALL_BYTES):
-            yield start, end
+            yield start, end, width
             start = end
+        own = _NUMBER_BYTES.get(span.element, 0)
         if start == end:
-            start = span.offset_bytes
+            start, width = span.offset_bytes, own
+        elif width != own or (span.offset_bytes - start) % max(own, 1):
+            width = 0
         end = span.offset_bytes + span.length_bytes
         if end - start >= SMALL_BYTES:
-            yield start, end
+            yield start, end, width
             start = end
     if start < end:
-        yield start, end
+        yield start, end, width

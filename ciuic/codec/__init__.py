@@ -107,7 +107,7 @@ class Difference(NamedTuple):
     stored: memoryview
 
 
-def encode(plain: bytes | memoryview, *, is_mixed: bool = False) -> Encoded:
+def encode(plain: bytes | memoryview, *, is_mixed: bool = False, width: int = 0) -> Encoded:
     """Encode one frame's payload; returns the codec's number and the stored bytes.
 
     The result may be ``plain`` itself: it must not change until it has been written.
@@ -115,16 +115,20 @@ def encode(plain: bytes | memoryview, *, is_mixed: bool = False) -> Encoded:
     Args:
         plain: The payload.
         is_mixed: It is made of many things, of which none may be an array of numbers.
+        width: Bytes of an element as a header has them; 0: found by probing.
     """
     size = len(plain)
-    number, stored = _chosen(plain, is_mixed=is_mixed)
+    number, stored = _chosen(plain, is_mixed=is_mixed, width=width)
     if number == RAW or len(stored) > size - size * _WORTH_FRACTION:
         return RAW, plain
     return (number, stored) if _survives(number, stored, b"", plain) else (RAW, plain)
 
 
 def encode_delta(
-    plain: bytes | memoryview, references: Sequence[Reference], chain_cost: float
+    plain: bytes | memoryview,
+    references: Sequence[Reference],
+    chain_cost: float,
+    width: int = 0,
 ) -> Difference | None:
     """Encode one frame's payload as a difference from an earlier version of it.
 
@@ -136,6 +140,7 @@ def encode_delta(
         references: Earlier versions, the likest first: the first that does is taken.
         chain_cost: How many times the stored bytes that the payload would take alone may have to
             be read to have it.
+        width: Bytes of an element as a header has them; 0: found by probing.
 
     Returns:
         None if the payload had better stand alone.
@@ -149,9 +154,9 @@ def encode_delta(
     if zstd.probe(_sample(memoryview(plain), parts)) < _HARDLY_ANY:
         parts = _SECOND_PARTS
     sample = _sample(memoryview(plain), parts)
-    alone = planes.probe(sample)
+    alone = planes.probe(sample, width)
     fraction = min(alone.fraction, zstd.probe(sample), 1.0)
-    shapes = _shapes(alone)
+    shapes = _shapes(alone, width)
     saves = _DELTA_SAVES * min(1.0, _DELTA_SAVES_COST / chain_cost)
     for number, reference in enumerate(references):
         room = min(
@@ -172,8 +177,13 @@ def encode_delta(
     return None
 
 
-def _shapes(alone: Any) -> list[tuple[int, int]]:
-    """Width and skip of the elements that may have moved, by how a payload is taken apart alone."""
+def _shapes(alone: Any, told: int) -> list[tuple[int, int]]:
+    """Width and skip of the elements that may have moved, by how a payload is taken apart alone.
+
+    Args:
+        alone: How that is.
+        told: What a header says that the elements' width is, or 0.
+    """
     from ciuic.codec import delta, planes
 
     # Where numbers of one width show themselves, it is they that have moved.
@@ -181,7 +191,7 @@ def _shapes(alone: Any) -> list[tuple[int, int]]:
     if alone.fraction > 1 - _WORTH_FRACTION:
         shapes = [(width, 0) for width in delta.WIDTHS]
     # Single bytes show themselves as longer numbers of which no part is noise.
-    elif all(one.coding != planes.RAW for one in alone.columns):
+    if told == 1 or all(one.coding != planes.RAW for one in alone.columns):
         shapes.append((1, 0))
     return shapes
 
@@ -254,7 +264,7 @@ def looks_like_numbers(samples: Sequence[bytes]) -> bool:
     return planes.probe(sample).fraction < _NUMBERS_FRACTION
 
 
-def _chosen(plain: bytes | memoryview, *, is_mixed: bool) -> Encoded:
+def _chosen(plain: bytes | memoryview, *, is_mixed: bool, width: int) -> Encoded:
     from ciuic.codec import zstd
 
     if len(plain) < _PROBE_BYTES_MIN:
@@ -262,11 +272,11 @@ def _chosen(plain: bytes | memoryview, *, is_mixed: bool) -> Encoded:
     sample = _sample(memoryview(plain), _SAMPLE_PARTS)
     ratio = zstd.probe(sample)
     if ratio < _TEXT_RATIO:
-        return _shrunk(plain, sample, ratio, is_mixed=is_mixed)
+        return _shrunk(plain, sample, ratio, is_mixed=is_mixed, width=width)
     # Takes a tenth of a second the first time: only for those who have tensors.
     from ciuic.codec import planes
 
-    plan = planes.probe(sample)
+    plan = planes.probe(sample, width)
     if plan.fraction < min(ratio, 1 - _WORTH_FRACTION):
         return PLANES, planes.encode(plain, plan)
     if ratio < 1 - _WORTH_FRACTION:
@@ -274,7 +284,9 @@ def _chosen(plain: bytes | memoryview, *, is_mixed: bool) -> Encoded:
     return RAW, plain
 
 
-def _shrunk(plain: bytes | memoryview, sample: bytes, ratio: float, *, is_mixed: bool) -> Encoded:
+def _shrunk(
+    plain: bytes | memoryview, sample: bytes, ratio: float, *, is_mixed: bool, width: int
+) -> Encoded:
     """What zstd makes much less of: as it is, or in planes if that is shorter still."""
     from ciuic.codec import zstd
 
@@ -289,7 +301,7 @@ def _shrunk(plain: bytes | memoryview, sample: bytes, ratio: float, *, is_mixed:
     from ciuic.codec import planes
 
     # Small integers of eight bytes look like others of four, of which every second one is zero.
-    plan = min(planes.probe(sample), planes.plan(sample, 8), key=lambda one: one.fraction)
+    plan = min(planes.probe(sample, width), planes.plan(sample, 8), key=lambda one: one.fraction)
     if plan.fraction < ratio * _NEAR_RATIO:
         planed = planes.encode(plain, plan)
         if len(planed) < len(stored):

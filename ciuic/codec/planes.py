@@ -80,8 +80,18 @@ class Plan(NamedTuple):
     fraction: float
 
 
-def probe(sample: bytes) -> Plan:
-    """The plan that a sample suggests."""
+def probe(sample: bytes, width: int = 0) -> Plan:
+    """The plan that a sample suggests.
+
+    Args:
+        sample: Of the bytes, each stretch from a multiple of 8.
+        width: Bytes of an element, if something says so. It is believed where the sample bears
+            it out: a header may lie.
+    """
+    if width in _WIDTHS:
+        told = plan(sample, width)
+        if told.fraction < _SURE:
+            return told
     four = plan(sample, 4)
     # Elements of 4 bytes have one exponent in four bytes. What shows two may be narrower; what
     # shows none, or half of one, wider.

@@ -114,10 +114,17 @@ def chunk_id(kind: int, plain: bytes | bytearray | memoryview) -> bytes:
 def encode_frame(
     kind: int,
     chunks: Sequence[tuple[bytes, bytes | memoryview]],
+    width: int = 0,
 ) -> tuple[Frame, bytes | memoryview]:
-    """Encode chunks, given as ID and plain bytes; returns the header and the payload."""
+    """Encode chunks, given as ID and plain bytes; returns the header and the payload.
+
+    Args:
+        kind: Of all of them.
+        chunks: The chunks.
+        width: Bytes of an element of a single chunk, as far as is known; see ``codec.encode``.
+    """
     plain = chunks[0][1] if len(chunks) == 1 else b"".join([one for _, one in chunks])
-    number, payload = codec.encode(plain, is_mixed=kind != DATA or len(chunks) > 1)
+    number, payload = codec.encode(plain, is_mixed=kind != DATA or len(chunks) > 1, width=width)
     return _frame(kind, chunks, number, NO_REFERENCE, payload), payload
 
 
@@ -125,6 +132,7 @@ def encode_delta_frame(
     chunk: tuple[bytes, bytes | memoryview],
     references: Sequence[tuple[bytes, codec.Reference]],
     chain_cost: float,
+    width: int = 0,
 ) -> tuple[Frame, bytes | memoryview] | None:
     """Encode a chunk of file content as a difference from an earlier version.
 
@@ -132,11 +140,12 @@ def encode_delta_frame(
         chunk: ID and plain bytes.
         references: IDs of earlier versions, and how to have them; the likest first.
         chain_cost: See ``codec.encode_delta``.
+        width: See ``codec.encode_delta``.
 
     Returns:
         The header and the payload; None if the chunk had better stand alone.
     """
-    found = codec.encode_delta(chunk[1], [one for _, one in references], chain_cost)
+    found = codec.encode_delta(chunk[1], [one for _, one in references], chain_cost, width)
     if found is None:
         return None
     reference = references[found.reference][0]

@@ -18,7 +18,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, Protocol
 
 from ciuic import durable
@@ -199,12 +199,18 @@ class StoreWriter:
         """A chunk may be stored as a difference."""
         return self._chain_cost > 1
 
-    def add_data(self, chunks: Chunks, earlier: Earlier | None = None) -> int:
+    def add_data(
+        self,
+        chunks: Chunks,
+        earlier: Earlier | None = None,
+        widths: Mapping[bytes, int] | None = None,
+    ) -> int:
         """Store those chunks of file content that the store lacks, small ones together.
 
         Args:
             chunks: ID and plain bytes of each. The bytes must not change until ``finish``.
             earlier: Tells of each its last version, which it may be stored as a difference from.
+            widths: Bytes of an element of each, where a header tells; else they are probed.
 
         Returns:
             Plain bytes that were new.
@@ -215,15 +221,16 @@ class StoreWriter:
         fresh = self._claim(chunks)
         if not fresh:
             return 0
+        widths = widths or {}
         new_bytes = sum([len(plain) for _, plain in fresh])
         if earlier is not None and self.makes_deltas:
-            fresh = [one for one in fresh if not self._add_delta(*one, earlier)]
+            fresh = [one for one in fresh if not self._add_delta(one, earlier, widths)]
         small = [one for one in fresh if len(one[1]) < ALONE_BYTES]
         for start in range(0, len(small), CHUNKS_MAX):
             self._enqueue(DATA, small[start : start + CHUNKS_MAX])
         for one in fresh:
             if len(one[1]) >= ALONE_BYTES:
-                self._enqueue(DATA, [one])
+                self._enqueue(DATA, [one], widths.get(one[0], 0))
         with self._lock:
             self.totals.new_bytes += new_bytes
         return new_bytes
@@ -291,13 +298,16 @@ class StoreWriter:
                     fresh.append(one)
         return fresh
 
-    def _add_delta(self, name: bytes, plain: bytes | memoryview, earlier: Earlier) -> bool:
+    def _add_delta(
+        self, chunk: tuple[bytes, bytes | memoryview], earlier: Earlier, widths: Mapping[bytes, int]
+    ) -> bool:
         """Store a chunk as a difference from its last version; returns whether that was done.
 
         Where that version would cost too much to read, what it is a difference from itself may
         do: it is less like the chunk, and nearer to what stands alone. Where the chain has as many
         links as it may have, what it ends with may do, and more links have room then.
         """
+        name, plain = chunk
         last = earlier.of(name)
         chain = self._reader.chain(last) if last else None
         if chain is None or chain[0].length_bytes != len(plain):
@@ -316,7 +326,7 @@ class StoreWriter:
             )
             for at in range(len(chain) - 1 if len(chain) > _DELTAS_MAX else 0, len(chain))
         ]
-        encoded = encode_delta_frame((name, plain), references, self._chain_cost)
+        encoded = encode_delta_frame(chunk, references, self._chain_cost, widths.get(name, 0))
         if encoded is not None:
             self._put(*encoded)
         # A version that is a difference itself was like the one before, and costs too much by now.
@@ -347,9 +357,9 @@ class StoreWriter:
 
         return read
 
-    def _enqueue(self, kind: int, chunks: Chunks) -> None:
+    def _enqueue(self, kind: int, chunks: Chunks, width: int = 0) -> None:
         if chunks:
-            self._put(*encode_frame(kind, chunks))
+            self._put(*encode_frame(kind, chunks, width))
 
     def _put(self, frame: Frame, payload: bytes | memoryview) -> None:
         self._queue.put(frame, payload, lambda: self._failure is not None)

@@ -299,7 +299,7 @@ class ContentReader:
         if tracked is not None:
             spelling = _Spelling(self._writer, self._expected(opened, tracked, chunker))
         chunks = self._chunks(opened, chunker)
-        self._add_chunks(spelling, chunks, iter(()), self._earlier(file, spans))
+        self._add_chunks(spelling, chunks, iter(()), self._earlier(file, spans), chunker)
         if spelling.missed is not None and tracked is not None:
             what = f"change tracking missed a change at byte {spelling.missed}; please report it"
             self._trouble(tracked.path, what)
@@ -377,7 +377,7 @@ class ContentReader:
         kept = iter([one for one in plan if isinstance(one, Kept)])
         blocks = opened.scattered_blocks(_data_in(gaps, data), chunker.block_end)
         chunks = chunker.chunks(self._counted(blocks))
-        self._add_chunks(spelling, chunks, kept, earlier)
+        self._add_chunks(spelling, chunks, kept, earlier, chunker)
         return spelling.finish(opened.before.st_size)
 
     def _add_chunks(
@@ -386,10 +386,11 @@ class ContentReader:
         chunks: Iterator[tuple[int, memoryview]],
         kept: Iterator[Kept],
         earlier: EarlierChunks | None,
+        chunker: Chunker,
     ) -> None:
         """Store chunks, many at a time, and spell them in order with what is kept between them."""
         under_way: deque[_Batch] = deque()
-        batch = _Batch(earlier)
+        batch = _Batch(earlier, chunker)
         next_kept = next(kept, None)
         try:
             for offset, view in chunks:
@@ -402,7 +403,7 @@ class ContentReader:
                 if batch.size_bytes >= _TASK_BYTES or len(batch.views) >= _TASK_CHUNKS:
                     batch.future = self._workers.submit(self._store_chunks, batch)
                     under_way.append(batch)
-                    batch = _Batch(earlier)
+                    batch = _Batch(earlier, chunker)
                     if len(under_way) > self._window:
                         under_way.popleft().spell(spelling)
             batch.future = self._workers.submit(self._store_chunks, batch)
@@ -430,10 +431,10 @@ class ContentReader:
 
     def _store_chunks(self, batch: "_Batch") -> list[bytes]:
         names = [data_id(view) for view in batch.views]
-        earlier = None
-        if batch.earlier is not None:
-            earlier = EarlierOfNamed(batch.earlier, dict(zip(names, batch.offsets, strict=True)))
-        self._writer.add_data(list(zip(names, batch.views, strict=True)), earlier)
+        offsets = dict(zip(names, batch.offsets, strict=True))
+        earlier = EarlierOfNamed(batch.earlier, offsets) if batch.earlier is not None else None
+        widths = {name: batch.chunker.width_bytes(offset) for name, offset in offsets.items()}
+        self._writer.add_data(list(zip(names, batch.views, strict=True)), earlier, widths)
         return names
 
     def _open(self, file: Wanted) -> OpenFile:
@@ -543,8 +544,9 @@ class _Tracked(NamedTuple):
 class _Batch:
     """Chunks that are stored by one task, and what is kept between them, in order."""
 
-    def __init__(self, earlier: EarlierChunks | None) -> None:
+    def __init__(self, earlier: EarlierChunks | None, chunker: Chunker) -> None:
         self.earlier = earlier
+        self.chunker = chunker
         self.items: list[Kept | int] = []
         self.views: list[memoryview] = []
         self.size_bytes = 0

@@ -120,3 +120,32 @@ def test_any_bytes_have_a_layout_or_none(data: bytes, magic: bytes) -> None:
     content = magic + data
     layout(lambda offset, length: content[offset : offset + length], len(content) + 5)
     layout(lambda offset, length: content[offset : offset + length], len(content))
+
+
+def width_at(spans: list[Span], offset_bytes: int) -> int:
+    return TensorChunker(spans, 1024 * 1024).width_bytes(offset_bytes)
+
+
+def test_each_piece_of_a_tensor_has_the_width_of_its_numbers() -> None:
+    large = 3 * 1024 * 1024
+    types = {"BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1, "C64": 4, "C128": 8, "Q4_K": 0, "": 0}
+    for element, width in types.items():
+        spans = [Span(1000, large, 16, "w", element)]
+        found = [width_at(spans, at) for at in (0, 1000, 1000 + 1024 * 1024, 1000 + large)]
+        assert found == [0, width, width, 0], element
+
+
+def test_small_tensors_that_lie_together_have_a_width_if_all_have_the_same() -> None:
+    half = SMALL_BYTES // 2
+    same = [Span(0, half, 4, "a", "F32"), Span(half, half, 4, "b", "F32")]
+    assert width_at(same, 0) == 4
+    for other in (
+        Span(half, half, 2, "b", "BF16"),
+        Span(half, half, 0, "b", ""),
+        Span(half + 2, half, 4, "b", "F32"),
+    ):
+        assert width_at([same[0], other], 0) == 0
+        assert width_at([same[0]._replace(element=""), other], 0) == 0
+    # What comes after them is a stretch of its own.
+    behind = Span(2 * half, SMALL_BYTES, 2, "c", "BF16")
+    assert width_at([same[0], Span(half, half, 0, "b", ""), behind], 2 * half) == 2

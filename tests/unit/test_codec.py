@@ -285,3 +285,17 @@ def test_threads_do_not_share_what_must_not_be_shared():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 4, 8, 16])
+def test_a_header_that_lies_about_the_width_costs_little(width):
+    """Of no lie and no width does it come to more than the other half of an exponent."""
+    numbers = np.random.default_rng(5).normal(0, 0.02, 100_000)
+    for plain, worst in (
+        (numbers.astype("<f4").tobytes(), 1.08),
+        (numbers.tobytes(), 1.01),
+        (b"text, no number" * 9000, 1.01),
+    ):
+        number, stored = codec.encode(plain, width=width)
+        assert bytes(codec.decode(number, stored, len(plain))) == plain
+        assert len(stored) <= worst * len(codec.encode(plain)[1])

@@ -180,3 +180,18 @@ def column(body, coding=0, length=None):
 def test_a_sparse_delta_that_is_none_is_damage(stored, reference):
     with pytest.raises(CorruptionError):
         codec.decode(codec.SPARSE, stored, 41, reference)
+
+
+def test_single_bytes_that_a_header_tells_of_are_taken_one_by_one():
+    """Quantised weights look like numbers of no width at all."""
+    old = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
+    new = old.copy()
+    new[:: 1 << 5] += 1
+    reference = Reference(old.tobytes, 0, len(new))
+
+    probed, told = [codec.encode_delta(new.tobytes(), [reference], 2.0, width) for width in (0, 1)]
+
+    assert probed is not None
+    assert told is not None
+    assert len(told.stored) < 0.9 * len(probed.stored)
+    assert bytes(codec.decode(told.codec, told.stored, len(new), old.tobytes())) == new.tobytes()

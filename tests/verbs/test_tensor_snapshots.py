@@ -3,14 +3,16 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ciuic.codec import planes
 from ciuic.store import create_store, open_store
 from ciuic.store.header import FIXED
 from ciuic.store.nodes import iter_pieces
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
-from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
+from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip, typed
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -104,3 +106,38 @@ def test_a_store_of_the_fixed_rule_cuts_as_ever(tmp_path: Path) -> None:
     box.take()
     assert pieces(box, path) == [MIB] * 3 + [len(FILES["safetensors"]) - 3 * MIB]
     assert box.read(path) == FILES["safetensors"]
+
+
+def test_the_width_of_numbers_comes_from_the_header(box: Box) -> None:
+    """Quantised weights: as bytes they are told by places and values, unknown they are guessed."""
+    old = dice.randbytes(MIB)
+    new = bytearray(old)
+    for at in dice.sample(range(1, MIB), MIB // 50):
+        new[at] = dice.randrange(256)
+    stored = {}
+    for element in ("U8", "Q8"):
+        for data in (old, bytes(new)):
+            path = box.source / f"{element}.safetensors"
+            path.write_bytes(typed({"w": (element, [MIB], bytes([len(stored)]) + data[1:])}))
+            stored[element] = box.take().stored_bytes
+            assert box.read(path) == path.read_bytes()
+    assert stored["U8"] < 0.95 * stored["Q8"]
+
+
+@pytest.mark.parametrize(("element", "tried"), [("BF16", {2}), ("Q16", {2, 4})])
+def test_widths_that_a_header_tells_are_not_probed(
+    box: Box, monkeypatch: pytest.MonkeyPatch, element: str, tried: set[int]
+) -> None:
+    weights = np.random.default_rng(3).normal(0, 0.02, MIB // 2).astype("<f4")
+    data = (weights.view("<u4") >> 16).astype("<u2").tobytes()
+    widths = set()
+
+    def noted(sample: bytes, width: int, skip: int = 0) -> planes.Plan:
+        widths.add(width)
+        return plan(sample, width, skip)
+
+    plan = planes.plan
+    monkeypatch.setattr(planes, "plan", noted)
+    (box.source / "m.safetensors").write_bytes(typed({"w": (element, [len(data) // 2], data)}))
+    assert box.take().stored_bytes < 0.75 * len(data)
+    assert widths == tried
