@@ -1,4 +1,4 @@
-"""Rows 20 to 25: what a chain of snapshots of training state takes, and what it costs to read.
+"""Rows 20 to 26: what a chain of snapshots of training state takes, and what it costs to read.
 
 Guarantees: those of rows.py. Series of checkpoints come from training that took place (series.py);
 every store is verified by its tool and its newest and oldest snapshots are restored and compared
@@ -20,7 +20,7 @@ from benchmarks.rows import Bench, Goal, length_bytes
 from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool
 from benchmarks.upkeep import in_turn
 
-ROWS = frozenset(range(20, 26))
+ROWS = frozenset(range(20, 27))
 KEPT = 2
 """How many checkpoints a rolling directory holds."""
 SIZE_MARKS = {
@@ -47,6 +47,11 @@ CODE_FILE_BYTES = 12_000
 CODE_EVERY = 6
 DATA_SHARDS = 4
 DATA_SHARD_BYTES = 12 * MIB
+CODED = {"adam100": 3, "adam10": 8, "bf16-100": 3}
+"""Series, and the chain cost at which their chunks are encoded: at 8, nearly all of adam10 can be
+stored as differences."""
+CODEC_MARKS = {"encode": 400e6, "decode": 600e6}
+"""Bytes of fp32 a second, by one thread."""
 STRONGER = {"restic": "max", "borg": "zstd,9"}
 USUAL = {"restic": "auto", "borg": "zstd,3"}
 
@@ -103,6 +108,9 @@ def measure_chains(bench: Bench, wanted: set[int], series: set[str]) -> None:
     if 24 in wanted and bench.ciuic is not None:
         for name in sorted(series & set(CURVES)):
             chains.curve(bench.ciuic, name)
+    if 26 in wanted and bench.ciuic is not None:
+        for name, chain_cost in CODED.items():
+            chains.codecs(bench.ciuic, name, chain_cost)
     if 25 in wanted:
         log = bench.corpus.series_log("pretrain")
         states = (chains.states("adam100") + chains.states("later"))[:SNAPSHOTS]
@@ -193,6 +201,25 @@ class Chains:
                     what = f"{about}: restore the {which}, {bench.caches[-1]}"
                     bench.add(Goal(24, what, ""), {"ciuic": walls})
             self._clear(stores)
+
+    def codecs(self, ciuic: Ciuic, name: str, chain_cost: int) -> None:
+        """The processor time of one thread for each step of one checkpoint's chunks."""
+        earlier, later = self.states(name)[2:4]
+        script = Path(__file__).with_name("codec_speed.py")
+        python = str(ciuic.executable.with_name("python"))
+        command = Command((python, str(script), str(earlier), str(later), str(chain_cost)))
+        turns = [json.loads(measure.run(command).output) for _ in range(self._bench.turns)]
+        for step, (_, amount_bytes) in turns[0].items():
+            if amount_bytes < MIB:
+                continue
+            mark = CODEC_MARKS[step.partition(" ")[0]]
+            is_marked = "bf16" not in name
+            stated = f">= {mark / 1e6:.0f} MB/s" if is_marked else ""
+            what = f"{name}, one thread, {step}: {amount_bytes / 1e6:.0f} MB"
+            goal = Goal(26, what, stated, limit=1.0 if is_marked else None)
+            took_s = [turn[step][0] for turn in turns]
+            limit_s = amount_bytes / mark
+            self._bench.add(goal, {"ciuic": took_s, "limit": [limit_s] * len(took_s)})
 
     def _peers(self) -> list[Tool]:
         return [tool for tool in self._bench.stores if not isinstance(tool, Ciuic)]
