@@ -48,6 +48,7 @@ __all__ = [
     "UnreachableError",
     "UsageError",
     "VanishedError",
+    "shortage",
 ]
 
 
@@ -168,3 +169,19 @@ class CancelledError(CiuicError):
     """The run was asked to stop and has; nothing was committed."""
 
     default_hint = "Run the command again; what was already stored is reused."
+
+
+def shortage(error: BaseException) -> ResourceError | None:
+    """What this process ran short of, if that is what one of Python's own exceptions says."""
+    if isinstance(error, MemoryError):
+        hint = "Free memory, or raise the limit (ulimit -v, or MemoryMax= in the unit)."
+        return ResourceError("there is not enough memory", hint=hint)
+    if isinstance(error, ImportError):
+        # numpy puts a page of advice before the reason.
+        reason = (str(error).strip().splitlines() or ["no reason is given"])[-1]
+        hint = "Look at free memory and at the disk that Python lies on; else install ciuic anew."
+        return ResourceError(f"a part of the program can't be loaded: {reason}", hint=hint)
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        hint = "Free memory, or raise the limit (ulimit -u, or TasksMax= in the unit)."
+        return ResourceError("no more threads can be started", hint=hint)
+    return None

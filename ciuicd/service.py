@@ -33,6 +33,7 @@ from ciuic.errors import (
     ConfigError,
     StoreError,
     UnreachableError,
+    shortage,
 )
 from ciuic.model import TakeReport, path_text
 from ciuic.priority import describe_schedulers, lower_priority
@@ -325,11 +326,13 @@ class Service:
             self._failed(job, error)
         except CiuicError as error:
             self._failed(job, error)
-        except (OSError, MemoryError) as error:
+        except OSError as error:
             self._failed(job, StoreError(f"{type(error).__name__}: {error}"))
         except Exception as error:  # noqa: BLE001 - the loop's edge: a bug must not end the daemon
-            _log.exception("this should not have happened; please report it")
-            self._failed(job, StoreError(f"{type(error).__name__}: {error}", hint=""))
+            short = shortage(error)
+            if short is None:
+                _log.exception("this should not have happened; please report it")
+            self._failed(job, short or StoreError(f"{type(error).__name__}: {error}", hint=""))
         finally:
             self._job = None
             if scheduled and self._retry_at_s <= self._clock.monotonic_s():

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ciuic.clock import Clock, rfc3339
 from ciuic.config import Settings
-from ciuic.errors import BusyError, CancelledError, CiuicError
+from ciuic.errors import BusyError, CancelledError, CiuicError, shortage
 from ciuic.model import path_text
 from ciuic.priority import lower_priority
 from ciuic.retention import parse_policy
@@ -352,11 +352,13 @@ class Upkeep:
             _log.info("%s waits: %s", what, error.message)
         except CiuicError as error:
             self._fail(what, f"{error.message}. {error.hint}" if error.hint else error.message)
-        except (OSError, MemoryError) as error:
+        except OSError as error:
             self._fail(what, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - the loop's edge: a bug must not end the daemon
-            _log.exception("this should not have happened; please report it")
-            self._fail(what, f"{type(error).__name__}: {error}")
+            short = shortage(error)
+            if short is None:
+                _log.exception("this should not have happened; please report it")
+            self._fail(what, f"{short.message}. {short.hint}" if short else repr(error))
 
     def _postpone(self, what: str) -> None:
         """It is not done yet, and due again as soon as there is time."""

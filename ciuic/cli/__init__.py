@@ -29,7 +29,7 @@ from ciuic.cli.session import (
     report_json,
 )
 from ciuic.cli.take import snapshot
-from ciuic.errors import CancelledError, CiuicError, UsageError
+from ciuic.errors import CancelledError, CiuicError, UsageError, shortage
 
 __all__ = ["cli", "main", "program"]
 
@@ -119,6 +119,12 @@ def main() -> None:
         report_error(_from_system(error), as_json=False)
         code = FAILED
         _abandon_output()
+    except (MemoryError, ImportError, RuntimeError) as error:
+        short = shortage(error)
+        if short is None:
+            raise
+        report_error(short, as_json=as_json)
+        code = FAILED
     sys.exit(code)
 
 

@@ -103,7 +103,8 @@ def read_regular(path: str, bytes_max: int) -> bytes:
 
         def read() -> bytes:
             file.seek(0)
-            return file.read(bytes_max)
+            # A file object has room for all that it is asked for before it reads.
+            return file.read(min(bytes_max, os.fstat(file.fileno()).st_size))
 
         try:
             return _twice(read)

@@ -227,3 +227,20 @@ def test_a_snapshot_leaves_the_source_as_it_was(fresh):
 
     assert contents(fresh.source) == before
     assert run("ls", "-A", fresh.source).out == "checkpoints\ntrain.log\n"
+
+
+@pytest.mark.parametrize("limit_mb", [60, 100, 180, 220, 260, 300, 340, 400])
+def test_without_enough_memory_a_command_says_so_and_loses_nothing(fresh, limit_mb):
+    """An address space that ends somewhere: threads, libraries and arrays are what is missed."""
+    (fresh.source / "weights").write_bytes(os.urandom(8_000_000))
+    limited = ("prlimit", f"--as={limit_mb * 1_000_000}", "ciuic", "--config", fresh.config)
+
+    for command in (("snapshot",), ("verify", "latest", "--checksum")):
+        done = run(*limited, *command)
+        assert "Traceback" not in done.err, done.said()
+        assert done.code in {0, 1}, done.said()
+        assert done.code == 0 or done.err.strip(), done.said()
+    listed = fresh.run_here("list", "--machine-readable").out.splitlines()
+    assert fresh.run_here("snapshot").code == 0
+    assert fresh.run_here("verify", "--all", "--checksum").code == 0
+    assert len(fresh.run_here("list", "--machine-readable").out.splitlines()) == len(listed) + 1

@@ -51,7 +51,7 @@ PUBLIC = [one for one in tree(CiuicError) if one.__module__ == "ciuic.errors"]
 
 def test_the_table_of_exit_codes_is_total():
     assert {one.__name__ for one in PUBLIC} == set(EXIT_CODES)
-    assert sorted(errors.__all__) == sorted(EXIT_CODES)
+    assert sorted(errors.__all__) == sorted([*EXIT_CODES, "shortage"])
 
 
 @pytest.mark.parametrize("kind", list(tree(CiuicError)), ids=lambda kind: kind.__name__)
@@ -138,3 +138,26 @@ def test_the_edges_are_the_only_places_that_catch_everything():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 raise AssertionError(f"{path}:{node.lineno} has a bare except")
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (MemoryError(), "not enough memory"),
+        (ImportError("\nIMPORTANT\n\nOriginal error was: no.so: failed to map segment\n"), "no.so"),
+        (ModuleNotFoundError("No module named 'numpy'"), "'numpy'"),
+        (ImportError(), "no reason"),
+        (RuntimeError("can't start new thread"), "threads"),
+        (RuntimeError("dictionary changed size during iteration"), None),
+        (RecursionError("maximum recursion depth exceeded"), None),
+        (ValueError("no"), None),
+    ],
+)
+def test_what_the_machine_runs_short_of_is_told_from_bugs(raised, said):
+    short = errors.shortage(raised)
+    assert (short is None) == (said is None)
+    if short is not None:
+        assert said in short.message
+        assert "\n" not in short.message
+        assert short.hint
+        assert exit_code(short) == 1

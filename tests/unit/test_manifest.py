@@ -1,6 +1,7 @@
 """Manifests: what they hold, and what is refused."""
 
 import json
+import tracemalloc
 
 import msgspec
 import pytest
@@ -9,7 +10,8 @@ from ciuic.clock import local_time_text
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import data_id
 from ciuic.model import Root, SnapshotSummary, Trouble
-from ciuic.store.manifest import Manifest, decode_manifest, encode_manifest
+from ciuic.store.files import read_regular
+from ciuic.store.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest, encode_manifest
 from ciuic.store.sealed import seal
 
 ID = "cs-1a2b3c"
@@ -159,3 +161,14 @@ def test_a_field_that_is_missing_is_damage(name):
     del document[name]
     with pytest.raises(CorruptionError):
         decode_manifest(seal(document), ID)
+
+
+def test_a_small_file_takes_little_memory_to_read(tmp_path):
+    (tmp_path / "manifest").write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        assert read_regular(str(tmp_path / "manifest"), MANIFEST_BYTES_MAX) == b"x" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert read_regular(str(tmp_path / "manifest"), 10) == b"x" * 10
