@@ -98,7 +98,7 @@ def test_what_saves_little_is_a_delta_only_for_who_lets_much_be_read():
 def test_numbers_of_two_bytes_gain_by_their_classes():
     old, new = bfloat16(weights()), bfloat16(moved(weights(), 1e-3))
     plan = delta.probe(new, old, 2, 0)
-    assert len(plan.cuts) == 2
+    assert 2 <= len(plan.cuts) <= 5
     one = delta.encode(new, old, plan._replace(cuts=b"", classes=(plan.classes[1],)))
     assert len(delta.encode(new, old, plan)) < 0.95 * len(one)
 
