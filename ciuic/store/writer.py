@@ -4,7 +4,7 @@
 
 Order of durable writes, on which every guarantee rests (docs/format.md, "Write order"):
 
-    1. a pack's content is synced, then the pack gets its name; its parity likewise;
+    1. the parity of a pack is synced and gets its name, then the pack likewise;
     2. the directories of packs and of parity are synced: every name is durable;
     3. the catalog's transaction is committed;
     4. the manifest is written (``Store.commit``): this is the commit.
@@ -118,18 +118,21 @@ class _ByteQueue:
 def publish_pack(store_path: str, pack: PackFile, name: bytes) -> None:
     """Give a completed pack, and its parity, their names.
 
-    Both are durable after ``sync_packs``. The parity comes second: a crash between the two leaves
-    a pack without, which ``ciuic repair`` gives one.
+    Both are durable after ``sync_packs``. The parity comes first: a writer that is killed between
+    the two leaves parity that the next prune removes, and not a pack that the next snapshot takes
+    over and that nothing would mend.
 
     Raises:
         StoreError: One of them can't be written.
     """
-    with store_faults("write to", os.path.join(store_path, layout.PACKS)):
-        final = os.path.join(store_path, layout.PACKS, layout.pack_name(name))
-        durable.publish(pack.fd, pack.path, final)
+    place = os.path.join(store_path, layout.PACKS)
+    final = os.path.join(place, layout.pack_name(name))
+    with store_faults("write to", place):
         parity = pack.parity()
     if parity is not None:
         write_parity(store_path, name, parity)
+    with store_faults("write to", place):
+        durable.publish(pack.fd, pack.path, final)
 
 
 def sync_packs(store_path: str) -> None:

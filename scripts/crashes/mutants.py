@@ -236,6 +236,24 @@ MUTANTS: Final = (
         _story("forget"),
     ),
     Mutant(
+        "a pack gets its name before its parity",
+        "ciuic/store/writer.py",
+        (
+            "        parity = pack.parity()\n"
+            "    if parity is not None:\n"
+            "        write_parity(store_path, name, parity)\n"
+            '    with store_faults("write to", place):\n'
+            "        durable.publish(pack.fd, pack.path, final)\n"
+        ),
+        (
+            "        durable.publish(pack.fd, pack.path, final)\n"
+            "        parity = pack.parity()\n"
+            "    if parity is not None:\n"
+            "        write_parity(store_path, name, parity)\n"
+        ),
+        "tests/verbs/test_repair.py::test_no_pack_is_seen_without_its_parity",
+    ),
+    Mutant(
         "an ID that was forgotten for good is used again",
         "ciuic/store/store.py",
         "        self._trash.retire(gone)\n",

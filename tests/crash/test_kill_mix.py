@@ -93,9 +93,9 @@ class Life:
         except subprocess.TimeoutExpired:
             process.kill()
             self.usual_s[what] *= 1.05
-        _, err = process.communicate()
+        out, err = process.communicate()
         assert b"Traceback" not in err, err
-        assert process.returncode in {0, -9}, (what, process.returncode, err)
+        assert process.returncode in {0, -9}, (what, process.returncode, out, err)
         self.died += process.returncode != 0
         return process.returncode != 0
 

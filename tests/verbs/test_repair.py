@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ciuic import durable
 from ciuic.capture.frozen import give_up
 from ciuic.errors import CancelledError, CorruptionError, StoreFullError
 from ciuic.hashing import data_id
@@ -787,3 +788,31 @@ class TestCommand:
         with open_store(str(patient.store), write=True):
             assert patient.box.ciuic("repair", "--apply", "--wait", "0").code == 5
             assert patient.box.ciuic("repair").code == 0
+
+
+def test_no_pack_is_seen_without_its_parity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who kills a writer leaves what the next snapshot takes over: it must be within reach."""
+    box, seen = Box(tmp_path, parity=SHARE), []
+
+    def killed(fd: int, temporary: str, final: str) -> None:
+        publish(fd, temporary, final)
+        for path in packs(box.store):
+            assert (box.store / "parity" / path.name).exists(), path
+            seen.append(path)
+        if len(seen) == 1:
+            raise KeyboardInterrupt  # nothing that cleans up is told of a SIGKILL either
+
+    publish = durable.publish
+    (box.source / "model").write_bytes(noise(900 * KIB))
+    monkeypatch.setattr(durable, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        box.take()
+    box.take()
+    assert len(seen) > 2
+    monkeypatch.undo()
+    for path in packs(box.store):
+        flip_byte(path, 200)
+    assert box.ciuic("repair", "--apply").code == 0
+    assert box.read(box.source / "model") == noise(900 * KIB)
