@@ -38,9 +38,14 @@ _NAMES_MAX: Final = 10_000
 """Of one directory; whoever has more large files in one does not name them by steps."""
 _NUMBERS_MAX: Final = 8
 _RENAMED_MAX: Final = 32
+_NEVER: Final = 1 << 60
 _PASSED_MAX: Final = 15
 """Chunks of a tensor that are stored alone without a look after one that was nothing like its last
 version: more each time, and never so many that it mattered if others were."""
+_MISSED: Final = 3
+_PASSED_TENSORS_MAX: Final = 7
+"""After so many tensors in a row that were nothing like their last versions, the next one is not
+looked at; after each further one as many more, up to this many."""
 _OTHERS_MAX: Final = 8
 """Files whose headers are read to find tensors of the same names."""
 
@@ -227,6 +232,8 @@ class EarlierChunks:
         self._keys = _span_keys(self._spans)
         self._passed: dict[int, int] = {}
         self._passing: dict[int, int] = {}
+        self._missed = 0
+        self._passed_on = 0
         old = self._old_spans() if spans else {}
         self._old = {key: one.offset_bytes for key, one in old.items()}
         self.shared_bytes = sum(
@@ -261,6 +268,9 @@ class EarlierChunks:
         to find that out means to read and decode it.
         """
         tensor = self._tensor(offset_bytes)
+        if self._passed_on and tensor >= 0 and tensor not in self._passing:
+            self._passed_on -= 1
+            self._passing[tensor] = _NEVER
         left = self._passing.get(tensor, 0)
         if left:
             self._passing[tensor] = left - 1
@@ -272,6 +282,11 @@ class EarlierChunks:
         tensor = self._tensor(offset_bytes)
         if tensor < 0:
             return
+        if is_like:
+            self._missed = self._passed_on = 0
+        elif tensor not in self._passed:
+            self._missed += 1
+            self._passed_on = min(max(self._missed - _MISSED, 0), _PASSED_TENSORS_MAX)
         passed = 0 if is_like else min(2 * self._passed.get(tensor, 1) + 1, _PASSED_MAX)
         self._passed[tensor] = self._passing[tensor] = passed
 

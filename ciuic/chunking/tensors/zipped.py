@@ -174,22 +174,29 @@ def _array(headers: Headers, member: _Member, record_end: int) -> list[Span]:
     name = named(member.name.removesuffix(_ARRAY))
     if member.size_bytes < _SMALL_BYTES and not headers.closely:
         return [Span(member.offset_bytes, record_end - member.offset_bytes, name=name)]
-    return [npy.array_span(headers, *_data(headers, member, record_end), name)]
+    place = _data(headers, member, record_end, ahead_bytes=_AHEAD_BYTES)
+    return [npy.array_span(headers, *place, name)]
 
 
-def _data(headers: Headers, member: _Member, record_end: int) -> tuple[int, int]:
+def _data(
+    headers: Headers, member: _Member, record_end: int, *, ahead_bytes: int = 0
+) -> tuple[int, int]:
     """Where a member's data begins and ends."""
-    start = _data_start(headers, member)
+    start = _data_start(headers, member, ahead_bytes)
     end = start + member.size_bytes
     if end > record_end:
         raise NoLayoutError("members overlap")
     return start, end
 
 
-def _data_start(headers: Headers, member: _Member) -> int:
-    """Behind the local header, whose padding the central directory doesn't know."""
-    ahead = _LOCAL.size + len(member.name) + _AHEAD_BYTES
-    raw = headers.at(member.offset_bytes, min(ahead, headers.size_bytes - member.offset_bytes))
+def _data_start(headers: Headers, member: _Member, ahead_bytes: int = 0) -> int:
+    """Behind the local header, whose padding the central directory doesn't know.
+
+    What lies ahead is read in the same go where somebody asks for it next. Else it is not: of a
+    file in the store it would be the first chunk of a tensor, to be decoded for nothing.
+    """
+    needed = _LOCAL.size + len(member.name) + ahead_bytes
+    raw = headers.at(member.offset_bytes, min(needed, headers.size_bytes - member.offset_bytes))
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack_from(raw)
     at = member.offset_bytes + _LOCAL.size
     if magic != MAGIC or flags & _ENCRYPTED or method or name_bytes != len(member.name):
