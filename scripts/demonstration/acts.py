@@ -90,11 +90,16 @@ class Death:
 
 @dataclass(frozen=True)
 class Choice:
-    """The snapshot to go back to, and the step of the checkpoint that it holds."""
+    """The snapshot to go back to, and the step of the checkpoint that it holds.
+
+    Attributes:
+        code: What a restore of it ends with: 3 if it is marked as being written, 0 if not.
+    """
 
     snapshot: str
     taken: datetime
     checkpoint: Checkpoint
+    code: int
 
 
 def play(stage: Stage, checkout: str, pace: Pace, *, install: bool) -> None:
@@ -261,13 +266,17 @@ def _look(scene: Scene, daemon: Process, death: Death) -> Choice:
         if done.code == 0:
             found = json.loads(done.output)
             checkpoint = Checkpoint(found["step"], found["bytes"], found["sha256"])
+            if restored.code == 3:
+                # Its writer still had it open, or was about to begin: whether it is whole, the
+                # log knows.
+                stage.say("It is marked, as somebody had it open then, and it loads all the same.")
             break
         marked = restored.code == 3
         note = ", and says so: it was being written when the snapshot was taken" if marked else ""
         stage.say(f"{listed['id']} has it broken{note}. The next older one:")
     else:
         fail(f"none of the newest {_TRIED_MAX} snapshots has a checkpoint that loads")
-    choice = Choice(listed["id"], _moment(listed), checkpoint)
+    choice = Choice(listed["id"], _moment(listed), checkpoint, restored.code)
     stage.prove(
         f"{choice.snapshot} has the checkpoint of step {checkpoint.step}, "
         f"{(death.moment - choice.taken).total_seconds():.1f} s before the kill",
@@ -288,7 +297,8 @@ def _restore(scene: Scene, choice: Choice) -> float:
     stage.run(["ciuic", "verify", choice.snapshot, "--checksum"])
     others = {name: _identity(os.path.join(scene.run, name)) for name in ("log.jsonl", "train.py")}
     place = ["-p", os.path.dirname(scene.checkpoint), "-d", scene.run]
-    done = stage.run(["ciuic", "restore", "-s", choice.snapshot, *place, "--overwrite"])
+    restore = ["ciuic", "restore", "-s", choice.snapshot, *place, "--overwrite"]
+    done = stage.run(restore, expect=choice.code)
     checked = json.loads(
         stage.run(["python", "my-run/train.py", "--check", scene.checkpoint], timeout_s=30).output
     )

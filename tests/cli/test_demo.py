@@ -49,6 +49,12 @@ SPOILED = {
         'echo >> "$run/train.py"',
         "restoring checkpoints/ has changed train.py too",
     ),
+    "a restore that ends otherwise than the one before, aside": (
+        "ciuic",
+        RESTORE,
+        "code=$((3 - code))",
+        "ended with exit code",
+    ),
     "a verify that finds damage": (
         "ciuic",
         "verify*",
@@ -151,6 +157,27 @@ def test_the_demo_notices(tmp_path, how):
     assert done.returncode == 1, done.stdout + done.stderr
     assert sentence in done.stderr
     assert "Every claim came true" not in done.stdout
+    assert left_behind(env) == []
+
+
+@pytest.mark.slow
+def test_the_demo_takes_a_checkpoint_that_is_marked_if_it_is_one_that_the_training_logged(tmp_path):
+    # As on btrfs, where the whole file is frozen while its writer still has it open.
+    front = tmp_path / "bin"
+    front.mkdir()
+    marking = front / "ciuic"
+    marking.write_text(
+        f'#!/bin/sh\n"{BIN}/ciuic" "$@"; code=$?\n'
+        'case "$code $*" in "0 restore "*) exit 3;; esac; exit $code\n'
+    )
+    marking.chmod(0o755)
+    env = environment(tmp_path, front)
+
+    done = demo(env, "--quick", "--no-install")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "It is marked" in done.stdout
+    assert "Every claim came true" in done.stdout
     assert left_behind(env) == []
 
 
