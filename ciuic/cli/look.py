@@ -417,8 +417,9 @@ def diff(session: Session, *, before: str, after: str, tensors: bool, as_json: b
     + added, - removed, M content changed, m metadata changed, T became another type,
     ? a root that could not be read when one of them was taken.
 
-    With --tensors also for each tensor of files by torch.save, safetensors, numpy and GGUF: how
-    many of its elements have the same bits, and how far it moved, as a share of its length (L2).
+    With --tensors also for each tensor of files by torch.save, distributed checkpoints,
+    safetensors, numpy, GGUF, HDF5 and Keras: how many of its elements have the same bits, and how
+    far it moved, as a share of its length (L2).
     8-bit floats are compared as the numbers they mean; elements of an unknown type, such as
     quantized blocks, as bytes and without a distance. A new file is compared with that of the
     step before: step_600.pt with step_500.pt. Nothing in a file is executed.

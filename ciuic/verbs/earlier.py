@@ -5,7 +5,8 @@ Found by role and not by path: ``step_600.pt`` follows ``step_500.pt``, and
 one of nearly its length, or else the one of whose tensors most are in it, by name and length: more
 or fewer tensors may lie beside them. Within files of tensors a chunk
 follows the one that begins as far into the tensor of the same name, or of the same number among
-those without a name; elsewhere, and in other files, the one at the same place.
+those without a name; elsewhere, and in other files, the one at the same place. What the tensors in
+a file of a distributed checkpoint are called, the ``.metadata`` beside it says, now and then.
 
 All of this only says where to look. Whether a chunk is stored as a difference is decided on its
 bytes: a guess that is wrong costs reading a chunk.
@@ -13,14 +14,17 @@ bytes: a guess that is wrong costs reading a chunk.
 
 import contextlib
 import itertools
+import os
 import re
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ciuic.chunking.tensors import Span, layout
+from ciuic.chunking.tensors.described import called_by_parts
+from ciuic.chunking.tensors.pickled import Part, parts
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import ID_BYTES
 from ciuic.model import WHOLE, Entry
@@ -28,7 +32,20 @@ from ciuic.store.frame import DATA
 from ciuic.store.nodes import HOLE, iter_pieces, iter_tree
 from ciuic.store.reader import StoreReader
 
-__all__ = ["EarlierChunks", "EarlierDirectory", "EarlierOfNamed"]
+__all__ = [
+    "DISTCP",
+    "METADATA",
+    "METADATA_BYTES_MAX",
+    "EarlierChunks",
+    "EarlierDirectory",
+    "EarlierOfNamed",
+]
+
+METADATA: Final = b".metadata"
+METADATA_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of that of a distributed checkpoint: some 15,000 tensors, which take two seconds to read. With
+more they are told from each other by their places."""
+DISTCP: Final = b".distcp"
 
 _DIGITS: Final = re.compile(rb"\d+")
 _FILE_BYTES_MIN: Final = 64 * 1024
@@ -73,9 +90,14 @@ class EarlierDirectory:
         self._above = above
         self._lock = threading.Lock()
         self._names: _Names | None = None
+        self._parts: _PartsOfBoth | None = None
 
     def file(
-        self, name: bytes, size_bytes: int, spans: Sequence[Span] | None
+        self,
+        name: bytes,
+        size_bytes: int,
+        spans: Sequence[Span] | None,
+        metadata: Callable[[], bytes] = bytes,
     ) -> "EarlierChunks | None":
         """The chunks of the last version of a regular file.
 
@@ -83,16 +105,42 @@ class EarlierDirectory:
             name: What it is called now.
             size_bytes: Its length.
             spans: Its tensors; None: it is not a file of tensors.
+            metadata: Reads what lies beside it as ``METADATA`` now; asked once a directory, and
+                only if this is a file of a distributed checkpoint.
         """
         names = self._all()
         same = names.of_role(name, is_directory=False)
         entry = same or names.renamed(name, size_bytes)
-        found = EarlierChunks(self._reader, entry, spans) if entry is not None else None
+        named, then = spans, dict[str, list[Part]]()
+        if spans and name.endswith(DISTCP) and names.metadata is not None:
+            now, then = self._parts_of_both(metadata, names.metadata)
+            mine = now.get(os.fsdecode(name), [])
+            # Names that only one of the two has can't be found in the other.
+            named, then = (called_by_parts(spans, mine), then) if mine else (spans, {})
+
+        def chunks(one: Entry) -> EarlierChunks:
+            theirs = then.get(os.fsdecode(one.name), [])
+            return EarlierChunks(self._reader, one, named if theirs else spans, theirs)
+
+        found = chunks(entry) if entry is not None else None
         if same is not None or not spans or (found is not None and found.shared_bytes):
             return found
-        others = [EarlierChunks(self._reader, one, spans) for one in names.others(name)]
+        others = [chunks(one) for one in names.others(name)]
         best = max(others, key=lambda one: one.shared_bytes, default=None)
         return best if best is not None and best.shared_bytes else found
+
+    def _parts_of_both(self, metadata: Callable[[], bytes], then: Entry) -> "_PartsOfBoth":
+        with self._lock:
+            if self._parts is None:
+                self._parts = parts(metadata()), self._parts_then(then)
+            return self._parts
+
+    def _parts_then(self, metadata: Entry) -> dict[str, list[Part]]:
+        try:
+            stored = EarlierChunks(self._reader, metadata, None)
+            return parts(stored.read(0, metadata.size_bytes))
+        except (CorruptionError, UnknownFormatError):
+            return {}
 
     def directory(self, name: bytes, old: Entry | None) -> "EarlierDirectory":
         """A subdirectory: what stood at its path, else the one that had its role."""
@@ -126,16 +174,34 @@ class EarlierDirectory:
                 is_file = entry.is_file and entry.size_bytes >= _FILE_BYTES_MIN
                 if entry.content and entry.state == WHOLE and (is_file or entry.is_directory):
                     names.add(entry)
+                if entry.name == METADATA and _tells_names(entry):
+                    names.metadata = entry
                 if names.count >= _NAMES_MAX:
                     break
         return names
 
 
+_PartsOfBoth = tuple[dict[str, list[Part]], dict[str, list[Part]]]
+"""What the files of a distributed checkpoint hold, by their names: now, and then."""
+
+
+def _tells_names(metadata: Entry) -> bool:
+    if not metadata.is_file or not metadata.content or metadata.state != WHOLE:
+        return False
+    return metadata.size_bytes <= METADATA_BYTES_MAX
+
+
 class _Names:
-    """Entries by what of their names stays from step to step; the newest of each kind."""
+    """Entries by what of their names stays from step to step; the newest of each kind.
+
+    Attributes:
+        count: How many were taken in.
+        metadata: What says of a distributed checkpoint what its files hold.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.metadata: Entry | None = None
         self._newest: dict[tuple[object, ...], Entry] = {}
         self._by_suffix: dict[bytes, list[Entry]] = {}
 
@@ -207,12 +273,20 @@ class EarlierChunks:
         reader: Of the store.
         entry: The last version.
         spans: The tensors of the file as it is now; None: it is not a file of tensors.
+        held: What the last version held, if it was a file of a distributed checkpoint and the
+            spans are called by what this one holds.
 
     Attributes:
         shared_bytes: Of tensors that have the same name and the same length in both.
     """
 
-    def __init__(self, reader: StoreReader, entry: Entry, spans: Sequence[Span] | None) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        entry: Entry,
+        spans: Sequence[Span] | None,
+        held: Sequence[Part] = (),
+    ) -> None:
         self._reader = reader
         self._size_bytes = entry.size_bytes
         self._offsets = array("q")
@@ -234,7 +308,7 @@ class EarlierChunks:
         self._passing: dict[int, int] = {}
         self._missed = 0
         self._passed_on = 0
-        old = self._old_spans() if spans else {}
+        old = self._old_spans(held) if spans else {}
         self._old = {key: one.offset_bytes for key, one in old.items()}
         self.shared_bytes = sum(
             [
@@ -299,15 +373,23 @@ class EarlierChunks:
                 return number
         return -1
 
-    def _old_spans(self) -> dict[str | int, Span]:
+    def _old_spans(self, held: Sequence[Part]) -> dict[str | int, Span]:
         """Where each tensor lay."""
         try:
-            spans = layout(self._read, self._size_bytes) or ()
+            spans = layout(self.read, self._size_bytes) or ()
         except (CorruptionError, UnknownFormatError):
             return {}
+        if held:
+            spans = called_by_parts(spans, held)
         return dict(zip(_span_keys(spans), spans, strict=True))
 
-    def _read(self, offset_bytes: int, length_bytes: int) -> bytes:
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """The last version's bytes there; fewer at its end.
+
+        Raises:
+            CorruptionError: A chunk of it is damaged.
+            UnknownFormatError: A newer ciuic has stored it.
+        """
         end = min(offset_bytes + length_bytes, self._size_bytes)
         parts = []
         at = bisect_right(self._offsets, offset_bytes) - 1

@@ -39,7 +39,7 @@ from ciuic.store import Store
 from ciuic.store.header import CONTENT, FIXED
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
-from ciuic.verbs.earlier import EarlierChunks, EarlierOfNamed
+from ciuic.verbs.earlier import METADATA, METADATA_BYTES_MAX, EarlierChunks, EarlierOfNamed
 from ciuic.verbs.tracking import Gap, Kept, believed, believed_whole, respell
 
 __all__ = ["ContentReader", "FluxSink", "Wanted"]
@@ -58,6 +58,10 @@ Argument = TypeVar("Argument")
 
 FluxSink = Callable[[bytes, tuple[int, int], str], None]
 """Told a path, its device and inode, and what shows that it is in flux, if not a writer."""
+
+
+Earlier = Callable[[Sequence[Span] | None, Callable[[], bytes]], EarlierChunks | None]
+"""Given a file's tensors and what reads the ``METADATA`` beside it, finds its last version."""
 
 
 class Wanted(NamedTuple):
@@ -81,7 +85,7 @@ class Wanted(NamedTuple):
     clone: FrozenFile | None = None
     old: Entry | None = None
     previous: FrozenRoot | None = None
-    earlier: Callable[[Sequence[Span] | None], EarlierChunks | None] | None = None
+    earlier: Earlier | None = None
 
     @property
     def path(self) -> bytes:
@@ -306,7 +310,28 @@ class ContentReader:
         return spelling.finish(0 if opened.ended_early else opened.before.st_size)
 
     def _earlier(self, file: Wanted, spans: tuple[Span, ...] | None) -> EarlierChunks | None:
-        return file.earlier(spans) if file.earlier is not None else None
+        return file.earlier(spans, lambda: self._metadata(file)) if file.earlier else None
+
+    def _metadata(self, file: Wanted) -> bytes:
+        """What says of a distributed checkpoint what its files hold; empty if it can't be had.
+
+        The one of another save tells wrong names, and they cost looks at the wrong chunks.
+        """
+        try:
+            owned = self._uid in {0, file.status.st_uid}
+            opened = OpenFile(file.directory.fd, METADATA, owned=owned, private=file.is_frozen)
+        except SourceError:
+            return b""
+        try:
+            if opened.before.st_size > METADATA_BYTES_MAX:
+                return b""
+            self._count(opened.before.st_size)
+            return opened.peek(0, opened.before.st_size)
+        except SourceError:
+            return b""
+        finally:
+            opened.peeked()
+            opened.close()
 
     def _cutting(self, opened: OpenFile) -> tuple[Chunker, tuple[Span, ...] | None]:
         """Where this file is cut, and its tensors if it is cut at them, by its headers now.

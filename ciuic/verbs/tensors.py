@@ -35,6 +35,7 @@ from ciuic.store import Store
 from ciuic.store.manifest import Manifest
 from ciuic.store.nodes import Piece
 from ciuic.verbs.browse import Change, Located, Locator, diff, root_entry, walk
+from ciuic.verbs.earlier import DISTCP, METADATA
 from ciuic.verbs.seeking import StoredFile
 
 __all__ = ["Comparison", "FileTensors", "TensorChange", "diff_tensors", "relative"]
@@ -43,8 +44,6 @@ _BLOCK_BYTES: Final = 1024 * 1024
 _BATCH: Final = 256
 _ADDED_MAX: Final = 10_000
 """Files that are looked for under the name of another step."""
-_DISTCP: Final = b".distcp"
-_METADATA: Final = b".metadata"
 _NUMBER: Final = re.compile(rb"[0-9]+")
 
 
@@ -252,14 +251,14 @@ class _Beside:
 
     def parts(self, path: bytes) -> list[Part]:
         """What a file holds."""
-        if not path.endswith(_DISTCP):
+        if not path.endswith(DISTCP):
             return []
         directory, name = os.path.split(path)
         if directory != self._directory:
             self._directory, self._parts = directory, {}
             # What can't be read tells no names: the tensors can still be compared.
             with contextlib.suppress(CorruptionError, UnknownFormatError):
-                self._parts = self._read(os.path.join(directory, _METADATA))
+                self._parts = self._read(os.path.join(directory, METADATA))
         return self._parts.get(os.fsdecode(name), [])
 
     def _read(self, path: bytes) -> dict[str, list[Part]]:

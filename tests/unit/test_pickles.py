@@ -18,6 +18,7 @@ from ciuic.chunking.tensors.described import described
 from ciuic.chunking.tensors.headers import NAME_BYTES_MAX, Headers
 from ciuic.chunking.tensors.pickled import Part, Pickled, parts, read
 from tests.fuzz.reach import run_at_most
+from tests.kit.distributed import Index, Info, Metadata, Size
 from tests.kit.tensors import saved, torch_zip
 
 
@@ -246,35 +247,6 @@ def test_shapes_and_types_that_lie_are_not_believed():
     assert told(whole.replace(b"K\0K\1\x85", b"K\0(" + b"K\1" * 9 + b"t")) == ("F32", None)
     assert told(whole.replace(b"FloatS", b"CloatS")) == ("", (1,))
     assert told(b"odd") == ("", None)
-
-
-class Size(tuple[int, ...]):
-    """What pickles like a ``torch.Size``."""
-
-    def __reduce__(self):
-        return Size, (tuple(self),)
-
-
-class Index:
-    """What a distributed checkpoint calls a part of a tensor."""
-
-    def __init__(self, fqn: object, offset: object) -> None:
-        self.fqn, self.offset, self.index = fqn, offset, 0
-
-
-class Info:
-    """Where it says that a part lies."""
-
-    def __init__(self, relative_path: object, offset: object, length: object) -> None:
-        self.relative_path, self.offset, self.length = relative_path, offset, length
-
-
-class Metadata:
-    """All that it says."""
-
-    def __init__(self, *stored: tuple[Index, Info]) -> None:
-        self.state_dict_metadata: dict[str, str] = {}
-        self.storage_data = dict(stored)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

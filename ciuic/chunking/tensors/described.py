@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ciuic.chunking.tensors import pickled, spans_in, zipped
 from ciuic.chunking.tensors.headers import WIDTHS, Headers, NoLayoutError, Read, Span
 
-__all__ = ["Tensor", "described"]
+__all__ = ["Tensor", "called_by_parts", "described"]
 
 
 class Tensor(NamedTuple):
@@ -64,6 +64,19 @@ def described(
         taken.add(name)
         found.append(tensor._replace(name=name))
     return tuple(found)
+
+
+def called_by_parts(spans: Sequence[Span], parts: Sequence[pickled.Part]) -> tuple[Span, ...]:
+    """Spans of a file of a distributed checkpoint, called as its parts are and not by their places.
+
+    One that lies in no part has no name.
+    """
+    return tuple([one._replace(name=_within_part(_part_name(parts, one), one)) for one in spans])
+
+
+def _within_part(part: str, span: Span) -> str:
+    """An archive that is a part may hold several tensors: the pickle in it may be of anything."""
+    return f"{part}/{span.name.rpartition('/')[2]}" if part else ""
 
 
 def _part_name(parts: Sequence[pickled.Part], span: Span) -> str:
