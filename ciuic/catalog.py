@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -24,10 +25,13 @@ from ciuic.errors import (
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store import Store
 from ciuic.store.index import IndexDamagedError
+from ciuic.store.manifest import decode_manifest
 
 __all__ = [
+    "LATEST",
     "chain_lengths",
     "damaged_manifests",
+    "damaged_since",
     "find_snapshot",
     "latest_snapshot",
     "list_snapshots",
@@ -56,6 +60,26 @@ def damaged_manifests(store: Store) -> dict[str, str]:
     for name in _lost(store, recorded):
         damaged[name] = f"its file is gone; {_what_helps(store, name)}"
     return damaged
+
+
+def damaged_since(store: Store, latest: SnapshotSummary) -> dict[str, str]:
+    """Those of ``damaged_manifests`` that are newer than the newest that can be read.
+
+    When they were taken the catalog or a copy says; if neither does, when the damaged file was
+    written.
+    """
+    damaged = damaged_manifests(store)
+    if not damaged:
+        return {}
+    recorded = _recorded(store)
+    known = [_last_known(store, recorded, name) for name in damaged]
+    snapshots = list_snapshots(store)
+    order = newest_first([*snapshots, *[one for one in known if one is not None]])
+    newer = {one.id for one in takewhile(lambda one: one.id != latest.id, order)}
+    unknown = damaged.keys() - {one.id for one in known if one is not None}
+    unknown -= {one.parent for one in snapshots}  # it was there before its child
+    newer |= {name for name in unknown if store.manifest_written_ns(name) > latest.taken_ns}
+    return {name: what for name, what in damaged.items() if name in newer}
 
 
 def lost_snapshots(store: Store) -> list[str]:
@@ -110,6 +134,11 @@ def find_snapshot(store: Store, text: str) -> SnapshotSummary:
     snapshots = list_snapshots(store)
     if text in {LATEST, LATEST_VALID}:
         if not snapshots:
+            for name, what in damaged_manifests(store).items():
+                raise CorruptionError(
+                    f"no snapshot of the store can be read: {name}: {what}",
+                    hint="'ciuic repair' shows what can be mended.",
+                )
             raise SnapshotNotFoundError(
                 "the store has no snapshot yet", hint="Take one with 'ciuic snapshot'."
             )
@@ -185,6 +214,16 @@ def _lost(store: Store, recorded: _Rows) -> list[str]:
     # What another process brings back meanwhile is gone only at the first look.
     missed = store.unaccounted_for(missed) if missed else missed
     return sorted([one for one in missed if one in remembered or _is_of(recorded[one][2], one)])
+
+
+def _last_known(store: Store, recorded: _Rows, snapshot_id: str) -> SnapshotSummary | None:
+    """What a manifest said before it was damaged, if anybody remembers."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        summary = _decoder.decode(recorded[snapshot_id][2])
+        if summary.id == snapshot_id:
+            return summary
+    copy = store.manifest_copy(snapshot_id)
+    return None if copy is None else decode_manifest(copy, snapshot_id).summary
 
 
 def _what_helps(store: Store, snapshot_id: str) -> str:

@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from ciuic.cli.render import mode_text, print_json, print_table, printable
-from ciuic.cli.session import DAMAGE, SNAPSHOT, Session, absolute, given, json_option
+from ciuic.cli.session import (
+    DAMAGE,
+    SNAPSHOT,
+    Session,
+    absolute,
+    found_snapshot,
+    given,
+    json_option,
+)
 from ciuic.clock import local_time_text, rfc3339
 from ciuic.errors import CiuicError, UsageError
 from ciuic.model import FLUX, SKIPPED, UNREADABLE, Entry, Root, SnapshotSummary, Trouble, path_text
@@ -77,7 +85,7 @@ def list_(
     elif machine_readable:
         for one in snapshots:
             click.echo(f"{one.id}|{local_time_text(one.taken_ns)}|{one.logical_bytes}")
-    else:
+    elif snapshots or not damaged:
         _print_snapshots(snapshots, chains, _filtered_by(path, tag))
     for name, what in sorted(damaged.items()):
         click.echo(f"ciuic: {name} can't be read: {printable(what)}", err=True)
@@ -191,12 +199,12 @@ def show(
     as a difference, from which chunk, how many there are below it and how many bytes must be read
     to have it.
     """
-    from ciuic.catalog import chain_lengths, find_snapshot, list_snapshots
+    from ciuic.catalog import chain_lengths, list_snapshots
 
     if paths and not chunks:
         raise UsageError("-p goes with --chunks", hint="'ciuic ls' lists a path.")
     with session.opened() as store:
-        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        manifest = store.manifest(found_snapshot(store, snapshot_id).id)
         chain = chain_lengths(list_snapshots(store)).get(manifest.summary.id, 0)
         if not chunks:
             _print_manifest(manifest, chain, as_json=as_json)
@@ -288,11 +296,10 @@ def ls(
     A file that is not as it should be is marked: [in flux] if somebody was writing it when the
     snapshot was taken, [unreadable] or [left out] if the snapshot has no content of it.
     """
-    from ciuic.catalog import find_snapshot
     from ciuic.verbs.browse import Located, children, locate, root_entry, walk
 
     with session.opened() as store:
-        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        manifest = store.manifest(found_snapshot(store, snapshot_id).id)
         if path is None:
             tops = [
                 Located(root.path, root_entry(store, root)) for root in manifest.roots if root.tree
@@ -353,11 +360,10 @@ def _mark(entry: Entry) -> str:
 @click.pass_obj
 def cat(session: Session, *, snapshot_id: str, path: str) -> None:
     """Write a file of a snapshot to stdout."""
-    from ciuic.catalog import find_snapshot
     from ciuic.verbs.browse import locate, read_file
 
     with session.opened() as store:
-        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        manifest = store.manifest(found_snapshot(store, snapshot_id).id)
         located = locate(store, manifest, absolute(path))
         if not located.entry.is_file:
             kind = _type_name(located.entry)
@@ -386,14 +392,14 @@ def find(session: Session, *, pattern: str, snapshot_id: str | None, as_json: bo
     A PATTERN without '/' is matched against names, any other against whole paths. A path that
     is the same in several snapshots is shown for the newest of them.
     """
-    from ciuic.catalog import find_snapshot, list_snapshots
+    from ciuic.catalog import list_snapshots
     from ciuic.verbs.browse import find as find_paths
 
     with session.opened() as store:
         if snapshot_id is None:
             chosen = list_snapshots(store)
         else:
-            chosen = [find_snapshot(store, snapshot_id)]
+            chosen = [found_snapshot(store, snapshot_id)]
         found = find_paths(store, chosen, os.fsencode(pattern))
         if as_json:
             print_json(
@@ -424,12 +430,11 @@ def diff(session: Session, *, before: str, after: str, tensors: bool, as_json: b
     quantized blocks, as bytes and without a distance. A new file is compared with that of the
     step before: step_600.pt with step_500.pt. Nothing in a file is executed.
     """
-    from ciuic.catalog import find_snapshot
     from ciuic.verbs.browse import diff as compare
 
     with session.opened() as store:
-        old = store.manifest(find_snapshot(store, before).id)
-        new = store.manifest(find_snapshot(store, after).id)
+        old = store.manifest(found_snapshot(store, before).id)
+        new = store.manifest(found_snapshot(store, after).id)
         if tensors:
             from ciuic.cli.tensors import print_tensor_changes
 

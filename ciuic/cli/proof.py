@@ -8,7 +8,16 @@ import click
 
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
-from ciuic.cli.session import DAMAGE, FAILED, SNAPSHOT, Session, given, interruptible, json_option
+from ciuic.cli.session import (
+    DAMAGE,
+    FAILED,
+    SNAPSHOT,
+    Session,
+    found_snapshot,
+    given,
+    interruptible,
+    json_option,
+)
 from ciuic.errors import UsageError
 from ciuic.units import format_bytes, format_duration
 
@@ -39,7 +48,7 @@ def verify(
     lie in a pack that is long enough. With it every chunk is read, decoded and hashed. With --hot
     the copy-on-write copies that restore takes first are read and compared with the store.
     """
-    from ciuic.catalog import find_snapshot
+    from ciuic.catalog import LATEST, damaged_since, find_snapshot
     from ciuic.clock import SystemClock
     from ciuic.verbs.valid import with_alternatives
     from ciuic.verbs.verify import verify_all, verify_snapshots
@@ -58,12 +67,12 @@ def verify(
                 store, checksum=checksum, clock=SystemClock(), progress=shown.fraction
             )
         else:
-            chosen = {
-                one.id: one for one in (find_snapshot(store, text) for text in ids or ["latest"])
-            }
+            found = [find_snapshot(store, text) for text in ids or [LATEST]]
+            broken = damaged_since(store, found[0]) if not ids or LATEST in ids else {}
             report = verify_snapshots(
                 store,
-                chosen.values(),
+                {one.id: one for one in found}.values(),
+                broken,
                 checksum=checksum,
                 clock=SystemClock(),
                 progress=shown.fraction,
@@ -109,7 +118,7 @@ def _state(one: Any) -> str:
 
 def _verify_hot(session: Session, ids: tuple[str, ...], *, every: bool, as_json: bool) -> NoReturn:
     """``ciuic verify --hot``; ends the command."""
-    from ciuic.catalog import find_snapshot, list_snapshots
+    from ciuic.catalog import LATEST, list_snapshots
     from ciuic.clock import SystemClock
     from ciuic.verbs.hot import verify_hot
 
@@ -117,7 +126,7 @@ def _verify_hot(session: Session, ids: tuple[str, ...], *, every: bool, as_json:
         if every:
             chosen = list_snapshots(store)
         else:
-            found = [find_snapshot(store, text) for text in ids or ["latest"]]
+            found = [found_snapshot(store, text) for text in ids or [LATEST]]
             chosen = list({one.id: one for one in found}.values())
         report = verify_hot(store, chosen, clock=SystemClock())
     if as_json:

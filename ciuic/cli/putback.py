@@ -1,5 +1,6 @@
 """``ciuic restore``."""
 
+import os
 import sys
 
 import click
@@ -8,6 +9,7 @@ from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import (
     DAMAGE,
+    NEWER,
     SNAPSHOT,
     TROUBLE,
     Session,
@@ -16,7 +18,7 @@ from ciuic.cli.session import (
     interruptible,
     json_option,
 )
-from ciuic.model import RestoreReport
+from ciuic.model import RestoreReport, Trouble
 from ciuic.units import format_bytes, format_duration, format_files
 
 __all__ = ["restore"]
@@ -80,7 +82,7 @@ def restore(
     that exists is refused unless --overwrite is given. An interrupted restore can be run again.
     Large files come from hot copies, in an instant, where the snapshot still has them.
     """
-    from ciuic.catalog import find_snapshot
+    from ciuic.catalog import LATEST, damaged_since, find_snapshot
     from ciuic.clock import SystemClock
     from ciuic.verbs.restore import RestoreRequest
     from ciuic.verbs.restore import restore as put_back
@@ -95,10 +97,17 @@ def restore(
         hot=not no_hot,
     )
     with interruptible() as cancelled, session.opened() as store, progress("restore") as shown:
-        manifest = store.manifest(find_snapshot(store, snapshot_id).id)
+        chosen = find_snapshot(store, snapshot_id)
+        newer = damaged_since(store, chosen) if snapshot_id == LATEST else {}
+        manifest = store.manifest(chosen.id)
         report = put_back(
             store, manifest, request, clock=SystemClock(), cancelled=cancelled, progress=shown
         )
+    if newer:
+        # What was asked for is another one: what came is named, and that it is not all.
+        report.damaged = True
+        named = {os.fsencode(name): f"{NEWER}: {what}" for name, what in newer.items()}
+        report.notes += [Trouble(name, what) for name, what in named.items()]
     if as_json:
         print_json(report.as_json())
     else:

@@ -132,7 +132,8 @@ def _tell_unreachable(plan: Any) -> None:
 def _tell_remaining(plan: Any) -> None:
     for one in plan.remaining[:_SHOWN_MAX]:
         click.echo(
-            f"{one.id} stays damaged: {one.damaged_count:,} paths can't be had,"
+            f"{one.id} stays damaged: {one.damaged_count:,}"
+            f" {'path' if one.damaged_count == 1 else 'paths'} can't be had,"
             f" {one.files_left:,} of its {one.files:,} files can"
         )
         for bad in one.damaged[:_SHOWN_MAX]:

@@ -26,12 +26,14 @@ __all__ = [
     "DAMAGE",
     "DONE",
     "FAILED",
+    "NEWER",
     "SNAPSHOT",
     "TROUBLE",
     "USAGE",
     "Session",
     "absolute",
     "exit_code",
+    "found_snapshot",
     "given",
     "interruptible",
     "json_option",
@@ -50,6 +52,9 @@ USAGE = 2
 TROUBLE = 3
 DAMAGE = 4
 BUSY = 5
+
+NEWER = "is newer and can't be read"
+"""What is said of a snapshot when the one before it is taken for the latest."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
@@ -272,6 +277,17 @@ def absolute(path: str) -> bytes:
             f"{path!r} counts from the current directory, which is gone",
             hint="Give an absolute path.",
         ) from error
+
+
+def found_snapshot(store: Any, text: str) -> Any:
+    """The snapshot that a person means; if it is not the newest of all, that is said on stderr."""
+    from ciuic.catalog import LATEST, damaged_since, find_snapshot
+
+    found = find_snapshot(store, text)
+    if text == LATEST:
+        for name, what in damaged_since(store, found).items():
+            click.echo(f"ciuic: {name} {NEWER}: {printable(what)}", err=True)
+    return found
 
 
 @contextlib.contextmanager

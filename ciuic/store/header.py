@@ -229,4 +229,6 @@ def _explain_missing(store_path: str, error: StoreError) -> None:
             f"the store at {store_path} was not finished being created",
             hint=f"Run 'ciuic --store {store_path} init' to finish it.",
         ) from error
-    raise StoreError(f"{store_path} is a directory, but not a store", hint=init) from error
+    with store_faults("list", store_path):
+        hint = "Give the store's directory." if os.listdir(store_path) else init
+    raise StoreError(f"{store_path} is a directory, but not a store", hint=hint) from error

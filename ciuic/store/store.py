@@ -358,6 +358,14 @@ class Store:
             return data
         return None
 
+    def manifest_written_ns(self, snapshot_id: str) -> int:
+        """When a manifest's file was written, be it where it belongs or set aside; 0: not known."""
+        name = layout.manifest_name(snapshot_id)
+        for place in (layout.SNAPSHOTS, layout.QUARANTINE):
+            with contextlib.suppress(OSError):
+                return os.lstat(os.path.join(self.path, place, name)).st_mtime_ns
+        return 0
+
     def keep_copies(self, snapshot_id: str) -> None:
         """Keep copies of a committed snapshot's manifest and of the header, with the parity.
 

@@ -31,11 +31,13 @@ class Spoiled(NamedTuple):
         what: Why, in words.
         chunks: Those of its chunks that can't be had, and what is lost of each: itself, or
             something that it is a difference from.
+        is_directory: It is one: what lay in it can't be had either, and nobody knows its names.
     """
 
     path: bytes
     what: str
     chunks: Mapping[bytes, bytes]
+    is_directory: bool = False
 
 
 class _Problem(NamedTuple):
@@ -260,7 +262,8 @@ class Survey:
 
 def _spoiled(path: bytes, directory: _Directory) -> Iterator[Spoiled]:
     for one in directory.problems:
-        yield Spoiled(_join(path, one.name) if one.name else path, one.what, one.chunks)
+        below = _join(path, one.name) if one.name else path
+        yield Spoiled(below, one.what, one.chunks, not one.name)
 
 
 def _missing(count: int, first: bytes) -> str:

@@ -48,6 +48,10 @@ __all__ = ["apply_repair", "mend_entrance"]
 
 _WINDOW_BYTES: Final = 1024 * 1024
 _HEADER_BYTES_MAX: Final = 1024 * 1024
+_NO_COPY: Final = (
+    f"There is no sound copy of it in {layout.PARITY}/. The header of any store with the same"
+    " chunking serves: make one elsewhere with 'ciuic --store DIR init' and copy it."
+)
 
 
 def apply_repair(
@@ -339,7 +343,7 @@ def mend_entrance(store_path: str, *, apply: bool) -> tuple[str, ...]:
     except CorruptionError as error:
         data = _header_copy(store_path)
         if data is None:
-            raise
+            raise CorruptionError(error.message, hint=_NO_COPY) from error
         found.append(error.message)
         if apply:
             _put_back_header(store_path, data)

@@ -493,18 +493,20 @@ class _Search:
 
     def _remaining(self, survey: Survey, snapshot: SnapshotSummary) -> Remaining:
         named: list[Trouble] = []
-        count, has_lost_trees = 0, False
+        count, lost_files, has_lost_trees = 0, 0, False
         with contextlib.suppress(SnapshotNotFoundError):
             for spoiled in survey.damage(snapshot.id):
                 if spoiled.chunks and all(self._can_be_had(name) for name in spoiled.chunks):
                     continue
                 count += 1
-                has_lost_trees |= not spoiled.chunks
+                lost_files += not spoiled.is_directory
+                has_lost_trees |= spoiled.is_directory
                 if len(named) < _NAMED_MAX:
                     named.append(Trouble(spoiled.path, spoiled.what))
-        left = snapshot.files - count
+        there = snapshot.files
         if has_lost_trees:
-            left = sum(1 for _ in self._files(snapshot.id)) - count
+            there = sum(1 for _ in self._files(snapshot.id))
+        left = there - lost_files
         return Remaining(snapshot.id, tuple(named), count, max(0, left), snapshot.files)
 
     def _files(self, snapshot_id: str) -> Iterator[Entry]:

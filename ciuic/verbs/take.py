@@ -245,7 +245,7 @@ def take_snapshot(
                 logical_bytes=gatherer.logical_bytes,
                 new_bytes=totals.new_bytes,
                 stored_bytes=totals.stored_bytes,
-                tags=request.tags,
+                tags=tuple(dict.fromkeys(request.tags)),
                 trouble_count=troubles.count,
                 roots=roots,
                 flux_count=flux.count,

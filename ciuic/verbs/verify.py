@@ -6,7 +6,7 @@ Each damaged path of a snapshot is named once.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from ciuic.catalog import damaged_manifests, list_snapshots
@@ -32,15 +32,12 @@ def verify_all(
     store: Store, *, checksum: bool, clock: Clock, progress: OnProgress | None = None
 ) -> VerifyReport:
     """Verify every snapshot, those whose manifest can't be read included."""
-    broken = [
-        VerifySnapshot(name, (Trouble(os.fsencode(f"snapshots/{name}.json"), what),))
-        for name, what in sorted(damaged_manifests(store).items())
-    ]
+    broken = damaged_manifests(store)
     report = verify_snapshots(
-        store, list_snapshots(store), checksum=checksum, clock=clock, progress=progress
+        store, list_snapshots(store), broken, checksum=checksum, clock=clock, progress=progress
     )
     return VerifyReport(
-        (*report.snapshots, *broken),
+        report.snapshots,
         report.read_bytes,
         report.chunks,
         report.total_s,
@@ -57,12 +54,21 @@ def verify_all(
 def verify_snapshots(
     store: Store,
     snapshots: Iterable[SnapshotSummary],
+    broken: Mapping[str, str],
     *,
     checksum: bool,
     clock: Clock,
     progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Verify some snapshots; what they share is checked once.
+
+    Args:
+        store: An open store.
+        snapshots: Those to verify.
+        broken: Others whose manifest can't be read, and why: part of the report.
+        checksum: Read, decode and hash every chunk as well.
+        clock: For how long it took.
+        progress: Told of chunks.
 
     Raises:
         StoreError: The store itself can't be used. Damage is not raised but reported.
@@ -84,9 +90,12 @@ def verify_snapshots(
         bad = known_lost(store)  # what a scrub has read counts
         survey = _Survey(store, bad)
         found = {one.id: survey.damage(one) for one in chosen}
-    results = tuple([VerifySnapshot(one.id, tuple(found[one.id])) for one in chosen])
+    results = [VerifySnapshot(one.id, tuple(found[one.id])) for one in chosen]
+    for name, what in sorted(broken.items()):
+        place = os.fsencode(f"snapshots/{name}.json")
+        results.append(VerifySnapshot(name, (Trouble(place, what),)))
     total_s = clock.monotonic_s() - began_s
-    return VerifyReport(results, read_bytes, survey.chunks, total_s, frozenset(bad))
+    return VerifyReport(tuple(results), read_bytes, survey.chunks, total_s, frozenset(bad))
 
 
 class _Level:

@@ -46,7 +46,9 @@ def test_a_snapshot_without_a_store_says_so_and_makes_none(tmp_path):
 def test_a_directory_with_other_things_in_it_never_becomes_a_store(fresh):
     before = contents(fresh.source)
 
-    refused(run_here("--store", fresh.source, "list"), 1, "not a store")
+    listed = run_here("--store", fresh.source, "list")
+    refused(listed, 1, "not a store")
+    assert "init" not in listed.err, "that would be refused"
     refused(run_here("--store", fresh.source, "init"), 1, "is not empty")
     assert contents(fresh.source) == before
 
@@ -130,6 +132,22 @@ def test_a_store_with_snapshots_that_lost_its_header_is_damage_and_not_half_crea
     assert contents(taken.store) == before
 
 
+def test_a_header_without_a_copy_can_be_that_of_another_store(taken):
+    header(taken).unlink()
+    (taken.store / "parity" / header(taken).name).unlink()
+
+    refused(taken.run_here("list"), 4, "ciuic repair")
+    for apply in ([], ["--apply"]):
+        done = taken.run_here("repair", *apply)
+        refused(done, 4, "no sound copy")
+        assert "Run 'ciuic repair'" not in done.err, "that is what was run"
+    other = taken.directory / "other"
+    assert run_here("--store", other, "init").code == 0
+    shutil.copy(other / header(taken).name, header(taken))
+    assert taken.run_here("verify", "--all", "--checksum").code == 0
+    assert taken.run_here("snapshot").code == 0
+
+
 CATALOG_DAMAGE = {
     "deleted": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
@@ -190,6 +208,7 @@ def test_a_snapshot_whose_manifest_is_damaged_is_named_and_the_others_go_on(take
     assert f"{newest}: DAMAGED" in verified.out
     assert f"{middle}: ok" in verified.out
     assert latest.out.split()[1] == middle
+    assert f"{newest} is newer and can't be read" in latest.err
     refused(
         taken.run_here("restore", "-s", newest, "-p", taken.source, "-d", taken.directory / "x"),
         4,
@@ -197,6 +216,76 @@ def test_a_snapshot_whose_manifest_is_damaged_is_named_and_the_others_go_on(take
     )
     assert not (taken.directory / "x").exists()
     assert taken.run_here("snapshot").code == 0
+
+
+def lose_manifest(place: Place, name: str, how: str) -> None:
+    """Spoil it and its copy; ``how`` says what becomes of it and of the catalog."""
+    manifest = place.store / "snapshots" / f"{name}.json"
+    (place.store / "parity" / manifest.name).unlink()
+    if how.startswith("gone"):
+        manifest.unlink()
+    else:
+        with manifest.open("r+b") as file:
+            file.truncate(100)
+    if "set aside" in how:
+        assert place.run_here("repair", "--apply").code == 4
+    if how.endswith("catalog"):
+        (place.store / "catalog.sqlite").unlink()
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["gone", "cut", "cut and without a catalog", "cut, set aside", "cut, set aside, no catalog"],
+)
+def test_what_is_taken_for_the_latest_says_so_if_a_newer_one_is_damaged(taken, how):
+    newest, middle, _ = taken.ids()
+    lose_manifest(taken, newest, how)
+    file = taken.source / "checkpoints" / "step-1.pt"
+
+    verified = taken.run_here("verify", "--json")
+    restored = taken.run_here("restore", "-s", "latest", "-p", file, "-d", taken.directory / "out")
+    document = taken.run_here(
+        *("restore", "-s", "latest", "-p", file, "-d", taken.directory / "out"),
+        *("--overwrite", "--dry-run", "--json"),
+    )
+
+    assert verified.code == restored.code == document.code == 4
+    assert {one["id"]: one["ok"] for one in verified.document["snapshots"]} == {
+        middle: True,
+        newest: False,
+    }
+    assert f"{newest}: is newer and can't be read" in restored.err
+    assert (taken.directory / "out" / file.name).read_bytes() == file.read_bytes()
+    assert [one["path"] for one in document.document["notes"]] == [newest]
+    # By its name and by a time it is what was asked for.
+    for name in (middle, "latest-valid", "2999-01-01"):
+        arguments = ["-s", name, "-p", file, "-d", taken.directory / "out", "--overwrite"]
+        assert taken.run_here("restore", *arguments).code == 0
+    assert taken.run_here("verify", middle).code == 0
+
+
+def test_an_older_one_that_is_damaged_is_nothing_to_the_latest(taken):
+    newest, middle, _ = taken.ids()
+    lose_manifest(taken, middle, "cut and without a catalog")
+    file = taken.source / "checkpoints" / "step-1.pt"
+
+    verified = taken.run_here("verify")
+    restored = taken.run_here("restore", "-s", "latest", "-p", file, "-d", taken.directory / "out")
+
+    assert verified.code == restored.code == 0
+    assert verified.out == f"{newest}: ok\n"
+    assert middle not in restored.out + restored.err
+
+
+def test_a_store_none_of_whose_manifests_can_be_read_is_not_an_empty_one(taken):
+    for name in taken.ids():
+        lose_manifest(taken, name, "cut")
+
+    for command in (["verify"], ["show", "latest"], ["show", "latest-valid"]):
+        refused(taken.run_here(*command), 4, "no snapshot of the store can be read")
+    listed = taken.run_here("list")
+    assert listed.code == 4
+    assert "no snapshot yet" not in listed.said()
 
 
 def test_a_manifest_that_is_empty_or_enormous_garbage_is_damage(taken):

@@ -351,6 +351,12 @@ def test_on_a_terminal_and_in_a_pipe_the_same_is_said(taken: Place) -> None:
 # tag and pin
 
 
+def test_a_tag_that_is_given_twice_is_there_once(taken: Place) -> None:
+    named = ["--tag", "best", "--tag", "b", "--tag", "best"]
+    assert taken.run_here("snapshot", *named).code == 0
+    assert taken.run_here("tag", "latest").out == "best\nb\n"
+
+
 def test_tags_are_shown_one_a_line_after_the_change(taken: Place) -> None:
     name = taken.ids()[2]
     assert taken.run_here("tag", name).out == "first\n"
