@@ -4,6 +4,7 @@ Imported here is only what ``--help`` needs; each command imports the rest when 
 """
 
 import contextlib
+import errno
 import os
 import sys
 
@@ -35,6 +36,7 @@ __all__ = ["cli", "main", "program"]
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _COMPLETE = "_CIUIC_COMPLETE"
 
 
@@ -91,9 +93,7 @@ cli.add_command(completion)
 
 def main() -> None:
     """Entry point of ``ciuic`` and ``ciuric``: run, explain what went wrong, exit."""
-    # Started with stdout closed, as cron and other daemons do: print into nothing.
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    _open_standard_streams()
     # numpy would start a thread a core for linear algebra, which nobody here does.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     as_json = "--json" in sys.argv
@@ -158,6 +158,23 @@ def _run() -> int:
     return 0
 
 
+def _open_standard_streams() -> None:
+    """Started with some of them closed, as cron and other daemons do: print into nothing.
+
+    None of the store's files may get the number of one, or what is printed would go into it.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    if sys.stdout is None:
+        # For the life of the process.
+        sys.stdout = open(1, "w", errors="replace", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", errors="replace", closefd=False)  # noqa: SIM115
+
+
 def _abandon_output() -> None:
     """Nobody reads stdout, or it can't be written: say nothing more to it, at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -168,5 +185,11 @@ def _program_name() -> str:
 
 
 def _from_system(error: OSError) -> CiuicError:
+    what = error.strerror or str(error)
+    if error.errno in _UNWRITABLE and not error.filename:
+        # All else that is written knows its file; and where the store is full, it says so.
+        return CiuicError(
+            f"the output can't be written: {what}", hint="'ciuic list' shows what was done."
+        )
     where = f" {os.fspath(error.filename)!r}" if error.filename else ""
-    return CiuicError(f"the operating system refused{where}: {error.strerror or error}")
+    return CiuicError(f"the operating system refused{where}: {what}")

@@ -10,6 +10,10 @@ from ciuic.errors import StoreError, StoreFullError
 __all__ = ["store_faults"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_NOT_YOURS = (
+    "Run ciuic as the user who owns the store; if another one has written to it, 'chown -R' gives"
+    " all of it to one."
+)
 
 
 @contextlib.contextmanager
@@ -33,7 +37,7 @@ def translated(error: OSError, doing: str, path: str) -> StoreError:
     if error.errno in _FULL:
         return StoreFullError(message)
     if error.errno in {errno.EACCES, errno.EPERM}:
-        return StoreError(message, hint="Run ciuic as the user who owns the store.")
+        return StoreError(message, hint=_NOT_YOURS)
     if error.errno == errno.EROFS:
         return StoreError(message, hint="Mount the store's file system for writing.")
     return StoreError(message)

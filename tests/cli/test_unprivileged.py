@@ -87,3 +87,4 @@ def test_a_store_of_another_user_is_refused_with_the_reason(mine: Mine) -> None:
     assert done.code == 1
     assert "Permission denied" in done.err
     assert "Run ciuic as the user who owns the store" in done.err
+    assert "chown -R" in done.err
