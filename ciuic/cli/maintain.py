@@ -148,7 +148,8 @@ def _print_stats(document: dict[str, Any], checks: Any, weights: Any) -> None:
         ("unique", format_bytes(document["unique_bytes"]), "each piece of content once"),
         ("stored", format_bytes(document["stored_bytes"]), "in packs, encoded"),
     ]
-    click.echo(f"{document['snapshots']:,} snapshots")
+    count = document["snapshots"]
+    click.echo(f"{count:,} snapshot{'' if count == 1 else 's'}")
     print_table(("BYTES", "SIZE", "OF WHAT"), rows, right=frozenset({1}))
     for key, value in _check_lines(checks):
         click.echo(f"{key}: {value}")

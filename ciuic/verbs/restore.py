@@ -34,7 +34,7 @@ from ciuic.verbs.browse import Located, Locator
 from ciuic.verbs.hot import HotCopies
 from ciuic.verbs.placing import Placer
 from ciuic.verbs.progress import Progress
-from ciuic.verbs.target import target_faults
+from ciuic.verbs.target import remedy, target_faults
 
 __all__ = ["RestoreRequest", "restore"]
 
@@ -432,7 +432,7 @@ def _path_errors(target: _Target) -> Iterator[None]:
         reason = os.strerror(error.errno or 0)
         raise TargetError(
             f"cannot restore to {path_text(target.place)}: {reason}",
-            hint="Choose another place with -d, or run as a user who may write there.",
+            hint=remedy(error),
         ) from error
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "is_leftover",
     "make_special",
     "raise_if_ending",
+    "remedy",
     "remove_tree",
     "same_metadata",
     "target_faults",
@@ -36,6 +37,12 @@ _PREFIX: Final = b".ciuic-restore-"
 _LEFTOVER: Final = re.compile(rb"\.ciuic-restore-(\d+)-(\d+)-[0-9a-f]{16}")
 _ENDING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 """Errors of the target's file system: the next path would fail with them too."""
+_REMEDIES: Final = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EROFS: "mount its file system for writing",
+    errno.EIO: "look at its disk",
+}
 _OWN_XATTRS: Final = (b"user.", b"system.posix_acl_")
 """Attributes that a restore takes away when the snapshot does not have them."""
 
@@ -59,8 +66,14 @@ def raise_if_ending(error: OSError, path: bytes) -> None:
         reason = os.strerror(error.errno)
         raise TargetError(
             f"cannot write {os.fsdecode(path)!r}: {reason}",
-            hint=f"Make room or choose another place with -d. {RUN_AGAIN}",
+            hint=f"{remedy(error)} {RUN_AGAIN}",
         ) from error
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a target that can't be written."""
+    do = _REMEDIES.get(error.errno or 0, "run as a user who may write there")
+    return f"Choose another place with -d, or {do}."
 
 
 def temporary_prefix() -> bytes:

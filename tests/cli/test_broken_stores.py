@@ -480,6 +480,7 @@ def test_a_target_that_fails_is_named_where_it_is(taken, how):
 
     assert done.code == 0, done.said()
     assert {"full": "No space left", "read-only": "Read-only file system"}[how] in done.err
+    assert {"full": "make room there", "read-only": "for writing"}[how] in done.err
     assert f"{out}/checkpoints" in done.err
     assert str(taken.source) not in done.err, "nothing was written there"
     assert "Traceback" not in done.err

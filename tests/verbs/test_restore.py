@@ -857,7 +857,7 @@ def test_a_full_target_is_one_sentence_and_a_second_run_finishes(
         assert outcome.code == 1
         assert outcome.document["error"]["kind"] == "target"
         assert "No space left" in outcome.document["error"]["message"]
-        assert "Make room" in outcome.document["error"]["hint"]
+        assert "make room" in outcome.document["error"]["hint"]
         known = photograph(box.source)
         for inside, path, _ in walk(tiny / "source"):
             assert b".ciuic" not in path
