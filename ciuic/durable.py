@@ -14,6 +14,7 @@ __all__ = [
     "link_name",
     "make_directory",
     "make_empty",
+    "move_directory",
     "publish",
     "publish_name",
     "remove_file",
@@ -114,6 +115,13 @@ def keep_as(source: str, target: str) -> None:
     """
     os.link(source, target, follow_symlinks=False)
     sync_directory(os.path.dirname(target))
+
+
+def move_directory(source: str, target: str) -> None:
+    """Give a directory another name, durably; there is nothing of that name yet."""
+    os.rename(source, target)
+    for path in {os.path.dirname(source), os.path.dirname(target)}:
+        sync_directory(path)
 
 
 def remove_file(path: str) -> None:

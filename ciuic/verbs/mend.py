@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 import os
+import stat
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -207,7 +208,7 @@ class _Hands:
 
     def rewrite_pack(self, pack: bytes) -> None:
         """What is sound in a pack that was set aside goes to a new one."""
-        if self._aside[pack]:
+        if self._aside[pack] and stat.S_ISREG(os.lstat(self._aside[pack]).st_mode):
             self._write_sound_frames(pack, self._aside[pack])
 
     def take_pack_away(self, pack: bytes) -> None:
@@ -304,10 +305,18 @@ class _Hands:
                     if os.path.samestat(os.lstat(target), os.lstat(path)):
                         break
                     continue
-                durable.keep_as(path, target)
+                _keep(path, target)
                 break
         self.quarantined.append(candidate)
         return target
+
+
+def _keep(path: str, target: str) -> None:
+    """Keep what lies at ``path`` under another name; a directory can't have two."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        durable.move_directory(path, target)
+    else:
+        durable.keep_as(path, target)
 
 
 def _frames(fd: int, pack: bytes) -> list[PackedFrame]:
@@ -375,7 +384,7 @@ def _put_back_header(store_path: str, data: bytes) -> None:
                 directory = os.path.join(store_path, layout.QUARANTINE)
                 durable.make_directory(directory, 0o700)
                 with contextlib.suppress(FileExistsError):
-                    durable.keep_as(path, os.path.join(directory, layout.HEADER))
+                    _keep(path, os.path.join(directory, layout.HEADER))
             temporary = os.path.join(store_path, layout.TEMPORARY)
             durable.make_directory(temporary, 0o700)
             durable.write_whole(path, data, temporary_directory=temporary, mode=0o600)

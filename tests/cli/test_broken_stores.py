@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import stat
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -419,6 +421,31 @@ def test_something_else_in_the_place_of_a_file_is_damage_and_never_waited_for(ta
     assert done.code != 124, "it waits for ever"
     assert done.code == 4, done.said()
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, partial(os.symlink, "/etc/passwd")], ids=["fifo", "dir", "link"]
+)
+@pytest.mark.parametrize("what", ["header", "manifest", "pack"])
+def test_something_else_in_the_place_of_a_file_is_set_aside_by_a_repair(taken, what, make):
+    ids = taken.ids()
+    big = max((taken.store / "packs").iterdir(), key=lambda one: one.stat().st_size)
+    manifest = taken.store / "snapshots" / f"{ids[0]}.json"
+    path = {"header": header(taken), "manifest": manifest, "pack": big}[what]
+    path.unlink()
+    make(path)
+    kind = stat.S_IFMT(path.lstat().st_mode)
+
+    done = run("timeout", "20", "ciuic", "--config", taken.config, "repair", "--apply")
+
+    assert done.code in {0, 4}, done.said()
+    assert stat.S_IFMT((taken.store / "quarantine" / path.name).lstat().st_mode) == kind
+    assert taken.ids() == ids
+    verified = taken.run_here("verify", ids[0], "--checksum")
+    assert verified.code == 0, verified.said()
+    again = taken.run_here("repair", "--apply", "--json")
+    assert again.document["packs"] == [], again.said()
+    assert taken.run_here("snapshot").code == 0
 
 
 def test_a_store_whose_packs_are_all_gone_is_damaged(taken):
