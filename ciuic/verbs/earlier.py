@@ -6,13 +6,16 @@ one of nearly its length, or else the one of whose tensors most are in it, by na
 or fewer tensors may lie beside them. Within files of tensors a chunk
 follows the one that begins as far into the tensor of the same name, or of the same number among
 those without a name; elsewhere, and in other files, the one at the same place. What the tensors in
-a file of a distributed checkpoint are called, the ``.metadata`` beside it says, now and then.
+a file of a distributed checkpoint are called, the ``.metadata`` beside it says, now and then. What
+``torch.save`` writes has numbers for names: if they can't be those of the same tensors, its pickle
+says what these are called.
 
 All of this only says where to look. Whether a chunk is stored as a difference is decided on its
 bytes: a guess that is wrong costs reading a chunk.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -23,7 +26,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ciuic.chunking.tensors import Span, layout
-from ciuic.chunking.tensors.described import called_by_parts
+from ciuic.chunking.tensors.described import (
+    NAMES_BYTES_MAX,
+    called_by_parts,
+    called_by_pickle,
+)
 from ciuic.chunking.tensors.pickled import Part, parts
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.hashing import ID_BYTES
@@ -35,17 +42,17 @@ from ciuic.store.reader import StoreReader
 __all__ = [
     "DISTCP",
     "METADATA",
-    "METADATA_BYTES_MAX",
+    "Called",
     "EarlierChunks",
     "EarlierDirectory",
     "EarlierOfNamed",
 ]
 
 METADATA: Final = b".metadata"
-METADATA_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of that of a distributed checkpoint: some 15,000 tensors, which take two seconds to read. With
-more they are told from each other by their places."""
 DISTCP: Final = b".distcp"
+
+Called = Callable[[], Sequence[Span] | None]
+"""A file's tensors, in their order, by names of their own; None: they have no others."""
 
 _DIGITS: Final = re.compile(rb"\d+")
 _FILE_BYTES_MIN: Final = 64 * 1024
@@ -97,7 +104,8 @@ class EarlierDirectory:
         name: bytes,
         size_bytes: int,
         spans: Sequence[Span] | None,
-        metadata: Callable[[], bytes] = bytes,
+        metadata: Callable[[], bytes],
+        called: Called,
     ) -> "EarlierChunks | None":
         """The chunks of the last version of a regular file.
 
@@ -107,6 +115,8 @@ class EarlierDirectory:
             spans: Its tensors; None: it is not a file of tensors.
             metadata: Reads what lies beside it as ``METADATA`` now; asked once a directory, and
                 only if this is a file of a distributed checkpoint.
+            called: Its tensors by the names that it has within itself, if it has; asked once, and
+                only if their places won't do.
         """
         names = self._all()
         same = names.of_role(name, is_directory=False)
@@ -118,9 +128,11 @@ class EarlierDirectory:
             # Names that only one of the two has can't be found in the other.
             named, then = (called_by_parts(spans, mine), then) if mine else (spans, {})
 
+        once = functools.cache(called)
+
         def chunks(one: Entry) -> EarlierChunks:
             theirs = then.get(os.fsdecode(one.name), [])
-            return EarlierChunks(self._reader, one, named if theirs else spans, theirs)
+            return EarlierChunks(self._reader, one, named if theirs else spans, theirs, once)
 
         found = chunks(entry) if entry is not None else None
         if same is not None or not spans or (found is not None and found.shared_bytes):
@@ -188,7 +200,7 @@ _PartsOfBoth = tuple[dict[str, list[Part]], dict[str, list[Part]]]
 def _tells_names(metadata: Entry) -> bool:
     if not metadata.is_file or not metadata.content or metadata.state != WHOLE:
         return False
-    return metadata.size_bytes <= METADATA_BYTES_MAX
+    return metadata.size_bytes <= NAMES_BYTES_MAX
 
 
 class _Names:
@@ -266,6 +278,11 @@ def _span_keys(spans: Sequence[Span]) -> list[str | int]:
     return [one.name or next(nameless) for one in spans]
 
 
+def _places(spans: Sequence[Span]) -> list[tuple[str, int]]:
+    """What two saves of the same tensors have in common, as a rule, and two of others have not."""
+    return [(one.name, one.length_bytes) for one in spans]
+
+
 class EarlierChunks:
     """The chunks of a file's last version.
 
@@ -275,6 +292,8 @@ class EarlierChunks:
         spans: The tensors of the file as it is now; None: it is not a file of tensors.
         held: What the last version held, if it was a file of a distributed checkpoint and the
             spans are called by what this one holds.
+        called: The spans by names within the file, which have to do where tensors were added,
+            taken out or moved.
 
     Attributes:
         shared_bytes: Of tensors that have the same name and the same length in both.
@@ -286,6 +305,7 @@ class EarlierChunks:
         entry: Entry,
         spans: Sequence[Span] | None,
         held: Sequence[Part] = (),
+        called: Called = lambda: None,
     ) -> None:
         self._reader = reader
         self._size_bytes = entry.size_bytes
@@ -303,17 +323,18 @@ class EarlierChunks:
             pass  # the rest of the file has no earlier version, then
         self._spans = spans or ()
         self._begins = [one.offset_bytes for one in self._spans]
-        self._keys = _span_keys(self._spans)
         self._passed: dict[int, int] = {}
         self._passing: dict[int, int] = {}
         self._missed = 0
         self._passed_on = 0
-        old = self._old_spans(held) if spans else {}
+        now, then = self._told_apart(self._spans, held, called) if spans else ((), ())
+        self._keys = _span_keys(now)
+        old = dict(zip(_span_keys(then), then, strict=True))
         self._old = {key: one.offset_bytes for key, one in old.items()}
         self.shared_bytes = sum(
             [
                 one.length_bytes
-                for one in self._spans
+                for one in now
                 if one.name in old and old[one.name].length_bytes == one.length_bytes
             ]
         )
@@ -373,15 +394,21 @@ class EarlierChunks:
                 return number
         return -1
 
-    def _old_spans(self, held: Sequence[Part]) -> dict[str | int, Span]:
-        """Where each tensor lay."""
+    def _told_apart(
+        self, now: Sequence[Span], held: Sequence[Part], called: Called
+    ) -> tuple[Sequence[Span], Sequence[Span]]:
+        """The tensors of both versions, called so that those of one name are the same."""
         try:
-            spans = layout(self.read, self._size_bytes) or ()
+            then = layout(self.read, self._size_bytes) or ()
+            if held:
+                return now, called_by_parts(then, held)
+            if _places(then) == _places(now):
+                return now, then
+            named = called_by_pickle(self.read, self._size_bytes, then)
+            mine = called() if named is not None else None
+            return (now, then) if mine is None or named is None else (mine, named)
         except (CorruptionError, UnknownFormatError):
-            return {}
-        if held:
-            spans = called_by_parts(spans, held)
-        return dict(zip(_span_keys(spans), spans, strict=True))
+            return now, ()
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """The last version's bytes there; fewer at its end.

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from ciuic.capture import (
@@ -29,6 +30,7 @@ from ciuic.capture import (
 from ciuic.chunking import Chunker, ContentChunker, FixedChunker, TensorChunker, is_rewritten
 from ciuic.chunking.content import IS_COMPILED
 from ciuic.chunking.tensors import MAGIC_BYTES, Span, layout
+from ciuic.chunking.tensors.described import NAMES_BYTES_MAX, called_by_pickle
 from ciuic.clock import Clock
 from ciuic.codec import looks_like_numbers
 from ciuic.errors import CancelledError, CorruptionError, SourceError, TornReadError, VanishedError
@@ -39,7 +41,7 @@ from ciuic.store import Store
 from ciuic.store.header import CONTENT, FIXED
 from ciuic.store.nodes import HOLE, Piece, RecipeBuilder, iter_pieces
 from ciuic.store.writer import StoreWriter
-from ciuic.verbs.earlier import METADATA, METADATA_BYTES_MAX, EarlierChunks, EarlierOfNamed
+from ciuic.verbs.earlier import METADATA, Called, EarlierChunks, EarlierOfNamed
 from ciuic.verbs.tracking import Gap, Kept, believed, believed_whole, respell
 
 __all__ = ["ContentReader", "FluxSink", "Wanted"]
@@ -60,8 +62,9 @@ FluxSink = Callable[[bytes, tuple[int, int], str], None]
 """Told a path, its device and inode, and what shows that it is in flux, if not a writer."""
 
 
-Earlier = Callable[[Sequence[Span] | None, Callable[[], bytes]], EarlierChunks | None]
-"""Given a file's tensors and what reads the ``METADATA`` beside it, finds its last version."""
+Earlier = Callable[[Sequence[Span] | None, Callable[[], bytes], Called], EarlierChunks | None]
+"""Given a file's tensors, and what reads the ``METADATA`` beside it and the names within it if they
+are needed, finds its last version."""
 
 
 class Wanted(NamedTuple):
@@ -296,21 +299,34 @@ class ContentReader:
             chunker, spans = self._cutting(opened) if tracked.changed else (self._fixed, None)
             plan = self._plan(opened, tracked, chunker)
             if plan is not None:
-                earlier = self._earlier(file, spans) if tracked.changed else None
+                earlier = self._earlier(file, opened, spans) if tracked.changed else None
                 return self._spell_plan(opened, plan, tracked.data, chunker, earlier)
         chunker, spans = self._cutting(opened)
         spelling = _Spelling(self._writer)
         if tracked is not None:
             spelling = _Spelling(self._writer, self._expected(opened, tracked, chunker))
         chunks = self._chunks(opened, chunker)
-        self._add_chunks(spelling, chunks, iter(()), self._earlier(file, spans), chunker)
+        earlier = self._earlier(file, opened, spans)
+        self._add_chunks(spelling, chunks, iter(()), earlier, chunker)
         if spelling.missed is not None and tracked is not None:
             what = f"change tracking missed a change at byte {spelling.missed}; please report it"
             self._trouble(tracked.path, what)
         return spelling.finish(0 if opened.ended_early else opened.before.st_size)
 
-    def _earlier(self, file: Wanted, spans: tuple[Span, ...] | None) -> EarlierChunks | None:
-        return file.earlier(spans, lambda: self._metadata(file)) if file.earlier else None
+    def _earlier(
+        self, file: Wanted, opened: OpenFile, spans: tuple[Span, ...] | None
+    ) -> EarlierChunks | None:
+        if file.earlier is None:
+            return None
+
+        def called() -> tuple[Span, ...] | None:
+            try:
+                peek = partial(self._peek, opened)
+                return called_by_pickle(peek, opened.before.st_size, spans or ())
+            finally:
+                opened.peeked()
+
+        return file.earlier(spans, lambda: self._metadata(file), called)
 
     def _metadata(self, file: Wanted) -> bytes:
         """What says of a distributed checkpoint what its files hold; empty if it can't be had.
@@ -323,7 +339,7 @@ class ContentReader:
         except SourceError:
             return b""
         try:
-            if opened.before.st_size > METADATA_BYTES_MAX:
+            if opened.before.st_size > NAMES_BYTES_MAX:
                 return b""
             self._count(opened.before.st_size)
             return opened.peek(0, opened.before.st_size)
@@ -343,15 +359,8 @@ class ContentReader:
         if self._chunking.kind == FIXED or size <= self._small_bytes:
             return self._fixed, None
 
-        def read(offset: int, length: int) -> bytes:
-            self._check_stopped()
-            # The magic is not counted: so little of any file is read to tell what it is.
-            if offset or length > MAGIC_BYTES:
-                self._count(length)
-            return opened.peek(offset, length)
-
         try:
-            spans = layout(read, size)
+            spans = layout(partial(self._peek, opened), size)
             if spans is not None:
                 return TensorChunker(spans, self._chunk_bytes), spans
             if self._chunking.kind != CONTENT or not IS_COMPILED or size <= self._chunk_bytes:
@@ -361,6 +370,13 @@ class ContentReader:
             return self._by_content(), None
         finally:
             opened.peeked()
+
+    def _peek(self, opened: OpenFile, offset: int, length: int) -> bytes:
+        self._check_stopped()
+        # The magic is not counted: so little of any file is read to tell what it is.
+        if offset or length > MAGIC_BYTES:
+            self._count(length)
+        return opened.peek(offset, length)
 
     def _by_content(self) -> Chunker:
         """One for each file: it is not made for several threads."""

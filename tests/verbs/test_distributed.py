@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.verbs import reading
+from ciuic.chunking.tensors.described import NAMES_BYTES_MAX
 from tests.kit.box import Box
 from tests.kit.distributed import distributed
 
@@ -96,7 +96,7 @@ def nonsense(metadata: Path) -> None:
 
 
 def too_long(metadata: Path) -> None:
-    metadata.write_bytes(metadata.read_bytes() + bytes(reading.METADATA_BYTES_MAX))
+    metadata.write_bytes(metadata.read_bytes() + bytes(NAMES_BYTES_MAX))
 
 
 def pipe(metadata: Path) -> None:

@@ -9,12 +9,17 @@ What is in a file of a distributed checkpoint is called as its ``.metadata`` say
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ciuic.chunking.tensors import pickled, spans_in, zipped
 from ciuic.chunking.tensors.headers import WIDTHS, Headers, NoLayoutError, Read, Span
 
-__all__ = ["Tensor", "called_by_parts", "described"]
+__all__ = ["NAMES_BYTES_MAX", "Tensor", "called_by_parts", "called_by_pickle", "described"]
+
+NAMES_BYTES_MAX: Final = 4 * 1024 * 1024
+"""So much of a pickle is looked through to tell tensors from each other: some 15,000 of them, which
+takes two seconds. With more they are told by their places."""
+_ARCHIVED: Final = "data/"
 
 
 class Tensor(NamedTuple):
@@ -72,6 +77,24 @@ def called_by_parts(spans: Sequence[Span], parts: Sequence[pickled.Part]) -> tup
     One that lies in no part has no name.
     """
     return tuple([one._replace(name=_within_part(_part_name(parts, one), one)) for one in spans])
+
+
+def called_by_pickle(read: Read, size_bytes: int, spans: Sequence[Span]) -> tuple[Span, ...] | None:
+    """Spans of a file by ``torch.save``, called as its pickle calls them and not by their places.
+
+    One that the pickle does not know has no name. None: it is no such file, or too much to read.
+    """
+    if not spans or not spans[0].name.startswith(_ARCHIVED):
+        return None
+    try:
+        (found,) = zipped.pickles(Headers(read, size_bytes))
+    except (NoLayoutError, ValueError):
+        return None
+    prefix, pickle = found
+    if len(pickle) > NAMES_BYTES_MAX:
+        return None
+    known = {prefix + key: one.name for key, one in pickled.read(pickle).items()}
+    return tuple([one._replace(name=known.get(one.name, "")) for one in spans]) if known else None
 
 
 def _within_part(part: str, span: Span) -> str:
