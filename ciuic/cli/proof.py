@@ -93,9 +93,11 @@ def verify(
         if not ids and not every:
             click.echo("only the newest; --all verifies every snapshot", err=True)
         if not report.ok:
+            # A verify reads beside whoever writes, and writes nothing down itself.
+            later = "; 'latest-valid' knows of it after 'ciuic scrub'" if checksum else ""
             click.echo(
                 "'ciuic restore --fallback' takes what is damaged from older snapshots;"
-                " 'ciuic repair' shows what can be mended",
+                f" 'ciuic repair' shows what can be mended{later}",
                 err=True,
             )
         click.echo(

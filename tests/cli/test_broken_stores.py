@@ -343,6 +343,32 @@ def test_a_deleted_pack_is_exit_code_4_and_the_paths_are_named(taken):
     assert taken.run_here("list").code == 0
 
 
+def test_what_verify_found_is_known_to_latest_valid_after_what_it_names(taken):
+    newest, middle, _ = taken.ids()
+    shutil.rmtree(taken.store / "parity")
+    (taken.store / "parity").mkdir(0o700)
+    shown = taken.run_here("show", newest, "--chunks", "--json").document
+    packs = {
+        chunk["pack"]
+        for file in shown["stored_files"]
+        for chunk in file["chunks"]
+        if file["path"].endswith("step-2.pt")
+    }
+    for pack in packs:
+        with (taken.store / "packs" / pack).open("r+b") as file:
+            file.seek(100)
+            file.write(bytes(20))
+
+    done = taken.run_here("verify", newest, "--checksum")
+    assert done.code == 4
+    assert "'latest-valid' knows of it after 'ciuic scrub'" in done.err
+    assert "scrub" not in taken.run_here("verify", middle).err
+    assert taken.run_here("scrub").code == 4
+    valid = taken.run_here("show", "latest-valid", "--json").document["id"]
+    assert valid != newest
+    assert taken.run_here("verify", valid, "--checksum").code == 0
+
+
 def test_the_next_snapshot_stores_again_what_a_deleted_pack_took_away(taken):
     for pack in (taken.store / "packs").iterdir():
         pack.unlink()
