@@ -41,7 +41,10 @@ KINDS: Final = {DATA: "data", RECIPE: "recipe", TREE: "tree"}
 
 MAGIC: Final = b"CiF1"
 _HEADER: Final = struct.Struct("<4sBBHIIII32sQQ")
+_COUNT: Final = struct.Struct("<I")
+_COUNT_AT: Final = 8
 _SLOT: Final = struct.Struct("<32sI")
+_SLOT_BYTES: Final = _SLOT.size
 HEADER_BYTES: Final = _HEADER.size
 CHUNKS_MAX: Final = 65_536
 PLAIN_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -75,7 +78,7 @@ class Frame(NamedTuple):
     @property
     def header_bytes(self) -> int:
         """Length of header and table together."""
-        return HEADER_BYTES + len(self.chunks) * _SLOT.size
+        return HEADER_BYTES + len(self.chunks) * _SLOT_BYTES
 
     @property
     def is_delta(self) -> bool:
@@ -177,12 +180,12 @@ def header_bytes_needed(start: bytes | memoryview) -> int:
     Raises:
         CorruptionError: No frame starts here.
     """
-    if len(start) < HEADER_BYTES or bytes(start[:4]) != MAGIC:
+    if len(start) < HEADER_BYTES or start[:4] != MAGIC:
         raise CorruptionError("no frame starts here")
-    count = int.from_bytes(start[8:12], "little")
+    (count,) = _COUNT.unpack_from(start, _COUNT_AT)
     if not 1 <= count <= CHUNKS_MAX:
         raise CorruptionError(f"a frame can't hold {count} chunks")
-    return HEADER_BYTES + count * _SLOT.size
+    return HEADER_BYTES + count * _SLOT_BYTES
 
 
 def parse_header(data: bytes | memoryview) -> Frame:

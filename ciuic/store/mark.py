@@ -14,7 +14,7 @@ many snapshots share it.
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ciuic.errors import CorruptionError, StoreError
@@ -78,8 +78,25 @@ class _Table:
 
     def slot(self, name: bytes) -> int:
         """Where the mark of an ID stands; -1 if it is not in the set."""
-        at = self._listed(name)
-        return at if at >= 0 else self._unlisted.get(name, -1)
+        return self.slots((name,))[0]
+
+    def slots(self, names: Iterable[bytes]) -> list[int]:
+        """``slot`` of each."""
+        # Every chunk of the store comes here, some of them twice: so nothing is called that need
+        # not be.
+        prefixes, starts, shift, is_whole = self._prefixes, self._starts, self._shift, self._whole
+        found = []
+        for name in names:
+            prefix = int.from_bytes(name[:_PREFIX_BYTES])
+            bucket = prefix >> shift
+            end = starts[bucket + 1]
+            at = bisect_left(prefixes, prefix, starts[bucket], end)
+            if at == end or prefixes[at] != prefix:
+                at = self._unlisted.get(name, -1)
+            elif is_whole and self._ids[at * ID_BYTES : (at + 1) * ID_BYTES] != name:
+                at = self._alike(name, prefix, at + 1, end)
+            found.append(at)
+        return found
 
     def add(self, name: bytes) -> int:
         """Where the mark of an ID stands, which is in the set from now on."""
@@ -94,20 +111,13 @@ class _Table:
             self.marks.append(0)
         return at
 
-    def _listed(self, name: bytes) -> int:
-        prefix = int.from_bytes(name[:_PREFIX_BYTES])
-        bucket = prefix >> self._shift
-        end = self._starts[bucket + 1]
-        at = bisect_left(self._prefixes, prefix, self._starts[bucket], end)
-        if at == end or self._prefixes[at] != prefix:
-            return -1
-        if not self._whole:
-            return at
-        while self._ids[at * ID_BYTES : (at + 1) * ID_BYTES] != name:
+    def _alike(self, name: bytes, prefix: int, at: int, end: int) -> int:
+        """The slot of an ID that begins as the one before ``at`` does."""
+        while at < end and self._prefixes[at] == prefix:
+            if self._ids[at * ID_BYTES : (at + 1) * ID_BYTES] == name:
+                return at
             at += 1
-            if at == end or self._prefixes[at] != prefix:
-                return -1
-        return at
+        return self._unlisted.get(name, -1)
 
 
 class Marks:
@@ -133,17 +143,16 @@ class Marks:
     def add_data(self, names: list[bytes]) -> None:
         """These data chunks are needed."""
         table = self._data
-        new = set(names) - self._recent
+        new = list(set(names) - self._recent)
         self._remember(new)
-        for name in new:
-            slot = table.add(name)
-            table.marks[slot] = _NEEDED
+        for name, slot in zip(new, table.slots(new), strict=True):
+            table.marks[slot if slot >= 0 else table.add(name)] = _NEEDED
 
     def add_node(self, name: bytes) -> bool:
         """A node is needed; returns whether that is news."""
         if name in self._recent:
             return False
-        self._remember({name})
+        self._remember((name,))
         slot = self._nodes.add(name)
         is_new = not self._nodes.marks[slot]
         self._nodes.marks[slot] = _NEEDED
@@ -151,18 +160,32 @@ class Marks:
 
     def is_needed(self, kind: int, name: bytes) -> bool:
         """Somebody needs this chunk."""
-        table = self._data if kind == DATA else self._nodes
-        slot = table.slot(name)
-        return slot >= 0 and bool(table.marks[slot])
+        return self.needed(kind, (name,))[0]
 
-    def is_repeated(self, kind: int, name: bytes) -> bool:
-        """A chunk that a pack lists is needed, and was asked for in this way before."""
+    def needed(self, kind: int, names: Iterable[bytes]) -> list[bool]:
+        """For each of these chunks whether somebody needs it."""
         table = self._data if kind == DATA else self._nodes
-        slot = table.slot(name)
-        mark = table.marks[slot] if slot >= 0 else 0
-        if mark:
-            table.marks[slot] = _FOUND
-        return mark == _FOUND
+        marks = table.marks
+        return [slot >= 0 and marks[slot] != 0 for slot in table.slots(names)]
+
+    def tick_off(self, kind: int, names: Sequence[bytes]) -> tuple[list[bool], list[bytes]]:
+        """As ``needed``, for chunks that a pack lists.
+
+        Returns:
+            Besides, those that are needed and were ticked off before.
+        """
+        table = self._data if kind == DATA else self._nodes
+        marks = table.marks
+        needed = []
+        repeated = []
+        for name, slot in zip(names, table.slots(names), strict=True):
+            mark = marks[slot] if slot >= 0 else 0
+            needed.append(mark != 0)
+            if mark == _FOUND:
+                repeated.append(name)
+            elif mark:
+                marks[slot] = _FOUND
+        return needed, repeated
 
     def add_reference(self, name: bytes, base: bytes) -> None:
         """A pack has a data chunk as a difference from another one."""
@@ -199,11 +222,11 @@ class Marks:
         slot = self._data.slot(name)
         return 0 <= slot < len(self._deltas) and self._deltas[slot] == 1
 
-    def _remember(self, names: set[bytes]) -> None:
+    def _remember(self, names: Iterable[bytes]) -> None:
         """One directory after the other, most of what is needed was needed a moment ago."""
         if len(self._recent) > _RECENT_MAX:
             self._recent.clear()
-        self._recent |= names
+        self._recent.update(names)
 
 
 def mark_tree(reader: StoreReader, marks: Marks, root: bytes, *, check: Callable[[], None]) -> None:

@@ -75,7 +75,7 @@ def footer_frames(read: Callable[[int, int], bytes], size: int, name: bytes) -> 
         raise CorruptionError("the pack's footer does not match its checksum")
     if pack_id(footer) != name:
         raise CorruptionError("the pack's footer is that of another pack")
-    frames = list(_parse_footer(memoryview(footer)))
+    frames = list(_parse_footer(footer))
     if len(frames) != count:
         raise CorruptionError("the pack's footer does not list as many frames as it says")
     if any(not _lies_within(one, offset) for one in frames):
@@ -104,16 +104,18 @@ def walk_frames(fd: int) -> Iterator[PackedFrame]:
 
 
 def _lies_within(one: PackedFrame, footer_offset: int) -> bool:
-    return len(MAGIC) <= one.offset_bytes <= footer_offset - one.frame.total_bytes
+    total_bytes = len(one.header) + one.frame.stored_bytes
+    return len(MAGIC) <= one.offset_bytes <= footer_offset - total_bytes
 
 
-def _parse_footer(footer: memoryview) -> Iterator[PackedFrame]:
+def _parse_footer(footer: bytes) -> Iterator[PackedFrame]:
     at = 0
     while at < len(footer):
         if len(footer) - at < _OFFSET.size:
             raise CorruptionError("the pack's footer is cut short")
         (offset,) = _OFFSET.unpack_from(footer, at)
         at += _OFFSET.size
-        frame = parse_header(footer[at:])
-        yield PackedFrame(offset, frame, bytes(footer[at : at + frame.header_bytes]))
-        at += frame.header_bytes
+        end = at + header_bytes_needed(footer[at : at + HEADER_BYTES])
+        header = footer[at:end]
+        yield PackedFrame(offset, parse_header(header), header)
+        at = end

@@ -117,11 +117,12 @@ def take_census(
             continue
         check(len(packs))
         frames = known.pop(name, None) or read_frames(store_path, name)
+        kept = []
         for one in frames:
-            for chunk, _ in one.frame.chunks:
-                if marks.is_repeated(one.frame.kind, chunk) and len(repeated) < _REPEATED_MAX:
-                    repeated.add(chunk)
-        uses.append(_use(name, size, frames, marks, {}))
+            needed, again = marks.tick_off(one.frame.kind, [chunk for chunk, _ in one.frame.chunks])
+            kept.append(needed)
+            repeated.update(again[: max(0, _REPEATED_MAX - len(repeated))])
+        uses.append(_use(name, size, frames, kept))
     keepers: dict[bytes, bytes] = {}
     several: dict[bytes, list[bytes]] = {}
     if repeated:
@@ -131,7 +132,8 @@ def take_census(
         for at, use in enumerate(uses):
             check(len(packs))
             frames = read_frames(store_path, use.pack)
-            uses[at] = _use(use.pack, use.size_bytes, frames, marks, keepers)
+            kept = [kept_chunks(use.pack, one.frame, marks, keepers) for one in frames]
+            uses[at] = _use(use.pack, use.size_bytes, frames, kept)
     return Census(tuple(uses), unreadable, keepers, several)
 
 
@@ -202,9 +204,13 @@ def read_frames(store_path: str, name: bytes, *, heal: bool = False) -> list[Pac
 
 def kept_chunks(pack: bytes, frame: Frame, marks: Marks, keepers: dict[bytes, bytes]) -> list[bool]:
     """For each chunk of a frame whether it is needed, and this is the pack that keeps it."""
+    names = [name for name, _ in frame.chunks]
+    needed = marks.needed(frame.kind, names)
+    if not keepers:
+        return needed
     return [
-        marks.is_needed(frame.kind, name) and keepers.get(name, pack) == pack
-        for name, _ in frame.chunks
+        is_needed and keepers.get(name, pack) == pack
+        for name, is_needed in zip(names, needed, strict=True)
     ]
 
 
@@ -258,23 +264,16 @@ def read_chunks(
     return found
 
 
-def _use(
-    name: bytes,
-    size: int,
-    frames: list[PackedFrame],
-    marks: Marks,
-    keepers: dict[bytes, bytes],
-) -> PackUse:
+def _use(name: bytes, size: int, frames: list[PackedFrame], kept: list[list[bool]]) -> PackUse:
     dead_bytes = needed = dead = 0
-    for one in frames:
-        kept = kept_chunks(name, one.frame, marks, keepers)
-        count = sum(kept)
+    for one, of_frame in zip(frames, kept, strict=True):
+        count = sum(of_frame)
         needed += count
-        dead += len(kept) - count
+        dead += len(of_frame) - count
         if not count:
             dead_bytes += one.frame.total_bytes
-        elif count < len(kept) and one.frame.plain_bytes:
-            share = _dead_plain_bytes(one.frame, kept) / one.frame.plain_bytes
+        elif count < len(of_frame) and one.frame.plain_bytes:
+            share = _dead_plain_bytes(one.frame, of_frame) / one.frame.plain_bytes
             dead_bytes += int(one.frame.total_bytes * share)
     return PackUse(name, size, dead_bytes, needed, dead)
 
