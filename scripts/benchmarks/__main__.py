@@ -12,7 +12,7 @@ from benchmarks import chain, cow, measure, report, upkeep
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
 from benchmarks.mounts import KINDS
 from benchmarks.rows import DATA_SETS, Bench, measure_rows
-from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, find_ciuic
+from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, compile_program, find_ciuic
 
 ALL_ROWS = range(1, 27)
 SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
@@ -114,6 +114,8 @@ def main() -> int:
     if free_space_bytes(options.place) < SPACE_BYTES[size.name]:
         needed = f"{SPACE_BYTES[size.name] >> 30} GiB"
         print(f"less than {needed} free: this may run out of space", file=sys.stderr)
+    if not options.peers_only:
+        compile_program(options.ciuic.absolute())
     facts = report.machine_facts(options.place)
     with tempfile.TemporaryDirectory(prefix="work-", dir=options.place) as name:
         tools = contestants(options, cache, Path(name))

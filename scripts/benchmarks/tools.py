@@ -294,6 +294,17 @@ def find_ciuic() -> Path | None:
     return beside if beside.exists() else Path(found) if found else None
 
 
+def compile_program(executable: Path) -> None:
+    """Leave the program's bytecode beside its source, as pip does when it installs it.
+
+    A checkout may have none, or that of older source, and with PYTHONDONTWRITEBYTECODE in the
+    environment that stays so: then each of its runs would begin with compiling it. The peers are
+    installed.
+    """
+    found = "import ciuic, compileall; compileall.compile_dir(ciuic.__path__[0], quiet=1)"
+    run(Command((str(executable.with_name("python")), "-P", "-c", found)))
+
+
 def _copy(sources: list[str], target: Path) -> Command:
     script = 'target=$1; shift; cp -a -- "$@" "$target" && sync -f "$target"'
     return Command(("sh", "-c", script, "sh", str(target), *sources))
