@@ -182,7 +182,7 @@ def header_bytes_needed(start: bytes | memoryview) -> int:
     """
     if len(start) < HEADER_BYTES or start[:4] != MAGIC:
         raise CorruptionError("no frame starts here")
-    (count,) = _COUNT.unpack_from(start, _COUNT_AT)
+    count: int = _COUNT.unpack_from(start, _COUNT_AT)[0]
     if not 1 <= count <= CHUNKS_MAX:
         raise CorruptionError(f"a frame can't hold {count} chunks")
     return HEADER_BYTES + count * _SLOT_BYTES
@@ -198,7 +198,7 @@ def parse_header(data: bytes | memoryview) -> Frame:
     length = header_bytes_needed(data)
     if len(data) < length:
         raise CorruptionError("a frame's table is cut short")
-    _, kind, number, flags, _, plain, stored, extra, reference, payload_sum, own_sum = (
+    _, kind, number, flags, count, plain, stored, extra, reference, payload_sum, own_sum = (
         _HEADER.unpack_from(data)
     )
     table = bytes(data[HEADER_BYTES:length])
@@ -207,7 +207,8 @@ def parse_header(data: bytes | memoryview) -> Frame:
     if kind not in KINDS or flags or extra:
         raise UnknownFormatError(f"a frame of kind {kind}, flags {flags:#x} is not known")
     chunks = tuple(_SLOT.iter_unpack(table))
-    if plain > PLAIN_BYTES_MAX or sum([size for _, size in chunks]) != plain:
+    sum_bytes = chunks[0][1] if count == 1 else sum([size for _, size in chunks])
+    if plain > PLAIN_BYTES_MAX or sum_bytes != plain:
         raise CorruptionError("a frame's chunk lengths do not add up")
     return Frame(kind, number, reference, plain, stored, payload_sum, chunks)
 

@@ -165,6 +165,8 @@ class Index:
     def remove_packs(self, names: Sequence[bytes]) -> None:
         """As ``remove_pack`` for many, in one pass over all chunks."""
         with self._lock, self._faults():
+            # Of a transaction that was rolled back it is left.
+            self._db.execute("DROP TABLE IF EXISTS gone")
             self._db.execute("CREATE TEMP TABLE gone (name BLOB PRIMARY KEY) WITHOUT ROWID")
             self._db.executemany("INSERT INTO gone VALUES (?)", [(one,) for one in names])
             numbers = "SELECT number FROM pack JOIN gone USING (name)"
@@ -201,7 +203,7 @@ class Index:
         Chunks that it holds lie there from now on, wherever they lay before.
 
         Args:
-            name: The new pack, durable already.
+            name: The new pack. It must be durable before ``commit``.
             size_bytes: Its length.
             frames: What it holds.
             emptied: Packs that are not needed any more, and what they held.
@@ -213,13 +215,15 @@ class Index:
                 "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (name, size_bytes)
             )
             self._insert(cursor.lastrowid or 0, _REPLACE_CHUNK, frames)
+            references = self._db.execute("SELECT 1 FROM reference LIMIT 1").fetchone()
+            tables = _OF_PACKS if references else _OF_PACKS[:1]
             for old in emptied:
                 found = self._db.execute("SELECT number FROM pack WHERE name = ?", (old.pack,))
                 # One by one by their IDs: there is no index by pack, which every snapshot
                 # would have to keep up.
                 for (number,) in found.fetchall():
                     gone = [(one, number) for one in sorted(old.chunks)]
-                    for table in _OF_PACKS:
+                    for table in tables:
                         self._db.executemany(
                             f"DELETE FROM {table} WHERE id = ? AND pack = ?",  # noqa: S608 - ours
                             gone,

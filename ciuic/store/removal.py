@@ -8,7 +8,7 @@ durably forgotten them.
 
 import contextlib
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Final
@@ -37,6 +37,7 @@ class Removals:
     def __init__(self, store_path: str) -> None:
         self._store_path = store_path
         self._pool = ThreadPoolExecutor(_REMOVERS, "remove")
+        self._first: Future[None] | None = None
         self._running: dict[bytes, Future[None]] = {}
         self._is_durable = True
 
@@ -55,6 +56,14 @@ class Removals:
         finally:
             self._pool.shutdown(cancel_futures=kind is not None)
 
+    def begin_with(self, work: Callable[[], None]) -> None:
+        """Do this first, while the caller goes on; before any pack is added.
+
+        No pack goes before it has come to its end, and none at all if it fails: whoever waits then
+        gets its error.
+        """
+        self._first = self._pool.submit(work)
+
     def add(self, names: Sequence[bytes]) -> None:
         """Begin to remove packs that the catalog does not know any more.
 
@@ -66,7 +75,7 @@ class Removals:
             while len(self._running) >= _WAITING_MAX:
                 self.make_way(next(iter(self._running)))
             self.make_way(name)
-            self._running[name] = self._pool.submit(unlink_pack, self._store_path, name)
+            self._running[name] = self._pool.submit(self._remove, name)
 
     def make_way(self, name: bytes) -> None:
         """A pack of this name may come: none that was added before can be taken for it.
@@ -84,8 +93,10 @@ class Removals:
         """All that was added is gone, and its room is there.
 
         Raises:
-            StoreError: One of them can't be removed.
+            StoreError: One of them can't be removed, or what they began with has failed.
         """
+        if self._first is not None:
+            self._first.result()
         for name in list(self._running):
             self.make_way(name)
 
@@ -99,6 +110,11 @@ class Removals:
         if not self._is_durable:
             sync_packs(self._store_path)
             self._is_durable = True
+
+    def _remove(self, name: bytes) -> None:
+        if self._first is not None:
+            self._first.result()
+        unlink_pack(self._store_path, name)
 
 
 def unlink_pack(store_path: str, name: bytes) -> None:

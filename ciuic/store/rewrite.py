@@ -10,6 +10,10 @@ writes, portion by portion (docs/format.md, "Order of removal"):
     2. one transaction of the catalog: the chunks lie in the new pack, the emptied packs are gone;
     3. the emptied packs are unlinked.
 
+Packs that nobody needs go with the first portion: a disk that is giving back blocks may keep each
+sync waiting until that is done, and has nothing else to do at the end. With little room they go
+first, so that there is more.
+
 A crash leaves chunks that lie in two packs, or packs that the catalog does not know: garbage,
 which the next prune takes away. A reader that misses a pack finds its chunks by the catalog.
 """
@@ -42,7 +46,7 @@ from ciuic.store.sweep import (
 )
 from ciuic.store.writer import ALONE_BYTES, publish_pack, sync_packs
 
-__all__ = ["Rewriter", "point_at_keepers", "remove_packs"]
+__all__ = ["Rewriter", "forget_packs", "point_at_keepers"]
 
 _GROUP_BYTES: Final = {True: 1024 * 1024, False: 256 * 1024}
 """Plain bytes that are encoded together of what is left of frames: of data, and of nodes."""
@@ -51,25 +55,18 @@ _PORTION_SHARE: Final = 8
 """A new pack takes at most this part of the room that there is; two may be open at once."""
 
 
-def remove_packs(removals: Removals, index: Index | None, names: Sequence[bytes]) -> None:
-    """Begin to remove packs that nobody needs.
+def forget_packs(index: Index, names: Sequence[bytes]) -> None:
+    """The catalog knows nothing more of packs that nobody needs, durably; then they may go.
 
-    Args:
-        removals: Of the store.
-        index: The catalog; None if there is none at the moment.
-        names: The packs.
+    Whoever looks for a chunk must not be sent to a pack that is gone.
 
     Raises:
-        StoreFullError: The catalog has no room to forget them; no pack was removed.
-        StoreError: The store failed; some may be gone.
+        StoreFullError: It has no room to forget them.
+        StoreError: It can't be written.
     """
-    if not names:
-        return
-    if index is not None:
+    if names:
         index.remove_packs(names)
-        # Whoever looks for a chunk must not be sent to a pack that is gone.
         index.commit()
-    removals.add(names)
 
 
 def point_at_keepers(store_path: str, index: Index, keepers: dict[bytes, bytes]) -> None:
@@ -125,9 +122,12 @@ class Rewriter:
         census: Of the packs.
         parity: The share of each new pack that its parity takes.
         room_bytes: Says how much room there is.
-        removals: Takes the emptied packs; None: only count what would be written.
+        removals: Takes the packs that go; None: only count what would be written.
+        dead: Packs that nobody needs. They go with the first that are emptied, or before if there
+            is little room.
 
     Attributes:
+        dead: Those of them that have not gone.
         written: Packs and bytes that were written.
         removed: Packs and bytes that were removed.
         damaged: Packs that stay, because something needed in them can't be read.
@@ -144,7 +144,9 @@ class Rewriter:
         parity: float,
         room_bytes: Callable[[], int],
         removals: Removals | None,
+        dead: Sequence[bytes] = (),
     ) -> None:
+        self.dead = list(dead)
         self._store_path = store_path
         self._temporary = os.path.join(store_path, layout.TEMPORARY)
         self._index = index
@@ -173,7 +175,7 @@ class Rewriter:
     def run(
         self, uses: Sequence[PackUse], *, check: Callable[[], None], done: Callable[[int], None]
     ) -> None:
-        """Empty these packs and remove them.
+        """Empty these packs and remove them, and those that nobody needs.
 
         Args:
             uses: Of packs that are worn.
@@ -185,8 +187,6 @@ class Rewriter:
             CancelledError: ``check`` raised it. What was emptied by then is gone, one pack at
                 least: who is stopped again and again comes to an end all the same.
         """
-        if not uses:
-            return
         self._measure_room()
         self._left_bytes = sum([use.size_bytes - use.dead_bytes for use in uses])
         worn = {use.pack for use in uses}
@@ -219,15 +219,31 @@ class Rewriter:
         # Those whose last frame happened to fill a new pack; and what was unlinked is made durable.
         left = {pack: size for pack, size in self._emptied.items() if pack not in self._made}
         if self._removals is not None:
-            remove_packs(self._removals, self._index, list(left))
+            self._remove(self._removals, list(left))
             self._removals.finish()
         self._count_removed(left)
 
+    def _remove(self, removals: Removals, packs: list[bytes]) -> None:
+        """Remove packs, and those that nobody needs."""
+        gone = [*packs, *self._dead_left()]
+        forget_packs(self._index, gone)
+        removals.add(gone)
+        self.dead = []
+
+    def _dead_left(self) -> list[bytes]:
+        """Without those in whose place a new pack of the same name is by now."""
+        return [pack for pack in self.dead if pack not in self._made]
+
+    @property
+    def has_room(self) -> bool:
+        """A new pack may be as long as any."""
+        return self._room_bytes() // _PORTION_SHARE >= PACK_BYTES
+
     def _measure_room(self) -> None:
-        room = self._room_bytes() // _PORTION_SHARE
-        if room < PACK_BYTES and self._removals is not None:
+        if self._removals is not None and not self.has_room:
+            self._remove(self._removals, [])
             self._removals.wait()  # there is no more room than what they leave
-            room = self._room_bytes() // _PORTION_SHARE
+        room = self._room_bytes() // _PORTION_SHARE
         self._portion_bytes = max(_PORTION_BYTES_MIN, min(PACK_BYTES, room))
 
     def _drain(self, use: PackUse) -> None:
@@ -235,10 +251,13 @@ class Rewriter:
         with store_faults("read", path):
             fd = open_regular(path)
             try:
-                frames = read_footer(fd, use.pack)
+                frames = [
+                    (one, kept_chunks(use.pack, one.frame, self._marks, self._keepers))
+                    for one in read_footer(fd, use.pack)
+                ]
                 if self._removals is not None:
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
-                taken = [self._take(use.pack, fd, one) for one in frames]
+                    _announce(fd, [one for one, kept in frames if any(kept)])
+                taken = [self._take(use.pack, fd, one, kept) for one, kept in frames]
             finally:
                 os.close(fd)
         if all(taken):
@@ -246,10 +265,10 @@ class Rewriter:
         else:
             self.damaged.append(use.pack)
 
-    def _take(self, pack: bytes, fd: int, one: PackedFrame) -> bool:
-        """Copy what is needed of a frame; returns whether all of it could be had."""
+    def _take(self, pack: bytes, fd: int, one: PackedFrame, kept: list[bool]) -> bool:
+        """Copy what is kept of a frame; returns whether all of it could be had."""
         frame = one.frame
-        kept = self._kept(pack, frame)
+        kept = self._unsettled(pack, frame, kept)
         if not any(kept):
             return True
         # Whose reference serves nothing else stands alone from now on: that takes a little more,
@@ -285,9 +304,10 @@ class Rewriter:
             if is_kept
         ]
 
-    def _kept(self, pack: bytes, frame: Frame) -> list[bool]:
-        """As ``kept_chunks``, without those that stand alone in a new pack by now."""
-        kept = kept_chunks(pack, frame, self._marks, self._keepers)
+    def _unsettled(self, pack: bytes, frame: Frame, kept: list[bool]) -> list[bool]:
+        """What is kept of a frame, without what stands alone in a new pack by now."""
+        if not self._settled:
+            return kept
         settled = [one and name in self._settled for (name, _), one in _paired(frame, kept)]
         if not any(settled):
             return kept
@@ -365,10 +385,16 @@ class Rewriter:
         path = pack_path(self._store_path, name)
         is_new = not os.path.lexists(path)
         try:
-            publish_pack(self._store_path, sink, name)
-            sync_packs(self._store_path)
-            held = (Emptied(one, self._chunks_of(one)) for one in emptied)
-            self._index.move(name, sink.size_bytes, sink.frames, held)
+            # The disk works on the one while the processor works on the other.
+            publishing = self._helper.submit(self._make_durable, sink, name)
+            try:
+                if self.dead:
+                    self._index.remove_packs(self._dead_left())
+                held = (Emptied(one, self._chunks_of(one)) for one in emptied)
+                self._index.move(name, sink.size_bytes, sink.frames, held)
+            finally:
+                publishing.exception()  # it must have ended, however it did
+            publishing.result()
             self._index.commit()
         except BaseException:
             self._index.rollback()
@@ -377,12 +403,30 @@ class Rewriter:
                 unlink_pack(self._store_path, name)
             raise
         if self._removals is not None:
-            self._removals.add(emptied)
+            self._removals.add([*emptied, *self._dead_left()])
+            self.dead = []
         self._measure_room()
+
+    def _make_durable(self, sink: PackFile, name: bytes) -> None:
+        publish_pack(self._store_path, sink, name)
+        sync_packs(self._store_path)
 
     def _chunks_of(self, pack: bytes) -> list[bytes]:
         frames = read_frames(self._store_path, pack)
         return [name for one in frames for name, _ in one.frame.chunks]
+
+
+def _announce(fd: int, frames: Iterable[PackedFrame]) -> None:
+    """Have these frames of a pack read ahead, and nothing of what goes with it."""
+    begin = end = 0
+    for one in frames:
+        if one.offset_bytes != end:
+            if end > begin:
+                os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+            begin = one.offset_bytes
+        end = one.offset_bytes + one.frame.total_bytes
+    if end > begin:
+        os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
 
 def _paired(frame: Frame, kept: list[bool]) -> Iterable[tuple[tuple[bytes, int], bool]]:

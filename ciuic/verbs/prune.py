@@ -12,6 +12,7 @@ moment, leaves a store in which every snapshot is whole, and the next run takes 
 to do.
 """
 
+import functools
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from ciuic.catalog import lost_manifest, lost_snapshots
 from ciuic.clock import Clock
 from ciuic.errors import (
     CancelledError,
+    CiuicError,
     CorruptionError,
     StoreFullError,
     UnknownFormatError,
@@ -32,7 +34,7 @@ from ciuic.store.manifest import Manifest
 from ciuic.store.mark import Marks, mark_tree
 from ciuic.store.parity import PARITY_DEFAULT
 from ciuic.store.removal import Removals, orphaned_parity, remove_parity
-from ciuic.store.rewrite import Rewriter, point_at_keepers, remove_packs
+from ciuic.store.rewrite import Rewriter, forget_packs, point_at_keepers
 from ciuic.store.sweep import DEAD_FRACTION, Census, PackUse, take_census
 
 __all__ = ["PruneCounts", "PrunePlan", "PruneReport", "apply_prune", "foresee_prune", "plan_prune"]
@@ -291,12 +293,12 @@ def _run(
     dead = [one.pack for one in plan.removed]
     dead_bytes = sum([one.size_bytes for one in plan.removed])
 
-    def rewrite(removals: Removals | None) -> Rewriter:
+    def rewriter_of(removals: Removals | None, dead: list[bytes]) -> Rewriter:
         def room_bytes() -> int:
             found = os.statvfs(store.path)
             return found.f_bavail * found.f_frsize + (dead_bytes if dry_run else 0)
 
-        rewriter = Rewriter(
+        return Rewriter(
             store.path,
             store.index,
             store.reader,
@@ -305,26 +307,40 @@ def _run(
             parity=parity,
             room_bytes=room_bytes,
             removals=removals,
+            dead=dead,
         )
+
+    def run(rewriter: Rewriter) -> None:
         rewriter.run(
             plan.rewritten,
             check=_checker(cancelled, "run it again to go on; what was removed by now is removed"),
             done=lambda done: progress("rewrite", done, len(plan.rewritten)),
         )
-        return rewriter
 
     if dry_run:
-        rewriter = rewrite(None)
+        rewriter = rewriter_of(None, [])
+        run(rewriter)
     else:
         if plan.expired or plan.removed or plan.rewritten or plan.orphans:
             store.begin_prune()
-        store.empty_trash(plan.expired)
-        for name in store.lone_copies():
-            store.drop_copy(name)
-        remove_parity(store.path, plan.orphans)
         with Removals(store.path) as removals:
-            _remove(store, dead, plan.census.keepers, removals)
-            rewriter = rewrite(removals)
+            removals.begin_with(functools.partial(_expire, store, plan))
+            rewriter = rewriter_of(removals, dead)
+            if not rewriter.has_room:
+                removals.wait()
+            try:
+                point_at_keepers(store.path, store.index, plan.census.keepers)
+                run(rewriter)
+            except CiuicError as error:
+                if not rewriter.dead:
+                    raise
+                # They need nothing that can't be had, and may leave what the others lack.
+                _remove(store, plan.census.keepers, rewriter.dead, removals)
+                if not isinstance(error, StoreFullError):
+                    removals.finish()
+                    raise
+                rewriter = rewriter_of(removals, [])
+                run(rewriter)
         store.end_prune()
     still = {use.pack: use.size_bytes for use in plan.rewritten if use.pack in rewriter.damaged}
     return PruneReport(
@@ -343,16 +359,31 @@ def _run(
     )
 
 
+def _expire(store: Store, plan: PrunePlan) -> None:
+    """What has expired can be brought back no more, durably: now packs may go.
+
+    Until then the catalog is told of these, and new ones are written. That harms no snapshot in
+    the trash, and what the catalog knows too little of, should this be cut short, the next writer
+    finds in the packs.
+    """
+    store.empty_trash(plan.expired)
+    for name in store.lone_copies():
+        store.drop_copy(name)
+    remove_parity(store.path, plan.orphans)
+
+
 def _remove(
-    store: Store, dead: list[bytes], keepers: dict[bytes, bytes], removals: Removals
+    store: Store, keepers: dict[bytes, bytes], dead: list[bytes], removals: Removals
 ) -> None:
     """Remove packs. On a disk so full that the catalog can't even forget them, it gives way."""
+    removals.wait()
     try:
         point_at_keepers(store.path, store.index, keepers)
-        remove_packs(removals, store.index, dead)
+        forget_packs(store.index, dead)
+        removals.add(dead)
     except StoreFullError:
         store.drop_catalog()
-        remove_packs(removals, None, dead)
+        removals.add(dead)
         removals.wait()
         store.renew_catalog()
         point_at_keepers(store.path, store.index, keepers)

@@ -264,46 +264,43 @@ MUTANTS: Final = (
         "old packs are removed before the new ones have durable names",
         "ciuic/store/rewrite.py",
         (
-            "            publish_pack(self._store_path, sink, name)\n"
-            "            sync_packs(self._store_path)\n"
+            "        publish_pack(self._store_path, sink, name)\n"
+            "        sync_packs(self._store_path)\n"
         ),
-        "            publish_pack(self._store_path, sink, name)\n",
+        "        publish_pack(self._store_path, sink, name)\n",
         _story("prune"),
     ),
     Mutant(
         "old packs are removed before the new ones are written",
         "ciuic/store/rewrite.py",
-        (
-            "            publish_pack(self._store_path, sink, name)\n"
-            "            sync_packs(self._store_path)\n"
-        ),
+        ("            publishing = self._helper.submit(self._make_durable, sink, name)\n"),
         (
             "            for one in emptied:\n"
             "                unlink_pack(self._store_path, one)\n"
-            "            publish_pack(self._store_path, sink, name)\n"
-            "            sync_packs(self._store_path)\n"
+            "            publishing = self._helper.submit(self._make_durable, sink, name)\n"
         ),
         _story("prune"),
     ),
     Mutant(
+        "that a new pack can't be written is not noticed",
+        "ciuic/store/rewrite.py",
+        "            publishing.result()\n",
+        "",
+        "tests/verbs/test_prune.py::test_a_new_pack_that_can_not_be_written_costs_nothing",
+    ),
+    Mutant(
         "packs are removed while the trash still needs them",
         "ciuic/verbs/prune.py",
-        (
-            "        store.empty_trash(plan.expired)\n"
-            "        for name in store.lone_copies():\n"
-            "            store.drop_copy(name)\n"
-            "        remove_parity(store.path, plan.orphans)\n"
-            "        with Removals(store.path) as removals:\n"
-            "            _remove(store, dead, plan.census.keepers, removals)\n"
-        ),
-        (
-            "        remove_parity(store.path, plan.orphans)\n"
-            "        with Removals(store.path) as removals:\n"
-            "            _remove(store, dead, plan.census.keepers, removals)\n"
-            "        store.empty_trash(plan.expired)\n"
-            "        with Removals(store.path) as removals:\n"
-        ),
+        "            removals.begin_with(functools.partial(_expire, store, plan))\n",
+        "            functools.partial(_expire, store, plan)\n",
         _story("prune"),
+    ),
+    Mutant(
+        "packs do not wait until the trash is empty",
+        "ciuic/store/removal.py",
+        "            self._first.result()\n        unlink",
+        "            pass\n        unlink",
+        "tests/verbs/test_prune.py::test_no_pack_goes_while_the_trash_still_needs_it",
     ),
     Mutant(
         "what is in the trash is not marked",
@@ -392,6 +389,22 @@ MUTANTS: Final = (
         "            pass\n",
         "tests/verbs/test_prune.py"
         "::test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes",
+    ),
+    Mutant(
+        "a new pack goes for the old one of its name that nobody needed",
+        "ciuic/store/rewrite.py",
+        "        return [pack for pack in self.dead if pack not in self._made]\n",
+        "        return list(self.dead)\n",
+        "tests/verbs/test_prune.py"
+        "::test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes",
+    ),
+    Mutant(
+        "packs that nobody needs stay where others can't be emptied",
+        "ciuic/verbs/prune.py",
+        "                if not rewriter.dead:\n",
+        "                if rewriter.dead or not rewriter.dead:\n",
+        "tests/verbs/test_prune.py"
+        "::test_packs_that_nobody_needs_go_although_a_worn_one_can_not_be_emptied",
     ),
     Mutant(
         "a base snapshot builds on older ones",

@@ -1,6 +1,7 @@
 """Packs go while other work goes on; whoever waits knows that they are gone, or that one is not."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,32 @@ def test_a_pack_may_come_again_as_soon_as_the_old_one_is_gone(store: Path) -> No
         assert not path.exists()
         path.write_bytes(b"new")
     assert left(store, layout.PACKS) == {path.name}
+
+
+def test_none_goes_before_what_must_come_first_nor_without_it(store: Path) -> None:
+    held = threading.Event()
+    with Removals(str(store)) as removals:
+        removals.begin_with(lambda: None if held.wait(60) else pytest.fail("nobody came"))
+        removals.add(NAMES[:20])
+        time.sleep(0.05)
+        assert len(left(store, layout.PACKS)) == len(NAMES)
+        held.set()
+    assert len(left(store, layout.PACKS)) == len(NAMES) - 20
+
+    def fails() -> None:
+        raise StoreError("the disk says no")
+
+    def refused(removals: Removals) -> None:
+        with pytest.raises(StoreError, match="the disk says no"):
+            removals.wait()
+
+    with pytest.raises(StoreError, match="the disk says no"), Removals(str(store)) as removals:
+        removals.begin_with(fails)
+        removals.add(NAMES[20:])
+        refused(removals)
+    assert len(left(store, layout.PACKS)) == len(NAMES) - 20
+    with pytest.raises(StoreError, match="the disk says no"), Removals(str(store)) as removals:
+        removals.begin_with(fails)  # and there is nothing to remove
 
 
 def test_one_that_can_not_be_removed_is_an_error_and_spares_the_others(store: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ciuic.errors import (
     CancelledError,
     CiuicError,
     CorruptionError,
+    StoreError,
     StoreFullError,
     UnknownFormatError,
 )
@@ -29,6 +31,7 @@ from ciuic.store.mark import Marks
 from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.packfile import PackFile
 from ciuic.store.parity import Parity, inspect_parity, shape_for
+from ciuic.store.removal import unlink_pack
 from ciuic.verbs.prune import PruneReport, apply_prune, foresee_prune, plan_prune
 from ciuic.verbs.verify import verify_all
 from tests.kit.box import Box
@@ -835,6 +838,116 @@ def test_a_catalog_that_has_no_room_to_forget_gives_way(worn, monkeypatch):
         assert set(store.index.packs()) == set(store.pack_files())
 
 
+def test_no_pack_goes_while_the_trash_still_needs_it(worn, monkeypatch):
+    """New packs are written while the trash is emptied, and the old ones wait for that."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    told = threading.Event()
+    commit, empty_trash, unlink = Index.commit, Store.empty_trash, unlink_pack
+    left: list[int] = []
+
+    def commits(index: Index) -> None:
+        commit(index)
+        told.set()
+
+    def slowly(store: Store, names: Any) -> None:
+        assert told.wait(60)
+        time.sleep(0.1)
+        empty_trash(store, names)
+
+    def watched(store_path: str, name: bytes) -> None:
+        left.append(len(os.listdir(worn.store / "trash")))
+        unlink(store_path, name)
+
+    with open_store(str(worn.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
+        monkeypatch.setattr(Index, "commit", commits)
+        monkeypatch.setattr(Store, "empty_trash", slowly)
+        monkeypatch.setattr(removal, "unlink_pack", watched)
+        assert apply_prune(store, plan, clock=worn.clock).removed.packs
+    assert len(left) == len(plan.removed) + len(plan.rewritten)
+    assert not any(left)
+    assert_restores(worn, known)
+
+
+def test_packs_that_nobody_needs_go_although_a_worn_one_can_not_be_emptied(worn, monkeypatch):
+    """Or one bad place on the disk would keep all room for ever."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    with open_store(str(worn.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
+        dead = {layout.pack_name(one.pack) for one in plan.removed}
+        assert dead
+
+        def fails(*_: object) -> None:
+            raise StoreError("the disk says no")
+
+        monkeypatch.setattr(rewrite, "sync_packs", fails)
+        with pytest.raises(StoreError, match="the disk says no"):
+            apply_prune(store, plan, clock=worn.clock)
+    monkeypatch.undo()
+    assert not dead & {path.name for path in packs(worn.store)}
+    with open_store(str(worn.store)) as store:
+        assert set(store.existing_index.packs()) == set(store.pack_files())
+    assert_restores(worn, known)
+
+
+def test_a_new_pack_that_can_not_be_written_costs_nothing(worn, monkeypatch):
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+
+    def fails(*_: object) -> None:
+        raise StoreError("the disk says no")
+
+    monkeypatch.setattr(rewrite, "sync_packs", fails)
+    with pytest.raises(StoreError, match="the disk says no"):
+        prune(worn)
+    monkeypatch.undo()
+    with open_store(str(worn.store)) as store:
+        assert set(store.existing_index.packs()) == set(store.pack_files())
+    assert_restores(worn, known)
+    assert prune(worn).rewritten.packs
+    assert_restores(worn, known)
+
+
+def test_what_goes_with_a_worn_pack_is_not_read(worn, monkeypatch):
+    """Of packs that are nearly dead, most of the disk's work would be for nothing."""
+    first, second, _ = names_of(worn)
+    forget(worn, first, second)
+    asked: dict[str, list[tuple[int, int]]] = {}
+    usual = os.posix_fadvise
+
+    def advised(fd: int, offset: int, length: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            asked.setdefault(path, []).append((offset, offset + length))
+        usual(fd, offset, length, advice)
+
+    with open_store(str(worn.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
+        wanted = {}
+        for use in plan.rewritten:
+            frames = sweep.read_frames(store.path, use.pack)
+            kept = [
+                any(sweep.kept_chunks(use.pack, one.frame, plan.marks, plan.census.keepers))
+                for one in frames
+            ]
+            wanted[sweep.pack_path(store.path, use.pack)] = list(zip(frames, kept, strict=True))
+        monkeypatch.setattr(os, "posix_fadvise", advised)
+        apply_prune(store, plan, clock=worn.clock)
+    assert asked.keys() == wanted.keys()
+    assert any(not kept for frames in wanted.values() for _, kept in frames)
+    for path, frames in wanted.items():
+        for one, kept in frames:
+            end = one.offset_bytes + one.frame.total_bytes
+            within = [a <= one.offset_bytes and end <= b for a, b in asked[path]]
+            apart = [b <= one.offset_bytes or end <= a for a, b in asked[path]]
+            assert any(within) if kept else all(apart)
+
+
 def test_small_portions_give_the_same_store(worn, monkeypatch):
     """Where there is little room many small packs are made, and old ones go sooner."""
     first, second, third = names_of(worn)
@@ -850,8 +963,13 @@ def test_small_portions_give_the_same_store(worn, monkeypatch):
     assert prune(worn).freed_bytes == 0
 
 
-def test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes(worn, monkeypatch):
+@pytest.mark.parametrize("portion_bytes", [rewrite.PACK_BYTES, 200 * KIB])
+def test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes(
+    worn, monkeypatch, portion_bytes
+):
     """A prune was killed before it told the catalog, and what it had written has rotten since."""
+    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", portion_bytes)
+    monkeypatch.setattr(rewrite, "PACK_BYTES", portion_bytes)
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
@@ -861,7 +979,9 @@ def test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes(worn, mon
     prune(worn)
     worn.store = original
     old = {path.name for path in packs(worn.store)}
-    new = [path for path in packs(other) if path.name not in old and path.stat().st_size > MIB]
+    new = [
+        path for path in packs(other) if path.name not in old and path.stat().st_size > 200 * KIB
+    ]
     for path in new:
         shutil.copy2(path, worn.store / "packs" / path.name)
         for one in sweep.read_frames(str(other), bytes.fromhex(path.name)):
