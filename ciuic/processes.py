@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import os
 import queue
-import select
 import signal
 import struct
 import subprocess
@@ -35,7 +34,8 @@ serve({module!a}, {arguments!a})
 class Processes:
     """One process for each processor that may be used, four at most; a context manager.
 
-    They are started at once and asked once they are ready, which takes some tenths of a second.
+    They are started at once; the first that is asked of each waits until it is ready, which takes a
+    tenth of a second.
 
     Args:
         module: What they import. Its function ``answering`` is called with the arguments, and
@@ -63,7 +63,7 @@ class Processes:
             child.close()
 
     def ask(self, request: bytes) -> bytes | None:
-        """The answer of one that has nothing else to do; may be called from any thread.
+        """The answer of one that nobody else asks; may be called from any thread.
 
         None if there is no such process, or no longer.
         """
@@ -71,7 +71,7 @@ class Processes:
             child = self._idle.get_nowait()
         except queue.Empty:
             return None
-        answer = child.ask(request) if child.is_ready() else None
+        answer = child.ask(request)
         if child.is_alive:
             self._idle.put(child)
         return answer
@@ -86,7 +86,7 @@ class _Child:
 
     def __init__(self, command: list[str]) -> None:
         self.is_alive = True
-        self._is_ready = False
+        self._is_ready = False  # it has imported what it needs, and tells so by an empty answer
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -94,19 +94,14 @@ class _Child:
             stderr=subprocess.DEVNULL,
         )
 
-    def is_ready(self) -> bool:
-        """It has imported what it needs, of which it tells by an empty answer."""
-        answers = self._process.stdout
-        if not self._is_ready and answers is not None:
-            watch = select.poll()
-            watch.register(answers, select.POLLIN)
-            self._is_ready = bool(watch.poll(0)) and self._read() == b""
-        return self._is_ready
-
     def ask(self, request: bytes) -> bytes | None:
         requests = self._process.stdin
         if requests is None:
             return None
+        if not self._is_ready:
+            self._is_ready = self._read() == b""
+            if not self._is_ready:
+                return None
         try:
             _write_message(requests, request)
         except OSError:

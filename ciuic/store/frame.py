@@ -31,6 +31,7 @@ __all__ = [
     "encode_delta_frame",
     "encode_frame",
     "header_bytes_needed",
+    "holds_its_chunks",
     "parse_header",
 ]
 
@@ -246,3 +247,14 @@ def check_chunk(kind: int, name: bytes, plain: bytes | memoryview) -> None:
     actual = chunk_id(kind, plain)
     if actual != name:
         raise DigestError(f"chunk {name.hex()[:12]} decodes to {actual.hex()[:12]}")
+
+
+def holds_its_chunks(frame: Frame, plain: bytes | memoryview) -> bool:
+    """Each chunk of a frame's table hashes to its name; ``plain`` is the decoded payload."""
+    view = memoryview(plain)
+    start = 0
+    for name, length in frame.chunks:
+        if chunk_id(frame.kind, view[start : start + length]) != name:
+            return False
+        start += length
+    return start == len(view)

@@ -24,6 +24,7 @@ from ciuic.errors import (
     UnknownFormatError,
     UnreachableError,
 )
+from ciuic.hashing import data_id
 from ciuic.store import layout
 from ciuic.store.faults import store_faults
 from ciuic.store.files import open_regular, read_at, status_of
@@ -301,7 +302,7 @@ class StoreReader:
         return [name for name in names if name not in found or found[name].pack in gone]
 
     def frame(
-        self, place: ChunkPlace, *, heal: bool = True, keep: bool = False
+        self, place: ChunkPlace, *, heal: bool = True, keep: bool = False, header_id: bytes = b""
     ) -> tuple[Frame, bytes | memoryview]:
         """A whole frame, decoded; its chunks are not checked yet.
 
@@ -309,23 +310,28 @@ class StoreReader:
             place: Where it lies.
             heal: Where it is damaged, have it from the parity.
             keep: Something that is a difference from it is read next.
+            header_id: What its header and table must hash to, if that is known.
 
         Raises:
             CorruptionError: It is not there, or is damaged, or what it is a difference from.
         """
-        frame, plain = self._frame(place, heal=heal, descent=_Descent())
+        descent = _Descent()
+        frame, plain = self._frame(place, heal=heal, descent=descent, header_id=header_id)
         if keep:
             self._keep((place.pack, place.offset_bytes), plain)
         return frame, plain
 
     def _frame(
-        self, place: ChunkPlace, *, heal: bool, descent: _Descent
+        self, place: ChunkPlace, *, heal: bool, descent: _Descent, header_id: bytes = b""
     ) -> tuple[Frame, bytes | memoryview]:
         where = f"pack {place.pack.hex()[:12]} at byte {place.offset_bytes}"
         descent.is_below = False
         try:
             try:
-                return self._decoded(place, self._read(place), heal=heal, descent=descent)
+                raw = self._read(place)
+                if header_id:
+                    _check_header(raw, header_id)
+                return self._decoded(place, raw, heal=heal, descent=descent)
             except CorruptionError:
                 can_mend = heal and not descent.is_below
                 mended = self._mended(place, descent=descent) if can_mend else None
@@ -508,3 +514,8 @@ class StoreReader:
                 return set(os.listdir(self._packs_path))
             except FileNotFoundError:
                 return set()
+
+
+def _check_header(raw: bytes, header_id: bytes) -> None:
+    if data_id(memoryview(raw)[: header_bytes_needed(raw)]) != header_id:
+        raise CorruptionError("the frame's header is not the one that its pack's footer has")

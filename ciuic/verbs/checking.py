@@ -5,10 +5,12 @@ finds sound is sound; whatever else it says, or fails to say, is looked at once 
 which can ask the catalog, the other packs and the disk again.
 """
 
+import contextlib
+import itertools
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -16,13 +18,13 @@ from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
 from ciuic.processes import Processes
 from ciuic.store import Store
-from ciuic.store.frame import chunk_id
+from ciuic.store.frame import DATA, Frame, chunk_id, holds_its_chunks
 from ciuic.store.index import ChunkPlace
 from ciuic.store.reader import StoreReader
 
-__all__ = ["Checker", "Frames", "Needed", "OnProgress", "answering"]
+__all__ = ["Checker", "Frames", "Needed", "OnProgress", "Task", "answering", "in_order"]
 
-_FRAME: Final = struct.Struct("<32sQII?")
+_FRAME: Final = struct.Struct("<32sQII?32s")
 _NEEDED: Final = struct.Struct("<32sBII")
 _NUMBER: Final = struct.Struct("<I")
 _WORKERS_MAX: Final = 8
@@ -51,18 +53,30 @@ Frames = dict[_Key, tuple[ChunkPlace, list[Needed]]]
 """By pack and offset: where a frame lies, and what it must hold."""
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """A frame to check.
 
     Attributes:
         place: Where it lies.
-        needed: What it must hold.
+        needed: What it must hold; nothing for one that is listed.
         keep: What comes next may be a difference from it.
+        header_id: Of one that is listed: what its header hashes to. It must hold all that this
+            names.
+        number: Of one that is listed.
     """
 
     place: ChunkPlace
     needed: Sequence[Needed]
     keep: bool
+    header_id: bytes = b""
+    number: int = -1
+
+
+class _Doubt(NamedTuple):
+    """What a batch leaves: chunks that can't be had, and listed frames that are not sound."""
+
+    names: list[bytes]
+    frames: list[int]
 
 
 class Checker:
@@ -70,26 +84,30 @@ class Checker:
 
     Args:
         store: Where they are.
+        packs_bytes: Length of all packs together.
         progress: Told how far it is once all have been found.
 
     Attributes:
         bad: Chunks that can't be had; complete after ``finish``.
+        doubtful: Frames that are listed and not sound, by their numbers; likewise. What of their
+            chunks can be had all the same, ``look_again`` tells.
         read_bytes: Stored bytes of the frames so far.
     """
 
-    def __init__(self, store: Store, progress: OnProgress | None = None) -> None:
+    def __init__(self, store: Store, packs_bytes: int, progress: OnProgress | None = None) -> None:
         self.bad: set[bytes] = set()
+        self.doubtful: set[int] = set()
         self.read_bytes = 0
         self._store = store
         self._progress = progress
         self._done = 0
-        self._waiting: list[_Task] = []
+        self._waiting: list[Task] = []
         self._waiting_bytes = 0
-        self._under_way: deque[Future[list[bytes]]] = deque()
+        self._under_way: deque[Future[_Doubt]] = deque()
         workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
         self._window = _WINDOW * workers
         self._pool = ThreadPoolExecutor(workers, "verify")
-        is_worth_it = sum(store.pack_files().values()) >= _WORTH_BYTES
+        is_worth_it = packs_bytes >= _WORTH_BYTES
         self._processes = Processes(__name__, [store.path]) if is_worth_it else None
 
     def __enter__(self) -> "Checker":
@@ -100,30 +118,49 @@ class Checker:
         if self._processes is not None:
             self._processes.close()
 
-    def begin(self, place: ChunkPlace, needed: Sequence[Needed]) -> None:
+    def begin(self, task: Task) -> None:
         """Check a frame that no other one is likely to be a difference from.
 
         Raises:
             StoreError: The store itself can't be read.
         """
-        self._add([_Task(place, needed, keep=False)])
+        self._add([task])
 
-    def finish(self, frames: Frames) -> None:
-        """Check the others, in the order they lie on the disk, and wait for all.
+    def begin_all(self, groups: Iterable[list[Task]]) -> None:
+        """Check frames, of which those in a group may be differences from others in it.
 
         Raises:
             StoreError: As above.
         """
-        total = self._done + len(frames)
-        for keys in _together(frames):
-            self._add([_Task(*frames[key], keep=len(keys) > 1) for key in keys])
+        for group in groups:
+            self._add(group)
+
+    def finish(self, groups: Iterable[list[Task]], count: int) -> None:
+        """Check the last ones, so many, and wait for all.
+
+        Raises:
+            StoreError: As above.
+        """
+        total = self._done + count
+        for group in groups:
+            self._add(group)
             if self._progress is not None:
                 self._progress(self._done, total)
         self._submit()
         while self._under_way:
-            self.bad.update(self._under_way.popleft().result())
+            self._settle()
 
-    def _add(self, tasks: Sequence[_Task]) -> None:
+    def look_again(self, names: Iterable[bytes]) -> None:
+        """Find out which of these chunks of file content can't be had, wherever they lie.
+
+        Raises:
+            StoreError: As above.
+        """
+        needed = [Needed(name, DATA, 0, 0) for name in names]
+        can_be_had = self._pool.map(_readable, itertools.repeat(self._store), needed)
+        self.bad.update([one.name for one, can in zip(needed, can_be_had, strict=True) if not can])
+
+    def _add(self, tasks: Sequence[Task]) -> None:
         size_bytes = sum([task.place.frame_bytes for task in tasks])
         self._done += len(tasks)
         self.read_bytes += size_bytes
@@ -136,7 +173,18 @@ class Checker:
         batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._under_way.append(self._pool.submit(_check_batch, self._store, self._processes, batch))
         if len(self._under_way) >= self._window:
-            self.bad.update(self._under_way.popleft().result())
+            self._settle()
+
+    def _settle(self) -> None:
+        names, frames = self._under_way.popleft().result()
+        self.bad.update(names)
+        self.doubtful.update(frames)
+
+
+def in_order(frames: Frames) -> Iterator[list[Task]]:
+    """Frames in the order they lie on the disk, each followed by those that are deltas from it."""
+    for keys in _together(frames):
+        yield [Task(*frames[key], keep=len(keys) > 1) for key in keys]
 
 
 def _together(frames: Frames) -> Iterator[list[_Key]]:
@@ -165,31 +213,34 @@ def _together(frames: Frames) -> Iterator[list[_Key]]:
     yield from ([key] for found in deltas.values() for key in found)
 
 
-def _check_batch(store: Store, processes: Processes | None, batch: Sequence[_Task]) -> list[bytes]:
+def _check_batch(store: Store, processes: Processes | None, batch: Sequence[Task]) -> _Doubt:
     answer = processes.ask(_encode(batch)) if processes is not None else None
     if answer is not None:
         batch = [batch[number] for (number,) in _NUMBER.iter_unpack(answer)]
-    return [name for task in batch for name in _lost(store, task)]
+    unsound = [task for task in batch if not _is_sound_here(store, task)]
+    names = [one.name for task in unsound for one in task.needed if not _readable(store, one)]
+    return _Doubt(names, [task.number for task in unsound if task.header_id])
 
 
-def _lost(store: Store, task: _Task) -> list[bytes]:
-    """The needed chunks that can't be had, neither here nor from another pack."""
+def _is_sound_here(store: Store, task: Task) -> bool:
     try:
-        if _is_sound(store.reader, task):
-            return []
+        return _found_sound(store.reader, task) is not None
     except (CorruptionError, UnknownFormatError):
-        pass
-    return [one.name for one in task.needed if not _readable(store, one)]
+        return False
 
 
-def _is_sound(reader: StoreReader, task: _Task) -> bool:
+def _found_sound(reader: StoreReader, task: Task) -> Frame | None:
+    """The frame, if it holds what it must."""
     # What parity gives back is damaged all the same, and to be named.
-    _, plain = reader.frame(task.place, heal=False, keep=task.keep)
+    frame, plain = reader.frame(task.place, heal=False, keep=task.keep, header_id=task.header_id)
+    if task.header_id:
+        return frame if holds_its_chunks(frame, plain) else None
     view = memoryview(plain)
-    return all(
+    is_sound = all(
         chunk_id(one.kind, view[one.start_bytes : one.start_bytes + one.length_bytes]) == one.name
         for one in task.needed
     )
+    return frame if is_sound else None
 
 
 def _readable(store: Store, one: Needed) -> bool:
@@ -201,24 +252,23 @@ def _readable(store: Store, one: Needed) -> bool:
     return True
 
 
-def _encode(batch: Sequence[_Task]) -> bytes:
+def _encode(batch: Sequence[Task]) -> bytes:
     parts: list[bytes] = []
-    for (pack, offset, frame_bytes, *_), needed, keep in batch:
-        parts.append(_FRAME.pack(pack, offset, frame_bytes, len(needed), keep))
+    for (pack, offset, frame_bytes, *_), needed, keep, header_id, _ in batch:
+        parts.append(_FRAME.pack(pack, offset, frame_bytes, len(needed), keep, header_id))
         parts += [_NEEDED.pack(*one) for one in needed]
     return b"".join(parts)
 
 
-def _decode(request: bytes) -> Iterator[_Task]:
+def _decode(request: bytes) -> Iterator[Task]:
     at = 0
     while at < len(request):
-        pack, offset, frame_bytes, count, keep = _FRAME.unpack_from(request, at)
+        pack, offset, frame_bytes, count, keep, header_id = _FRAME.unpack_from(request, at)
         begin, at = at + _FRAME.size, at + _FRAME.size + count * _NEEDED.size
         needed = [Needed._make(one) for one in _NEEDED.iter_unpack(request[begin:at])]
-        place = ChunkPlace(
-            pack, offset, frame_bytes, needed[0].start_bytes, needed[0].length_bytes, needed[0].kind
-        )
-        yield _Task(place, needed, keep)
+        # Whatever else it holds, a whole frame is read.
+        place = ChunkPlace(pack, offset, frame_bytes, 0, 0, DATA)
+        yield Task(place, needed, keep, b"" if needed else header_id)
 
 
 def answering(store_path: str) -> Callable[[bytes], bytes]:
@@ -231,14 +281,13 @@ def answering(store_path: str) -> Callable[[bytes], bytes]:
         doubtful = bytearray()
         known.clear()
         for number, task in enumerate(_decode(request)):
-            try:
-                is_sound = _is_sound(reader, task)
-            except CiuicError:
-                is_sound = False
-            if not is_sound:
+            frame = None
+            with contextlib.suppress(CiuicError):
+                frame = _found_sound(reader, task)
+            if frame is None:
                 doubtful += _NUMBER.pack(number)
             elif task.keep:
-                known.add(task)
+                known.add(task.place, frame)
         return bytes(doubtful)
 
     return answer
@@ -253,10 +302,13 @@ class _Known:
     def clear(self) -> None:
         self._places.clear()
 
-    def add(self, task: _Task) -> None:
-        for name, kind, start, length in task.needed:
-            pack, offset, frame_bytes, *_ = task.place
-            self._places[name] = ChunkPlace(pack, offset, frame_bytes, start, length, kind)
+    def add(self, place: ChunkPlace, frame: Frame) -> None:
+        start = 0
+        for name, length in frame.chunks:
+            self._places[name] = place._replace(
+                start_bytes=start, length_bytes=length, kind=frame.kind
+            )
+            start += length
 
     def places(self, ids: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
         return {name: self._places[name] for name in ids if name in self._places}

@@ -5,6 +5,7 @@ pack must be long enough to hold it. With checksums every chunk is also read, de
 Each damaged path of a snapshot is named once.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -20,12 +21,15 @@ from ciuic.store.index import ChunkPlace
 from ciuic.store.nodes import Piece, iter_pieces, iter_tree
 from ciuic.store.survey import known_lost
 from ciuic.store.writer import ALONE_BYTES
-from ciuic.verbs.checking import Checker, Frames, Needed, OnProgress
+from ciuic.verbs.checking import Checker, Frames, Needed, OnProgress, Task, in_order
+from ciuic.verbs.listed import Listed
 
 __all__ = ["verify_all", "verify_snapshots"]
 
 _LOOKED_UP_TOGETHER: Final = 500
 _SHARED_KEPT: Final = 32
+_PRESENT_MAX: Final = 100_000
+"""Chunks that are remembered to be there; a chunk that comes up again later is looked up again."""
 
 
 def verify_all(
@@ -33,8 +37,14 @@ def verify_all(
 ) -> VerifyReport:
     """Verify every snapshot, those whose manifest can't be read included."""
     broken = damaged_manifests(store)
-    report = verify_snapshots(
-        store, list_snapshots(store), broken, checksum=checksum, clock=clock, progress=progress
+    report = _verify(
+        store,
+        list_snapshots(store),
+        broken,
+        checksum=checksum,
+        clock=clock,
+        progress=progress,
+        every=True,
     )
     return VerifyReport(
         report.snapshots,
@@ -73,16 +83,38 @@ def verify_snapshots(
     Raises:
         StoreError: The store itself can't be used. Damage is not raised but reported.
     """
+    return _verify(
+        store, snapshots, broken, checksum=checksum, clock=clock, progress=progress, every=False
+    )
+
+
+def _verify(
+    store: Store,
+    snapshots: Iterable[SnapshotSummary],
+    broken: Mapping[str, str],
+    *,
+    checksum: bool,
+    clock: Clock,
+    progress: OnProgress | None,
+    every: bool,
+) -> VerifyReport:
     prepare_for_bulk()
     began_s = clock.monotonic_s()
     chosen = list(snapshots)
     read_bytes = 0
     if checksum:
-        with Checker(store, progress) as checker:
-            survey = _Survey(store, set(), checker)
+        packs = store.pack_files()
+        with Checker(store, sum(packs.values()), progress) as checker:
+            # Of some snapshots only, the catalog knows with less reading.
+            listed = Listed(store, packs if every else ())
+            survey = _Survey(store, set(), checker, listed)
             found = {one.id: survey.damage(one) for one in chosen}
-            checker.finish(survey.frames)
-        bad, read_bytes = checker.bad, checker.read_bytes
+            groups, count = listed.left()
+            checker.finish(
+                itertools.chain(in_order(survey.frames), groups), len(survey.frames) + count
+            )
+            checker.look_again(listed.needed_in(checker.doubtful))
+        bad, read_bytes = checker.bad, checker.read_bytes + listed.node_bytes
         if bad:
             second = _Survey(store, bad)
             found = {one.id: second.damage(one) for one in chosen}
@@ -95,7 +127,8 @@ def verify_snapshots(
         place = os.fsencode(f"snapshots/{name}.json")
         results.append(VerifySnapshot(name, (Trouble(place, what),)))
     total_s = clock.monotonic_s() - began_s
-    return VerifyReport(tuple(results), read_bytes, survey.chunks, total_s, frozenset(bad))
+    chunks = survey.chunks + (listed.chunks if checksum else 0)
+    return VerifyReport(tuple(results), read_bytes, chunks, total_s, frozenset(bad))
 
 
 class _Level:
@@ -132,13 +165,20 @@ class _Survey:
         store: The store.
         bad: Chunks that are known to be damaged.
         checker: Told of frames of small files as soon as the walk has left them behind.
+        listed: What is in it is not looked up.
 
     Attributes:
         frames: Those that are left, and what each must hold.
         chunks: How many were looked up.
     """
 
-    def __init__(self, store: Store, bad: set[bytes], checker: Checker | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        bad: set[bytes],
+        checker: Checker | None = None,
+        listed: Listed | None = None,
+    ) -> None:
         self._store = store
         self._bad = bad
         self._sound_trees: set[bytes] = set()
@@ -146,6 +186,7 @@ class _Survey:
         self._pack_sizes: dict[bytes, int | None] = {}
         self._nodes: dict[int, list[bytes]] = {RECIPE: [], TREE: []}
         self._checker = checker
+        self._listed = listed
         self._shared: Frames = {}
         self.frames: Frames = {}
         self.chunks = 0
@@ -226,6 +267,8 @@ class _Survey:
         self._sound_trees.update([level.tree for level in left if level.is_sound])
         entered.clear()
         left.clear()
+        if len(self._present) > _PRESENT_MAX:
+            self._present.clear()
         self._leave_behind(_SHARED_KEPT)
 
     def _doubtful(self, files: list[Entry]) -> list[Entry]:
@@ -275,6 +318,9 @@ class _Survey:
     def _node(self, kind: int, name: bytes) -> bytes:
         if name in self._bad:
             raise CorruptionError(f"node {name.hex()[:12]} is damaged")
+        found = self._listed.node(kind, name) if self._listed is not None else None
+        if found is not None:
+            return found
         data = self._store.reader.node(kind, name)
         # Where it lies is asked later, for many at once: to be read it needs to be there.
         waiting = self._nodes[kind]
@@ -289,7 +335,12 @@ class _Survey:
             names.clear()
 
     def _look_up(self, kind: int, names: list[bytes]) -> None:
-        new = [name for name in dict.fromkeys(names) if name not in self._present]
+        present = self._present
+        new = [name for name in dict.fromkeys(names) if name not in present]
+        if self._listed is not None and self._checker is not None and kind == DATA:
+            new, shared = self._listed.need(new, present)
+            for task in shared:
+                self._checker.begin(task)
         if not new:
             return
         places = self._store.reader.places(new)
@@ -299,7 +350,6 @@ class _Survey:
             places.update(self._store.reader.places_in_packs(doubtful))
         lost = {name for name in doubtful if name not in places or not self._fits(places[name])}
         lost.update(self._store.reader.unchained(places, self._is_there))
-        present = self._present
         for name, place in places.items():
             if name in lost:
                 continue
@@ -321,7 +371,8 @@ class _Survey:
         Should one come up again, its frame is read again.
         """
         while self._checker is not None and len(self._shared) > kept:
-            self._checker.begin(*self._shared.pop(next(iter(self._shared))))
+            frame = self._shared.pop(next(iter(self._shared)))
+            self._checker.begin(Task(*frame, keep=False))
 
     def _is_there(self, name: bytes, place: ChunkPlace) -> bool:
         return name not in self._bad and self._fits(place)

@@ -5,19 +5,21 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ciuic.catalog import list_snapshots
 from ciuic.errors import StoreError
 from ciuic.model import VerifyReport
 from ciuic.processes import Processes
 from ciuic.store import open_store
 from ciuic.store.frame import DATA
 from ciuic.verbs import checking
-from ciuic.verbs.checking import Checker
+from ciuic.verbs.checking import Checker, Task
+from ciuic.verbs.verify import verify_snapshots
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.tensors import safetensors
@@ -26,6 +28,7 @@ KIB = 1024
 PATIENCE_S = 60
 
 Asked = list[bytes | None]
+Verify = Callable[[Box], VerifyReport]
 
 
 @pytest.fixture
@@ -72,68 +75,95 @@ def box(tmp_path: Path) -> Box:
     return made
 
 
+@pytest.fixture(params=["listing", "catalog"])
+def verify(request: pytest.FixtureRequest) -> Verify:
+    """Of all there is the footers are read, of some snapshots the catalog is asked."""
+    return Box.verify if request.param == "listing" else by_catalog
+
+
+def by_catalog(box: Box) -> VerifyReport:
+    with open_store(str(box.store)) as store:
+        snapshots = list_snapshots(store)
+        return verify_snapshots(store, snapshots, checksum=True, clock=box.clock)
+
+
+def kinds(box: Box) -> dict[bytes, int]:
+    """Of all chunks that the catalog knows."""
+    with open_store(str(box.store)) as store:
+        return {name: kind for rows in store.index.chunk_ids() for name, kind in rows}
+
+
 def outcome(report: VerifyReport) -> tuple[object, ...]:
     return report.snapshots, report.chunks, report.bad
 
 
 def here(box: Box, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
-    """What is found without any process."""
+    """What is found by the catalog, and without any process."""
     with monkeypatch.context() as patch:
         patch.setattr(checking, "_WORTH_BYTES", 1 << 60)
-        return outcome(box.verify())
+        return outcome(by_catalog(box))
 
 
 def test_processes_find_a_sound_store_sound_and_leave_nothing_to_do_again(
-    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+    box: Box, answers: Asked, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: object) -> list[bytes]:
+    def never(*_: object) -> bool:
         raise AssertionError("looked at once more")
 
     expected = here(box, monkeypatch)
-    monkeypatch.setattr(checking, "_lost", never)
-    report = box.verify()
+    monkeypatch.setattr(checking, "_is_sound_here", never)
+    report = verify(box)
     assert report.ok
     assert outcome(report) == expected
     assert set(answers) == {b""}
 
 
 def test_frames_of_small_files_are_begun_before_all_is_found(
-    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+    box: Box, answers: Asked, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
     left: list[int] = []
     begin, finish = Checker.begin, Checker.finish
 
-    def counting(checker: Checker, place: object, needed: Sequence[object]) -> None:
-        begun.append(len(needed))
-        begin(checker, place, needed)  # type: ignore[arg-type]
+    def chunks_of(task: Task) -> int:
+        with open_store(str(box.store)) as store:
+            return len(task.needed) or len(store.reader.frame(task.place)[0].chunks)
 
-    def last(checker: Checker, frames: checking.Frames) -> None:
-        left.extend(len(needed) for _, needed in frames.values())
-        finish(checker, frames)
+    def counting(checker: Checker, task: Task) -> None:
+        begun.append(chunks_of(task))
+        begin(checker, task)
+
+    def last(checker: Checker, groups: Iterable[list[Task]], count: int) -> None:
+        tasks = [list(group) for group in groups]
+        left.extend(chunks_of(task) for group in tasks for task in group)
+        assert count == len(left)
+        finish(checker, tasks, count)
 
     monkeypatch.setattr(Checker, "begin", counting)
     monkeypatch.setattr(Checker, "finish", last)
-    report = box.verify()
+    report = verify(box)
+    if verify is Box.verify:
+        nodes = [one for one, kind in kinds(box).items() if kind != DATA]
+        left.append(len(nodes))  # read on the way
     assert sum(begun) + sum(left) == report.chunks
     assert sum(begun) >= 1000
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_damage_is_named_alike(
-    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch, seed: int
+    box: Box, answers: Asked, verify: Verify, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     dice = random.Random(seed)
     for pack in packs(box.store):
         for _ in range(dice.randrange(3)):
             flip_byte(pack, dice.randrange(16, pack.stat().st_size - 200))
     expected = here(box, monkeypatch)
-    assert outcome(box.verify()) == expected
+    assert outcome(verify(box)) == expected
     assert answers
 
 
 def test_a_damaged_base_costs_all_that_are_differences_from_it(
-    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+    box: Box, answers: Asked, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = box.read(box.source / "model.safetensors", snapshot=box.snapshots()[-1].id)
     expected = here(box, monkeypatch)
@@ -142,30 +172,30 @@ def test_a_damaged_base_costs_all_that_are_differences_from_it(
         base = bytes(store.reader.chunk(bases[0], kind=DATA))
     assert base in first
     flip_content(box.store, base)
-    report = box.verify()
+    report = verify(box)
     assert outcome(report) == here(box, monkeypatch) != expected
     assert [len(one.damaged) for one in report.snapshots] == [1, 1, 1]
 
 
 def test_a_pack_that_is_gone_is_named_alike(
-    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+    box: Box, answers: Asked, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack_of(box.store, (box.source / "log").read_bytes()).unlink()
-    assert outcome(box.verify()) == here(box, monkeypatch)
-    assert not box.verify().ok
+    assert outcome(verify(box)) == here(box, monkeypatch)
+    assert not verify(box).ok
 
 
-def test_a_catalog_that_lies_is_no_damage(box: Box, answers: Asked) -> None:
+def test_a_catalog_that_lies_is_no_damage(box: Box, answers: Asked, verify: Verify) -> None:
     with open_store(str(box.store), write=True) as store:
         store.index._db.execute("UPDATE chunk SET start_bytes = start_bytes + 1 WHERE kind = 1")
         store.index.commit()
-    assert box.verify().ok
-    assert any(answers)
+    assert verify(box).ok
+    assert any(answers) == (verify is by_catalog)
 
 
 @pytest.mark.parametrize("how", ["die", "vanish"])
 def test_processes_that_end_in_the_middle_change_nothing(
-    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch, how: str
+    box: Box, answers: Asked, verify: Verify, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     expected = here(box, monkeypatch)
     heard = Processes.ask
@@ -178,21 +208,21 @@ def test_processes_that_end_in_the_middle_change_nothing(
 
     monkeypatch.setattr(Processes, "ask", then_killed)
     monkeypatch.setattr(checking, "_BATCH_BYTES", 100 * KIB)
-    assert outcome(box.verify()) == expected
+    assert outcome(verify(box)) == expected
     assert answers[0] == b""
     assert answers[-1] is None
 
 
 def test_a_store_that_fails_meanwhile_is_an_error_and_no_damage(
-    box: Box, answers: Asked, monkeypatch: pytest.MonkeyPatch
+    box: Box, answers: Asked, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish = Checker.finish
 
-    def then_gone(checker: Checker, frames: checking.Frames) -> None:
+    def then_gone(checker: Checker, groups: Iterable[list[Task]], count: int) -> None:
         shutil.move(box.store / "packs", box.store / "elsewhere")
         (box.store / "packs").write_bytes(b"")
-        finish(checker, frames)
+        finish(checker, groups, count)
 
     monkeypatch.setattr(Checker, "finish", then_gone)
     with pytest.raises(StoreError):
-        box.verify()
+        verify(box)
