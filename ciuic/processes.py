@@ -1,8 +1,9 @@
 """Processes that do a share of the work, because the interpreter's lock ends where a process ends.
 
-Each is another interpreter that imports one module and answers requests, bytes to bytes, one after
-another. It changes nothing, and whoever asks is able to do the same himself. So nothing about it is
-an error: what can't be started, is killed, or does not answer is done without.
+The first is another interpreter, which imports one module and then forks the others, so that they
+need not import it again. Each answers requests, bytes to bytes, one after another. It changes
+nothing, and whoever asks is able to do the same himself. So nothing about it is an error: what
+can't be started, is killed, or does not answer is done without.
 
 Not by ``multiprocessing``, which imports the caller's ``__main__`` anew or forks: the caller may be
 a training script with a graphics card and threads of its own.
@@ -16,40 +17,39 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Final
 
 __all__ = ["Processes", "serve"]
 
 _PROCESSES_MAX: Final = 4
+_PATIENCE_S: Final = 1.0
 _LENGTH: Final = struct.Struct("<I")
 _PROGRAM: Final = """\
-import sys
+import os, sys
 sys.path[:] = {path!a}
 from ciuic.processes import serve
-serve({module!a}, {arguments!a})
+serve({module!a}, {arguments!a}, {pipes!a})
+os._exit(0)
 """
 
 
 class Processes:
     """One process for each processor that may be used, four at most; a context manager.
 
-    They are started at once; the first that is asked of each waits until it is ready, which takes a
-    tenth of a second.
+    The first is started at once, and the others by it after ``begin``. Whoever asks first waits for
+    that: a tenth of a second.
 
     Args:
-        module: What they import. Its function ``answering`` is called with the arguments, and
-            returns what turns a request into an answer.
+        module: What they import. Its function ``answering`` is called once with the arguments and
+            with what ``begin`` is given, and returns what turns a request into an answer.
         arguments: See there.
     """
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         count = min(_PROCESSES_MAX, len(os.sched_getaffinity(0)))
-        started = [_start(module, arguments) for _ in range(count if count > 1 else 0)]
-        self._all = [one for one in started if one is not None]
+        self._first, self._all = _start(module, arguments, count) if count > 1 else (None, [])
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
-        for child in self._all:
-            self._idle.put(child)
 
     def __enter__(self) -> "Processes":
         return self
@@ -57,10 +57,29 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def begin(self, last: bytes) -> None:
+        """Tell them the last thing that they have to know; before that nobody answers."""
+        if self._first is None or self._first.stdin is None:
+            return
+        with contextlib.suppress(OSError):
+            _write_message(self._first.stdin, last)
+        for child in self._all:
+            self._idle.put(child)
+
     def close(self) -> None:
         """End them; nobody may be asking any more."""
-        for child in self._all:
-            child.close()
+        for number, child in enumerate(self._all):
+            child.close(kill=number > 0)
+        if self._first is not None:
+            if self._first.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self._first.stdin.close()
+            # Its end is that of the others, whose parent it is: killed, it would leave them to
+            # whoever inherits them.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._first.wait(_PATIENCE_S)
+            self._first.kill()
+            self._first.wait()
 
     def ask(self, request: bytes) -> bytes | None:
         """The answer of one that nobody else asks; may be called from any thread.
@@ -80,74 +99,119 @@ class Processes:
 class _Child:
     """One of the processes. After a failure it is never asked again.
 
+    Args:
+        requests: Where it is asked.
+        answers: Where it answers.
+
     Attributes:
         is_alive: It has not failed.
+        pid: Its number, once it is ready; before that 0.
     """
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
         self.is_alive = True
-        self._is_ready = False  # it has imported what it needs, and tells so by an empty answer
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        self.pid = 0
+        self._requests = requests
+        self._answers = answers
+        self._handle = -1
 
     def ask(self, request: bytes) -> bytes | None:
-        requests = self._process.stdin
-        if requests is None:
-            return None
-        if not self._is_ready:
-            self._is_ready = self._read() == b""
-            if not self._is_ready:
-                return None
         try:
-            _write_message(requests, request)
-        except OSError:
-            self.is_alive = False
-            return None
-        return self._read()
-
-    def _read(self) -> bytes | None:
-        answers = self._process.stdout
-        answer = _read_message(answers) if answers is not None else None
+            if not self.pid:
+                self._get_ready()
+            _write_message(self._requests, request)
+            answer = _read_message(self._answers)
+        except (OSError, ValueError):
+            answer = None
         self.is_alive = answer is not None
         return answer
 
-    def close(self) -> None:
-        """Killed: it has nothing that it could leave half done."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
+    def _get_ready(self) -> None:
+        """Wait until it has imported what it needs, of which it tells by its number."""
+        self.pid = int(_read_message(self._answers) or b"none")
+        with contextlib.suppress(OSError):  # has gone already, or an old system
+            self._handle = os.pidfd_open(self.pid)
+
+    def close(self, *, kill: bool) -> None:
+        """Its requests end; or it is killed, as it has nothing that it could leave half done."""
+        if self._handle >= 0:
+            if kill:
                 with contextlib.suppress(OSError):
-                    pipe.close()
-        self._process.wait()
+                    signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            os.close(self._handle)
+            self._handle = -1
+        for pipe in (self._requests, self._answers):
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
-def _start(module: str, arguments: Sequence[str]) -> _Child | None:
+def _start(
+    module: str, arguments: Sequence[str], count: int
+) -> "tuple[subprocess.Popen[bytes] | None, list[_Child]]":
     """None where no interpreter can be started, or the program that we run in is not one."""
     if not os.path.basename(sys.executable or "").startswith("python"):
-        return None
+        return None, []
     # Last: our own place is on the path as a rule, and must not come before the standard library.
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    program = _PROGRAM.format(path=[*sys.path, home], module=module, arguments=list(arguments))
-    with contextlib.suppress(OSError):
+    with contextlib.ExitStack() as theirs, contextlib.suppress(OSError):
+        children: list[_Child] = []
+        pipes: list[tuple[int, int]] = []
+        for _ in range(count):
+            (their_requests, requests), (answers, their_answers) = os.pipe(), os.pipe()
+            children.append(_Child(os.fdopen(requests, "wb"), os.fdopen(answers, "rb")))
+            pipes.append((their_requests, their_answers))
+            for one in pipes[-1]:
+                theirs.callback(os.close, one)
+        program = _PROGRAM.format(
+            path=[*sys.path, home], module=module, arguments=list(arguments), pipes=pipes
+        )
         # Without what a site adds: its path is handed over, and finding it again takes time.
-        return _Child([sys.executable, "-S", "-E", "-s", "-c", program])
-    return None
+        first = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-s", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[one for pair in pipes for one in pair],
+        )
+        return first, children
+    return None, []
 
 
-def serve(module: str, arguments: Sequence[str]) -> None:
-    """What such a process does until its requests end."""
+def serve(module: str, arguments: Sequence[str], pipes: Sequence[tuple[int, int]]) -> None:
+    """What the first process does until its requests end; it ends last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
     # numpy would start a thread a core for linear algebra, which nobody here does.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    answer = importlib.import_module(module).answering(*arguments)
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    _write_message(answers, b"")
-    while (request := _read_message(requests)) is not None:
-        _write_message(answers, answer(request))
+    answering = importlib.import_module(module).answering
+    last = _read_message(sys.stdin.buffer)
+    if last is None:
+        return
+    answer = answering(*arguments, last)
+    for number in range(1, len(pipes)):
+        # This process has one thread: nothing can be half done in it.
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                try:
+                    _answer_all(answer, pipes, number)
+                finally:
+                    os._exit(0)
+    _answer_all(answer, pipes, 0)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def _answer_all(
+    answer: Callable[[bytes], bytes], pipes: Sequence[tuple[int, int]], number: int
+) -> None:
+    """Answer what comes through one of the pipes. The others are closed: an end is to be seen."""
+    for other, pair in enumerate(pipes):
+        for one in pair if other != number else ():
+            os.close(one)
+    with os.fdopen(pipes[number][0], "rb") as requests, os.fdopen(pipes[number][1], "wb") as out:
+        _write_message(out, str(os.getpid()).encode())
+        while (request := _read_message(requests)) is not None:
+            _write_message(out, answer(request))
 
 
 def _write_message(stream: IO[bytes], message: bytes) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_delta",
+    "get_ready",
     "looks_like_numbers",
 ]
 
@@ -221,6 +222,18 @@ def _difference(
         if best is None or len(stored) < len(best):
             return DELTA, stored
     return None if best is None or len(best) > enough else (SPARSE, best)
+
+
+def get_ready(*, numbers: bool) -> None:
+    """Import now what would be imported by the first payload to be decoded.
+
+    Args:
+        numbers: Payloads of arrays of numbers are among them.
+    """
+    from ciuic.codec import zstd  # noqa: F401 - to be there
+
+    if numbers:
+        from ciuic.codec import planes  # noqa: F401 - likewise
 
 
 def decode(

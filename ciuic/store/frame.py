@@ -5,6 +5,7 @@ to two thirds of what they take one by one, in less than half the time. Byte lay
 docs/format.md, "Frames". This module turns values into bytes and back; it opens no file.
 """
 
+import functools
 import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -251,10 +252,11 @@ def check_chunk(kind: int, name: bytes, plain: bytes | memoryview) -> None:
 
 def holds_its_chunks(frame: Frame, plain: bytes | memoryview) -> bool:
     """Each chunk of a frame's table hashes to its name; ``plain`` is the decoded payload."""
+    identify = data_id if frame.kind == DATA else functools.partial(chunk_id, frame.kind)
     view = memoryview(plain)
     start = 0
     for name, length in frame.chunks:
-        if chunk_id(frame.kind, view[start : start + length]) != name:
+        if identify(view[start : start + length]) != name:
             return False
         start += length
     return start == len(view)

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from ciuic.codec import RAW, ZSTD
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.hashing import ID_BYTES, data_id
 from ciuic.store import layout
@@ -40,6 +41,9 @@ class Listing:
     Args:
         store_path: The store's directory.
         packs: Those to be listed. Once there are half a million chunks, the others are left out.
+
+    Attributes:
+        has_numbers: Some frames hold arrays of numbers.
     """
 
     def __init__(self, store_path: str, packs: Collection[bytes]) -> None:
@@ -51,6 +55,7 @@ class Listing:
         self._headers = bytearray()
         self._data: dict[bytes, int] = {}
         self._nodes: dict[tuple[int, bytes], tuple[int, int, int]] = {}
+        self.has_numbers = False
         self._references: dict[int, bytes] = {}
         deltas: dict[bytes, int] = {}
         left = _CHUNKS_MAX
@@ -71,6 +76,7 @@ class Listing:
             self._offsets.append(offset)
             self._lengths.append(frame.total_bytes)
             self._headers += data_id(header)
+            self.has_numbers |= frame.codec not in {RAW, ZSTD}
             base = number << _NUMBER_SHIFT
             if frame.is_delta:
                 self._references[number] = frame.reference

@@ -429,7 +429,7 @@ def _entries(data: bytes) -> list[Entry]:
             or not _I64_MIN <= one.ctime_ns <= _I64_MAX
             or (one.ino | one.link_dev) >> 64
             or one.rdev & ~_DEVICE_BITS
-            or (one.is_symlink and b"\0" in one.content)
+            or (b"\0" in one.content and one.is_symlink)
             or (one.xattrs and any(b"\0" in name for name, _ in one.xattrs))
         ):
             raise CorruptionError("an entry holds a value that is out of range")

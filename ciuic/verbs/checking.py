@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
+from ciuic.codec import get_ready
 from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.memory import prepare_for_bulk
 from ciuic.processes import Processes
@@ -32,6 +33,7 @@ _WINDOW: Final = 4
 """Batches under way for each worker."""
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 """Asking costs a tenth of a millisecond, as much as a tenth of a MiB."""
+_HAS_NUMBERS: Final = b"numbers"
 _WORTH_BYTES: Final = 64 * 1024 * 1024
 """Of packs: fewer are read before a process is ready."""
 
@@ -117,6 +119,11 @@ class Checker:
         self._pool.shutdown(cancel_futures=True)
         if self._processes is not None:
             self._processes.close()
+
+    def expect(self, *, numbers: bool) -> None:
+        """What is to be checked has numbers in it, or has not: that takes longer to get ready."""
+        if self._processes is not None:
+            self._processes.begin(_HAS_NUMBERS if numbers else b"")
 
     def begin(self, task: Task) -> None:
         """Check a frame that no other one is likely to be a difference from.
@@ -271,9 +278,10 @@ def _decode(request: bytes) -> Iterator[Task]:
         yield Task(place, needed, keep, b"" if needed else header_id)
 
 
-def answering(store_path: str) -> Callable[[bytes], bytes]:
+def answering(store_path: str, expected: bytes) -> Callable[[bytes], bytes]:
     """What a process does: which frames of a batch are not known to be sound."""
     prepare_for_bulk()
+    get_ready(numbers=expected == _HAS_NUMBERS)
     known = _Known()
     reader = StoreReader(store_path, lambda: known, _no_index)
 

@@ -53,6 +53,11 @@ class Listed:
         self._kept_bytes = 0
         self._nodes_met: set[bytes] = set()
 
+    @property
+    def has_numbers(self) -> bool:
+        """Arrays of numbers are among what is listed."""
+        return self._listing.has_numbers
+
     def need(self, names: Sequence[bytes], lengths: dict[bytes, int]) -> Found:
         """Chunks of file content are needed; the length of each that is listed is noted."""
         unlisted, frames, fresh = self._listing.look_up(names, lengths)

@@ -7,6 +7,7 @@ Each damaged path of a snapshot is named once.
 
 import itertools
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -107,6 +108,7 @@ def _verify(
         with Checker(store, sum(packs.values()), progress) as checker:
             # Of some snapshots only, the catalog knows with less reading.
             listed = Listed(store, packs if every else ())
+            checker.expect(numbers=listed.has_numbers or not every)
             survey = _Survey(store, set(), checker, listed)
             found = {one.id: survey.damage(one) for one in chosen}
             groups, count = listed.left()
@@ -248,8 +250,10 @@ class _Survey:
         except (CorruptionError, UnknownFormatError) as error:
             level.failure = f"the directory can't be read: {error.message}"
             return level
-        level.files = [one for one in entries if one.is_file]
-        level.inner = iter([one for one in entries if one.is_directory and one.content])
+        # Not by ``is_file``: a call for each of a million entries.
+        level.files = [one for one in entries if stat.S_IFMT(one.mode) == stat.S_IFREG]
+        if len(level.files) < len(entries):
+            level.inner = iter([one for one in entries if one.is_directory and one.content])
         return level
 
     def _judge(self, entered: list[_Level], left: list[_Level]) -> Iterator[Trouble]:
@@ -336,11 +340,11 @@ class _Survey:
 
     def _look_up(self, kind: int, names: list[bytes]) -> None:
         present = self._present
-        new = [name for name in dict.fromkeys(names) if name not in present]
         if self._listed is not None and self._checker is not None and kind == DATA:
-            new, shared = self._listed.need(new, present)
+            names, shared = self._listed.need(names, present)
             for task in shared:
                 self._checker.begin(task)
+        new = [name for name in dict.fromkeys(names) if name not in present]
         if not new:
             return
         places = self._store.reader.places(new)
