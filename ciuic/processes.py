@@ -153,28 +153,44 @@ def _start(
         return None, []
     # Last: our own place is on the path as a rule, and must not come before the standard library.
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with contextlib.ExitStack() as theirs, contextlib.suppress(OSError):
-        children: list[_Child] = []
-        pipes: list[tuple[int, int]] = []
-        for _ in range(count):
-            (their_requests, requests), (answers, their_answers) = os.pipe(), os.pipe()
-            children.append(_Child(os.fdopen(requests, "wb"), os.fdopen(answers, "rb")))
-            pipes.append((their_requests, their_answers))
-            for one in pipes[-1]:
-                theirs.callback(os.close, one)
-        program = _PROGRAM.format(
-            path=[*sys.path, home], module=module, arguments=list(arguments), pipes=pipes
-        )
-        # Without what a site adds: its path is handed over, and finding it again takes time.
-        first = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-s", "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[one for pair in pipes for one in pair],
-        )
-        return first, children
-    return None, []
+    children: list[_Child] = []
+    pipes: list[tuple[int, int]] = []
+    with contextlib.ExitStack() as theirs:
+        try:
+            for _ in range(count):
+                child, pair = _connected(theirs)
+                children.append(child)
+                pipes.append(pair)
+            program = _PROGRAM.format(
+                path=[*sys.path, home], module=module, arguments=list(arguments), pipes=pipes
+            )
+            # Without what a site adds: its path is handed over, and finding it again takes time.
+            first = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-s", "-c", program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[one for pair in pipes for one in pair],
+            )
+        except OSError:
+            for child in children:
+                child.close(kill=False)
+            return None, []
+    return first, children
+
+
+def _connected(theirs: contextlib.ExitStack) -> tuple[_Child, tuple[int, int]]:
+    """A process to come, and the ends of its pipes that it gets; ``theirs`` closes them here."""
+    their_requests, requests = os.pipe()
+    theirs.callback(os.close, their_requests)
+    ours = os.fdopen(requests, "wb")
+    try:
+        answers, their_answers = os.pipe()
+    except OSError:
+        ours.close()
+        raise
+    theirs.callback(os.close, their_answers)
+    return _Child(ours, os.fdopen(answers, "rb")), (their_requests, their_answers)
 
 
 def serve(module: str, arguments: Sequence[str], pipes: Sequence[tuple[int, int]]) -> None:

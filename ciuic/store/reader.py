@@ -123,6 +123,7 @@ class StoreReader:
         self._lock = threading.RLock()
         self._packs: OrderedDict[bytes, _Pack] = OrderedDict()
         self._frames: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
+        self._mended_frames: set[tuple[bytes, int]] = set()
         self._cached_bytes = 0
 
     def close(self) -> None:
@@ -413,7 +414,8 @@ class StoreReader:
     ) -> bytes | memoryview:
         key = (place.pack, place.offset_bytes)
         with self._lock:
-            plain = self._frames.get(key)
+            # What parity has given back is no answer to whoever asks what the pack itself holds.
+            plain = self._frames.get(key) if heal or key not in self._mended_frames else None
             if plain is not None:
                 self._frames.move_to_end(key)
         if plain is None:
@@ -475,6 +477,7 @@ class StoreReader:
                 raw = mender.read(place.frame_bytes, place.offset_bytes)
                 found = self._decoded(place, raw, heal=True, descent=descent)
             self.healed.add(place.pack)
+            self._mended_frames.add((place.pack, place.offset_bytes))
             return found
         return None
 

@@ -13,6 +13,7 @@ import pytest
 from ciuic.processes import Processes
 
 ANSWERS = "tests.kit.answers"
+LAST = bytes(range(256))
 PATIENCE_S = 60
 
 
@@ -24,6 +25,7 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def processes() -> Iterator[Processes]:
     with Processes(ANSWERS, ["first", "\udcff second\n'\""]) as started:
+        started.begin(LAST)
         yield started
 
 
@@ -67,7 +69,7 @@ def test_each_answers_what_it_was_asked(processes: Processes) -> None:
 
 
 def test_arguments_arrive_whatever_is_in_them(processes: Processes) -> None:
-    assert asked(processes, b"arguments") == b"first\0\xff second\n'\""
+    assert asked(processes, b"arguments") == b"first\0\xff second\n'\"\0" + LAST
 
 
 def test_one_that_dies_of_a_request_is_done_without(processes: Processes) -> None:
@@ -96,8 +98,57 @@ def test_they_end_when_they_are_closed(processes: Processes) -> None:
     assert not [pid for pid in found if is_there(pid)]
 
 
+def test_only_one_imports_what_they_need(processes: Processes) -> None:
+    found = pids(processes)
+    imported_by = {int(asked(processes, b"parent") or 0) for _ in range(8)}
+    assert len(found) == 2
+    assert len(imported_by) == 1
+    assert imported_by < found
+
+
+def test_before_they_know_all_they_need_nobody_answers() -> None:
+    with Processes(ANSWERS, ["first", "second"]) as processes:
+        assert processes.ask(b"anybody") is None
+        processes.begin(LAST)
+        assert processes.ask(b"anybody") == b"anybody"
+
+
+def test_the_first_that_is_killed_leaves_the_others_to_answer(processes: Processes) -> None:
+    found = pids(processes)
+    (first,) = {int(asked(processes, b"parent") or 0)}
+    os.kill(first, signal.SIGKILL)
+    answers = {processes.ask(b"who") for _ in range(8)}
+    assert answers == {None, *[str(one).encode() for one in found - {first}]}
+    processes.close()
+    for _ in until(PATIENCE_S):
+        if not any(is_there(one) for one in found):
+            return
+    pytest.fail("a process outlives the one that it worked for")
+
+
+def test_none_is_left_unburied(processes: Processes) -> None:
+    found = pids(processes)
+    processes.close()
+    assert not [one for one in found if Path(f"/proc/{one}").exists()]
+
+
+def test_one_that_is_stuck_is_not_waited_for(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ciuic.processes._PATIENCE_S", 0.01)
+    found = pids(processes)
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    processes.close()
+    for _ in until(PATIENCE_S):
+        if not any(is_there(one) for one in found):
+            return
+    pytest.fail("a process that was stopped is still there")
+
+
 def test_a_module_that_is_not_there_is_no_failure() -> None:
     with Processes("ciuic.no_such_module", []) as processes:
+        processes.begin(LAST)
         for _ in until(PATIENCE_S):
             assert processes.ask(b"anybody") is None
             if not any(child.is_alive for child in processes._all):
@@ -110,13 +161,15 @@ def test_where_no_interpreter_can_be_started_nobody_answers(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
-    with Processes(ANSWERS, []) as processes:
+    with Processes(ANSWERS, ["first", "second"]) as processes:
+        processes.begin(LAST)
         assert processes.ask(b"anybody") is None
 
 
 def test_a_single_processor_is_left_to_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    with Processes(ANSWERS, []) as processes:
+    with Processes(ANSWERS, ["first", "second"]) as processes:
+        processes.begin(LAST)
         assert processes._all == []
         assert processes.ask(b"anybody") is None
 
@@ -126,7 +179,8 @@ def test_they_end_with_a_parent_that_is_killed() -> None:
         "import os, sys, time\n"
         "os.sched_getaffinity = lambda _: {0, 1}\n"
         "from ciuic.processes import Processes\n"
-        f"processes = Processes({ANSWERS!r}, [])\n"
+        f"processes = Processes({ANSWERS!r}, ['first', 'second'])\n"
+        "processes.begin(b'')\n"
         "found = set()\n"
         "while len(found) < 2:\n"
         "    found.add(processes.ask(b'who') or b'')\n"
