@@ -178,6 +178,8 @@ class Checker:
 
     def _submit(self) -> None:
         batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        # The disk begins while those before it are decoded.
+        self._store.reader.expect([task.place for task in batch])
         self._under_way.append(self._pool.submit(_check_batch, self._store, self._processes, batch))
         if len(self._under_way) >= self._window:
             self._settle()

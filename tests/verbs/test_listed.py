@@ -94,6 +94,23 @@ def test_the_catalog_is_not_asked_where_all_is_listed(
     assert asked == []
 
 
+def test_the_disk_is_told_what_will_be_read(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+
+    def heard(_fd: int, offset: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        told.append((offset, length))
+
+    monkeypatch.setattr(os, "posix_fadvise", heard)
+    report = box.verify()
+    large = place_of(box.store, (box.source / "one").read_bytes())
+    assert any(
+        begin <= large.offset_bytes and large.offset_bytes + large.frame_bytes <= begin + length
+        for begin, length in told
+    )
+    assert sum(length for _, length in told) > report.read_bytes * 0.9
+
+
 def test_of_some_snapshots_no_footer_is_read(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "read_footer", lambda *_: pytest.fail("a footer was read"))
     assert by_catalog(box).ok
