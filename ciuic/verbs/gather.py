@@ -126,8 +126,10 @@ class _Directory:
         self._builder = builder
         self._old = old
         self._old_next: Entry | None = None
-        self._queue: deque[tuple[Entry, _Ticket | None]] = deque()
+        self._queue: deque[tuple[Entry, _Ticket | None, int | None]] = deque()
         self.walked = False
+        self.vanished = 0
+        self.grown_bytes = 0
 
     def leave(self) -> bytes:
         """All names have been visited; what only that needed is given up. Returns the path."""
@@ -137,8 +139,9 @@ class _Directory:
         self.walked = True
         return path
 
-    def append(self, entry: Entry, ticket: _Ticket | None) -> None:
-        self._queue.append((entry, ticket))
+    def append(self, entry: Entry, ticket: _Ticket | None, listed_bytes: int | None) -> None:
+        """Take an entry in; ``listed_bytes`` is what a file was counted with, None: it was not."""
+        self._queue.append((entry, ticket, listed_bytes))
 
     def old_entry(self, name: bytes) -> Entry | None:
         """The parent snapshot's entry of this name; names must be asked for in order."""
@@ -158,11 +161,15 @@ class _Directory:
         """Move what is ready into the tree; returns how many entries moved."""
         moved = 0
         while self._queue:
-            entry, ticket = self._queue[0]
+            entry, ticket, listed_bytes = self._queue[0]
             if ticket is not None and not ticket.ready(wait=wait):
                 break
             if entry.mode != GONE_MODE:
                 self._builder.add(entry)
+            if listed_bytes is not None:
+                self.vanished += entry.mode == GONE_MODE
+                kept_bytes = 0 if entry.mode == GONE_MODE else entry.size_bytes
+                self.grown_bytes += kept_bytes - listed_bytes
             self._queue.popleft()
             moved += 1
         if self.walked and not self._queue and not self.ticket.done:
@@ -337,7 +344,7 @@ class Gatherer:
         """Finish directories whose content is all there, children before parents."""
         while self._closing:
             first = self._closing[0]
-            self._waiting -= first.advance(wait=wait)
+            self._advance(first, wait=wait)
             if not first.ticket.done:
                 return
             self._closing.popleft()
@@ -356,8 +363,8 @@ class Gatherer:
         self._drain(wait=True)
         for directory in self._stack:
             if directory is not top:
-                self._waiting -= directory.advance(wait=False)
-        self._waiting -= top.advance(wait=True)
+                self._advance(directory, wait=False)
+        self._advance(top, wait=True)
 
     def _visit(self, parent: _Directory, name: bytes) -> None:
         try:
@@ -391,9 +398,22 @@ class Gatherer:
             entry = Entry(name, stat.S_IFREG, 0, 0, 0, 0, 0, state=UNREADABLE)
             self._append(parent, entry, None)
 
-    def _append(self, parent: _Directory, entry: Entry, ticket: _Ticket | None) -> None:
-        parent.append(entry, ticket)
+    def _append(
+        self,
+        parent: _Directory,
+        entry: Entry,
+        ticket: _Ticket | None,
+        listed_bytes: int | None = None,
+    ) -> None:
+        parent.append(entry, ticket, listed_bytes)
         self._waiting += 1
+
+    def _advance(self, directory: _Directory, *, wait: bool) -> None:
+        """Move what is ready into its tree; from then on it counts with what was captured of it."""
+        self._waiting -= directory.advance(wait=wait)
+        self.files -= directory.vanished
+        self.logical_bytes += directory.grown_bytes
+        directory.vanished = directory.grown_bytes = 0
 
     def _visit_file(
         self, parent: _Directory, name: bytes, status: os.stat_result, old: Entry | None
@@ -412,7 +432,8 @@ class Gatherer:
             entry = Entry(name, status.st_mode, 0, 0, 0, 0, status.st_ino, link_dev=link_dev)
             wanted = self._captured(self._wanted(parent, entry, status), old, parent.view)
             ticket = self._read(self._with_earlier(parent, wanted))
-        self._append(parent, entry, ticket)
+        # What has other names may be gone under this one and there under those.
+        self._append(parent, entry, ticket, status.st_size if status.st_nlink == 1 else None)
         if status.st_nlink > 1:
             self._links[status.st_dev, status.st_ino] = (entry, ticket, status.st_nlink - 1)
 

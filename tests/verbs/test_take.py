@@ -568,6 +568,7 @@ def test_a_file_that_vanishes_before_it_is_read_is_named_and_left_out(live_box: 
     assert report.trouble[0].path == os.fsencode(victim)
     assert "vanished" in report.trouble[0].what
     assert os.fsencode(victim) not in live_box.entries()
+    assert (report.files, report.logical_bytes) == (1, 5)
     assert live_box.read(live_box.source / "b other") == b"stays"
     assert live_box.verify().ok
 
@@ -589,6 +590,7 @@ def test_another_name_of_a_file_survives_when_the_first_one_vanishes(live_box: B
     entries = live_box.entries()
     assert os.fsencode(live_box.source / "b") in entries, report.trouble
     assert live_box.read(live_box.source / "b") == b"shared"
+    assert report.logical_bytes == len(b"shared") + len(b"other")
 
 
 @pytest.mark.parametrize("size", [100, 300_000, 6 * MIB])
@@ -610,6 +612,7 @@ def test_a_file_that_changes_once_while_it_is_read_is_read_again(
     report = live_box.take(cancelled=Hook(when, change))
     assert report.trouble_count == 0, report.trouble
     assert live_box.read(victim) == victim.read_bytes()
+    assert (report.files, report.logical_bytes) == (2, victim.stat().st_size)
     assert live_box.take().read_bytes <= victim.stat().st_size
     assert live_box.verify().ok
 
