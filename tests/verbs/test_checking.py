@@ -84,7 +84,7 @@ def verify(request: pytest.FixtureRequest) -> Verify:
 def by_catalog(box: Box) -> VerifyReport:
     with open_store(str(box.store)) as store:
         snapshots = list_snapshots(store)
-        return verify_snapshots(store, snapshots, checksum=True, clock=box.clock)
+        return verify_snapshots(store, snapshots, {}, checksum=True, clock=box.clock)
 
 
 def kinds(box: Box) -> dict[bytes, int]:

@@ -45,7 +45,7 @@ def box(tmp_path: Path) -> Box:
 def by_catalog(box: Box) -> VerifyReport:
     with open_store(str(box.store)) as store:
         snapshots = list_snapshots(store)
-        return verify_snapshots(store, snapshots, checksum=True, clock=box.clock)
+        return verify_snapshots(store, snapshots, {}, checksum=True, clock=box.clock)
 
 
 def outcome(report: VerifyReport) -> tuple[object, ...]:
