@@ -266,9 +266,12 @@ def _connect(store_path: str, wait_s: float) -> socket.socket | None:
             f"the daemon of {store_path} may not be spoken to: permission denied",
             hint="Run ciuic as root, or as the user the daemon runs as.",
         ) from error
-    except OSError as error:
+    except TimeoutError as error:
         connection.close()
         raise _silent(store_path) from error
+    except OSError as error:
+        connection.close()
+        raise StoreError(f"the daemon of {store_path} can't be asked: {error.strerror}") from error
     return connection
 
 

@@ -1,6 +1,7 @@
 """The control socket: its messages, its server against hostile clients, its client against
 hostile servers."""
 
+import errno
 import json
 import os
 import socket
@@ -407,3 +408,13 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
         listener.listen()
         with pytest.raises(StoreError, match="does not answer"):
             request_status(str(tmp_path))
+
+
+def test_a_disk_that_fails_is_no_daemon_that_is_silent(tmp_path, monkeypatch):
+    def broken(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "open", broken)
+    store = tmp_path / ("long" * 40)
+    with pytest.raises(StoreError, match="can't be asked: Input/output error"):
+        request_status(str(store))
