@@ -141,12 +141,14 @@ def _inverse(matrix: bytes, count: int) -> bytes:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def _library() -> ctypes.PyDLL:
     """ISA-L: the one in pyeclib's wheel; a pyeclib that was built here uses the system's."""
     packages = os.path.dirname(os.path.dirname(pyeclib.__file__))
     for place in (os.path.join(packages, _CARRIED), _SYSTEM):
         try:
-            return ctypes.CDLL(place)
+            # A call takes some 30 us. To give up the interpreter's lock for it, and wait to have
+            # it back, takes whoever writes packs longer.
+            return ctypes.PyDLL(place)
         except OSError:
             continue
     raise ParityUnavailableError(

@@ -410,7 +410,7 @@ def no_library(monkeypatch):
 
     def take_away():
         forget()
-        monkeypatch.setattr(galois.ctypes, "CDLL", missing)
+        monkeypatch.setattr(galois.ctypes, "PyDLL", missing)
 
     def forget():
         galois._library.cache_clear()

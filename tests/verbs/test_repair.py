@@ -205,7 +205,7 @@ def test_restore_and_cat_need_no_repair(patient):
 @contextlib.contextmanager
 def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine without ISA-L."""
-    real = galois.ctypes.CDLL
+    real = galois.ctypes.PyDLL
 
     def missing(place: str | None, **options: bool) -> object:
         if place is None:
@@ -214,7 +214,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for one in (galois._library, coder_for):
         one.cache_clear()
-    monkeypatch.setattr(galois.ctypes, "CDLL", missing)
+    monkeypatch.setattr(galois.ctypes, "PyDLL", missing)
     try:
         yield
     finally:
