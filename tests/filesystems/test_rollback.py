@@ -248,7 +248,7 @@ def test_a_full_file_system_ends_a_rollback_with_files_old_or_new(
     )
     assert outcome.code in {0, 1}
     if outcome.code == 1:
-        assert "Make room" in outcome.document["error"]["hint"]
+        assert "make room" in outcome.document["error"]["hint"]
     assert_old_or_new(box.source, old, new)
     (mounted.path / "ballast").unlink()
     roll_back(box)
