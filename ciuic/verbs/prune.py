@@ -323,6 +323,8 @@ def _run(
     else:
         if plan.expired or plan.removed or plan.rewritten or plan.orphans:
             store.begin_prune()
+        # Before anything is written: the pack that a killed prune left parity of may come again.
+        remove_parity(store.path, plan.orphans)
         with Removals(store.path) as removals:
             removals.begin_with(functools.partial(_expire, store, plan))
             rewriter = rewriter_of(removals, dead)
@@ -369,7 +371,6 @@ def _expire(store: Store, plan: PrunePlan) -> None:
     store.empty_trash(plan.expired)
     for name in store.lone_copies():
         store.drop_copy(name)
-    remove_parity(store.path, plan.orphans)
 
 
 def _remove(
