@@ -1,19 +1,19 @@
-"""Which snapshots exist, and finding one by ID, prefix, ``latest``, ``latest-valid`` or time.
+"""Lists snapshots, and finds one by ID, prefix, ``latest``, ``latest-valid`` or time.
 
-A snapshot exists if its manifest's file does. The catalog database only saves reading a
-thousand small files to print a list: a row counts as long as its file is as it was.
+A snapshot exists if its manifest's file does. The chunk index has a copy of what manifests say, so
+that a list need not read a thousand small files: a row counts while its file has not changed.
 """
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from ciuic.clock import from_local_text, local_time_text
+from ciuic.documents import Document
 from ciuic.errors import (
     CorruptionError,
     SnapshotNotFoundError,
@@ -22,14 +22,21 @@ from ciuic.errors import (
     UnknownFormatError,
     UsageError,
 )
+from ciuic.ids import SnapshotId, matching_ids
 from ciuic.model import SnapshotSummary, newest_first
-from ciuic.store import Store
-from ciuic.store.index import IndexDamagedError
-from ciuic.store.manifest import decode_manifest
+from ciuic.store.index.database import IndexDamagedError
+from ciuic.store.records.manifest import decode_manifest
+from ciuic.store.store import Store
+from ciuic.system.clock import from_local_text, local_time_text
+from ciuic.units import counted
 
 __all__ = [
+    "HOW_TO_TAKE",
     "LATEST",
-    "chain_lengths",
+    "SnapshotChain",
+    "ambiguous",
+    "check_tags",
+    "damaged_before",
     "damaged_manifests",
     "damaged_since",
     "find_snapshot",
@@ -37,111 +44,189 @@ __all__ = [
     "list_snapshots",
     "lost_manifest",
     "lost_snapshots",
+    "passed_over",
     "remember",
+    "snapshot_chains",
 ]
+
+_TAG_MAX: Final = 64
+_CANDIDATES_SHOWN: Final = 5
 
 LATEST: Final = "latest"
 LATEST_VALID: Final = "latest-valid"
-_Rows = Mapping[str, tuple[int, int, bytes]]
+HOW_TO_TAKE: Final = (
+    "Take one with 'ciuic snapshot'; without a configuration, with"
+    " 'ciuic --store DIR snapshot PATH'."
+)
+"""The hint for a store without snapshots."""
+_Rows = Mapping[SnapshotId, tuple[int, int, bytes]]
 _PREFIX: Final = re.compile(r"(?:cs-)?[0-9a-f]+")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SnapshotSummary)
 
 
 def list_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Every committed snapshot whose manifest can be read, newest first by the time taken."""
+    """Return every snapshot whose manifest can be read; those taken last come first."""
     return _survey(store, _recorded(store))[0]
 
 
-def damaged_manifests(store: Store) -> dict[str, str]:
-    """Snapshots whose manifest is damaged or gone, and what is wrong with it."""
+def damaged_manifests(store: Store) -> dict[SnapshotId, str]:
+    """Return what is wrong with each manifest that is damaged or gone, by its snapshot."""
     recorded = _recorded(store)
     damaged = _survey(store, recorded)[1]
-    for name in _lost(store, recorded):
-        damaged[name] = f"its file is gone; {_what_helps(store, name)}"
+    for snapshot_id in _lost(store, recorded):
+        damaged[snapshot_id] = f"its file is gone; {_remedy(store, snapshot_id)}"
     return damaged
 
 
-def damaged_since(store: Store, latest: SnapshotSummary) -> dict[str, str]:
-    """Those of ``damaged_manifests`` that are newer than the newest that can be read.
+def damaged_since(store: Store, latest: SnapshotSummary) -> dict[SnapshotId, str]:
+    """Return the damaged manifests that are newer than the newest readable snapshot.
 
-    When they were taken the catalog or a copy says; if neither does, when the damaged file was
-    written.
+    The time comes from the chunk index or a copy of the manifest; if neither has it, from the time
+    of modification of the damaged file.
     """
     damaged = damaged_manifests(store)
     if not damaged:
         return {}
-    recorded = _recorded(store)
-    known = [_last_known(store, recorded, name) for name in damaged]
+    known = _known_of(store, damaged)
     snapshots = list_snapshots(store)
-    order = newest_first([*snapshots, *[one for one in known if one is not None]])
-    newer = {one.id for one in takewhile(lambda one: one.id != latest.id, order)}
-    unknown = damaged.keys() - {one.id for one in known if one is not None}
-    unknown -= {one.parent for one in snapshots}  # it was there before its child
-    newer |= {name for name in unknown if store.manifest_written_ns(name) > latest.taken_ns}
-    return {name: what for name, what in damaged.items() if name in newer}
+    order = newest_first([*snapshots, *known.values()])
+    newer = {summary.id for summary in takewhile(lambda summary: summary.id != latest.id, order)}
+    unknown = damaged.keys() - known.keys()
+    unknown -= {summary.parent for summary in snapshots}  # a parent is older than its child
+    newer |= {
+        snapshot_id
+        for snapshot_id in unknown
+        if store.manifests.written_ns(snapshot_id) > latest.taken_ns
+    }
+    return {snapshot_id: what for snapshot_id, what in damaged.items() if snapshot_id in newer}
 
 
-def lost_snapshots(store: Store) -> list[str]:
-    """Snapshots that nobody has forgotten, and whose manifest is gone.
+def passed_over(store: Store, text: str, found: SnapshotSummary) -> dict[SnapshotId, str]:
+    """Return the damaged manifests that ``text`` may mean instead of what ``find_snapshot`` found.
 
-    Copies of manifests tell of them, damaged ones that a repair has set aside, and the catalog.
-    What they need must stay: the file may be put back.
+    An ID means one snapshot, and ``latest-valid`` no damaged one, so the result is empty for them.
+    """
+    if text == LATEST:
+        return damaged_since(store, found)
+    until_ns = None if _PREFIX.fullmatch(text) else from_local_text(text)
+    if until_ns is None:
+        return {}
+    damaged = damaged_manifests(store)
+    known = _known_of(store, damaged)
+    snapshots = list_snapshots(store) if damaged else []
+    parents = {summary.parent for summary in snapshots if summary.taken_ns <= found.taken_ns}
+
+    def may_be_meant(snapshot_id: SnapshotId) -> bool:
+        if snapshot_id in known:
+            taken_ns = known[snapshot_id].taken_ns
+            return (found.taken_ns, found.id) < (taken_ns, snapshot_id) and taken_ns <= until_ns
+        is_newer = store.manifests.written_ns(snapshot_id) > found.taken_ns
+        return snapshot_id not in parents and is_newer
+
+    return {snapshot_id: what for snapshot_id, what in damaged.items() if may_be_meant(snapshot_id)}
+
+
+def damaged_before(store: Store, later: SnapshotSummary) -> dict[SnapshotId, str]:
+    """Return the damaged manifests that are not known to be newer than another snapshot."""
+    damaged = damaged_manifests(store)
+    known = _known_of(store, damaged)
+    end = (later.taken_ns, later.id)
+    newer = {
+        snapshot_id
+        for snapshot_id, summary in known.items()
+        if (summary.taken_ns, snapshot_id) >= end
+    }
+    left_out = newer | {later.id}
+    return {
+        snapshot_id: what for snapshot_id, what in damaged.items() if snapshot_id not in left_out
+    }
+
+
+def lost_snapshots(store: Store) -> list[SnapshotId]:
+    """Return the snapshots that were not forgotten and whose manifest is gone.
+
+    They are known from copies of manifests, from damaged manifests that a repair has set aside, and
+    from the chunk index. Their chunks must stay, because the file may be put back.
     """
     return _lost(store, _recorded(store))
 
 
-def lost_manifest(store: Store, snapshot_id: str) -> CorruptionError:
-    """That a manifest is gone, and what can be done about it."""
-    helps = _what_helps(store, snapshot_id)
+def lost_manifest(store: Store, snapshot_id: SnapshotId) -> CorruptionError:
+    """Return the error for a manifest that is gone, with the remedy as its hint."""
+    remedy = _remedy(store, snapshot_id)
     return CorruptionError(
-        f"the manifest of {snapshot_id} is gone", hint=f"{helps[0].upper()}{helps[1:]}."
+        f"the manifest of {snapshot_id} is gone", hint=f"{remedy[0].upper()}{remedy[1:]}."
     )
 
 
 def latest_snapshot(store: Store) -> SnapshotSummary | None:
-    """The snapshot that was committed last; None in a store without any."""
+    """Return the snapshot that was committed last; None in a store without snapshots."""
     return next(iter(newest_first(list_snapshots(store))), None)
 
 
-def chain_lengths(snapshots: Iterable[SnapshotSummary]) -> dict[str, int]:
-    """How many snapshots lie between each one and its base; 0 for a base.
+class SnapshotChain(NamedTuple):
+    """The number of snapshots since the last full snapshot.
 
-    Where a parent was forgotten the count ends: what is left of the chain is counted.
+    Attributes:
+        length: 0 for a full snapshot.
+        is_known: The full snapshot is listed. If not, because a parent was forgotten or can't be
+            read, the length is a lower bound.
     """
-    known = {one.id: one for one in snapshots}
-    found: dict[str, int] = {}
-    for one in sorted(known.values(), key=lambda one: (one.taken_ns, one.id)):
-        is_alone = one.kind == "base" or one.parent not in known
-        found[one.id] = 0 if is_alone else found.get(one.parent or "", 0) + 1
+
+    length: int
+    is_known: bool
+
+    def __str__(self) -> str:
+        return f"{self.length:,}{'' if self.is_known else '+'}"
+
+    def as_json(self) -> Document:
+        """Return its fields in the documents of ``ciuic list`` and ``show``."""
+        return {"chain_length": self.length, "chain_complete": self.is_known}
+
+
+def snapshot_chains(snapshots: Iterable[SnapshotSummary]) -> dict[SnapshotId, SnapshotChain]:
+    """Return the chain of each snapshot."""
+    found: dict[SnapshotId, SnapshotChain] = {}
+    unknown = SnapshotChain(0, is_known=False)
+    for summary in reversed(newest_first(snapshots)):  # parents first, whatever the clock said
+        if summary.kind == "base":
+            found[summary.id] = SnapshotChain(0, is_known=True)
+        else:
+            before = found.get(summary.parent or SnapshotId(""), unknown)
+            found[summary.id] = SnapshotChain(before.length + 1, before.is_known)
     return found
 
 
-def find_snapshot(store: Store, text: str) -> SnapshotSummary:
-    """The snapshot that ``text`` means: an ID, a prefix of one, ``latest``, or a time.
+def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> SnapshotSummary:
+    """Return the snapshot that ``text`` means: an ID, a prefix of an ID, ``latest``, or a time.
 
-    A time means the newest snapshot that is not after it. ``latest`` is the one that was committed
-    last, which is another one where the clock was set back since; ``latest-valid`` the last one
-    that can be restored whole, as far as is known without reading its files' content.
+    A time means the newest snapshot that is not after it. ``latest`` is the snapshot that was
+    committed last, which is not the newest by time if the clock was set back. ``latest-valid`` is
+    the last snapshot that can be restored in full, as far as is known without reading file content.
+
+    Args:
+        store: The open store.
+        text: What the user typed.
+        holding: Paths. ``latest``, ``latest-valid`` and a time mean the newest snapshot whose roots
+            hold all of them; if none does, they mean what they mean without paths.
 
     Raises:
         UsageError: ``text`` can't mean a snapshot.
-        SnapshotNotFoundError: None answers to it, or more than one.
-        CorruptionError: It is there and its manifest is damaged.
+        SnapshotNotFoundError: No snapshot matches, or more than one.
+        CorruptionError: The snapshot's manifest is damaged.
     """
     if _PREFIX.fullmatch(text):
         return _by_prefix(store, text)
-    snapshots = list_snapshots(store)
+    snapshots = _holding(list_snapshots(store), holding)
     if text in {LATEST, LATEST_VALID}:
         if not snapshots:
-            for name, what in damaged_manifests(store).items():
+            for snapshot_id, what in damaged_manifests(store).items():
                 raise CorruptionError(
-                    f"no snapshot of the store can be read: {name}: {what}",
-                    hint="'ciuic repair' shows what can be mended.",
+                    f"no snapshot of the store can be read: {snapshot_id}: {what}",
+                    hint="Run 'ciuic repair --apply': it takes manifests from their copies.",
                 )
-            raise SnapshotNotFoundError(
-                "the store has no snapshot yet", hint="Take one with 'ciuic snapshot'."
-            )
+            raise SnapshotNotFoundError("the store has no snapshot yet", hint=HOW_TO_TAKE)
         snapshots = newest_first(snapshots)
         return snapshots[0] if text == LATEST else _latest_valid(store, snapshots)
     until_ns = from_local_text(text)
@@ -154,107 +239,174 @@ def find_snapshot(store: Store, text: str) -> SnapshotSummary:
     for snapshot in snapshots:
         if snapshot.taken_ns <= until_ns:
             return snapshot
-    oldest = f"; the oldest is of {local_time_text(snapshots[-1].taken_ns)}" if snapshots else ""
-    raise SnapshotNotFoundError(f"no snapshot was taken by {text}{oldest}")
+    oldest = f"; the oldest is from {local_time_text(snapshots[-1].taken_ns)}" if snapshots else ""
+    raise SnapshotNotFoundError(f"no snapshot was taken at or before {text}{oldest}")
 
 
-def remember(store: Store, summary: SnapshotSummary) -> None:
-    """Copy a committed snapshot's summary into the catalog, so that a list is one query."""
-    status = store.snapshot_files().get(summary.id)
-    if status is None:
-        return
-    # The snapshot exists already; a full disk must not turn it into a failure now.
-    with contextlib.suppress(StoreError):
-        _put(store, summary, status)
-        store.index.commit()
+def remember(store: Store, summary: SnapshotSummary) -> StoreError | None:
+    """Copy a committed snapshot's summary into the chunk index, so that a list is one query.
+
+    Returns:
+        The error, if it failed. It is not raised, because the snapshot exists already. The next
+        list reads the manifest instead.
+    """
+    try:
+        status = store.manifests.files().get(summary.id)
+        if status is not None:
+            _put(store, summary, status)
+            store.index.commit()
+    except StoreError as error:
+        return error
+    return None
+
+
+def _holding(snapshots: list[SnapshotSummary], paths: Sequence[bytes]) -> list[SnapshotSummary]:
+    """Return the snapshots whose roots hold all paths; all snapshots if none does."""
+    found = [
+        snapshot
+        for snapshot in snapshots
+        if all(any(_is_within(path, root) for root in snapshot.roots) for path in paths)
+    ]
+    return found or snapshots
+
+
+def _is_within(path: bytes, root: bytes) -> bool:
+    return path == root or path.startswith(root.rstrip(b"/") + b"/")
 
 
 def _latest_valid(store: Store, snapshots: list[SnapshotSummary]) -> SnapshotSummary:
-    # Here, as nothing else that looks for a snapshot reads trees.
-    from ciuic.store.survey import Survey, known_lost
+    # Imported here because only this case reads trees.
+    from ciuic.view.damage import DamageSurvey, known_lost
 
-    survey = Survey(store, known_lost(store))
+    survey = DamageSurvey(store, known_lost(store))
     for snapshot in snapshots:
         if survey.is_sound(snapshot.id):
             return snapshot
-    what = "the only snapshot" if len(snapshots) == 1 else f"each of the {len(snapshots)} snapshots"
+    what = (
+        "the only snapshot"
+        if len(snapshots) == 1
+        else f"each of the {counted(len(snapshots), 'snapshot')}"
+    )
     raise CorruptionError(
         f"{what} is damaged",
-        hint="'ciuic verify --all' names what is lost of each; 'ciuic restore' puts back the rest.",
+        hint="'ciuic verify --all' names the damaged paths; 'ciuic restore' restores the others.",
     )
 
 
 def _by_prefix(store: Store, text: str) -> SnapshotSummary:
+    found = matching_ids(text, store.manifests.ids())
+    if len(found) == 1:
+        return store.manifest(found[0]).summary
+    if found:
+        raise ambiguous(text, {found: _time_of(store, found) for found in found})
     wanted = text if text.startswith("cs-") else f"cs-{text}"
-    names = sorted(name for name in store.snapshot_files() if name.startswith(wanted))
-    if wanted in names:
-        names = [wanted]
-    if not names:
-        lost = [name for name in lost_snapshots(store) if name.startswith(wanted)]
-        if lost:
-            raise lost_manifest(store, lost[0])
-        forgotten = [name for name in store.trashed_ids() if name.startswith(wanted)]
-        if len(forgotten) == 1:
-            raise SnapshotNotFoundError(
-                f"{forgotten[0]} was forgotten",
-                hint=f"'ciuic forget --undo {forgotten[0]}' brings it back.",
-            )
-        raise SnapshotNotFoundError(f"there is no snapshot {wanted}")
-    if len(names) > 1:
-        some = ", ".join(names[:5])
+    for snapshot_id in matching_ids(text, lost_snapshots(store)):
+        raise lost_manifest(store, snapshot_id)
+    forgotten = matching_ids(text, store.trash.ids())
+    if len(forgotten) == 1:
         raise SnapshotNotFoundError(
-            f"{wanted} is ambiguous: {some}", hint="Give more digits of the ID."
+            f"{forgotten[0]} was forgotten",
+            hint=f"'ciuic forget --undo {forgotten[0]}' brings it back.",
         )
-    return store.manifest(names[0]).summary
+    raise SnapshotNotFoundError(f"there is no snapshot {wanted}")
 
 
-def _lost(store: Store, recorded: _Rows) -> list[str]:
-    remembered = store.remembered_ids()
-    missed = store.unaccounted_for({*remembered, *recorded})
-    # What another process brings back meanwhile is gone only at the first look.
-    missed = store.unaccounted_for(missed) if missed else missed
-    return sorted([one for one in missed if one in remembered or _is_of(recorded[one][2], one)])
+def ambiguous(
+    text: str, taken_ns: Mapping[SnapshotId, int | None], where: str = ""
+) -> SnapshotNotFoundError:
+    """Return the error for a prefix that several snapshots have, with the times of the newest.
+
+    Args:
+        text: The prefix.
+        taken_ns: When each of the snapshots was taken; None if its manifest can't be read.
+        where: The place of the snapshots, if they are not listed.
+    """
+    newest = sorted(taken_ns.items(), key=lambda found: found[1] or 0, reverse=True)
+    some = [
+        f"{snapshot_id} from {'an unknown time' if when is None else local_time_text(when)}"
+        for snapshot_id, when in newest[:_CANDIDATES_SHOWN]
+    ]
+    if len(newest) > len(some):
+        some.append(f"{len(newest) - len(some):,} more")
+    prefix = text if text.startswith("cs-") else f"cs-{text}"
+    count = counted(len(newest), "snapshot")
+    return SnapshotNotFoundError(
+        f"{prefix} is ambiguous{where}: the IDs of {count} begin with it: {', '.join(some)}",
+        hint="Give more digits of the ID.",
+    )
 
 
-def _last_known(store: Store, recorded: _Rows, snapshot_id: str) -> SnapshotSummary | None:
-    """What a manifest said before it was damaged, if anybody remembers."""
+def _time_of(store: Store, snapshot_id: SnapshotId) -> int | None:
+    try:
+        return store.manifest(snapshot_id).summary.taken_ns
+    except StoreError:
+        return None
+
+
+def _lost(store: Store, recorded: _Rows) -> list[SnapshotId]:
+    remembered = store.manifests.remembered_ids()
+    missed = store.trash.find_missing({*remembered, *recorded})
+    # Look twice: another process may have brought a snapshot back between two listings.
+    missed = store.trash.find_missing(missed) if missed else missed
+    return sorted(
+        [
+            snapshot_id
+            for snapshot_id in missed
+            if snapshot_id in remembered or _is_row_of(recorded[snapshot_id][2], snapshot_id)
+        ]
+    )
+
+
+def _known_of(
+    store: Store, snapshot_ids: Iterable[SnapshotId]
+) -> dict[SnapshotId, SnapshotSummary]:
+    """Return the summaries of damaged manifests, as far as the chunk index or a copy has them."""
+    recorded = _recorded(store)
+    found = {snapshot_id: _last_known(store, recorded, snapshot_id) for snapshot_id in snapshot_ids}
+    return {snapshot_id: summary for snapshot_id, summary in found.items() if summary is not None}
+
+
+def _last_known(store: Store, recorded: _Rows, snapshot_id: SnapshotId) -> SnapshotSummary | None:
+    """Return the summary of a damaged manifest from the chunk index or its copy; else None."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, KeyError):
         summary = _decoder.decode(recorded[snapshot_id][2])
         if summary.id == snapshot_id:
             return summary
-    copy = store.manifest_copy(snapshot_id)
+    copy = store.manifests.copies.read(snapshot_id)
     return None if copy is None else decode_manifest(copy, snapshot_id).summary
 
 
-def _what_helps(store: Store, snapshot_id: str) -> str:
-    if store.manifest_copy(snapshot_id) is not None:
+def _remedy(store: Store, snapshot_id: SnapshotId) -> str:
+    if store.manifests.copies.read(snapshot_id) is not None:
         return "'ciuic repair --apply' puts it back from its copy"
     return (
-        f"put snapshots/{snapshot_id}.json back from a copy of the store, or give the snapshot up"
+        f"put snapshots/{snapshot_id}.json back from a copy of the store, or abandon the snapshot"
         f" with 'ciuic forget {snapshot_id}'"
     )
 
 
-def _is_of(row: bytes, snapshot_id: str) -> bool:
-    """A row of the catalog is a snapshot's: one that has rotten must not invent another."""
+def _is_row_of(row: bytes, snapshot_id: SnapshotId) -> bool:
+    """Return whether a row describes this snapshot: a damaged row must not invent another one."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
         return _decoder.decode(row).id == snapshot_id
     return False
 
 
-def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[str, str]]:
+def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[SnapshotId, str]]:
     found, fresh, damaged = [], [], {}
-    listed = store.snapshot_files()
-    for name, status in listed.items():
-        row = recorded.get(name)
+    listed = store.manifests.files()
+    for snapshot_id, status in listed.items():
+        row = recorded.get(snapshot_id)
         if row and status and row[:2] == (status.st_size, status.st_mtime_ns):
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                found.append(_decoder.decode(row[2]))
-                continue
+                summary = _decoder.decode(row[2])
+                if summary.host:  # an older version did not copy the host
+                    found.append(summary)
+                    continue
         try:
-            summary = store.manifest(name).summary
+            summary = store.manifest(snapshot_id).summary
         except (CorruptionError, UnknownFormatError) as error:
-            damaged[name] = error.message
+            damaged[snapshot_id] = error.message
             continue
         except SnapshotNotFoundError:
             continue
@@ -262,17 +414,21 @@ def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[
         if status is not None:
             fresh.append((summary, status))
     if store.writable:
-        with contextlib.suppress(StoreFullError):  # what is listed can still be forgotten
+        with contextlib.suppress(StoreFullError):  # on a full disk, forget must still work
             for summary, status in fresh:
                 _put(store, summary, status)
-            gone = {name: row for name, row in recorded.items() if name not in listed}
+            gone = {
+                snapshot_id: row
+                for snapshot_id, row in recorded.items()
+                if snapshot_id not in listed
+            }
             store.index.drop_snapshots(gone.keys() - _lost(store, gone) if gone else ())
-    found.sort(key=lambda one: (one.taken_ns, one.id), reverse=True)
+    found.sort(key=lambda summary: (summary.taken_ns, summary.id), reverse=True)
     return found, damaged
 
 
-def _recorded(store: Store) -> dict[str, tuple[int, int, bytes]]:
-    """What the catalog says of the manifests; nothing if it can't be read."""
+def _recorded(store: Store) -> dict[SnapshotId, tuple[int, int, bytes]]:
+    """Return the chunk index's rows about manifests; empty if it can't be read."""
     with contextlib.suppress(IndexDamagedError):
         index = store.existing_index
         if index is not None:
@@ -284,3 +440,17 @@ def _put(store: Store, summary: SnapshotSummary, status: os.stat_result) -> None
     store.index.put_snapshot(
         summary.id, status.st_size, status.st_mtime_ns, summary.taken_ns, _encoder.encode(summary)
     )
+
+
+def check_tags(tags: Iterable[str]) -> None:
+    """Refuse tags that a table cannot show or a script cannot split.
+
+    Raises:
+        UsageError: A tag is empty, too long, or has a character that is not allowed.
+    """
+    for tag in tags:
+        if not 1 <= len(tag) <= _TAG_MAX or "|" in tag or "," in tag or not tag.isprintable():
+            raise UsageError(
+                f"{tag[:_TAG_MAX]!r} can't be a tag",
+                hint=f"A tag has 1 to {_TAG_MAX} printable characters, without '|' and ','.",
+            )

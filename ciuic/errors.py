@@ -1,41 +1,61 @@
 """Every error that ciuic raises on purpose, as one tree sorted by what the caller must do.
 
+Also the exit codes of the programs.
+
     CiuicError
         UsageError              ask differently
         ConfigError             fix the file
-        SourceError             one path is spoiled; the snapshot goes on and says so
-            TornReadError       the file kept changing while it was read
-            VanishedError       it is not there any longer
+        SourceError             one path can't be captured; the snapshot continues and names it
+            TornReadError       the file changed during every attempt to read it
+            VanishedError       the path no longer exists
         StoreError              the run ends before anything is committed
             BusyError           try later
+            UnresponsiveError   look at the daemon
             UnknownFormatError  use a newer ciuic
-            StoreFullError      make room; nothing was half written
+            StoreFullError      free some space; nothing is half written
+            CommitUncertainError  committed, but a power cut may still undo it: check the disk
+            MissingError        the place has no object with this key
+            LostRaceError       another writer was first: read the object, then decide
+            AccessDeniedError   correct the permissions or the credentials
+            OfflineError        the place gave no answer; a write may have happened: try later
+            UnsupportedError    the place can't do this: use another place
             CorruptionError     stored bytes are wrong: never retried, never hidden
                 ChunkMissingError
                 DigestError
-                UnreachableError    not even what it held can be told
+                UnreachableError    the file system can't read the file
         SnapshotNotFoundError   check the ID
         PathNotFoundError       check the path
-        TargetError             the place to restore to is not as it must be
-        CancelledError          asked to stop; nothing was committed
-        ResourceError           this process may not open more files or use more memory
+        TargetError             the place to restore to can't be used
+        CancelledError          the run was asked to stop; nothing was committed
+        ResourceError           this process has reached a limit on files, threads or memory
 
-A SourceError never becomes a StoreError nor the other way round: a full store that is taken
-for an unreadable file would be committed as a snapshot with a hole in it.
+A SourceError never becomes a StoreError, or the other way round. If a full store were taken for an
+unreadable file, a snapshot with a hole in it would be committed.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, Self
 
 __all__ = [
+    "BUSY",
+    "DAMAGE",
+    "DONE",
+    "FAILED",
+    "TROUBLE",
+    "USAGE",
+    "AccessDeniedError",
     "BusyError",
     "CancelledError",
     "ChunkMissingError",
     "CiuicError",
+    "CommitUncertainError",
     "ConfigError",
     "CorruptionError",
     "DigestError",
+    "LostRaceError",
+    "MissingError",
+    "OfflineError",
     "PathNotFoundError",
     "ResourceError",
     "SnapshotNotFoundError",
@@ -46,19 +66,31 @@ __all__ = [
     "TornReadError",
     "UnknownFormatError",
     "UnreachableError",
+    "UnresponsiveError",
+    "UnsupportedError",
     "UsageError",
     "VanishedError",
+    "exit_code",
     "shortage",
 ]
 
 
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+TROUBLE: Final = 3
+"""Done, with warnings."""
+DAMAGE: Final = 4
+BUSY: Final = 5
+
+
 class CiuicError(Exception):
-    """Something that can happen and has a known remedy.
+    """An expected error with a known remedy.
 
     Attributes:
-        message: One sentence: what is wrong, with the evidence in it.
+        message: One sentence: what is wrong, with the evidence.
         hint: One sentence in the imperative: what to do next. May be empty.
-        done: What was done before it, as a part of the command's document.
+        done: The work done before the error, as a part of the command's JSON document.
     """
 
     default_hint = ""
@@ -67,17 +99,31 @@ class CiuicError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = self.default_hint if hint is None else hint
+        # Any: a part of a JSON document.
         self.done: Mapping[str, Any] = {}
+
+    def after(self, what: str, *, hint: str, done: Mapping[str, Any]) -> Self:
+        """Return this error as the end of a run that did part of its work.
+
+        Args:
+            what: The work done, and what then failed; the message follows it.
+            hint: A further hint, which follows the hint of this error.
+            done: See the attribute.
+        """
+        later = type(self)(f"{what}: {self.message}", hint=f"{self.hint} {hint}".lstrip())
+        later.done = done
+        return later
 
     @property
     def kind(self) -> str:
-        """Name of the error for machines: the class in snake case, without ``Error``."""
-        name = type(self).__name__.removesuffix("Error")
+        """The error's name for programs: its public class in snake case, without ``Error``."""
+        public = next(base for base in type(self).__mro__ if not base.__name__.startswith("_"))
+        name = public.__name__.removesuffix("Error")
         return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 class UsageError(CiuicError):
-    """The command was asked for in a way that has no meaning."""
+    """The command line makes no sense."""
 
 
 class ConfigError(CiuicError):
@@ -87,21 +133,21 @@ class ConfigError(CiuicError):
 
 
 class SourceError(CiuicError):
-    """One path can't be read; the snapshot goes on without it and names it."""
+    """One path can't be read; the snapshot continues without it and names it."""
 
 
 class TornReadError(SourceError):
-    """A file kept changing while it was read, however often it was tried."""
+    """A file changed during every attempt to read it."""
 
 
 class VanishedError(SourceError):
-    """A file that was listed is gone when it is to be read."""
+    """A file vanished between listing and reading."""
 
 
 class StoreError(CiuicError):
     """The store failed; the run ends and commits nothing."""
 
-    default_hint = "Look at the store's disk, then run the command again."
+    default_hint = "Check the store's disk, then run the command again."
 
 
 class BusyError(StoreError):
@@ -110,16 +156,58 @@ class BusyError(StoreError):
     default_hint = "Try again when the other process has finished."
 
 
+class UnresponsiveError(StoreError):
+    """The daemon is running, but is stopped or does not answer."""
+
+    default_hint = "Its log may say why: journalctl -u ciuicd."
+
+
 class UnknownFormatError(StoreError):
-    """The store needs something that this version of ciuic does not know."""
+    """The store uses a feature that this version of ciuic does not know."""
 
     default_hint = "Use a newer version of ciuic with this store."
 
 
 class StoreFullError(StoreError):
-    """There is no room left for the store; what was committed before is whole."""
+    """The store's file system is full; all committed snapshots are intact."""
 
-    default_hint = "Make room on the store's file system, then run the command again."
+    default_hint = "Free space on the store's file system, then run the command again."
+
+
+class CommitUncertainError(StoreError):
+    """A commit is visible, but the disk has not confirmed that it is durable."""
+
+    default_hint = "Check the store's disk: until it works, a power cut may undo this."
+
+
+class MissingError(StoreError):
+    """The place of a store has no object with this key."""
+
+
+class LostRaceError(StoreError):
+    """Another writer has created or replaced the object first."""
+
+    default_hint = "Run the command again: it begins with what the other writer wrote."
+
+
+class AccessDeniedError(StoreError):
+    """The place of a store refuses this process: it has no right, or wrong credentials."""
+
+    default_hint = (
+        "Correct the credentials, or give them the right to read, write, list and delete."
+    )
+
+
+class OfflineError(StoreError):
+    """The place of a store gave no usable answer in time; a write may have happened."""
+
+    default_hint = "Check the network and the store's address, then run the command again."
+
+
+class UnsupportedError(StoreError):
+    """The place of a store can't do what several writers at once need."""
+
+    default_hint = "Use a place that has conditional writes, or one writer at a time."
 
 
 class CorruptionError(StoreError):
@@ -129,24 +217,24 @@ class CorruptionError(StoreError):
 
 
 class ChunkMissingError(CorruptionError):
-    """A chunk that a snapshot refers to is in no pack."""
+    """A snapshot refers to a chunk that is in no pack."""
 
 
 class DigestError(CorruptionError):
-    """Bytes do not hash to their own name."""
+    """The hash of a chunk's bytes is not the chunk's ID."""
 
 
 class UnreachableError(CorruptionError):
-    """The file system has the name of a file of the store, and can't give out the file itself."""
+    """The file system lists a file of the store but can't read it."""
 
     default_hint = (
         "Check the file system that the store is on (fsck, xfs_repair, btrfs scrub), then run"
-        " 'ciuic repair'."
+        " 'ciuic repair --apply'."
     )
 
 
 class SnapshotNotFoundError(CiuicError):
-    """No snapshot, or more than one, answers to this ID."""
+    """No snapshot has this ID, or several IDs begin with it."""
 
     default_hint = "Run 'ciuic list' to see which snapshots there are."
 
@@ -160,26 +248,40 @@ class TargetError(CiuicError):
 
 
 class ResourceError(CiuicError):
-    """The process ran into a limit of its own: no path is to blame, and none is spoiled."""
+    """The process has reached a limit of its own; no path is at fault or damaged."""
 
     default_hint = "Raise the limit (ulimit -n, or LimitNOFILE= in the unit) and run it again."
 
 
 class CancelledError(CiuicError):
-    """The run was asked to stop and has; nothing was committed."""
+    """The run stopped on request; nothing was committed."""
 
-    default_hint = "Run the command again; what was already stored is reused."
+    default_hint = "Run the command again; it continues where it stopped."
+
+
+def exit_code(error: CiuicError) -> int:
+    """Return the exit code for an error; it is the same for every command and for the daemon."""
+    if isinstance(error, (UsageError, ConfigError)):
+        return USAGE
+    if isinstance(error, BusyError):
+        return BUSY
+    if isinstance(error, CorruptionError):
+        return DAMAGE
+    return FAILED
 
 
 def shortage(error: BaseException) -> ResourceError | None:
-    """What this process ran short of, if that is what one of Python's own exceptions says."""
+    """Return a ResourceError for a built-in exception that reports a shortage; else None."""
     if isinstance(error, MemoryError):
         hint = "Free memory, or raise the limit (ulimit -v, or MemoryMax= in the unit)."
         return ResourceError("there is not enough memory", hint=hint)
     if isinstance(error, ImportError):
         # numpy puts a page of advice before the reason.
         reason = (str(error).strip().splitlines() or ["no reason is given"])[-1]
-        hint = "Look at free memory and at the disk that Python lies on; else install ciuic anew."
+        hint = (
+            "Check free memory and the disk that Python is installed on; if both are fine, install"
+            " ciuic again."
+        )
         return ResourceError(f"a part of the program can't be loaded: {reason}", hint=hint)
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         hint = "Free memory, or raise the limit (ulimit -u, or TasksMax= in the unit)."

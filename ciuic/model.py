@@ -1,67 +1,91 @@
-"""The nouns: what a snapshot is made of, and what the verbs report.
+"""The parts of a snapshot, as values.
 
-Values only: nothing here opens a file. ``Entry`` is also what a tree node stores, field by field
-in this order (docs/format.md, "Tree nodes"); its fields may be added to, never moved.
+Nothing here opens a file. A tree node stores ``Entry`` field by field in this order
+(docs/format.md, "Tree nodes"), so new fields go last and existing fields never move.
 """
 
 import stat
 from collections.abc import Iterable
-from typing import Any
+from typing import Final, NamedTuple
 
 import msgspec
 
-from ciuic.clock import rfc3339
+from ciuic.documents import Document
+from ciuic.ids import ChunkId, SnapshotId
+from ciuic.system.clock import rfc3339
+from ciuic.system.machine import Machine
 
 __all__ = [
-    "FLUX",
-    "GONE_MODE",
+    "BEING_WRITTEN",
+    "COMMAND",
+    "CONSISTENT",
+    "DAEMON",
+    "DEFAULT_SCHEDULE",
+    "LIBRARY",
+    "MEMORY",
+    "NO_CONTENT",
+    "NO_TREE",
     "SKIPPED",
     "UNREADABLE",
-    "WHOLE",
     "Entry",
-    "RestoreReport",
+    "ExcludeRules",
+    "Owner",
+    "PathWarning",
     "Root",
     "SnapshotSummary",
-    "TakeReport",
-    "Trouble",
-    "VerifyReport",
-    "VerifySnapshot",
     "newest_first",
     "path_text",
 ]
 
-WHOLE = 0
-"""The entry is as it was at one moment."""
-FLUX = 1
-"""The content changed while it was read: stored as it came, never believed again."""
+NO_TREE = ChunkId(b"")
+"""The tree of a root that could not be read."""
+
+CONSISTENT = 0
+"""The entry shows the file as it was at one moment (``whole`` in JSON)."""
+BEING_WRITTEN = 1
+"""The content may have changed while it was read; the next snapshot reads it again."""
 UNREADABLE = 2
-"""The content could not be read: the entry has none."""
+"""The content could not be read: the entry has no content."""
 SKIPPED = 3
-"""The content was left out on purpose: a mount point of a pseudo file system, the store."""
-GONE_MODE = 0
-"""Mode of an entry whose file vanished between listing and reading: it is left out."""
+"""The content was skipped on purpose: a mount point of a pseudo file system, the store."""
+
+MEMORY = "memory"
+"""The capture of a root whose files a training program passed from its memory. They never existed
+on a disk, so the root has no place to be restored to."""
+
+DAEMON: Final = "daemon"
+"""The origin of snapshots that the daemon takes by itself."""
+COMMAND: Final = "command"
+"""The origin of snapshots that ``ciuic snapshot`` asks for, also through the daemon."""
+LIBRARY: Final = "library"
+"""The origin of snapshots of a program's state."""
+DEFAULT_SCHEDULE: Final = "default"
+"""The schedule of snapshots of what the configuration names, with its exclude rules."""
+
+NO_CONTENT = "a file without content has a size"
+"""What is wrong with an entry that ``lacks_content``."""
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """One name in a directory, with all that a restore needs.
+    """One name in a directory, with everything that a restore needs.
 
     Attributes:
-        name: Raw bytes as the file system has them; ``b"."`` for a root itself.
-        mode: ``st_mode``, type bits included.
+        name: The file's name, raw bytes; ``b"."`` for a root.
+        mode: ``st_mode``, including the type bits.
         uid: Owner.
         gid: Group.
-        mtime_ns: Nanoseconds since 1970, may be negative.
-        ctime_ns: As above; with ``ino`` it tells an unchanged file from a replaced one.
-        ino: Inode number on the day of the snapshot.
-        size_bytes: Length of a regular file; 0 for everything else.
-        state: ``WHOLE``, ``FLUX``, ``UNREADABLE`` or ``SKIPPED``.
+        mtime_ns: Nanoseconds since 1970; may be negative.
+        ctime_ns: As ``mtime_ns``; with ``ino`` it distinguishes an unchanged file from a new one.
+        ino: Inode number when the snapshot was taken.
+        size_bytes: Length of a regular file; 0 for other types.
+        state: ``CONSISTENT``, ``BEING_WRITTEN``, ``UNREADABLE`` or ``SKIPPED``.
         content: A file's chunk or recipe ID (empty: no bytes), a directory's tree ID, a
             symlink's target.
         level: Height of the recipe or tree that ``content`` names; 0 for a file of one chunk.
-        link_dev: ``st_dev`` when the inode has several names, else 0: names with the same
+        link_dev: ``st_dev`` if the inode has several names, else 0: names with the same
             ``(link_dev, ino)`` are hard links to one file.
         rdev: A device node's ``major << 32 | minor``.
-        xattrs: Extended attributes, POSIX ACLs among them, sorted by name.
+        xattrs: Extended attributes, including POSIX ACLs, sorted by name.
     """
 
     name: bytes
@@ -72,7 +96,7 @@ class Entry(msgspec.Struct, array_like=True):
     ctime_ns: int
     ino: int
     size_bytes: int = 0
-    state: int = WHOLE
+    state: int = CONSISTENT
     content: bytes = b""
     level: int = 0
     link_dev: int = 0
@@ -81,27 +105,37 @@ class Entry(msgspec.Struct, array_like=True):
 
     @property
     def is_directory(self) -> bool:
-        """It is a directory."""
+        """The entry is a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_file(self) -> bool:
-        """It is a regular file."""
+        """The entry is a regular file."""
         return stat.S_ISREG(self.mode)
 
     @property
     def is_symlink(self) -> bool:
-        """It is a symbolic link."""
+        """The entry is a symbolic link."""
         return stat.S_ISLNK(self.mode)
 
+    @property
+    def lacks_content(self) -> bool:
+        """The entry is a file that was read and has a size, but it names no content: damage."""
+        return (
+            self.size_bytes > 0
+            and not self.content
+            and self.state != UNREADABLE
+            and stat.S_ISREG(self.mode)
+        )
 
-class Trouble(msgspec.Struct, frozen=True):
-    """One path that is not in the snapshot as it should be.
+
+class PathWarning(msgspec.Struct, frozen=True):
+    """A path that is not in the snapshot as it should be.
 
     Attributes:
-        path: Absolute, raw bytes.
+        path: Absolute path, raw bytes.
         what: What happened, in words.
-        harmless: It costs nothing (a socket has no content), so the run still counts as clean.
+        harmless: Does not affect the exit code, because nothing is lost: a socket has no content.
     """
 
     path: bytes
@@ -109,40 +143,94 @@ class Trouble(msgspec.Struct, frozen=True):
     harmless: bool = False
 
     def as_json(self) -> dict[str, str]:
-        """The form that commands print."""
+        """Return the JSON form that commands print."""
         return {"path": path_text(self.path), "what": self.what}
 
 
-class Root(msgspec.Struct, frozen=True):
-    """One configured directory as a snapshot has it.
+class ExcludeRules(msgspec.Struct, frozen=True):
+    """The rules that exclude paths from a snapshot; ``Exclusions`` applies them.
 
     Attributes:
-        path: Absolute, raw bytes.
-        tree: ID of a tree node of one entry, ``b"."``: the root itself. Empty if there was
-            no root to be read; then ``missing`` says why.
-        missing: Empty, or why the root could not be read at all.
-        capture: How its files were captured: "subvolume", "reflink", "in place"; empty in
-            snapshots of versions that did not say.
+        patterns: Globs for paths.
+        larger_than_bytes: Regular files longer than this are excluded; 0: no limit.
+        caches: In a directory that CACHEDIR.TAG marks as a cache, all but the tag is excluded.
+        if_present: In a directory that holds one of these names, all but that name is excluded.
+    """
+
+    patterns: tuple[str, ...] = ()
+    larger_than_bytes: int = 0
+    caches: bool = False
+    if_present: tuple[str, ...] = ()
+
+    def with_more(self, more: "ExcludeRules") -> "ExcludeRules":
+        """Return rules that exclude what either of the two excludes."""
+        limits = [limit for limit in (self.larger_than_bytes, more.larger_than_bytes) if limit]
+        return ExcludeRules(
+            tuple(dict.fromkeys((*self.patterns, *more.patterns))),
+            min(limits, default=0),
+            self.caches or more.caches,
+            tuple(dict.fromkeys((*self.if_present, *more.if_present))),
+        )
+
+    def is_within(self, other: "ExcludeRules") -> bool:
+        """Return whether ``other`` excludes everything that these rules exclude."""
+        return other.with_more(self) == other.with_more(other)
+
+    def as_json(self) -> Document:
+        """Return the fields of ``ciuic show --json``."""
+        return {
+            "exclude": list(self.patterns),
+            "exclude_larger_than_bytes": self.larger_than_bytes,
+            "exclude_caches": self.caches,
+            "exclude_if_present": list(self.if_present),
+        }
+
+
+class Root(msgspec.Struct, frozen=True):
+    """One root in a snapshot.
+
+    Attributes:
+        path: Absolute path, raw bytes.
+        tree: ID of a tree node with one entry, ``b"."``: the root itself. Empty if the root could
+            not be read.
+        missing: Why the root could not be read, or empty.
+        capture: How its files were captured: "subvolume", "reflink", "in place", or "memory"; empty
+            in snapshots of versions that did not record it.
     """
 
     path: bytes
-    tree: bytes
+    tree: ChunkId
     missing: str = ""
     capture: str = ""
 
 
+class Owner(NamedTuple):
+    """Whose snapshots: no retention policy of one owner forgets those of another one."""
+
+    machine: Machine
+    is_library: bool
+
+    def is_same(self, other: "Owner") -> bool:
+        """Return whether both can be one owner."""
+        return self.is_library == other.is_library and self.machine.is_same(other.machine)
+
+
 class SnapshotSummary(msgspec.Struct, frozen=True):
-    """What a list shows of a snapshot; all sizes in bytes.
+    """The facts about a snapshot that lists show; all sizes in bytes.
 
     Attributes:
-        trouble_count: Paths that are not as they should be.
-        flux_count: How many of those were in flux.
-        pinned: It is not forgotten, whatever the policy says.
+        trouble_count: Number of warnings.
+        flux_count: Number of files that were being written.
+        pinned: The snapshot is kept, whatever the retention policy says.
+        host: Name of the machine that took it.
+        machine: Hash of that machine's ID; empty if it has none, or if an older version took it.
+        origin: What asked for it: ``DAEMON``, ``COMMAND`` or ``LIBRARY``; empty: not recorded.
+        schedule: The schedule that it belongs to; empty: none.
     """
 
-    id: str
+    id: SnapshotId
     kind: str
-    parent: str | None
+    parent: SnapshotId | None
     taken_ns: int
     files: int
     logical_bytes: int
@@ -153,13 +241,22 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     roots: tuple[bytes, ...]
     flux_count: int = 0
     pinned: bool = False
+    host: str = ""
+    machine: str = ""
+    origin: str = ""
+    schedule: str = DEFAULT_SCHEDULE
+
+    @property
+    def owner(self) -> "Owner":
+        """The machine, and whether the library took it: retention policies stay within both."""
+        return Owner(Machine(self.host, self.machine), is_library=self.origin == LIBRARY)
 
     def labelled(self, *, tags: tuple[str, ...], pinned: bool) -> "SnapshotSummary":
-        """The same with other tags and another pin."""
+        """Return the summary with other tags and another pin."""
         return msgspec.structs.replace(self, tags=tags, pinned=pinned)
 
-    def as_json(self) -> dict[str, Any]:
-        """One element of ``ciuic list --json``."""
+    def as_json(self) -> Document:
+        """Return an element of ``ciuic list --json``."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -174,178 +271,28 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "trouble_count": self.trouble_count,
             "flux_count": self.flux_count,
             "roots": [path_text(root) for root in self.roots],
-        }
-
-
-class TakeReport(msgspec.Struct, frozen=True):
-    """What a snapshot did.
-
-    Attributes:
-        read_bytes: Read from the source.
-        new_bytes: Plain bytes of file content that the store did not have before.
-        stored_bytes: Added to the store's files, metadata included.
-        freeze_s: How long the source was looked at: until its last byte was captured.
-        trouble: The first of the paths with trouble; ``trouble_count`` counts them all.
-        flux: The first of the files that somebody was writing.
-    """
-
-    id: str
-    kind: str
-    parent: str | None
-    taken_ns: int
-    files: int
-    logical_bytes: int
-    read_bytes: int
-    new_bytes: int
-    stored_bytes: int
-    freeze_s: float
-    total_s: float
-    trouble: tuple[Trouble, ...]
-    trouble_count: int
-    flux: tuple[bytes, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of ``ciuic snapshot --json``."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "parent": self.parent,
-            "taken": rfc3339(self.taken_ns),
-            "files": self.files,
-            "logical_bytes": self.logical_bytes,
-            "read_bytes": self.read_bytes,
-            "new_bytes": self.new_bytes,
-            "stored_bytes": self.stored_bytes,
-            "freeze_s": round(self.freeze_s, 6),
-            "total_s": round(self.total_s, 6),
-            "trouble": [one.as_json() for one in self.trouble],
-            "trouble_count": self.trouble_count,
-        }
-
-
-class VerifySnapshot(msgspec.Struct, frozen=True):
-    """What was found wrong with one snapshot; nothing when ``damaged`` is empty.
-
-    Attributes:
-        nearest_valid: The snapshot to take: the newest older one that can be restored whole, or
-            else the oldest newer one; None if there is none, or none is needed. It is the damaged
-            one itself where parity, or another pack, gives back all that is damaged.
-        intact_in: For damaged paths the snapshot to take them from, if there is one: the newest
-            that is not newer than this one and can give them back.
-    """
-
-    id: str
-    damaged: tuple[Trouble, ...]
-    nearest_valid: str | None = None
-    intact_in: dict[bytes, str] = msgspec.field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """The snapshot can be restored bit by bit."""
-        return not self.damaged
-
-    def as_json(self) -> dict[str, Any]:
-        """One element of the document of ``ciuic verify --json``."""
-        return {
-            "id": self.id,
-            "ok": self.ok,
-            "nearest_valid": self.nearest_valid,
-            "damaged": [
-                {**bad.as_json(), "intact_in": self.intact_in.get(bad.path)} for bad in self.damaged
-            ],
-        }
-
-
-class VerifyReport(msgspec.Struct, frozen=True):
-    """The outcome of a verification.
-
-    Attributes:
-        bad: Chunks that were found not to be had.
-        unreachable: Packs that their file system can't give out, whoever needs them.
-    """
-
-    snapshots: tuple[VerifySnapshot, ...]
-    read_bytes: int
-    chunks: int
-    total_s: float
-    bad: frozenset[bytes] = frozenset()
-    unreachable: tuple[Trouble, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Nothing is wrong with any of them."""
-        return all(one.ok for one in self.snapshots) and not self.unreachable
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of ``ciuic verify --json``."""
-        return {
-            "ok": self.ok,
-            "read_bytes": self.read_bytes,
-            "chunks": self.chunks,
-            "total_s": round(self.total_s, 6),
-            "snapshots": [one.as_json() for one in self.snapshots],
-            "unreachable": [one.as_json() for one in self.unreachable],
-        }
-
-
-class RestoreReport(msgspec.Struct):
-    """What a restore did, or with ``dry_run`` would do.
-
-    Attributes:
-        cloned_bytes: Bytes of written files that share the blocks of a frozen copy, or came
-            from the old file at the same place, instead of from the store.
-        failed: Paths that are not as the snapshot has them, and why.
-        flux: Files that were put back although somebody was writing them when the snapshot was
-            taken.
-        damaged_paths: Those that damage in the store, or a failed read when the snapshot was
-            taken, kept from being restored; ``--fallback`` looks for older versions of them.
-        damaged: There was damage in the store, even if an older version could be had.
-    """
-
-    dry_run: bool = False
-    written_files: int = 0
-    kept_files: int = 0
-    deleted_files: int = 0
-    written_bytes: int = 0
-    cloned_bytes: int = 0
-    total_s: float = 0.0
-    failed: list[Trouble] = msgspec.field(default_factory=list)
-    notes: list[Trouble] = msgspec.field(default_factory=list)
-    flux: list[bytes] = msgspec.field(default_factory=list)
-    damaged_paths: set[bytes] = msgspec.field(default_factory=set)
-    damaged: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of ``ciuic restore --json``."""
-        return {
-            "dry_run": self.dry_run,
-            "written_files": self.written_files,
-            "kept_files": self.kept_files,
-            "deleted_files": self.deleted_files,
-            "written_bytes": self.written_bytes,
-            "cloned_bytes": self.cloned_bytes,
-            "total_s": round(self.total_s, 6),
-            "failed": [one.as_json() for one in self.failed],
-            "notes": [one.as_json() for one in self.notes],
-            "flux": [path_text(one) for one in self.flux],
+            "host": self.host,
+            "machine": self.machine,
+            "origin": self.origin,
+            "schedule": self.schedule,
         }
 
 
 def newest_first(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:
-    """By the time taken, but none before one that names it as its parent.
+    """Sort snapshots by the time taken, newest first, but every parent after its children.
 
-    A parent was there first, whatever the clock said: so one that was taken while the clock was
-    ahead comes behind those that were taken after it.
+    A parent is older than its children, whatever the clock said. So a snapshot that was taken
+    while the clock was ahead comes after the snapshots that were taken later.
     """
-    ordered = sorted(snapshots, key=lambda one: (one.taken_ns, one.id), reverse=True)
-    children: dict[str | None, list[SnapshotSummary]] = {}
-    for one in reversed(ordered):
-        children.setdefault(one.parent, []).append(one)
-    found: dict[str, SnapshotSummary] = {}
-    for one in ordered:
-        waiting = [one]
+    ordered = sorted(snapshots, key=lambda summary: (summary.taken_ns, summary.id), reverse=True)
+    children: dict[SnapshotId | None, list[SnapshotSummary]] = {}
+    for snapshot in reversed(ordered):
+        children.setdefault(snapshot.parent, []).append(snapshot)
+    found: dict[SnapshotId, SnapshotSummary] = {}
+    for snapshot in ordered:
+        waiting = [snapshot]
         while waiting:
-            # Once for each snapshot: parents that go round in a circle are a lie that ends too.
+            # pop: each list of children is taken once, so a cycle of false parents ends too.
             later = children.pop(waiting[-1].id, [])
             if later:
                 waiting += later
@@ -356,5 +303,5 @@ def newest_first(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:
 
 
 def path_text(path: bytes) -> str:
-    """A path as text that can be turned back exactly: surrogates for bytes that are not UTF-8."""
+    """Decode a path reversibly: surrogates replace bytes that are not UTF-8."""
     return path.decode("utf-8", "surrogateescape")

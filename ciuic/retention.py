@@ -1,27 +1,30 @@
 """Which snapshots a retention policy keeps, and why. Nothing here opens a store.
 
-Rules with counts (``last:3, hourly:24, daily:7, weekly:4, monthly:12``), a duration (``7d``:
-whatever is younger), or both. ``hourly:24`` keeps the newest snapshot of each of the newest 24
-natural hours that have one; days, weeks (ISO 8601) and months likewise, all in UTC, so that no
-change to summer time makes an hour count twice or never. What any rule keeps is kept. Snapshots
-of other roots are counted by themselves: one that somebody took of a single directory must not be
-the newest of its hour for all that the hour's other one has. One that is dated in the future is
-kept until that time has come, and no rule counts it: a clock that was ahead for an hour must not
-cost what is taken after it.
+A policy has rules with counts (``last:3, hourly:24, daily:7, weekly:4, monthly:12``), a duration
+(``7d``: keep every snapshot that is younger), or both. ``hourly:24`` keeps the newest snapshot of
+each of the newest 24 hours that have a snapshot. Days, weeks (ISO 8601) and months work the same.
+All periods are in UTC, so that no change to summer time makes an hour count twice or never. A
+snapshot stays if any rule keeps it.
+
+Each owner (a machine), each schedule of it, and each set of roots in it is counted separately: a
+snapshot of a single directory must not replace the snapshot of all roots of that hour. A snapshot
+that is dated in the future is kept until that time, and no rule counts it: if the clock was ahead
+for an hour, later snapshots must not be lost for it.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from ciuic.clock import is_future, natural_period
+from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, newest_first, path_text
-from ciuic.units import parse_duration_s
+from ciuic.system.clock import is_future, natural_period
+from ciuic.units import listed, parse_duration_s
 
 __all__ = [
     "NEWEST",
     "PINNED",
-    "WHOLE",
+    "UNDAMAGED",
     "Decision",
     "Policy",
     "parse_policy",
@@ -31,7 +34,7 @@ __all__ = [
 
 PINNED: Final = "pinned"
 NEWEST: Final = "the newest"
-WHOLE: Final = "the newest that is whole"
+UNDAMAGED: Final = "the newest without damage"
 
 _NS: Final = 1_000_000_000
 _RULE: Final = re.compile(r"([^\s:,]+)\s*:\s*([^\s:,]+)")
@@ -42,8 +45,8 @@ _PERIODS: Final = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly"
 _LAST: Final = "last"
 _KNOWN: Final = (_LAST, *_PERIODS)
 _SETS_MAX: Final = 100
-"""Sets of roots of which one is kept for good. Who snapshots another directory each day, by itself,
-would never see a snapshot go."""
+"""Sets of roots that keep their newest undamaged snapshot for good. Without a limit, a user who
+takes a snapshot of a different directory each day would never lose any."""
 _ROOTS_SHOWN: Final = 3
 
 
@@ -51,9 +54,9 @@ class Policy(NamedTuple):
     """A retention policy.
 
     Attributes:
-        younger_s: Keep what is younger; None for a policy of counts alone.
-        counts: How many each rule keeps: ``last`` and the natural periods.
-        text: The policy as one would write it, the duration first.
+        younger_s: Keep snapshots that are younger; None for a policy with counts only.
+        counts: How many snapshots each rule keeps: ``last`` and the periods.
+        text: The policy in the syntax of the configuration, the duration first.
     """
 
     younger_s: float | None
@@ -62,10 +65,10 @@ class Policy(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What becomes of one snapshot.
+    """Whether a snapshot is kept.
 
     Attributes:
-        why: For what it is kept; empty if it is not.
+        why: The reasons to keep it; empty if it is not kept.
     """
 
     snapshot: SnapshotSummary
@@ -73,27 +76,27 @@ class Decision(NamedTuple):
 
     @property
     def keep(self) -> bool:
-        """It stays."""
+        """The snapshot is kept."""
         return bool(self.why)
 
 
 def parse_policy(text: str) -> Policy:
-    """Read a policy.
+    """Parse a policy.
 
     Raises:
-        ValueError: It is none; the message says what is wrong with it.
+        ValueError: The policy is invalid; the message says why.
     """
     items = [item.strip() for item in text.split(",")]
     if len(items) > 1 and not all(items):
-        raise ValueError("an item between two commas, or at an end, is empty")
+        raise ValueError("an item is empty: remove the extra comma")
     counts: dict[str, int] = {}
     younger: list[str] = []
     for item in items:
-        # A word by itself in a list lacks its count, and is not meant to be a duration.
+        # A known word without a count is an incomplete rule, not a duration.
         if ":" in item or (item in _KNOWN and len(items) > 1):
             word, count = _parse_rule(item)
             if word in counts:
-                raise ValueError(f"{word} is there twice")
+                raise ValueError(f"{word} appears twice")
             counts[word] = count
         elif younger:
             raise ValueError(f"there are two durations, {younger[0]} and {_short(item)}")
@@ -108,16 +111,16 @@ def _parse_rule(rule: str) -> tuple[str, int]:
     match = _RULE.fullmatch(rule)
     word = match[1] if match else rule.split(":", maxsplit=1)[0].strip()
     if word not in _KNOWN:
-        raise ValueError(f"'{_short(word)}' is none of {', '.join(_KNOWN)}")
+        raise ValueError(f"'{_short(word)}' is not one of {', '.join(_KNOWN)}")
     if match is None or not _COUNT.fullmatch(match[2]):
-        raise ValueError(f"'{_short(rule)}' needs a count from 1 on, as in {word}:4")
+        raise ValueError(f"'{_short(rule)}' needs a count of at least 1, as in {word}:4")
     return word, int(match[2])
 
 
 def _parse_younger_s(text: str) -> float:
     younger_s = parse_duration_s(_short(text))
     if younger_s == 0:
-        raise ValueError(f"'{text}' keeps nothing; write how long to keep snapshots: 7d")
+        raise ValueError(f"'{text}' would keep nothing; write how long to keep snapshots, as in 7d")
     if younger_s > _YOUNGER_S_MAX:
         raise ValueError(f"'{_short(text)}' is more than ten years")
     return younger_s
@@ -128,135 +131,170 @@ def plan_retention(
     policy: Policy,
     now_ns: int,
     *,
-    is_good: Callable[[str], bool],
+    is_good: Callable[[SnapshotId], bool],
+    is_partial: Callable[[SnapshotId], bool] = lambda _: False,
 ) -> list[Decision]:
-    """Decide about every snapshot, newest first by the time taken.
+    """Decide which snapshots to keep, newest first by the time taken.
 
-    Whatever the policy says, what is ``protected`` is kept, and what is dated in the future. So a
-    policy never takes the last snapshot, nor the last from which all comes back.
+    Snapshots that are ``protected`` or dated in the future are kept under every policy. So no
+    policy removes the last snapshot, or the last snapshot without damage.
 
     Args:
-        snapshots: All that are listed, in any order.
-        policy: What to keep.
+        snapshots: All listed snapshots of one owner, in any order.
+        policy: The policy.
         now_ns: The time.
-        is_good: Whether the snapshot of an ID is not known to be damaged.
+        is_good: Returns whether no damage is known in the snapshot of an ID.
+        is_partial: See ``protected``.
     """
     ordered = _by_time(snapshots)
-    why: dict[str, list[str]] = {one.id: [] for one in ordered}
-    series: dict[tuple[bytes, ...], list[SnapshotSummary]] = {}
-    for one in ordered:
-        if is_future(one.taken_ns, now_ns):
-            why[one.id].append("dated in the future")
+    why: dict[SnapshotId, list[str]] = {snapshot.id: [] for snapshot in ordered}
+    series: dict[tuple[str, tuple[bytes, ...]], list[SnapshotSummary]] = {}
+    for snapshot in ordered:
+        if is_future(snapshot.taken_ns, now_ns):
+            why[snapshot.id].append("dated in the future")
         else:
-            series.setdefault(one.roots, []).append(one)
+            series.setdefault((snapshot.schedule, snapshot.roots), []).append(snapshot)
     for members in series.values():
         _keep_by_count(members, policy, why)
-        for one in members:
-            if policy.younger_s is not None and now_ns - one.taken_ns < policy.younger_s * _NS:
-                why[one.id].append(f"younger than {policy.text.partition(',')[0]}")
-    for name, reasons in protected(ordered, now_ns, is_good=is_good).items():
-        why[name] += reasons
-    return [Decision(one, tuple(why[one.id])) for one in ordered]
+        _keep_younger(members, policy, now_ns, why)
+    kept = protected(ordered, now_ns, is_good=is_good, is_partial=is_partial)
+    for snapshot_id, reasons in kept.items():
+        why[snapshot_id] += reasons
+    return [Decision(snapshot, tuple(why[snapshot.id])) for snapshot in ordered]
 
 
 def protected(
     snapshots: Iterable[SnapshotSummary],
     now_ns: int,
     *,
-    is_good: Callable[[str], bool],
+    is_good: Callable[[SnapshotId], bool],
+    is_partial: Callable[[SnapshotId], bool] = lambda _: False,
     each_set: bool = True,
-) -> dict[str, list[str]]:
-    """What no policy takes, and nobody by name: IDs, and why.
+) -> dict[SnapshotId, list[str]]:
+    """The IDs of the snapshots that no policy removes, and the reasons.
 
-    That is what is pinned; the newest; and, of all and of each set of roots by itself, the newest
-    that is good. One that holds further roots as well will do for a set, so that no snapshot stays
-    for good because a root was added since; one of a directory that they lie in will not, since it
-    may have left them out. The only one of a set stays even if it is damaged: what is left of it is
-    all there is. Of the sets, the ``_SETS_MAX`` that were taken last count.
+    These are: pinned snapshots; the newest snapshot; the newest good snapshot of all; and the
+    newest good snapshot of each set of roots. For a set of roots, a snapshot with further roots
+    counts as well: otherwise a snapshot would stay for good after a root was added. A snapshot of a
+    directory above the roots does not count, since it may have left them out. The only snapshot of
+    a set stays even if it is damaged. At most ``_SETS_MAX`` sets are protected, the most recent
+    ones.
 
-    What is dated in the future is the newest only until another one is taken. It is the newest that
-    is good only where no other one is without trouble, and then it costs no other one its place.
+    A snapshot that is dated in the future is the newest only until another one is taken. It is the
+    newest good snapshot only if no other snapshot is without warnings; even then the newest good
+    one that is not dated in the future is protected as well.
 
     Args:
-        snapshots: All that are listed, in any order.
+        snapshots: All listed snapshots, in any order.
         now_ns: The time.
-        is_good: As above; asked only where the answer matters.
-        each_set: Protect the newest that is good of each set of roots, not only of all.
+        is_good: Returns whether no damage is known in the snapshot of an ID; called only where the
+            answer matters.
+        is_partial: Returns whether a snapshot leaves out more than usual. It counts as the newest
+            good snapshot only if all others do so as well.
+        each_set: Protect the newest good snapshot of each set of roots, not only of all.
     """
     ordered = _by_time(snapshots)
-    future = {one.id for one in ordered if is_future(one.taken_ns, now_ns)}
-    present = [one for one in ordered if one.id not in future]
-    ahead = [one for one in ordered if one.id in future]
-    why: dict[str, list[str]] = {one.id: [PINNED] for one in ordered if one.pinned}
-    committed = newest_first(ordered)
-    # Parents may have been forgotten that would tell what came after one of the future.
-    newest = [*committed[:1], *[one for one in committed if one.id not in future][:1]]
-    for name in {one.id for one in newest}:
-        why.setdefault(name, []).append(NEWEST)
-    sets = dict.fromkeys([one.roots for one in [*present, *ahead]]) if each_set else ()
-    good: dict[str, str] = {}
+    future = {found.id for found in ordered if is_future(found.taken_ns, now_ns)}
+    present = [found for found in ordered if found.id not in future]
+    ahead = [found for found in ordered if found.id in future]
+    why: dict[SnapshotId, list[str]] = {found.id: [PINNED] for found in ordered if found.pinned}
+    for snapshot_id in _newest(ordered, future):
+        why.setdefault(snapshot_id, []).append(NEWEST)
+    sets = dict.fromkeys([found.roots for found in [*present, *ahead]]) if each_set else ()
+    good: dict[SnapshotId, str] = {}
     for roots in [(), *sets][: _SETS_MAX + 1]:
-        for name, reason in _newest_good((present, ahead), roots, is_good).items():
-            good.setdefault(name, reason)
-    for name, reason in good.items():
-        why.setdefault(name, []).append(reason)
+        newest_good = _newest_good((present, ahead), roots, is_good, is_partial)
+        for snapshot_id, reason in newest_good.items():
+            good.setdefault(snapshot_id, reason)
+    for snapshot_id, reason in good.items():
+        why.setdefault(snapshot_id, []).append(reason)
     return why
 
 
+def _newest(ordered: list[SnapshotSummary], future: set[SnapshotId]) -> set[SnapshotId]:
+    """The newest snapshot, and the newest that is not dated in the future.
+
+    Both: the parents that would show which of the two came later may have been forgotten.
+    """
+    committed = [found.id for found in newest_first(ordered)]
+    return {*committed[:1], *[found for found in committed if found not in future][:1]}
+
+
 def _by_time(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:
-    return sorted(snapshots, key=lambda one: (one.taken_ns, one.id), reverse=True)
+    return sorted(snapshots, key=lambda found: (found.taken_ns, found.id), reverse=True)
 
 
 def _keep_by_count(
-    ordered: Sequence[SnapshotSummary], policy: Policy, why: dict[str, list[str]]
+    ordered: Sequence[SnapshotSummary], policy: Policy, why: dict[SnapshotId, list[str]]
 ) -> None:
     for word, count in policy.counts.items():
         if word == _LAST:
-            for number, one in enumerate(ordered[:count], start=1):
-                why[one.id].append(f"last {number} of {count}")
+            for number, snapshot in enumerate(ordered[:count], start=1):
+                why[snapshot.id].append(f"last {number} of {count}")
         else:
             _keep_newest_of_each(ordered, word, count, why)
 
 
 def _keep_newest_of_each(
-    ordered: Sequence[SnapshotSummary], word: str, count: int, why: dict[str, list[str]]
+    ordered: Sequence[SnapshotSummary], word: str, count: int, why: dict[SnapshotId, list[str]]
 ) -> None:
     seen: set[str] = set()
-    for one in ordered:
-        period = natural_period(one.taken_ns, _PERIODS[word])
+    for snapshot in ordered:
+        period = natural_period(snapshot.taken_ns, _PERIODS[word])
         if period not in seen and len(seen) < count:
             seen.add(period)
-            why[one.id].append(f"{word} {len(seen)} of {count}: {period}")
+            why[snapshot.id].append(f"{word} {len(seen)} of {count}: {period}")
+
+
+def _keep_younger(
+    members: Sequence[SnapshotSummary],
+    policy: Policy,
+    now_ns: int,
+    why: dict[SnapshotId, list[str]],
+) -> None:
+    if policy.younger_s is None:
+        return
+    for snapshot in members:
+        if now_ns - snapshot.taken_ns < policy.younger_s * _NS:
+            why[snapshot.id].append(f"younger than {policy.text.partition(',')[0]}")
 
 
 def _newest_good(
     groups: Iterable[Sequence[SnapshotSummary]],
     roots: tuple[bytes, ...],
-    is_good: Callable[[str], bool],
-) -> dict[str, str]:
-    """Without trouble if there is such a one; else the newest that is not known to be damaged.
+    is_good: Callable[[SnapshotId], bool],
+    is_partial: Callable[[SnapshotId], bool],
+) -> dict[SnapshotId, str]:
+    """The newest good snapshots that contain these roots, and the reason to keep each.
 
-    The first group counts; the next one too, as long as there was none without trouble.
+    A snapshot without warnings is preferred. If the first group has none, the newest good snapshot
+    of the next group is added.
     """
     wanted = frozenset(roots)
-    held = [[one for one in group if wanted.issubset(one.roots)] for group in groups]
-    if roots and sum(map(len, held)) == 1:
-        return {one.id: f"the only snapshot of {_listed(roots)}" for group in held for one in group}
-    found = {}
-    for group in held:
-        group.sort(key=lambda one: one.trouble_count > 0)
-        best = next((one for one in group if is_good(one.id)), None)
+    matching = [
+        [snapshot for snapshot in group if wanted.issubset(snapshot.roots)] for group in groups
+    ]
+    members = [snapshot for group in matching for snapshot in group]
+    if roots and len(members) == 1:
+        return {members[0].id: f"the only snapshot of {_root_names(roots)}"}
+    reasons = {}
+    for group in matching:
+        group.sort(key=lambda snapshot: snapshot.trouble_count > 0)
+        # Generators: each call of ``is_good`` may walk a whole snapshot.
+        good = (snapshot for snapshot in group if is_good(snapshot.id))
+        complete = (found for found in group if is_good(found.id) and not is_partial(found.id))
+        best = next(complete, None) or next(good, None)
         if best is not None:
-            found[best.id] = f"{NEWEST} of {_listed(best.roots)} that is whole" if roots else WHOLE
+            reasons[best.id] = (
+                f"{NEWEST} of {_root_names(best.roots)} without damage" if roots else UNDAMAGED
+            )
             if not best.trouble_count:
                 break
-    return found
+    return reasons
 
 
-def _listed(roots: tuple[bytes, ...]) -> str:
-    some = ", ".join([path_text(one) for one in roots[:_ROOTS_SHOWN]])
-    more = len(roots) - _ROOTS_SHOWN
-    return f"{some} and {more} more" if more > 0 else some
+def _root_names(roots: tuple[bytes, ...]) -> str:
+    return listed([path_text(root) for root in roots[:_ROOTS_SHOWN]], len(roots))
 
 
 def _short(text: str) -> str:

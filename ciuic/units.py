@@ -1,12 +1,16 @@
-"""Numbers with units, as people write them and as they like to read them."""
+"""Parse and format numbers with units."""
 
 import math
 import re
+from collections.abc import Sequence
 
 __all__ = [
+    "counted",
     "format_bytes",
     "format_duration",
     "format_files",
+    "inflected",
+    "listed",
     "parse_duration_s",
     "parse_size_bytes",
 ]
@@ -18,12 +22,12 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds in ``30m``, ``1h``, ``7d`` or ``0``.
+    """Parse a duration (``30m``, ``1h``, ``7d``, ``0``) and return seconds.
 
-    A bare number other than 0 is refused: whoever writes ``interval = 30`` may mean minutes.
+    A bare number other than 0 is refused, because ``interval = 30`` may mean minutes.
 
     Raises:
-        ValueError: It is not a duration; the text says what one looks like.
+        ValueError: The text is not a duration; the message shows examples.
     """
     stripped = text.strip()
     if stripped == "0":
@@ -35,10 +39,10 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes in ``64 MiB``, ``2G`` or ``4096``; K, M, G, T and P are powers of 1024.
+    """Parse a size (``64 MiB``, ``2G``, ``4096``); K, M, G, T and P are powers of 1024.
 
     Raises:
-        ValueError: It is not a size.
+        ValueError: The text is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -50,13 +54,40 @@ def parse_size_bytes(text: str) -> int:
     return int(size)
 
 
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """Format a number and the noun that it counts: ``1 file``, ``2,000 files``, ``0 copies``.
+
+    Args:
+        count: How many.
+        singular: The noun for 1.
+        plural: The noun for other numbers; by default the singular with an ``s``.
+    """
+    return f"{count:,} {inflected(count, singular, plural or f'{singular}s')}"
+
+
+def inflected(count: int, singular: str, plural: str) -> str:
+    """Return the form of a word that goes with a number: ``was`` with 1, ``were`` with others."""
+    return singular if count == 1 else plural
+
+
+def listed(names: Sequence[str], count: int) -> str:
+    """Join names with commas, and add how many more there are: ``a, b and 3 more``.
+
+    Args:
+        names: The first names.
+        count: The number of all names.
+    """
+    more = count - len(names)
+    return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
+
+
 def format_files(count: int) -> str:
-    """``1 file``, ``2,000 files``."""
-    return f"{count:,} file{'' if count == 1 else 's'}"
+    """Format a number of files: ``1 file``, ``2,000 files``."""
+    return counted(count, "file")
 
 
 def format_bytes(size_bytes: int) -> str:
-    """``1.5 GiB``: three digits that a person takes in at a glance."""
+    """Format a size with three significant digits: ``1.50 GiB``."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024:
@@ -70,7 +101,7 @@ def _places(size: float) -> int:
 
 
 def format_duration(duration_s: float) -> str:
-    """``0.42 s``, ``3 m 05 s``, ``2 h 10 m``, ``3 d 04 h``."""
+    """Format a duration: ``0.42 s``, ``3 m 05 s``, ``2 h 10 m``, ``3 d 04 h``."""
     if duration_s < 60:
         return f"{duration_s:.2f} s" if duration_s < 10 else f"{duration_s:.0f} s"
     minutes, seconds = divmod(round(duration_s), 60)

@@ -1,12 +1,17 @@
 """ciuicd: the daemon that takes a snapshot whenever one is due.
 
-__main__   arguments, logging, signals, exit code
-service    what it does, and everything that it is made of
-schedule   when a snapshot is due: arithmetic only
-followup   one more snapshot, once files in flux have been closed
-watch      events of such files
-upkeep     forget, prune and scrub, between two snapshots
-space      frozen copies given up where a disk runs full
-control    the control socket: requests in, replies out
-notify     what systemd is told
+__main__     arguments, logging, signals, exit code
+service      the main loop; owns everything below
+hold         the lock on the store, and the control socket in it
+taking       taking a snapshot by the configuration
+schedule     when a snapshot is due: arithmetic only
+followup     another snapshot once files that were being written are closed
+watch        events of these files
+upkeep       forget, prune and scrub between two snapshots
+damage_log   log lines for damage that scrub finds
+space        giving up reflink copies when their disk runs short of space
+known        which store a path holds, so that none is made below a lost mount
+control      the server of the control socket
+notify       messages to systemd
+attempt      how failures are handled
 """

@@ -3,7 +3,7 @@
 0  stopped as asked; with --once: a snapshot was taken
 1  failed
 2  wrong usage, or the configuration can't be used
-3  --once: a snapshot was taken, and some paths were unreadable or in flux
+3  --once: a snapshot was taken, with warnings
 4  damage found in the store
 5  another process holds the store
 """
@@ -19,15 +19,25 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import ciuic
-from ciuic import durable
-from ciuic.capture.frozen import AREA_NAME
-from ciuic.capture.providers import choose
-from ciuic.clock import SystemClock
-from ciuic.config import CONFIG_VARIABLE, SYSTEM_PATHS, find_config, load_settings, read_store_path
-from ciuic.errors import BusyError, CiuicError, ConfigError, CorruptionError, UsageError
+from ciuic.config import (
+    CONFIG_VARIABLE,
+    SYSTEM_PATHS,
+    find_config,
+    load_settings,
+    read_store_owner,
+    read_store_path,
+)
+from ciuic.control import request_done
+from ciuic.errors import DONE, FAILED, TROUBLE, CiuicError, ConfigError, StoreError, exit_code
+from ciuic.snapshot.hooks import refuse_in_hook
+from ciuic.source.freeze.area import AREA_NAME
+from ciuic.source.freeze.methods import choose
+from ciuic.system import durable
+from ciuic.system.clock import SystemClock
+from ciuicd.attempt import sentence
 from ciuicd.known import KnownStores
 from ciuicd.notify import Notifier
-from ciuicd.service import Service, sentence
+from ciuicd.service import Service
 
 __all__ = ["main"]
 
@@ -38,29 +48,23 @@ _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the daemon until it is told to stop; returns the exit code."""
+    """Run the daemon until it is told to stop; return the exit code."""
     options = _parse(arguments)
     _set_up_logging(os.environ)
     try:
         return _run(options)
-    except (UsageError, ConfigError) as error:
-        _log.error(sentence(error))
-        return 2
-    except BusyError as error:
-        _log.error(sentence(error))
-        return 5
-    except CorruptionError as error:
-        _log.error(sentence(error))
-        return 4
     except CiuicError as error:
         _log.error(sentence(error))
-        return 1
+        return exit_code(error)
     except OSError as error:
         _log.error("%s", error)
-        return 1
+        return FAILED
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.reload is not None:
+        _reload(options.reload)
+        return DONE
     found = find_config(options.config, os.environ)
     if found is None:
         raise ConfigError(
@@ -70,10 +74,11 @@ def _run(options: argparse.Namespace) -> int:
     path = os.path.abspath(found)
     if options.link_store is not None:
         _link_store(path, options.link_store)
-        return 0
+        return DONE
     if options.link_frozen is not None:
         _link_frozen(path, options.link_frozen)
-        return 0
+        return DONE
+    refuse_in_hook(os.environ)
     service = Service(
         load_settings(path),
         clock=SystemClock(),
@@ -82,16 +87,17 @@ def _run(options: argparse.Namespace) -> int:
     )
     _handle_signals(service)
     if options.once:
-        return 3 if service.run_once().trouble_count else 0
+        return TROUBLE if service.run_once().trouble_count else DONE
     service.serve()
-    return 0
+    return DONE
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ciuicd",
-        description="Takes a snapshot whenever one is due. Makes the store on the first start, and"
-        " never again: it remembers in $STATE_DIRECTORY/stores.json where one was.",
+        description="Takes a snapshot whenever it is due. Creates the store on the first start. If"
+        " $STATE_DIRECTORY is set (the systemd unit sets it), ciuicd records in stores.json there"
+        " which paths have held a store, and never creates a new store at any of them.",
     )
     parser.add_argument(
         "--config",
@@ -102,30 +108,48 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--once",
         action="store_true",
-        help="take one snapshot now, forget by retention_policy, and exit",
+        help="take one snapshot now, apply retention_policy, and exit",
     )
     what.add_argument(
         "--link-store",
         metavar="PATH",
-        help="make the store if it is missing, make PATH a symlink to it, and exit: "
-        "with it a service manager can open the store, and nothing else, for writing",
+        help="create the store if it is missing, make PATH a symlink to it, and exit: "
+        "a service manager can then allow writing to the store and nowhere else",
     )
     what.add_argument(
         "--link-frozen",
         metavar="DIRECTORY",
-        help="make the directories that take frozen copies, make DIRECTORY/0, /1 and so on "
-        "symlinks to them, and exit: for the same end",
+        help="create the directories for reflink copies, make DIRECTORY/0, /1 and so on symlinks "
+        "to them, and exit: for the same purpose",
+    )
+    what.add_argument(
+        "--reload",
+        metavar="STORE",
+        help="tell the daemon that serves STORE (or a symlink to it) to reload its configuration, "
+        "and exit; with 2 if the new configuration can't be used (the old one stays in effect)",
     )
     parser.add_argument("--version", action="version", version=f"ciuicd {ciuic.__version__}")
     return parser.parse_args(arguments)
 
 
+def _reload(store: str) -> None:
+    """Ask the daemon and wait for its reply; after a signal, systemd would see no failure.
+
+    Raises:
+        ConfigError: The new configuration can't be used; the old configuration stays in effect.
+        StoreError: No daemon answers.
+    """
+    if request_done(os.path.realpath(store), "reload") is None:
+        raise StoreError(f"no daemon serves {store}", hint="Start it: 'systemctl start ciuicd'.")
+
+
 def _link_store(config: str, link: str) -> None:
-    # Whatever is wrong is left to the daemon that is started next: it would say it again, and
-    # only its own exit code tells the service manager whether trying again makes sense.
+    # Errors are left to the daemon that starts next: it would repeat them, and only its own exit
+    # code tells the service manager whether to try again.
     with contextlib.suppress(CiuicError):
-        store = read_store_path(config)
-        KnownStores(os.environ).prepare(store, SystemClock())
+        store, owner = read_store_path(config), read_store_owner(config)
+        KnownStores(os.environ).prepare(store, SystemClock(), owner=owner)
+        link = os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))
         durable.remove_file(link)
         os.symlink(store, link)
 
@@ -135,6 +159,7 @@ def _link_frozen(config: str, directory: str) -> None:
         roots = [os.fsencode(path) for path in load_settings(config).snapshot_paths]
         places = {choose(root).place for root in roots}
         os.makedirs(directory, mode=0o700, exist_ok=True)
+        directory = os.path.realpath(directory)
         for number, place in enumerate(sorted(filter(None, places))):
             area = os.path.join(place, AREA_NAME)
             with contextlib.suppress(FileExistsError):
@@ -145,13 +170,13 @@ def _link_frozen(config: str, directory: str) -> None:
 
 
 def _handle_signals(service: Service) -> None:
-    """Turn signals into calls, on a thread that does nothing but wait for them.
+    """Turn signals into calls, on a thread that only waits for them.
 
-    A handler of Python runs when the main thread gets round to it. If the signal comes while
-    that thread is on its way into a long wait, or reaches another thread, this can be never.
+    Python runs a signal handler in the main thread, at its next step. If the signal comes just
+    before a long wait of that thread, or reaches another thread, the handler may never run.
     """
     numbers = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    # Threads that start after this inherit it: none of them may swallow a signal.
+    # Threads that start later inherit this, so none of them can swallow a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def wait() -> None:
@@ -165,7 +190,7 @@ def _handle_signals(service: Service) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """One line a record, whatever a path in it is called; with its level if the journal reads."""
+    """One line for each record, even if a path has line breaks; with its level for the journal."""
 
     def __init__(self, *, with_level: bool) -> None:
         super().__init__("%(message)s")
@@ -184,7 +209,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _set_up_logging(environ: Mapping[str, str]) -> None:
-    # Standard error may be gone, a pipe to a program that has ended: not a reason to say more.
+    # Standard error may be a pipe to a program that has ended; then there is no place to complain.
     logging.raiseExceptions = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine(with_level=_is_journal(environ)))
@@ -192,7 +217,7 @@ def _set_up_logging(environ: Mapping[str, str]) -> None:
 
 
 def _is_journal(environ: Mapping[str, str]) -> bool:
-    """Standard error is the very stream that the service manager connected to its journal."""
+    """Return whether standard error is the stream that systemd connected to its journal."""
     try:
         status = os.fstat(2)
     except OSError:

@@ -1,14 +1,15 @@
-"""The control socket's server: requests in, replies out, on threads of its own.
+"""The server of the control socket: requests in, replies out, on threads of its own.
 
-What comes in may be anything: a request has one deadline as a whole and a greatest length, is
-parsed strictly, and only so many clients are served at a time. Who may ask for what:
+A request may hold any bytes. It has one deadline and a maximum length, is parsed strictly, and the
+number of clients at a time is limited. Permissions:
 
-    status                            everybody whom the socket's mode (0660) lets in
+    status                            every user whom the socket's mode (0660) lets in
     snapshot, pause, resume, reload   root, and the user the daemon runs as
 
-Nothing here takes a snapshot: a request for one becomes a ``Job``, which the daemon's main thread
-fulfils while the client's thread waits. A client that goes away leaves its job behind; the
-snapshot is taken all the same.
+Other users' clients share half of the slots, so they can't keep root out.
+
+A request for a snapshot becomes a ``Job``. The daemon's main thread takes the snapshot while the
+client's thread waits, and finishes it even if the client goes away.
 """
 
 import contextlib
@@ -18,12 +19,12 @@ import socket
 import stat
 import struct
 import threading
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import Final, Protocol
 
-from ciuic import durable
-from ciuic.clock import Clock
 from ciuic.control import (
     LINE_BYTES_MAX,
+    Document,
     Request,
     SimpleRequest,
     SnapshotRequest,
@@ -33,14 +34,19 @@ from ciuic.control import (
     socket_address,
 )
 from ciuic.errors import BusyError, CiuicError, StoreError, UsageError
-from ciuic.model import TakeReport
-from ciuic.store.layout import CONTROL_SOCKET
+from ciuic.model import COMMAND, DAEMON, ExcludeRules
+from ciuic.snapshot.report import TakeReport
+from ciuic.store.records.layout import CONTROL_SOCKET
+from ciuic.system import durable, nofollow
+from ciuic.system.clock import Clock
 
 __all__ = ["Job", "Server", "Services"]
 
 _log = logging.getLogger(__name__)
 
 _CLIENTS_MAX: Final = 16
+_GUESTS_MAX: Final = 8
+"""Maximum number of clients that are neither root nor the user the daemon runs as."""
 _REQUEST_S: Final = 10.0
 _SEND_S: Final = 5.0
 _PROGRESS_S: Final = 1.0
@@ -50,9 +56,14 @@ _CREDENTIALS: Final = struct.Struct("iII")
 
 
 class Job:
-    """A snapshot that somebody asked for; shared by who waits for it and who takes it.
+    """A request for a snapshot; the thread that waits and the thread that takes it share it.
 
-    Without a ``scope``, roots and patterns, it is of what the configuration says.
+    Attributes:
+        base: Take a full snapshot.
+        tags: The tags of the snapshot.
+        scope: Roots and exclude rules; None: those of the configuration.
+        origin: What asked for it.
+        progress: What a waiting client is told.
     """
 
     def __init__(
@@ -60,60 +71,72 @@ class Job:
         *,
         base: bool = False,
         tags: tuple[str, ...] = (),
-        scope: tuple[tuple[bytes, ...], tuple[str, ...]] | None = None,
+        scope: tuple[tuple[bytes, ...], ExcludeRules] | None = None,
+        origin: str = DAEMON,
     ) -> None:
         self.base = base
         self.tags = tags
         self.scope = scope
-        self.progress: dict[str, Any] = {"state": "waiting"}
+        self.origin = origin
+        self.progress: Document = {"state": "waiting"}
         self._done = threading.Event()
         self._outcome: TakeReport | CiuicError | None = None
 
     def update(self, files: int, size_bytes: int, path: bytes) -> None:
-        """See ``ciuic.verbs.take.Progress``."""
+        """See ``ciuic.snapshot.take.Progress``."""
         name = os.fsdecode(path)
         self.progress = {"state": "taking", "files": files, "bytes": size_bytes, "path": name}
 
     def finish(self, outcome: TakeReport | CiuicError) -> None:
-        """Let go of whoever waits."""
-        self._outcome = outcome
-        self._done.set()
+        """Wake the waiting threads; only the first outcome counts."""
+        if not self._done.is_set():
+            self._outcome = outcome
+            self._done.set()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is an outcome."""
+        return self._done.is_set()
 
     def wait(self, timeout_s: float) -> TakeReport | CiuicError | None:
-        """What became of it; None if that is not known within ``timeout_s``."""
+        """Return the outcome; None if there is none within ``timeout_s``."""
         self._done.wait(timeout_s)
         return self._outcome
 
 
 class Services(Protocol):
-    """What the daemon does for a client. Called from several threads at a time."""
+    """What the daemon does for clients. Several threads may call it at a time."""
 
-    def status(self) -> dict[str, Any]:
-        """What the daemon is doing."""
+    def status(self) -> Document:
+        """Return what the daemon is doing, as a JSON document."""
         ...
 
     def pause(self) -> None:
-        """No more snapshots by schedule, until ``resume``."""
+        """Stop scheduled snapshots until ``resume``."""
         ...
 
     def resume(self) -> None:
-        """Back to the schedule."""
+        """Return to the schedule."""
         ...
 
     def reload(self) -> None:
-        """Read the configuration again; raises ConfigError and keeps the old one."""
+        """Read the configuration again.
+
+        Raises:
+            ConfigError: The new configuration can't be used; the old one stays in effect.
+        """
         ...
 
     def submit(self, job: Job) -> None:
-        """Take a snapshot as soon as no other is being taken."""
+        """Take a snapshot as soon as no other snapshot is being taken."""
         ...
 
 
 class Server:
     """Listens on the socket of a store from ``__init__`` to ``close``.
 
-    Whoever makes one holds the daemon's lock on the store: a socket that is there already is
-    left from a daemon that was killed, and is replaced.
+    The caller holds the daemon's lock on the store. So an existing socket was left by a daemon
+    that was killed, and is replaced.
 
     Raises:
         StoreError: The socket can't be made.
@@ -126,6 +149,7 @@ class Server:
         self._masters = {0, os.geteuid()}
         self._closing = threading.Event()
         self._places = threading.BoundedSemaphore(_CLIENTS_MAX)
+        self._guest_places = threading.BoundedSemaphore(_GUESTS_MAX)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._bind(store_path)
@@ -141,24 +165,24 @@ class Server:
     def _bind(self, store_path: str) -> None:
         durable.remove_file(self._path)
         with socket_address(store_path) as address:
-            # bind() gives the file the mode of the socket less the umask: never a wider one.
+            # bind() gives the file the mode of the socket without the umask: never a wider mode.
             os.fchmod(self._listener.fileno(), _SOCKET_MODE)
             self._listener.bind(address)
-            os.chmod(address, _SOCKET_MODE)
+            nofollow.change_mode(address, _SOCKET_MODE)
         self._listener.listen(_CLIENTS_MAX)
 
     @property
     def intact(self) -> bool:
-        """Clients that look for the socket in the store find this one."""
+        """Whether the socket in the store is still the one of this server."""
         return self._inode is not None and self._inode_there() == self._inode
 
     def close(self) -> None:
-        """Stop listening, and remove the socket if it is still this one.
+        """Stop listening, and remove the socket if it is still the one of this server.
 
-        Clients get a moment for the replies that they are owed.
+        Clients get a second to read their last replies.
         """
         self._closing.set()
-        # Wakes accept(), which close() alone would leave asleep.
+        # This wakes accept(); close() alone would not.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -172,7 +196,7 @@ class Server:
 
     def _inode_there(self) -> tuple[int, int] | None:
         try:
-            status = os.lstat(self._path)
+            status = nofollow.status(self._path)
         except OSError:
             return None
         return (status.st_dev, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None
@@ -183,27 +207,41 @@ class Server:
                 client, _ = self._listener.accept()
             except OSError as error:
                 if not self._closing.is_set():
-                    # No descriptors left, most likely: wait for some instead of spinning.
-                    _log.warning("the control socket can't take a client: %s", error.strerror)
+                    # Most likely no descriptors are left: wait instead of spinning.
+                    _log.warning("the control socket can't accept a client: %s", error.strerror)
                     self._closing.wait(_PROGRESS_S)
                 continue
             client.settimeout(_SEND_S)
-            if not self._places.acquire(blocking=False):
+            places = self._places_for(client)
+            if places is None:
                 _reply(client, error_document(BusyError("the daemon has too many clients")))
                 client.close()
                 continue
             thread = threading.Thread(
-                target=self._serve, args=(client,), name="client", daemon=True
+                target=self._serve, args=(client, places), name="client", daemon=True
             )
             try:
                 thread.start()
             except RuntimeError as error:
-                # No more threads for this user: the next client may have better luck.
+                # No more threads for this user now; the next client may get one.
                 _log.warning("the control socket can't serve a client: %s", error)
-                self._places.release()
+                _release(places)
                 client.close()
 
-    def _serve(self, client: socket.socket) -> None:
+    def _places_for(self, client: socket.socket) -> tuple[threading.Semaphore, ...] | None:
+        """Return the semaphores that the client must release; None if no slot is free."""
+        wanted = [self._places]
+        if _user_of(client) not in self._masters:
+            wanted.insert(0, self._guest_places)
+        taken: list[threading.Semaphore] = []
+        for places in wanted:
+            if not places.acquire(blocking=False):
+                _release(taken)
+                return None
+            taken.append(places)
+        return tuple(taken)
+
+    def _serve(self, client: socket.socket, places: tuple[threading.Semaphore, ...]) -> None:
         try:
             with client:
                 try:
@@ -213,10 +251,10 @@ class Server:
                 except CiuicError as error:
                     _reply(client, error_document(error))
         finally:
-            self._places.release()
+            _release(places)
 
     def _receive(self, client: socket.socket) -> bytes | None:
-        """One line without its end; None if the client went away or was too slow."""
+        """Return a line without its end; None if the client went away or was too slow."""
         deadline_s = self._clock.monotonic_s() + _REQUEST_S
         received = bytearray()
         while b"\n" not in received:
@@ -255,7 +293,7 @@ class Server:
                 _reply(client, {"done": self._services.status()})
 
     def _take(self, client: socket.socket, request: SnapshotRequest) -> None:
-        job = Job(base=request.base, tags=request.tags, scope=request.scope())
+        job = Job(base=request.base, tags=request.tags, scope=request.scope(), origin=COMMAND)
         self._services.submit(job)
         while True:
             outcome = job.wait(_PROGRESS_S)
@@ -268,17 +306,27 @@ class Server:
                 return
 
     def _check_peer(self, client: socket.socket) -> None:
-        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(raw)
+        uid = _user_of(client)
         if uid not in self._masters:
             raise StoreError(
-                f"user {uid} may ask this daemon for its status only",
+                f"user {uid} may only ask this daemon for its status",
                 hint="Run the command as root, or as the user the daemon runs as.",
             )
 
 
-def _reply(client: socket.socket, document: dict[str, Any]) -> bool:
-    """Send it; False if the client has gone or does not listen."""
+def _user_of(client: socket.socket) -> int:
+    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return int(uid)
+
+
+def _release(places: Iterable[threading.Semaphore]) -> None:
+    for semaphore in places:
+        semaphore.release()
+
+
+def _reply(client: socket.socket, document: Document) -> bool:
+    """Send the document; return False if the client has gone or does not read."""
     try:
         client.sendall(encode_line(document))
     except OSError:

@@ -1,48 +1,51 @@
-"""After a snapshot that met files in flux: wait for their writers, then ask for one more.
+"""Follow-up snapshots: wait until files that were being written are closed, then ask for another.
 
-So that the hour has a whole checkpoint in it, and not only the half that was there on the hour.
-Events say when to look (``ciuicd.watch``); a lease says whether a file is still being written.
+Without a follow-up, a checkpoint that was half written at the full hour would be in no snapshot of
+that hour. Events say when to look (``ciuicd.watch``); a lease says whether a file is still being
+written.
 
-What bounds it:
-    - One wait at a time, of half an interval and ten minutes at most. A snapshot that is due comes
-      first, and begins anew.
-    - One follow-up for each snapshot. A further one only for files that were not waited for yet,
-      within the same time, and ``_FOLLOW_UPS_MAX`` in all.
-    - A file that nobody closed in all that time (a log) is told once. As long as it is the same
-      file and in flux, later waits don't last for its sake; should it be closed, they notice.
+Bounds:
+    - One wait at a time, of half an interval, and ten minutes at most. A scheduled snapshot goes
+      first and starts a new wait.
+    - One follow-up for each snapshot. There are further follow-ups only for files that were not
+      awaited yet, within the same time, and ``_FOLLOW_UPS_MAX`` in total.
+    - A file that stays open for the whole wait (a log) is logged once. While the same file is
+      being written, later waits do not last longer because of it, but they notice if it is closed.
 
-All of it belongs to the daemon's main thread; only ``shown`` is read by others.
+Only the daemon's main thread uses this module; other threads may read ``shown``.
 """
 
 import logging
 import os
 import stat
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from ciuic.capture.holders import find_holders
-from ciuic.capture.kernel import has_writer
-from ciuic.clock import Clock, rfc3339
-from ciuic.model import TakeReport, path_text
-from ciuic.units import format_duration, format_files
+from ciuic.control import Document
+from ciuic.model import ExcludeRules, path_text
+from ciuic.snapshot.report import TakeReport
+from ciuic.source.writers import find_holders
+from ciuic.system.clock import Clock, rfc3339
+from ciuic.system.kernel import has_writer
+from ciuic.units import format_duration, format_files, listed
 from ciuicd.schedule import covers
 from ciuicd.watch import ClosingWatch
 
 __all__ = ["TAG", "FollowUps", "Scope", "is_being_written"]
 
 TAG: Final = "follow-up"
-"""What a follow-up snapshot is tagged with."""
+"""The tag of follow-up snapshots."""
 
-Scope = tuple[tuple[bytes, ...], tuple[str, ...]]
-"""Roots and patterns of a snapshot."""
+Scope = tuple[tuple[bytes, ...], ExcludeRules]
+"""Roots and exclude rules of a snapshot."""
 
 _WAIT_MAX_S: Final = 600.0
 _FOLLOW_UPS_MAX: Final = 3
-# Whoever closes a checkpoint may be about to open it again, for its index or its directory.
+# A program that closes a checkpoint may open it again, for its index or its directory.
 _SETTLE_S: Final = 2.0
 _LOOK_S: Final = 30.0
 _LOOK_WITHOUT_EVENTS_S: Final = 5.0
-# However often events come.
+# Events may come more often than this.
 _LOOK_APART_S: Final = 0.5
 _NAMED_MAX: Final = 5
 _NS: Final = 1_000_000_000
@@ -55,10 +58,10 @@ _Looks = tuple[int, int, int, int, int]
 
 
 def is_being_written(path: bytes, before: _Looks | None) -> tuple[bool, _Looks | None]:
-    """Whether somebody has the file open for writing, and how the file looks now.
+    """Return whether a program has the file open for writing, and the file's identity and times.
 
-    Where no lease tells (a file of another user, a network file system), a file that looks as it
-    did ``before`` counts as finished. So does a file that is gone: renamed, most likely.
+    Where a lease is not possible (a file of another user, a network file system), a file that
+    looks as it did ``before`` counts as closed. So does a missing file: it was probably renamed.
     """
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -80,10 +83,10 @@ class _Wait:
     """One wait for the writers of some files.
 
     Attributes:
-        open: Those that somebody was still writing at the last look.
-        seen: All that this snapshot and its follow-ups have waited for.
+        open: Files that were still being written at the last look.
+        seen: All files that this snapshot and its follow-ups waited for.
         look_s: When to look next.
-        quiet_s: Since when nobody has been writing; None while somebody is.
+        quiet_s: Since when no file has been written to; None while a file is being written.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class _Wait:
         self.watch = ClosingWatch(paths, wake)
 
     def look(self) -> None:
-        """See which files somebody is still writing."""
+        """Check which files are still being written."""
         self.open = set()
         for path in self.paths:
             being_written, self.looks[path] = is_being_written(path, self.looks.get(path))
@@ -121,20 +124,20 @@ class _Wait:
                 self.open.add(path)
 
     def identity(self, path: bytes) -> _Identity | None:
-        """Which file it was at the last look."""
+        """Return device and inode of the file at the last look."""
         looks = self.looks.get(path)
         return None if looks is None else looks[:2]
 
 
 class FollowUps:
-    """What the daemon remembers of files in flux.
+    """The daemon's wait for files that are being written.
 
     Args:
-        clock: Tells how long has been waited.
+        clock: Tells the time.
         wake: Called on another thread when ``is_due`` may have become true.
 
     Attributes:
-        shown: What ``ciuic status`` says of the wait; None when there is none.
+        shown: The wait as ``ciuic status`` shows it; None without a wait.
     """
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
@@ -143,16 +146,16 @@ class FollowUps:
         self._wait: _Wait | None = None
         self._never_closed: dict[bytes, _Identity] = {}
         self._told_problem = False
-        self.shown: dict[str, Any] | None = None
+        self.shown: Document | None = None
 
     @property
     def next_look_s(self) -> float | None:
-        """When to ask ``is_due`` again, on the monotonic clock; None: nothing is awaited."""
+        """When to ask ``is_due`` again, on the monotonic clock; None without a wait."""
         return None if self._wait is None else min(self._wait.look_s, self._wait.deadline_s)
 
     @property
     def scope(self) -> Scope | None:
-        """Of the snapshot that is due; None for what the configuration says."""
+        """The scope of the follow-up; None: that of the configuration."""
         return None if self._wait is None else self._wait.scope
 
     def consider(
@@ -163,7 +166,7 @@ class FollowUps:
         *,
         interval_s: float,
     ) -> None:
-        """A snapshot of these roots has been taken that is no follow-up: wait if it needs one."""
+        """Start a wait if this snapshot of ``roots``, which is no follow-up, needs a follow-up."""
         if self._wait is not None:
             if not covers(roots, self._wait.roots):
                 return
@@ -178,7 +181,7 @@ class FollowUps:
             self._begin(report, scope, roots, flux, deadline_s)
 
     def is_due(self) -> bool:
-        """Look, if it is time to; whether the follow-up is to be taken now."""
+        """Look at the files if it is time to; return whether to take the follow-up now."""
         wait, now_s = self._wait, self._clock.monotonic_s()
         if wait is None:
             return False
@@ -190,8 +193,8 @@ class FollowUps:
         wait.look()
         wait.looked_s = now_s
         self._show(wait)
-        is_someone_done = len(wait.open) < len(wait.paths)
-        if is_someone_done and not self._awaited(wait):
+        is_any_closed = len(wait.open) < len(wait.paths)
+        if is_any_closed and not self._awaited(wait):
             settle_s = min(_SETTLE_S, (wait.deadline_s - wait.began_s) / 4)
             if wait.quiet_s is None:
                 wait.quiet_s = now_s
@@ -203,14 +206,14 @@ class FollowUps:
         often_s = _LOOK_S if wait.watch.is_complete else _LOOK_WITHOUT_EVENTS_S
         wait.look_s = now_s + min(often_s, max(wait.deadline_s - wait.began_s, 1.0) / 4)
         if is_over:
-            self._tell_unclosed(wait)
-            if is_someone_done:
+            self._log_unclosed(wait)
+            if is_any_closed:
                 return True
             self.drop()
         return False
 
     def taken(self, report: TakeReport) -> None:
-        """The follow-up that was due has been taken; perhaps it met others in flux."""
+        """End the wait after its follow-up; start another for files that this one found open."""
         wait = self._wait
         self.drop()
         if wait is None:
@@ -224,7 +227,7 @@ class FollowUps:
                 self._wait.follow_ups = wait.follow_ups + 1
 
     def drop(self) -> None:
-        """Wait no longer; harmless when nothing is awaited."""
+        """End the wait; harmless without one."""
         if self._wait is not None:
             self._wait.watch.close()
         self._wait = self.shown = None
@@ -247,14 +250,15 @@ class FollowUps:
         if wait.watch.problem is not None and not self._told_problem:
             self._told_problem = True
             _log.warning(
-                "files in flux are looked at every %s, since there are no events of them: %s",
+                "polling open files every %s because the system refused to watch them: %s",
                 format_duration(_LOOK_WITHOUT_EVENTS_S),
                 wait.watch.problem,
             )
         awaited = sorted(wait.paths - self._excused(wait))
         if awaited:
             _log.info(
-                "%s in flux in %s, a follow-up snapshot comes when closed, within %s: %s",
+                "%s being written in %s; waiting up to %s for them to be closed before a follow-up"
+                " snapshot: %s",
                 format_files(len(awaited)),
                 report.id,
                 format_duration(deadline_s - now_s),
@@ -262,7 +266,7 @@ class FollowUps:
             )
 
     def _excused(self, wait: _Wait) -> set[bytes]:
-        """Files that an earlier wait has waited for in vain."""
+        """Return the files that stayed open for a whole earlier wait."""
         return {
             path
             for path in wait.paths
@@ -272,7 +276,7 @@ class FollowUps:
     def _awaited(self, wait: _Wait) -> set[bytes]:
         return wait.open - self._excused(wait)
 
-    def _tell_unclosed(self, wait: _Wait) -> None:
+    def _log_unclosed(self, wait: _Wait) -> None:
         unclosed = sorted(self._awaited(wait))
         for path in unclosed:
             identity = wait.identity(path)
@@ -280,7 +284,7 @@ class FollowUps:
                 self._never_closed[path] = identity
         if unclosed:
             _log.warning(
-                "%s still in flux after %s, not waited for any longer: %s",
+                "%s still being written after %s; gave up waiting: %s",
                 format_files(len(unclosed)),
                 format_duration(self._clock.monotonic_s() - wait.began_s),
                 _named(unclosed, wait),
@@ -297,13 +301,12 @@ class FollowUps:
 
 
 def _named(paths: list[bytes], wait: _Wait | None = None) -> str:
-    """The first few, and how many more there are; with who is writing them if asked for."""
+    """Return the first few paths, and how many more there are; for a wait, with their writers."""
     some = paths[:_NAMED_MAX]
     inodes = [wait.identity(path) if wait is not None else None for path in some]
-    holders = find_holders([one for one in inodes if one is not None]) if any(inodes) else {}
+    holders = find_holders([inode for inode in inodes if inode is not None]) if any(inodes) else {}
     texts = [
         f"{path_text(path)} ({holders[inode]})" if inode in holders else path_text(path)
         for path, inode in zip(some, inodes, strict=True)
     ]
-    more = len(paths) - len(some)
-    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
+    return listed(texts, len(paths))

@@ -1,41 +1,40 @@
-"""Which store a path holds, so that none is made anew below a mount that is missing.
+"""Which store a path holds, so that the daemon never makes a new store below a lost mount.
 
-A new store on the disk below would take every snapshot, fill that disk, and look as if all were
-well. Two things tell that none is wanted (decision 0017):
+A new store on the disk below would take every snapshot, fill that disk, and look healthy. The
+daemon makes no store if one of these says so (decision 0017):
 
-    remembered   the service manager's directory for the daemon's state ($STATE_DIRECTORY) has a
-                 file ``stores.json`` with the ID of the store that each path held
-    fstab        /etc/fstab has a mount point at the path or above it, and nothing is mounted there
+    memory   ``stores.json`` in the directory for the daemon's state ($STATE_DIRECTORY) has the ID
+             of the store that each path held
+    fstab    /etc/fstab has a mount point at the path or above it, and nothing is mounted there
 
-Without either, a path that holds nothing gets a new store: the first start has to.
+Otherwise an empty path gets a new store, as on the first start.
 """
 
-import contextlib
 import json
 import logging
 import os
 from collections.abc import Mapping
 from typing import Final
 
-from ciuic import durable
-from ciuic.clock import Clock
 from ciuic.errors import CorruptionError, StoreError
-from ciuic.scan import mount_points_of, mounts
-from ciuic.store import create_store
-from ciuic.store.header import read_header
-from ciuic.store.layout import HEADER
+from ciuic.source.mounts import FSTAB, unmounted_point
+from ciuic.store.directory.create import create_store
+from ciuic.store.directory.find import read_header, refuse_unmounted
+from ciuic.store.directory.ownership import refuse_foreign
+from ciuic.store.records.layout import HEADER
+from ciuic.system import durable
+from ciuic.system.clock import Clock
 
 __all__ = ["KnownStores"]
 
 _log = logging.getLogger(__name__)
 
 _FILE: Final = "stores.json"
-_FSTAB: Final = "/etc/fstab"
 _BYTES_MAX: Final = 1024 * 1024
 
 
 class KnownStores:
-    """What is known of the stores that this daemon has served, and of the mounts below them.
+    """The stores that this daemon has served, and the mounts that they need.
 
     Args:
         environ: The daemon's environment.
@@ -43,34 +42,46 @@ class KnownStores:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         directory = environ.get("STATE_DIRECTORY", "").partition(":")[0]
-        self._file = os.path.join(directory, _FILE) if directory else ""
-        # As mount(8) reads it: libmount has this name for another table.
-        self._fstab = environ.get("LIBMOUNT_FSTAB", _FSTAB)
+        self._file = os.path.join(os.path.realpath(directory), _FILE) if directory else ""
+        self._environ = environ
 
-    def prepare(self, path: str, clock: Clock) -> str:
-        """Make a store at ``path`` if there is none and none is missing; returns its ID.
+    def prepare(self, path: str, clock: Clock, *, owner: int | None = None) -> str:
+        """Return the ID of the store at ``path``; make the store on the first start.
+
+        Args:
+            path: The store.
+            clock: Tells the time, for a new store.
+            owner: The other user who may own the store.
 
         Raises:
-            StoreError: The store that ought to be there is not, or none can be made or used.
+            StoreError: The known store is missing, or the store can't be made or used.
         """
+        refuse_foreign(os.path.realpath(path), owner)
         wanted = self._remembered().get(path)
         found = self._found(path, wanted)
         if not found:
-            self._refuse_unmounted(path)
-            create_store(path, clock)
+            refuse_unmounted(path, self._environ)
+            create_store(path, clock, owner=owner)
+            if not self._file:
+                _log.warning(
+                    "created the store %s, but ciuicd has no state directory to record that: if"
+                    " the store's disk is not mounted at a later start, ciuicd will create a second"
+                    " store there. Set STATE_DIRECTORY, as the systemd unit does",
+                    path,
+                )
             found = read_header(path).store_id
         if wanted is not None and wanted != found:
             raise StoreError(
-                f"{path} holds another store than it did: {found[:8]}, and not {wanted[:8]}",
-                hint=f"Mount the file system of that one; or, if this one is to be served from now"
-                f" on, remove {self._file} and start the daemon again.",
+                f"{path} holds a different store than before: {found[:8]} instead of {wanted[:8]}",
+                hint=f"Mount the file system of store {wanted[:8]}. To serve the new store instead,"
+                f" remove {self._file} and start the daemon again.",
             )
         if wanted is None:
             self._remember(path, found)
         return found
 
     def _found(self, path: str, wanted: str | None) -> str:
-        """The ID of the store that is there; empty if there is none and one may be made."""
+        """Return the ID of the store at ``path``; empty if a store may be made there."""
         if wanted is None and not os.path.lexists(os.path.join(path, HEADER)):
             return ""
         try:
@@ -81,25 +92,19 @@ class KnownStores:
             if wanted is None or os.path.lexists(os.path.join(path, HEADER)):
                 raise
             raise StoreError(
-                f"{path} holds no store, and held store {wanted[:8]} before",
-                hint="Mount its file system; or, if a new store is to be made there, remove"
-                f" {self._file} and start the daemon again.",
+                f"{path} no longer holds a store; it used to hold store {wanted[:8]}",
+                hint=f"{self._mount_first(path)} If that store no longer exists, remove"
+                f" {self._file} and start the daemon again: it creates a new store.",
             ) from error
 
-    def _refuse_unmounted(self, path: str) -> None:
-        real = os.path.realpath(path)
-        mounted = {os.fsdecode(one.point) for one in mounts()}
-        for point in _points(self._fstab):
-            is_above = real == point or real.startswith(f"{point}/")
-            if is_above and point not in mounted:
-                raise StoreError(
-                    f"there is no store at {path}, and nothing is mounted on {point}, which"
-                    f" {self._fstab} says is a mount point",
-                    hint="Mount it first: a new store would lie on the disk below.",
-                )
+    def _mount_first(self, path: str) -> str:
+        point = unmounted_point(path, self._environ)
+        if point:
+            return f"Mount {point} first: {FSTAB} names it, and nothing is mounted there."
+        return "Mount the store's disk first."
 
     def _remembered(self) -> dict[str, str]:
-        """The IDs of stores by their paths."""
+        """Return the remembered store IDs by path."""
         if not self._file:
             return {}
         try:
@@ -108,7 +113,9 @@ class KnownStores:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            _log.warning("%s can't be read, and a lost mount may go unseen: %s", self._file, error)
+            _log.warning(
+                "%s can't be read, so a lost mount may go unnoticed: %s", self._file, error
+            )
             return {}
         pairs = found.items() if isinstance(found, dict) else ()
         return {path: store for path, store in pairs if isinstance(store, str)}
@@ -122,12 +129,6 @@ class KnownStores:
         try:
             durable.write_whole(self._file, data, temporary_directory=directory, mode=0o600)
         except OSError as error:
-            _log.warning("%s can't be written: a lost mount may go unseen: %s", self._file, error)
-
-
-def _points(fstab: str) -> list[str]:
-    """Mount points in a table of file systems, fstab(5), but for the root's; none without one."""
-    with contextlib.suppress(OSError), open(fstab, "rb") as file:
-        found = [os.path.realpath(os.fsdecode(one)) for one in mount_points_of(file.read())]
-        return [one for one in found if one != "/"]
-    return []
+            _log.warning(
+                "%s can't be written, so a lost mount may go unnoticed: %s", self._file, error
+            )

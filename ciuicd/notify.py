@@ -1,22 +1,29 @@
-"""What systemd is told: sd_notify(3), which is one datagram a message.
+"""Messages to systemd: sd_notify(3), one datagram each.
 
-Outside systemd, and when its socket is gone, every call does nothing: whether the daemon works
-must not depend on who listens.
+Outside systemd, and when its socket is gone, every call does nothing: the daemon must work without
+a listener.
 """
 
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Final
 
-__all__ = ["Notifier"]
+from ciuic.system.clock import Clock
+
+__all__ = ["Notifier", "Watchdog"]
+
+# An fsync of a large pack at idle priority may wait behind a checkpoint for minutes.
+_STALLED_S: Final = 1800.0
 
 
 class Notifier:
-    """The service manager's ear.
+    """Sends messages to the service manager.
 
     Attributes:
-        watchdog_s: How often the manager wants to hear that the daemon lives; None: never.
+        watchdog_s: How often the manager expects a sign of life; None: never.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -28,19 +35,19 @@ class Notifier:
         self.watchdog_s = usec / 1e6 if usec else None
 
     def ready(self) -> None:
-        """Start-up, or a reload, has ended."""
+        """Say that the start, or a reload, has ended."""
         self._send("READY=1")
 
     def reloading(self, monotonic_s: float) -> None:
-        """A reload begins; ``ready`` ends it."""
+        """Say that a reload begins; ``ready`` ends it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic_s * 1e6)}")
 
     def stopping(self) -> None:
-        """The daemon is about to end."""
+        """Say that the daemon is about to end."""
         self._send("STOPPING=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``."""
+        """Set the line that ``systemctl status`` shows."""
         self._send("STATUS=" + text.replace("\n", " "))
 
     def alive(self) -> None:
@@ -52,8 +59,43 @@ class Notifier:
             return
         with (
             contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as ear,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager,
         ):
             # A manager that is itself stuck must not take the daemon with it.
-            ear.settimeout(1)
-            ear.sendto(message.encode("utf-8", "surrogateescape"), self._address)
+            manager.settimeout(1)
+            manager.sendto(message.encode("utf-8", "surrogateescape"), self._address)
+
+
+class Watchdog:
+    """Keeps systemd's watchdog quiet as long as the main thread makes progress."""
+
+    def __init__(self, notifier: Notifier, clock: Clock) -> None:
+        self._notifier = notifier
+        self._clock = clock
+        self._progress_s = clock.monotonic_s()
+
+    def note_progress(self) -> None:
+        """Record that the main thread is not stuck."""
+        self._progress_s = self._clock.monotonic_s()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Send signs of life on a thread while the block runs."""
+        interval_s = self._notifier.watchdog_s
+        if interval_s is None:
+            yield
+            return
+        ended = threading.Event()
+
+        def keep_quiet() -> None:
+            while not ended.wait(interval_s / 2):
+                if self._clock.monotonic_s() - self._progress_s < _STALLED_S:
+                    self._notifier.alive()
+
+        thread = threading.Thread(target=keep_quiet, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

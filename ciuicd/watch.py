@@ -1,11 +1,11 @@
-"""Events of files that somebody was writing: closed, renamed, deleted. They say when to look.
+"""Events of files that are being written: closed, renamed, deleted. They say when to look.
 
-Nothing relies on them. Events get lost when a queue overflows, a network file system has none of
-other machines, and the kernel hands out only so many watches: what counts is what is found when
-somebody looks (``ciuicd.followup``), which happens without any event too, only later.
+Nothing relies on events. They are lost when a queue overflows, a network file system has none from
+other machines, and the kernel limits the number of watches. ``ciuicd.followup`` looks at the files
+itself, without an event only later.
 
-Directories are watched, not files, since a checkpoint that is renamed into its place appears as an
-event of its directory alone; and only so many of them, since watchdog gives each a thread.
+Directories are watched, not files: a checkpoint that is renamed into place is an event of its
+directory alone. Their number is limited, since watchdog starts a thread for each.
 """
 
 import errno
@@ -30,23 +30,23 @@ _DIRECTORIES_MAX: Final = 32
 _JOIN_S: Final = 5.0
 _GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}
 
-# What watchdog has to complain of costs nothing here: a look finds what an event did not tell.
+# Problems of watchdog do no harm here: a look finds what an event did not report.
 logging.getLogger("watchdog").setLevel(logging.CRITICAL)
 
 
 class ClosingWatch:
-    """Calls ``wake`` when one of some files may have been closed, renamed or deleted.
+    """Calls ``wake`` when one of the files may have been closed, renamed or deleted.
 
-    ``wake`` is called on a thread of the watch, and only once until ``take_note``: a file that is
-    opened and closed a thousand times a second wakes nobody a thousand times.
+    ``wake`` is called on a thread of the watch, and once until ``take_note``. A file that is opened
+    and closed a thousand times a second causes one call.
 
     Args:
         paths: Absolute.
         wake: Must return at once.
 
     Attributes:
-        is_complete: Every file lies in a directory that is watched.
-        problem: Why the system gave no watches, if it gave none.
+        is_complete: Every file is in a directory that is watched.
+        problem: Why the system refused a watch, if it did.
     """
 
     def __init__(self, paths: Iterable[bytes], wake: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ class ClosingWatch:
                 raise
 
     def take_note(self) -> bool:
-        """Whether something happened since this was asked last."""
+        """Return whether something happened since the last call."""
         happened, self._handler.happened = self._handler.happened, False
         return happened
 
@@ -90,7 +90,7 @@ class ClosingWatch:
 
 
 class _Handler(FileSystemEventHandler):
-    """Only takes a note: acting belongs to the main thread."""
+    """Records that something happened; the main thread acts on it."""
 
     def __init__(self, paths: frozenset[bytes], wake: Callable[[], None]) -> None:
         self.paths = paths

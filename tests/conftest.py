@@ -1,7 +1,8 @@
-"""What every test may start from, and how long hypothesis searches."""
+"""Fixtures for all tests, and how long hypothesis searches."""
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ciuic.capture.providers import IN_PLACE, choose
+from ciuic.source.freeze.methods import IN_PLACE, choose
 from tests.kit import order, skips
 from tests.kit.box import Box
 
-# Real files are slow at unpredictable moments: a deadline would only make tests flake.
+# Real files are slow at unpredictable moments: a deadline would make tests flaky.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=25, **_COMMON)
 settings.register_profile("ci", max_examples=200, print_blob=True, **_COMMON)
@@ -28,7 +29,7 @@ def box(tmp_path: Path) -> Box:
 
 @pytest.fixture
 def public_box() -> Iterator[Box]:
-    """A box that every user of the machine can reach: pytest's own directories are private."""
+    """A box that every user can reach; pytest's own directories are private."""
     directory = Path(tempfile.mkdtemp(prefix="ciuic-test-"))
     directory.chmod(0o755)
     try:
@@ -39,7 +40,7 @@ def public_box() -> Iterator[Box]:
 
 @pytest.fixture
 def live_box(tmp_path: Path) -> Iterator[Box]:
-    """A box whose files are read where they lie, so that what happens meanwhile is seen."""
+    """A box whose files are read in place, so that changes during the read are seen."""
     if choose(os.fsencode(tmp_path)).how == IN_PLACE:
         yield Box(tmp_path)
         return
@@ -48,7 +49,7 @@ def live_box(tmp_path: Path) -> Iterator[Box]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; skip what needs root for everybody else, by name."""
+    """Start with the longest files; skip tests that need root for other users."""
     order.longest_first(items)
     if os.environ.get("CIUIC_LONG"):
         for item in items:
@@ -61,7 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """See ``tests.kit.skips``; files go to workers in the order they have here."""
+    """See ``tests.kit.skips``; files go to workers in this order."""
     skips.install(config)
-    # Else xdist begins with the files of the most tests, and ends with a single one of minutes.
+    # A shell makes what it starts in the background ignore SIGINT. Programs that tests start would
+    # inherit that, and could not be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Otherwise xdist starts with the files with most tests, and ends with a long one alone.
     config.option.loadscopereorder = False

@@ -1,55 +1,55 @@
-"""Bytes -> chunk boundaries.
+"""Cuts the bytes of files into chunks.
 
-A chunker decides where a stretch of data is cut; it sees positions and bytes, never files. The
-choice is recorded in the store's header, so that every run over a store cuts alike. Which files
-are cut by which rule: docs/format.md, section 7.
+A chunker sees offsets and bytes, and no files. The store's header records the rules, so every run
+cuts in the same way. docs/format.md, "Cutting files into chunks", says which rule applies to which
+file.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from ciuic.chunking.by_tensor import TensorChunker
 from ciuic.chunking.content import ContentChunker
 from ciuic.chunking.fixed import FixedChunker
 from ciuic.chunking.rewritten import is_rewritten
-from ciuic.chunking.tensor import TensorChunker
 
 __all__ = ["Chunker", "ContentChunker", "FixedChunker", "TensorChunker", "is_rewritten"]
 
 
 class Chunker(Protocol):
-    """Where to cut one file.
+    """Decides where one file is cut.
 
-    ``before`` and ``after`` are known before its data is read: cuts, or where cuts depend on the
-    data the bounds of regions that stand for them.
+    The bounds that ``before`` and ``after`` return are known before the data is read. They are
+    cuts, or bounds of fixed regions if the cuts depend on the data.
     """
 
     def before(self, offset_bytes: int) -> int:
-        """The last bound at ``offset_bytes`` or before; the file's first byte is one."""
+        """Return the last bound at or before ``offset_bytes``; the start of the file is a bound."""
         ...
 
     def after(self, offset_bytes: int) -> int:
-        """The first bound behind ``offset_bytes``, wherever the file may end."""
+        """Return the first bound after ``offset_bytes``, regardless of the file's end."""
         ...
 
     def block_end(self, offset_bytes: int, block_bytes: int) -> int:
-        """Where a block that begins at ``offset_bytes`` ends, if it is about ``block_bytes`` long.
+        """Return where a block of about ``block_bytes`` from ``offset_bytes`` on should end.
 
-        Whoever reads asks for blocks that end there, since a cut there costs nothing.
+        Readers read blocks that end there, because a cut there costs nothing.
         """
         ...
 
     def width_bytes(self, offset_bytes: int) -> int:
-        """Of an element of the chunk that begins there, by the file's header; 0: not known."""
+        """Return the bytes per element of the chunk that begins there; 0 if they are not known."""
         ...
 
     def chunks(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
         """Cut blocks into chunks, each with its position in the file.
 
         Args:
-            blocks: Stretches of the file with their positions, in order; a file is always cut
-                where two of them do not touch.
+            blocks: Ranges of the file with their offsets, in order. A gap between two blocks is
+                always a cut.
 
         Yields:
-            All of the blocks' bytes in order; mostly views into the blocks.
+            Offset and bytes of each chunk, in order; mostly views into the blocks.
         """
         ...

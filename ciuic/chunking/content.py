@@ -1,15 +1,15 @@
-"""Chunks that end where their own bytes say so: an insertion moves the cuts behind it along.
+"""Cuts by content, so that an insertion moves the cuts after it by the same distance.
 
-The rule is FastCDC (Xia et al., 2020) as pyfastcdc and the Rust crate fastcdc have it, with the
-gear table of the paper's authors and normalisation level 1; decision 0016 has the candidates.
-A cut depends on the bytes since the cut before it and on nothing else, so that two runs over the
-same bytes that have one cut in common have all further ones.
+The rule is FastCDC (Xia et al., 2020) as in pyfastcdc and the Rust crate fastcdc, with the gear
+table of the paper's authors and normalization level 1; decision 0016 has the alternatives. A cut
+depends only on the bytes since the cut before it. Two runs over the same bytes that have one cut in
+common therefore have all later cuts in common.
 
 Guarantees:
-    - cuts are the same however a stretch is divided into blocks.
-    - no chunk is longer than ``size_bytes``; none but a stretch's last is shorter than
+    - Cuts do not depend on how a range is divided into blocks.
+    - No chunk is longer than ``size_bytes``. Only the last chunk of a range is shorter than
       ``least_bytes``.
-    - of a block at most ``size_bytes`` are copied, where a chunk lies across its start.
+    - At most ``size_bytes`` bytes of a block are copied: a chunk that begins in the block before.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from typing import Final
 from ciuic.chunking.fixed import FixedChunker
 
 with warnings.catch_warnings():
-    # It warns that its extension is missing: such a file is cut by the fixed rule then.
+    # It warns if its extension is missing; ciuic then uses the fixed rule.
     warnings.simplefilter("ignore")
     from pyfastcdc import FastCDC
 
@@ -27,23 +27,24 @@ __all__ = ["AVERAGE_BYTES", "IS_COMPILED", "LEAST_BYTES", "ContentChunker"]
 
 AVERAGE_BYTES: Final = range(256, 4 * 1024 * 1024 + 1)
 LEAST_BYTES: Final = range(64, 1024 * 1024 + 1)
-"""What the library takes; powers of two, so that another one need not round as it does."""
+"""Lengths that the library accepts. ciuic allows only powers of two, so that another library does
+not have to round in the same way."""
 
 IS_COMPILED: Final[bool] = FastCDC.__module__.startswith("pyfastcdc.cy")
-"""Without its extension it has the same cuts at 5 MB/s, and holds the interpreter's lock."""
+"""Without its extension, the library cuts the same at 5 MB/s, and holds the interpreter's lock."""
 
 _LEVEL: Final = 1
-"""At 2 and 3 chunks are more alike in length, and two sequences of cuts that begin apart, as in a
-log that has lost its head, take two and four times as long to fall in step."""
+"""At levels 2 and 3 chunk sizes vary less, but two sequences of cuts with different starts, as in a
+log that has lost its head, take two and four times as long to coincide."""
 
 
 class ContentChunker(FixedChunker):
-    """Cuts one file by its content; the regions that ``before`` and ``after`` tell are fixed.
+    """Cuts one file by its content; ``before`` and ``after`` return bounds of fixed regions.
 
     Args:
-        size_bytes: No chunk is longer.
-        average_bytes: Chunks are about so long, and a little longer.
-        least_bytes: None is shorter.
+        size_bytes: Maximum chunk size.
+        average_bytes: Average chunk size; the actual average is a little higher.
+        least_bytes: Minimum chunk size.
     """
 
     def __init__(self, size_bytes: int, average_bytes: int, least_bytes: int) -> None:
@@ -56,7 +57,7 @@ class ContentChunker(FixedChunker):
         )
 
     def chunks(self, blocks: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
-        """See ``Chunker``; a stretch of blocks that touch is cut as if it were one block."""
+        """See ``Chunker``; adjacent blocks are cut as if they were one block."""
         rest = memoryview(b"")
         end = 0
         for offset, block in blocks:
@@ -82,17 +83,17 @@ class ContentChunker(FixedChunker):
     def _cut(
         self, offset: int, block: memoryview
     ) -> Generator[tuple[int, memoryview], None, memoryview]:
-        """Yield the chunks of a block that are sure to end there; return what is left of it."""
+        """Yield the chunks that certainly end in a block; return the rest of the block."""
         at = 0
-        for one in self._gear.cut_buf(block):
-            until = at + one.length
-            if until == len(block) and one.length < self.size_bytes:
+        for chunk in self._gear.cut_buf(block):
+            until = at + chunk.length
+            if until == len(block) and chunk.length < self.size_bytes:
                 break
             yield offset + at, block[at:until]
             at = until
         return block[at:]
 
     def _first(self, block: memoryview) -> int:
-        """Length of the first chunk; 0: it may go on behind the block."""
+        """Return the length of the first chunk; 0 if it may continue after the block."""
         length = next(self._gear.cut_buf(block)).length
         return length if length < len(block) or length == self.size_bytes else 0

@@ -1,7 +1,7 @@
-"""Chunks of one size, cut at multiples of that size counted from the file's start.
+"""Cuts at multiples of the chunk size, counted from the file's start.
 
-Data that is rewritten in place keeps its chunks; a hole in front of it changes nothing, because
-positions count in the file and not in the data.
+Data that is rewritten in place keeps its chunks. A hole before the data changes nothing, because
+offsets count in the file and not in the data.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ __all__ = ["FixedChunker"]
 
 
 class FixedChunker:
-    """Cuts at every multiple of ``size_bytes``."""
+    """Cuts one file at every multiple of ``size_bytes``."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -25,12 +25,12 @@ class FixedChunker:
         return self.before(offset_bytes) + self.size_bytes
 
     def block_end(self, offset_bytes: int, block_bytes: int) -> int:
-        """The next multiple of as many chunks as a block holds, or of one."""
+        """Return the next multiple of the whole chunks in a block, or of one chunk."""
         whole_bytes = max(1, block_bytes // self.size_bytes) * self.size_bytes
         return offset_bytes - offset_bytes % whole_bytes + whole_bytes
 
     def width_bytes(self, offset_bytes: int) -> int:
-        """See ``Chunker``: no header was looked at."""
+        """See ``Chunker``: no header was read, so the width is not known."""
         del offset_bytes
         return 0
 

@@ -1,12 +1,12 @@
-"""A file's first bytes -> whether programs write into its middle: databases, images of disks.
+"""Recognizes files that programs write into: databases and disk images.
 
-A file is told by what it begins with and nothing else. What may change in its life, holes or how
-it was written last, would have it cut by two rules in turn, and stored twice (decision 0016).
+Only the first bytes of a file count. Properties that may change, such as holes or the last writer,
+would apply two rules to one file in turn, and store it twice (decision 0016).
 """
 
 from typing import Final
 
-from ciuic.chunking.tensors import Read
+from ciuic.formats.headers import Read
 
 __all__ = ["MAGICS", "is_rewritten"]
 
@@ -30,14 +30,14 @@ MAGICS: Final[tuple[tuple[int, bytes], ...]] = (
     (510, b"\x55\xaa"),  # a partition table, FAT, NTFS
     (65_600, b"_BHRfS_M"),  # btrfs
 )
-"""Offsets and bytes; docs/format.md has the same."""
+"""Offsets and bytes, as in docs/format.md."""
 
 
 def is_rewritten(read: Read) -> bool:
-    """Whether a file begins like one that is written in place.
+    """Return whether a file begins like one that is written in place.
 
     Args:
-        read: Gives the bytes at an offset, so many; fewer if the file ends before.
+        read: Reads (offset, length) of the file; returns fewer bytes at its end.
     """
     head = read(0, _HEAD_BYTES)
     return any(

@@ -1,79 +1,158 @@
 """Values -> text for people, or JSON for programs.
 
-Names come from file systems and stores, and are hostile: nothing that could move a terminal's
-cursor is ever printed as it is. JSON has them exactly.
+Names come from file systems and stores, and may be hostile: nothing that could move a terminal's
+cursor is printed as it is. JSON has names exactly.
 """
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import click
 
+from ciuic.documents import Document
+
 __all__ = [
     "as_json_text",
+    "brief",
     "coloured",
+    "has_style",
+    "labels",
     "mode_text",
     "print_json",
-    "print_table",
+    "print_json_array",
+    "print_json_last",
     "printable",
 ]
 
 
-def as_json_text(document: Any) -> str:
-    """One JSON document; bytes that are not UTF-8 come as lone surrogates and survive."""
+_BRIEF_MAX: Final = 256
+"""The longest host name has 64 characters; an escaped one four times as many."""
+_TAG_MAX: Final = 64
+_TAGS_MAX: Final = 100
+_TOGETHER: Final = 1 << 16
+"""Characters of an array that are written together: click empties the stream's buffer each time."""
+
+
+def as_json_text(document: Document | Sequence[Document]) -> str:
+    """Encode one JSON document; bytes that are not UTF-8 become lone surrogates and survive."""
     import json
 
     return json.dumps(document, indent=2, ensure_ascii=True)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: Document | Sequence[Document]) -> None:
     """Print one JSON document."""
     click.echo(as_json_text(document))
 
 
+class _Array:
+    """An array that is printed while its elements are computed.
+
+    Attributes:
+        count: How many elements it has, with those that wait.
+        open: The array that has elements and was not ended; None if there is none.
+    """
+
+    open: "_Array | None" = None
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._length = 0
+        self._is_begun = False
+        self.count = 0
+
+    def add(self, element: Document) -> None:
+        """Add an element. It waits until there are enough to be written together."""
+        text = "  " + as_json_text(element).replace("\n", "\n  ")
+        self._waiting.append(text)
+        self._length += len(text)
+        self.count += 1
+        _Array.open = self
+        if self._length >= _TOGETHER:
+            self._write()
+
+    def end(self) -> None:
+        """Print what waits and the end."""
+        _Array.open = None
+        self._write()
+        click.echo("\n]" if self.count else "[]")
+
+    def _write(self) -> None:
+        waiting, self._waiting, self._length = self._waiting, [], 0
+        if waiting:
+            before, self._is_begun = ",\n" if self._is_begun else "[\n", True
+            click.echo(before + ",\n".join(waiting), nl=False)
+
+
+def print_json_array(elements: Iterable[Document]) -> int:
+    """Print an array while its elements are computed; memory does not grow with it.
+
+    If an element can't be computed, the array stays open, and ``print_json_last`` ends it.
+
+    Returns:
+        The number of elements.
+    """
+    array = _Array()
+    _Array.open = None
+    for element in elements:
+        array.add(element)
+    array.end()
+    return array.count
+
+
+def print_json_last(document: Document) -> None:
+    """Print a document, as the last element of the array that is open, if there is one."""
+    array = _Array.open
+    if array is None:
+        print_json(document)
+    else:
+        array.add(document)
+        array.end()
+
+
 def printable(text: str | bytes) -> str:
-    """Text that is safe on a terminal: controls and odd bytes as backslash escapes."""
+    """Make text safe for a terminal: controls and odd bytes become backslash escapes."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     if text.isprintable():
         return text
-    return "".join([one if one.isprintable() else _escaped(one) for one in text])
+    return "".join([char if char.isprintable() else _escaped(char) for char in text])
 
 
-def _escaped(one: str) -> str:
-    if "\udc80" <= one <= "\udcff":
-        return f"\\x{ord(one) - 0xDC00:02x}"
-    return one.encode("unicode_escape", "surrogatepass").decode()
+def _escaped(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape", "surrogatepass").decode()
 
 
 def mode_text(mode: int) -> str:
-    """``drwxr-xr-x``, as ls prints it."""
+    """Format a mode as ls does: ``drwxr-xr-x``."""
     import stat
 
     return stat.filemode(mode)
 
 
-def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
-) -> None:
-    """Print rows in columns under a header; ``right`` names the columns that hold numbers."""
-    cells = [list(header), *[[printable(cell) for cell in row] for row in rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for number, row in enumerate(cells):
-        parts = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        line = "  ".join(parts).rstrip()
-        click.echo(click.style(line, bold=True) if number == 0 and _has_style() else line)
-
-
 def coloured(text: str, colour: str) -> str:
-    """Text in a colour, where the terminal wants any; click takes it out of pipes."""
-    return click.style(text, fg=colour) if _has_style() else text
+    """Color text where the terminal has style; click removes it in a pipe."""
+    return click.style(text, fg=colour) if has_style() else text
 
 
-def _has_style() -> bool:
-    """Whether the terminal wants any: no-color.org, and terminals that have none."""
+def has_style() -> bool:
+    """Return whether to print styles: see no-color.org; dumb terminals have none."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def brief(text: str, length_max: int = _BRIEF_MAX) -> str:
+    """Shorten a text of a manifest that can't be as long as it is, because ciuic did not write it.
+
+    The store does not check these texts, so they may be as long as a manifest.
+    """
+    return text if len(text) <= length_max else f"{text[: length_max - 1]}…"
+
+
+def labels(tags: Sequence[str], *, pinned: bool) -> str:
+    """Return a snapshot's tags for a table, with a mark if it is pinned."""
+    shown = [brief(tag, _TAG_MAX) for tag in tags[:_TAGS_MAX]]
+    more = [f"and {len(tags) - _TAGS_MAX:,} more"] if len(tags) > _TAGS_MAX else []
+    return ",".join([*shown, *more, *(["(pinned)"] if pinned else [])])

@@ -1,63 +1,106 @@
-"""``ciuic diff --tensors``: what became of each tensor, for people and for programs."""
+"""``ciuic diff --tensors``: how each tensor changed, as text and as JSON."""
 
 import math
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import click
 
-from ciuic.chunking.tensors.described import Tensor
-from ciuic.chunking.tensors.headers import WIDTHS
-from ciuic.cli.look import change_json
+from ciuic.cli.changes import ChangeCost, ChangeTotals, change_json, sizes_text
 from ciuic.cli.progress import progress
-from ciuic.cli.render import print_json, print_table, printable
+from ciuic.cli.render import print_json_array, printable
+from ciuic.cli.table import (
+    Column,
+    cut_end,
+    cut_middle,
+    display_width,
+    echo_path,
+    print_table,
+    terminal_columns,
+)
+from ciuic.documents import Document
+from ciuic.formats.headers import WIDTHS
+from ciuic.formats.names import Tensor
 from ciuic.model import path_text
+from ciuic.report.tensors import FileTensors, TensorChange, diff_tensors, relative
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
 from ciuic.units import format_bytes
-from ciuic.verbs.browse import Change
-from ciuic.verbs.tensors import FileTensors, TensorChange, diff_tensors, relative
+from ciuic.view.diff import Change
 
 __all__ = ["print_tensor_changes"]
 
 _WORDS: Final = {"+": "added", "-": "removed", "M": "changed", "?": "unknown"}
-_HEADER: Final = ("", "TENSOR", "TYPE", "SHAPE", "EQUAL", "DISTANCE")
+_COLUMNS: Final = (
+    Column(""),
+    Column("TENSOR", cut=cut_middle),
+    Column("TYPE", drop=1, cut=cut_end, least=5),
+    Column("SHAPE", drop=2, cut=cut_end, least=9),
+    Column("EQUAL", right=True),
+    Column("DISTANCE", right=True),
+)
 
 
-def print_tensor_changes(store: Any, before: Any, after: Any, *, as_json: bool) -> bool:
-    """Print what changed between two snapshots; returns whether anything could not be read."""
+def print_tensor_changes(
+    store: Store, before: Manifest, after: Manifest, *, quick: bool, as_json: bool
+) -> bool:
+    """Print what ``diff`` prints, and the changed tensors of each file.
+
+    Args:
+        store: An open store.
+        before: The older snapshot.
+        after: The newer one.
+        quick: Don't compute new content.
+        as_json: Print one JSON document instead of text.
+
+    Returns:
+        Whether anything could not be read.
+    """
+    cost = ChangeCost(store, before, quick=quick)
     is_damaged = False
-    documents = []
-    for change, comparison in diff_tensors(store, before, after):
-        tensors = None
-        if comparison is not None:
-            # One at a time: as long as a bar is shown nothing can be printed.
-            with progress("compare", quiet=as_json) as reporter:
-                tensors = comparison(reporter.fraction)
-        if tensors is not None:
-            is_damaged |= bool(tensors.what) or any(one.what for one in tensors.changes)
-        if as_json:
-            documents.append(_change_json(change, tensors))
-        else:
-            _print_change(change, tensors)
+
+    def compared() -> Iterator[tuple[Change, int | None, FileTensors | None]]:
+        nonlocal is_damaged
+        for change, comparison in diff_tensors(store, before, after):
+            new_bytes = cost.new_bytes(change)
+            tensors = None
+            if comparison is not None:
+                # Nothing can be printed while a bar is shown, so each file has a bar of its own.
+                with progress("compare", quiet=as_json) as reporter:
+                    tensors = comparison(reporter.fraction)
+            if tensors is not None:
+                is_damaged |= bool(tensors.what) or any(found.what for found in tensors.changes)
+            yield change, new_bytes, tensors
+
     if as_json:
-        print_json(documents)
-    return is_damaged
+        print_json_array(
+            {
+                **change_json(change, new_bytes),
+                "tensors": None if tensors is None else _tensors_json(tensors),
+            }
+            for change, new_bytes, tensors in compared()
+        )
+    else:
+        totals = ChangeTotals()
+        for change, new_bytes, tensors in compared():
+            _print_change(change, sizes_text(change, new_bytes), tensors)
+            totals.add(change)
+        totals.print(cost)
+    return is_damaged or cost.is_damaged
 
 
-def _change_json(change: Change, tensors: FileTensors | None) -> dict[str, Any]:
-    return change_json(change) | {"tensors": None if tensors is None else _tensors_json(tensors)}
-
-
-def _tensors_json(tensors: FileTensors) -> dict[str, Any]:
+def _tensors_json(tensors: FileTensors) -> Document:
     return {
         "compared_with": path_text(tensors.compared_with),
         "same": tensors.same,
         "trouble": tensors.what or None,
-        "changes": [_tensor_json(one) for one in tensors.changes],
+        "changes": [_tensor_json(tensor_change) for tensor_change in tensors.changes],
     }
 
 
-def _tensor_json(change: TensorChange) -> dict[str, Any]:
+def _tensor_json(change: TensorChange) -> Document:
     distance = change.distance
-    document: dict[str, Any] = {
+    document: Document = {
         "change": _WORDS[change.sign],
         "name": change.name,
         "type_before": change.before.element if change.before else None,
@@ -89,46 +132,62 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _print_change(change: Change, tensors: FileTensors | None) -> None:
+def _print_change(change: Change, sizes: str, tensors: FileTensors | None) -> None:
+    sizes = f"  {sizes}" if sizes else ""
     if tensors is None:
-        click.echo(f"{change.sign} {printable(change.path)}")
+        echo_path(f"{change.sign} ", change.path, sizes)
         return
-    with_other = tensors.compared_with != change.path
-    other = f"  against {printable(tensors.compared_with)}" if with_other else ""
-    click.echo(f"{change.sign} {printable(change.path)}{other}")
+    _print_heading(change, sizes, tensors.compared_with)
     if tensors.what:
         click.echo(f"  its tensors can't be read: {printable(tensors.what)}")
         return
     if tensors.changes:
-        print_table(_HEADER, [_row(one) for one in tensors.changes], right=frozenset({4, 5}))
-    for one in tensors.changes:
-        if one.what:
-            click.echo(f"  {printable(one.name)} can't be read: {printable(one.what)}")
+        print_table(_COLUMNS, [_row(tensor_change) for tensor_change in tensors.changes])
+    for tensor_change in tensors.changes:
+        if tensor_change.what:
+            click.echo(
+                f"  {printable(tensor_change.name)} can't be read: {printable(tensor_change.what)}"
+            )
     click.echo(f"  {_summary(tensors)}")
+
+
+def _print_heading(change: Change, sizes: str, compared_with: bytes) -> None:
+    """Print both paths on one line, or each on its own line if the terminal is too narrow."""
+    path, other = printable(change.path), printable(compared_with)
+    if compared_with == change.path:
+        echo_path(f"{change.sign} ", path, sizes)
+        return
+    line = f"{change.sign} {path}{sizes}  against {other}"
+    available = terminal_columns()
+    if available is None or display_width(line) <= available:
+        click.echo(line)
+        return
+    echo_path(f"{change.sign} ", path, sizes)
+    echo_path("  against ", other)
 
 
 def _summary(tensors: FileTensors) -> str:
     counts = dict.fromkeys(_WORDS.values(), 0)
-    for one in tensors.changes:
-        counts[_WORDS[one.sign]] += 1
-    told = [f"{count:,} {word}" for word, count in counts.items() if count]
-    return ", ".join([*told, f"{tensors.same:,} the same"])
+    for tensor_change in tensors.changes:
+        counts[_WORDS[tensor_change.sign]] += 1
+    parts = [f"{count:,} {word}" for word, count in counts.items() if count]
+    return ", ".join([*parts, f"{tensors.same:,} the same"])
 
 
 def _row(change: TensorChange) -> tuple[str, ...]:
-    sides = [one for one in (change.before, change.after) if one is not None]
+    sides = [side for side in (change.before, change.after) if side is not None]
     return (
         f"  {change.sign}",
         change.name,
-        _both([one.element or "bytes" for one in sides]),
-        _both([_shape(one) for one in sides]),
+        _both([side.element or "bytes" for side in sides]),
+        _both([_shape(side) for side in sides]),
         _equal(change),
         _distance(change),
     )
 
 
 def _both(texts: list[str]) -> str:
-    """What it was and what it is, if that is not the same."""
+    """Join the old and the new text; return one of them if they are equal."""
     return " > ".join(dict.fromkeys(texts))
 
 
@@ -141,9 +200,9 @@ def _shape(tensor: Tensor) -> str:
 def _equal(change: TensorChange) -> str:
     if change.distance is None:
         return ""
-    # Rounded down: only what is equal is 100 %.
+    # Rounded down, so that 100% means equal.
     share = math.floor(10_000 * change.distance.equal / change.distance.elements) / 100
-    return f"{share:.2f} %"
+    return f"{share:.2f}%"
 
 
 def _distance(change: TensorChange) -> str:

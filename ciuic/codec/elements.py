@@ -1,8 +1,8 @@
-"""Bytes of tensors -> numbers, and how far apart two stretches of them are.
+"""Bytes of tensors -> numbers, and the distance between two ranges of them.
 
-Elements are equal if their bits are: so NaN equals itself, and 0.0 is not -0.0. Distances are
-those of the numbers that the bits mean, summed in double precision; pairs of which one is not
-finite are counted and left out of the sums. Numbers of 8 bits are looked up in a table of all 256.
+Elements are equal if their bits are equal: NaN equals itself, and 0.0 differs from -0.0. Distances
+are those of the numbers that the bits mean, summed in double precision. Pairs with a number that is
+not finite are counted and left out of the sums. Numbers of 8 bits come from a table of all 256.
 """
 
 import functools
@@ -39,21 +39,21 @@ _SMALL_FLOATS: Final = {
 """Bits of the exponent, and its bias."""
 
 _AT_ONCE: Final = 64 * 1024
-"""Elements that fit into a core's own cache in double precision, twice."""
+"""Elements per step: two arrays of them in double precision fit in a core's own cache."""
 
 _Bytes = npt.NDArray[np.uint8]
 _Array = npt.NDArray[Any]
 
 
 class Distance(NamedTuple):
-    """How far two stretches of elements are apart; those of neighbours can be added up.
+    """The distance between two ranges of elements; distances of adjacent ranges add up.
 
     Attributes:
-        elements: How many there are.
-        equal: How many have the same bits.
-        before_squared: Sum of the squares of the first one's numbers.
+        elements: Number of elements.
+        equal: Number of elements with equal bits.
+        before_squared: Sum of the squares of the first range's numbers.
         apart_squared: Sum of the squares of the differences.
-        odd: Pairs that are left out of the sums, as one of them is not finite.
+        odd: Pairs left out of the sums because a number is not finite.
     """
 
     elements: int = 0
@@ -63,7 +63,7 @@ class Distance(NamedTuple):
     odd: int = 0
 
     def plus(self, other: "Distance") -> "Distance":
-        """Of both stretches together."""
+        """The distance over both ranges together."""
         return Distance(
             self.elements + other.elements,
             self.equal + other.equal,
@@ -74,13 +74,13 @@ class Distance(NamedTuple):
 
 
 def compare(before: bytes | memoryview, after: bytes | memoryview, element: str) -> Distance:
-    """Compare two stretches of one length, which has to be a multiple of an element's.
+    """Compare two ranges of equal length, which must be a multiple of the element's width.
 
     Args:
-        before: The first.
-        after: The second; may be the same object.
-        element: The elements' type; of one that is not known, bytes are compared, and no sums
-            are made.
+        before: The first range.
+        after: The second range; may be the same object.
+        element: The elements' type. Ranges of an unknown type are compared byte by byte,
+            without sums.
     """
     old = np.frombuffer(before, np.uint8)
     new = old if after is before else np.frombuffer(after, np.uint8)
@@ -125,7 +125,7 @@ def _sums(old: _Bytes, new: _Bytes, element: str) -> tuple[float, float, int]:
 
 
 def _numbers(raw: _Bytes, element: str) -> _Array:
-    """In double precision, which of integers only the largest lose bits by."""
+    """The numbers in double precision; only the largest integers lose bits."""
     if element == "BF16":
         wide = raw.view("<u2").astype("<u4")
         return (wide << 16).view("<f4").astype(np.float64)
@@ -136,7 +136,7 @@ def _numbers(raw: _Bytes, element: str) -> _Array:
 
 @functools.cache
 def _table(element: str) -> npt.NDArray[np.float64]:
-    """What each of the 256 bytes means; OCP 8-bit floating point, and its relatives."""
+    """The numbers that the 256 bytes mean, in OCP 8-bit floating point and its variants."""
     exponent_bits, bias = _SMALL_FLOATS[element]
     codes = np.arange(256)
     if element == "F8_E8M0":

@@ -1,4 +1,4 @@
-"""Zstandard, in the three ways that ciuic uses it."""
+"""Zstandard, with three sets of parameters."""
 
 import threading
 from typing import Final
@@ -15,14 +15,14 @@ _ENTROPY_WINDOW_LOG: Final = 16
 
 
 class _Contexts(threading.local):
-    """One set of contexts a thread: they must not be shared."""
+    """One set of contexts per thread, because threads must not share them."""
 
     def __init__(self) -> None:
         self.text = zstandard.ZstdCompressor(level=_TEXT_LEVEL)
         self.fast = zstandard.ZstdCompressor(level=_FAST_LEVEL)
-        # Hardly any matches are looked for, which leaves a Huffman coder: exponents shrink more
-        # by it than at level 3, five times as fast. A window makes a block, and each block has
-        # a table of its own: where tensors meet, that is worth more than the tables cost.
+        # These parameters search for hardly any matches, which leaves a Huffman coder. Exponents
+        # shrink more than at level 3, five times as fast. A small window makes small blocks, each
+        # with its own table: where two tensors meet, that gains more than the tables cost.
         entropy = zstandard.ZstdCompressionParameters.from_level(
             _FAST_LEVEL,
             strategy=zstandard.STRATEGY_FAST,
@@ -38,22 +38,22 @@ _contexts = _Contexts()
 
 
 def compress(plain: bytes | memoryview) -> bytes:
-    """For text, code and logs."""
+    """Compress text, code and logs."""
     return bytes(_contexts.text.compress(plain))
 
 
 def compress_fast(plain: bytes | memoryview) -> bytes:
-    """For data in which there is little to be found."""
+    """Compress data with little redundancy."""
     return bytes(_contexts.fast.compress(plain))
 
 
 def compress_entropy(plain: bytes | memoryview) -> bytes:
-    """For bytes of uneven frequency without repetitions."""
+    """Compress bytes of uneven frequency without repetitions."""
     return bytes(_contexts.entropy.compress(plain))
 
 
 def probe(sample: bytes) -> float:
-    """To what fraction of itself a sample shrinks."""
+    """The fraction of its length that a sample shrinks to."""
     return len(_contexts.fast.compress(sample)) / len(sample)
 
 
@@ -61,15 +61,19 @@ def decompress(stored: bytes | memoryview, plain_bytes: int) -> bytes:
     """Decode one zstd frame to exactly ``plain_bytes`` bytes.
 
     Raises:
-        CorruptionError: It is not such a frame.
+        CorruptionError: ``stored`` is not exactly one zstd frame of that length.
     """
     try:
         # The size is checked first: the library allocates what the frame claims.
         if zstandard.frame_content_size(stored) != plain_bytes:
-            raise CorruptionError("zstd payload does not have the length that its header says")
-        plain = bytes(_contexts.decompressor.decompress(stored, max_output_size=plain_bytes))
+            raise CorruptionError("a zstd payload does not have the length in its header")
+        plain = bytes(
+            _contexts.decompressor.decompress(
+                stored, max_output_size=plain_bytes, allow_extra_data=False
+            )
+        )
     except zstandard.ZstdError as error:
-        raise CorruptionError(f"zstd payload can't be decoded: {error}") from error
+        raise CorruptionError(f"a zstd payload cannot be decoded: {error}") from error
     if len(plain) != plain_bytes:
-        raise CorruptionError("zstd payload does not have the length that its header says")
+        raise CorruptionError("a zstd payload does not have the length in its header")
     return plain

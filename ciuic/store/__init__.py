@@ -1,16 +1,13 @@
 """The store: the only package that knows the format on disk (docs/format.md).
 
-layout    what every file is called
-sealed    JSON documents with a checksum: header, manifest
-frame     chunks that are encoded together
-pack      frames in a file
-nodes     directories and large files, spelled in chunks
-index     where each chunk lies: a cache
-writer    deduplicate, encode, fill packs, seal; the barrier
-reader    locate, read, decode, check
-store     opening, creating, the commit
+format     headers, frames, packs, nodes, manifests: bytes <-> values, no I/O
+directory  the store's directory: creating it, its files, locks and owner
+index      the chunk index: where each chunk is
+parity     Reed-Solomon code, and reading through damage
+packs      chunks -> packs and back: writer, reader, delta encoder
+health     inspecting packs, and salvaging their frames
+snapshots  manifests, their copies, the trash
+gc         what is needed, how packs are used, rewriting, removal
+store      opening a store, and the commit
+adding     adding chunks to an open store
 """
-
-from ciuic.store.store import Store, create_store, open_store
-
-__all__ = ["Store", "create_store", "open_store"]

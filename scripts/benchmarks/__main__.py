@@ -19,7 +19,7 @@ SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
 
 
 def parse_arguments(cache: Path) -> argparse.Namespace:
-    """Which rows, how often, on which data."""
+    """Parse which rows to measure, how often, and on which data."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench", description="measure ciuic against restic, borg and cp"
     )
@@ -33,7 +33,7 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         help="1 to 26; repeatable",
     )
     parser.add_argument(
-        "--data", choices=DATA_SETS, help="for rows with both: only these files (default: both)"
+        "--data", choices=DATA_SETS, help="for rows with both data sets: only this one"
     )
     parser.add_argument(
         "--on",
@@ -48,7 +48,7 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         help="for rows 20 to 24: only these checkpoints; repeatable",
     )
     parser.add_argument(
-        "--turns", type=int, default=3, help="times that each tool has its turn (odd, default 3)"
+        "--turns", type=int, default=3, help="number of turns of each tool (odd, default 3)"
     )
     parser.add_argument(
         "--cache", choices=("warm", "cold", "both"), default="both", help="state of the page cache"
@@ -57,18 +57,18 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         "--ciuic", type=Path, default=find_ciuic(), help="the executable to measure"
     )
     parser.add_argument("--peers-only", action="store_true", help="leave ciuic out")
-    parser.add_argument("--place", type=Path, default=cache, help="file system to make stores on")
+    parser.add_argument("--place", type=Path, default=cache, help="directory to make stores in")
     parser.add_argument("--output", type=Path, help="Markdown page to write; JSON goes beside it")
     options = parser.parse_args()
     if options.turns % 2 == 0:
-        parser.error("--turns must be odd, so that the median is a turn that took place")
+        parser.error("--turns must be odd, so that the median is a real turn")
     if options.ciuic is None and not options.peers_only:
         parser.error("no ciuic found: install it, or use --ciuic FILE or --peers-only")
     return options
 
 
 def contestants(options: argparse.Namespace, cache: Path, work: Path) -> list[Tool]:
-    """All tools that take part, ciuic first."""
+    """Return all tools that take part, ciuic first."""
     borg = cache / "borg" / "bin" / "borg"
     if not borg.exists() or shutil.which("restic") is None:
         raise SystemExit("restic or borg is missing: run scripts/install-peers first")
@@ -77,7 +77,7 @@ def contestants(options: argparse.Namespace, cache: Path, work: Path) -> list[To
 
 
 def chosen_caches(wanted: str) -> list[str]:
-    """Warm, cold or both, as far as this user may."""
+    """Return warm, cold or both, as far as this user may drop caches."""
     if not measure.may_drop_caches():
         print("cold measurements need root: left out", file=sys.stderr)
         return ["warm"]
@@ -85,7 +85,7 @@ def chosen_caches(wanted: str) -> list[str]:
 
 
 def measure_all(bench: Bench, options: argparse.Namespace, size: str) -> None:
-    """All wanted rows; those that mount file systems last, as they leave no stores behind."""
+    """Measure all wanted rows; those that mount file systems last, since they drop all stores."""
     wanted = set(options.only or ALL_ROWS)
     data = set(DATA_SETS) if options.data is None else {options.data}
     measure_rows(bench, wanted, data)
@@ -99,12 +99,12 @@ def measure_all(bench: Bench, options: argparse.Namespace, size: str) -> None:
 
 
 def stop(*_: object) -> None:
-    """Ends as Ctrl-C does, so that what is mounted is unmounted."""
+    """End as Ctrl-C does, so that mounted file systems are unmounted."""
     raise KeyboardInterrupt
 
 
 def main() -> int:
-    """Measures, prints the table, writes the page. Exits 1 when a mark is missed."""
+    """Measure, print the table, write the page; return 1 if a mark is missed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ciuic-bench"
     cache.mkdir(parents=True, exist_ok=True)
     options = parse_arguments(cache)
@@ -135,13 +135,13 @@ def main() -> int:
             print(f"scripts/bench: {error}", file=sys.stderr)
             return 2
         finally:
-            # The lines that are done are worth keeping even when a later one breaks.
+            # Keep the finished lines even if a later one fails.
             command = " ".join(["scripts/bench", *sys.argv[1:]])
             output.write_text(report.page(bench.lines, tools, command, facts))
             output.with_suffix(".json").write_text(report.as_json(bench.lines))
             print(report.table(bench.lines), end="", flush=True)
             print(
-                f"written to {output}; now deleting stores and restored files, which takes minutes",
+                f"written to {output}; deleting stores and restored files now takes minutes",
                 file=sys.stderr,
             )
     return 1 if any(line.met is False for line in bench.lines) else 0

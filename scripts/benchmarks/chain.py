@@ -1,8 +1,8 @@
-"""Rows 20 to 26: what a chain of snapshots of training state takes, and what it costs to read.
+"""Rows 20 to 26: the size of a chain of snapshots of training state, and the cost to read it.
 
-Guarantees: those of rows.py. Series of checkpoints come from training that took place (series.py);
-every store is verified by its tool and its newest and oldest snapshots are restored and compared
-before anything about it is noted. Only the settings that a row names differ from tools.py.
+Guarantees: those of rows.py. Series of checkpoints come from real training (series.py). Before a
+result is noted, the tool verifies its store, and its newest and oldest snapshots are restored and
+compared. Settings differ from tools.py only where a row names them.
 """
 
 import json
@@ -22,7 +22,7 @@ from benchmarks.upkeep import in_turn
 
 ROWS = frozenset(range(20, 27))
 KEPT = 2
-"""How many checkpoints a rolling directory holds."""
+"""Number of checkpoints in a rolling directory."""
 SIZE_MARKS = {
     "adam100": 0.86,
     "adam10": 0.82,
@@ -33,7 +33,7 @@ SIZE_MARKS = {
     "adam500": None,
     "dcp100": None,
 }
-"""How much of the smallest peer's store ours may take."""
+"""The mark: ciuic's store as a fraction of the smallest peer's."""
 SERIES = sorted([*SIZE_MARKS, "large"])
 IN_PLACE = ("adam100", "adam10")
 TIMED = ("adam100", "large")
@@ -48,10 +48,10 @@ CODE_EVERY = 6
 DATA_SHARDS = 4
 DATA_SHARD_BYTES = 12 * MIB
 CODED = {"adam100": 3, "adam10": 8, "bf16-100": 3}
-"""Series, and the chain cost at which their chunks are encoded: at 8, nearly all of adam10 can be
-stored as differences."""
+"""Series, and the chain cost for encoding their chunks: at 8, nearly all of adam10 becomes
+deltas."""
 CODEC_MARKS = {"encode": 400e6, "decode": 600e6}
-"""Bytes of fp32 a second, by one thread."""
+"""Bytes of fp32 per second, by one thread."""
 STRONGER = {"restic": "max", "borg": "zstd,9"}
 USUAL = {"restic": "auto", "borg": "zstd,3"}
 
@@ -59,19 +59,19 @@ Layout = Callable[[Path, Sequence[Path], int], None]
 
 
 def rolling(source: Path, states: Sequence[Path], number: int) -> None:
-    """The next checkpoint beside the last one, under its own name; the one before that goes."""
+    """Write the next checkpoint under its own name, and remove the last but one."""
     put(states[number], source / states[number].name)
     if number >= KEPT:
         remove(source / states[number - KEPT].name)
 
 
 def in_place(source: Path, states: Sequence[Path], number: int) -> None:
-    """The next checkpoint over the last one, in the same file."""
+    """Write the next checkpoint over the last one, in the same file."""
     put(states[number], source / f"last{states[number].suffix}")
 
 
 def put(state: Path, target: Path) -> None:
-    """A copy, written as a training script writes: over what is there, with the time of now."""
+    """Copy as a training script writes: over the existing file, with the current time."""
     if state.is_dir():
         target.mkdir(exist_ok=True)
         for path in state.iterdir():
@@ -81,7 +81,7 @@ def put(state: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A checkpoint, be it a file or a directory."""
+    """Remove a checkpoint, a file or a directory."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -89,12 +89,12 @@ def remove(path: Path) -> None:
 
 
 def in_order(directory: Path) -> list[Path]:
-    """The checkpoints of a series by step."""
+    """Return the checkpoints of a series, ordered by step."""
     return sorted(directory.iterdir(), key=lambda path: int(path.stem.rpartition("_")[2]))
 
 
 def measure_chains(bench: Bench, wanted: set[int], series: set[str]) -> None:
-    """Runs the wanted rows; 20 to 24 on the wanted series."""
+    """Run the wanted rows; 20 to 24 on the wanted series."""
     chains = Chains(bench)
     if 20 in wanted:
         for name, mark in SIZE_MARKS.items():
@@ -120,14 +120,14 @@ def measure_chains(bench: Bench, wanted: set[int], series: set[str]) -> None:
 
 
 class Chains:
-    """Stores that hold a series, one snapshot a checkpoint."""
+    """Stores of a series, with one snapshot for each checkpoint."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._source = bench.work / "training"
 
     def states(self, name: str) -> list[Path]:
-        """The checkpoints of a series; the large ones are those of rows 1 and 6."""
+        """Return the checkpoints of a series; the large ones are those of rows 1 and 6."""
         corpus = self._bench.corpus
         if name == "large":
             return large(corpus.checkpoints())
@@ -137,7 +137,7 @@ class Chains:
         return in_order(corpus.series("adam100-later" if name == "later" else name))
 
     def sizes(self, name: str, layout: str, mark: float | None) -> None:
-        """Bytes in the store after all snapshots, peers with the compression that they have."""
+        """Measure the store after all snapshots, for both compression levels of the peers."""
         tools = [self._with(tool, level) for level in (USUAL, STRONGER) for tool in self._peers()]
         ours = [self._bench.ciuic] if self._bench.ciuic else []
         states = self.states(name)
@@ -158,12 +158,12 @@ class Chains:
         self._clear([*ours, *tools])
 
     def times(self, name: str, wanted: set[int]) -> None:
-        """Taking, restoring and verifying them; peers as they are by default, which is faster."""
+        """Time snapshots, restores and verification; peers use their defaults, the fastest."""
         bench, states = self._bench, self.states(name)
         tools = bench.stores
         taken = self._grow(tools, states, rolling, timed=True)
         if 21 in wanted:
-            # The first has nothing to be like: that is row 1.
+            # The first snapshot has no earlier version: that is row 1.
             turns = {tool: found[1:] for tool, found in taken.items()}
             amount = statistics.mean(map(bytes_of, states[1:])) / 1e6
             what = f"snapshot of each next checkpoint of {amount:.0f} MB, {name}"
@@ -179,17 +179,17 @@ class Chains:
         self._clear(tools)
 
     def curve(self, ciuic: Ciuic, name: str) -> None:
-        """Bytes and reading over what a chain may cost, in both directions.
+        """Measure size and reading for each ``chain_cost``, in both directions.
 
-        The other direction is the snapshots taken in reverse order of time: the newest, taken
-        first, is whole, and each older one may be a delta against the next younger.
+        For the other direction, the snapshots are taken in reverse order of time: the newest is
+        taken first and stored in full, and each older one may be a delta against the next newer.
         """
         bench, states = self._bench, self.states(name)
         for forward in (True, False):
-            way = "older first" if forward else "newest whole"
+            way = "forward" if forward else "newest in full"
             stores = [Ciuic(bench.work, ciuic.executable, f"chain_cost = {n}") for n in CHAIN_COSTS]
             self._grow(stores, states if forward else states[::-1], rolling)
-            # What they take when nothing is a delta, to compare with.
+            # The size without deltas, to compare with.
             without_mb = length_bytes(stores[0].store) / 1e6
             for cost, store in zip(CHAIN_COSTS, stores, strict=True):
                 about = f"{name}, chain_cost {cost}, {way}"
@@ -203,7 +203,7 @@ class Chains:
             self._clear(stores)
 
     def codecs(self, ciuic: Ciuic, name: str, chain_cost: int) -> None:
-        """The processor time of one thread for each step of one checkpoint's chunks."""
+        """Measure the processor time of one thread for each step of one checkpoint's chunks."""
         earlier, later = self.states(name)[2:4]
         script = Path(__file__).with_name("codec_speed.py")
         python = str(ciuic.executable.with_name("python"))
@@ -225,7 +225,7 @@ class Chains:
         return [tool for tool in self._bench.stores if not isinstance(tool, Ciuic)]
 
     def _with(self, tool: Tool, compression: dict[str, str]) -> Tool:
-        """The peer with a setting of its own, in a store of its own."""
+        """Return the peer with this compression, and a store of its own."""
         if isinstance(tool, Borg):
             return Borg(self._bench.work, tool.executable, compression[tool.name])
         return Restic(self._bench.work, compression[tool.name])
@@ -233,7 +233,7 @@ class Chains:
     def _grow(
         self, tools: Sequence[Tool], states: Sequence[Path], layout: Layout, *, timed: bool = False
     ) -> dict[str, list[float]]:
-        """One snapshot a checkpoint, the tools in turns; what is first and last is compared."""
+        """Take a snapshot of each checkpoint, in turns; compare the first and the last."""
         taken: dict[str, list[float]] = {tool.name: [] for tool in tools}
         self._source.mkdir()
         for tool in tools:
@@ -281,10 +281,10 @@ class Chains:
 
 
 class Workday:
-    """A training directory as one lies on a disk, and a snapshot of it after each save.
+    """A training directory as on a real disk, and a snapshot of it after each save.
 
-    It holds the last three checkpoints and a copy of the best one, a log that grows, the code and
-    the data. Against it stand full copies of all of it, as `cp -a` makes them.
+    It holds the last three checkpoints and a copy of the best one, a growing log, the code and the
+    data. Snapshots of it are compared with full copies by `cp -a`.
     """
 
     def __init__(self, bench: Bench, log: Path, states: Sequence[Path], about: str) -> None:
@@ -298,7 +298,7 @@ class Workday:
         self._best = math.inf
 
     def measure(self) -> None:
-        """Bytes, the way back, and what is lost."""
+        """Measure the size, the recovery, and the possible loss."""
         bench, tools = self._bench, self._bench.stores
         self._furnish()
         for tool in tools:
@@ -320,7 +320,7 @@ class Workday:
         for limit_mb, against, mark, bound in (
             (full_mb, f"{count} full copies", "<= 1/4", 0.25),
             (once_mb, "copies with hard links", "", None),
-            (every_eighth_mb, f"full copies {RARER}x as rare", "<= 1/4", 0.25),
+            (every_eighth_mb, f"1/{RARER} as many full copies", "<= 1/4", 0.25),
         ):
             goal = Goal(25, f"{what} {against}", mark, limit=bound)
             bench.add(goal, {**held, "limit": [limit_mb]}, unit="MB")
@@ -328,14 +328,14 @@ class Workday:
             fitting = held["ciuic"][0] / (full_mb / count)
             goal = Goal(25, f"{what} copies in the same space: lost at most", "<= 1/8", limit=1 / 8)
             bench.add(goal, {"ciuic": [1], "limit": [count / fitting]}, unit="intervals")
-        self._way_back(tools)
+        self._recover(tools)
         shutil.rmtree(self._source)
         for tool in [*tools, self._copy]:
             shutil.rmtree(tool.home)
         bench.drop_stores()
 
     def _furnish(self) -> None:
-        """What is there before the first step: code and data, real text both."""
+        """Write the code and the data, both real text."""
         for name in ("checkpoints", "logs", "code", "data"):
             (self._source / name).mkdir(parents=True)
         pieces = text_pieces(CODE_FILES * CODE_FILE_BYTES + DATA_SHARDS * DATA_SHARD_BYTES)
@@ -347,7 +347,7 @@ class Workday:
             path.write_bytes(pieces.take(DATA_SHARD_BYTES))
 
     def _go_on(self, number: int) -> None:
-        """Training up to the next save, and now and then a line of code changed."""
+        """Write the next save and the log; change a line of code at every sixth save."""
         state, checkpoints = self._states[number], self._source / "checkpoints"
         step = int(state.stem.rpartition("_")[2])
         put(state, checkpoints / state.name)
@@ -362,8 +362,8 @@ class Workday:
             with (self._source / "code" / f"module_{number:03d}.py").open("a") as code:
                 code.write(f"LEARNING_RATE = {1 / (number + 1)}\n")
 
-    def _way_back(self, tools: Sequence[Tool]) -> None:
-        """From the newest snapshot, against the newest full copy, all of which is copied back."""
+    def _recover(self, tools: Sequence[Tool]) -> None:
+        """Time the recovery from the newest snapshot against copying back a full copy."""
         bench, newest = self._bench, self._source / "checkpoints" / self._states[-1].name
         contestants = [*tools, self._copy]
         self._copy.fresh([self._source])
@@ -386,7 +386,7 @@ class Workday:
 
         def rolled_back(tool: Tool, cache: str) -> Run:
             if isinstance(tool, Ciuic):
-                # The others have written every file again since the last one.
+                # The other tools have written every file again since ciuic's last snapshot.
                 measure.run(tool.snapshot())
             os.truncate(newest, newest.stat().st_size // 2)
             command = in_turn([*look(tool), tool.roll_back(self._source)])
@@ -403,14 +403,14 @@ class Workday:
                 0.2,
                 rolled_back,
             ),
-            ("all is gone: list, then everything", "", None, elsewhere([self._source])),
+            ("everything lost: list, then restore all", "", None, elsewhere([self._source])),
         ):
             goal = Goal(25, f"{what}, {self._about}", mark, limit=bound)
             bench.race(goal, contestants, once, durable=True)
 
 
 def look(tool: Tool) -> list[Command]:
-    """What snapshots there are; of copies, one sees them."""
+    """Return the commands that list the snapshots; a copy needs none."""
     if isinstance(tool, Ciuic):
         return [tool.command("list")]
     if isinstance(tool, Restic):
@@ -419,10 +419,10 @@ def look(tool: Tool) -> list[Command]:
 
 
 def bytes_of(state: Path) -> int:
-    """A checkpoint, be it a file or a directory."""
+    """Return the length of a checkpoint, a file or a directory."""
     return length_bytes(state) if state.is_dir() else state.stat().st_size
 
 
 def large(directory: Path) -> list[Path]:
-    """The full states of rows 1 and 6."""
+    """Return the full states of rows 1 and 6."""
     return sorted(directory.glob("*.pt"))

@@ -1,7 +1,7 @@
-"""Files that are made and changed for the rows about copy-on-write, and how.
+"""Making and changing the files for the rows about copy-on-write.
 
-Guarantees: what is written has no pattern that a tool could make use of, except where it says so,
-and never repeats what was there; sizes and places are the same on every machine.
+Guarantees: the bytes have no pattern that a tool could use, except where a function says so, and
+never repeat earlier bytes. Sizes and offsets are the same on every machine.
 """
 
 import hashlib
@@ -22,21 +22,22 @@ Change = Callable[[Path, random.Random], None]
 
 
 def noise(size_bytes: int, chance: random.Random) -> bytes:
-    """Bytes that nothing can shorten, the same for the same seed, faster than randbytes."""
+    """Return incompressible bytes, the same for the same seed; faster than randbytes."""
     return hashlib.shake_128(chance.randbytes(16)).digest(size_bytes)
 
 
 def write_files(directory: Path, count: int, size_bytes: int, chance: random.Random) -> None:
-    """Files of random bytes, none like another."""
+    """Write files of random bytes, all different."""
     directory.mkdir(exist_ok=True)
     for number in range(count):
         _write(directory / f"shard_{number:04d}.bin", size_bytes, chance)
 
 
 def write_many(directory: Path, count: int, size_bytes: int, chance: random.Random) -> None:
-    """Files of real blocks, quickly: each is cut from the same 64 MiB at another place.
+    """Write files quickly, each from another offset of the same 64 MiB.
 
-    A store may hold little of that; it is for what does not look into files.
+    A store may deduplicate nearly all of it; so these files are only for a freeze, which does not
+    read them.
     """
     directory.mkdir(exist_ok=True)
     stock = noise(STOCK_BYTES, chance)
@@ -50,7 +51,7 @@ def write_many(directory: Path, count: int, size_bytes: int, chance: random.Rand
 
 
 def change_stretch(path: Path, chance: random.Random) -> None:
-    """One per cent of the file, in one piece, in place."""
+    """Change one percent of the file in place, in one piece."""
     size_bytes = path.stat().st_size
     length = int(size_bytes * SHARE) // BLOCK_BYTES * BLOCK_BYTES
     with path.open("r+b", buffering=0) as file:
@@ -59,7 +60,7 @@ def change_stretch(path: Path, chance: random.Random) -> None:
 
 
 def change_scattered(path: Path, chance: random.Random) -> None:
-    """One per cent of the file's blocks of 4 KiB, anywhere, in place."""
+    """Change one percent of the file's blocks of 4 KiB in place, anywhere."""
     blocks = path.stat().st_size // BLOCK_BYTES
     with path.open("r+b", buffering=0) as file:
         for number in sorted(chance.sample(range(blocks), int(blocks * SHARE))):
@@ -67,13 +68,13 @@ def change_scattered(path: Path, chance: random.Random) -> None:
 
 
 def append(path: Path, chance: random.Random) -> None:
-    """Ten megabytes more, as a log or a growing data set gets them."""
+    """Append ten megabytes, as to a log or a growing data set."""
     with path.open("ab", buffering=0) as file:
         file.write(noise(APPENDED_BYTES, chance))
 
 
 def change_each(directory: Path, chance: random.Random) -> None:
-    """One block of every file, in place."""
+    """Change one block of every file in place."""
     for path in sorted(directory.iterdir()):
         with path.open("r+b", buffering=0) as file:
             place = chance.randrange(path.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES
@@ -81,12 +82,12 @@ def change_each(directory: Path, chance: random.Random) -> None:
 
 
 def change_one(directory: Path, chance: random.Random) -> None:
-    """One per cent of one of the files, in one piece, in place."""
+    """Change one percent of one of the files in place, in one piece."""
     change_stretch(chance.choice(sorted(directory.iterdir())), chance)
 
 
 def ruin(directory: Path, chance: random.Random) -> None:
-    """Every other file is deleted, the others are written over from start to end, in place."""
+    """Delete every other file; overwrite the rest in place, from start to end."""
     for number, path in enumerate(sorted(directory.iterdir())):
         if number % GARBAGE_FILES:
             path.unlink()

@@ -1,6 +1,6 @@
-"""Tells whether a restored tree is the source: names, kinds, bytes, modes, owners, times.
+"""Comparing a restored tree with its source: names, kinds, bytes, modes, owners, times.
 
-A tree that is restored onto itself is compared with fingerprints that were taken before.
+A tree that is restored in place is compared with fingerprints from before.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ Fingerprints = dict[str, tuple[int, int, int, int, str]]
 
 
 def require_equal(source: Path, restored: Path) -> None:
-    """Raises when `restored` is not as `source` is; names the first few differences."""
+    """Raise RunFailedError with the first few differences, if there are any."""
     found = differences(source, restored)
     if found:
-        raise RunFailedError(f"{restored} is not {source}: " + "; ".join(found[:5]))
+        raise RunFailedError(f"{restored} differs from {source}: " + "; ".join(found[:5]))
 
 
 def fingerprints(directory: Path) -> Fingerprints:
-    """Looks at every byte of every regular file below the directory."""
+    """Return the fingerprints of all files below the directory, by all of their bytes."""
     found: Fingerprints = {}
     for parent, _, names in os.walk(directory):
         for name in names:
@@ -38,15 +38,15 @@ def fingerprints(directory: Path) -> Fingerprints:
 
 
 def require_same(before: Fingerprints, directory: Path) -> None:
-    """Raises when the directory is not as it was when the fingerprints were taken."""
+    """Raise RunFailedError if the directory differs from its fingerprints."""
     now = fingerprints(directory)
     found = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if found:
-        raise RunFailedError(f"{directory} is not what it was: " + "; ".join(found[:5]))
+        raise RunFailedError(f"{directory} has changed: " + "; ".join(found[:5]))
 
 
 def differences(source: Path, restored: Path) -> list[str]:
-    """One line for each path that differs; times of directories are not looked at."""
+    """Return a line for each path that differs; times of directories are ignored."""
     if source.is_file():
         return _file_differences(source, restored, source.name)
     found: list[str] = []
@@ -55,7 +55,7 @@ def differences(source: Path, restored: Path) -> list[str]:
         other = restored / place
         there = set(os.listdir(other)) if other.is_dir() else set()
         expected = {*directories, *names}
-        found += [f"{place / name}: too much" for name in there - expected]
+        found += [f"{place / name}: unexpected" for name in there - expected]
         found += [f"{place / name}: missing" for name in expected - there]
         for name in sorted(set(names) & there):
             found += _file_differences(Path(parent, name), other / name, str(place / name))
@@ -79,10 +79,10 @@ def _file_differences(left: Path, right: Path, shown: str) -> list[str]:
 
 
 def _same_bytes(left: Path, right: Path) -> bool:
-    with left.open("rb", buffering=0) as one, right.open("rb", buffering=0) as two:
+    with left.open("rb", buffering=0) as first, right.open("rb", buffering=0) as second:
         while True:
-            piece = one.read(PIECE_BYTES)
-            if piece != two.read(PIECE_BYTES):
+            piece = first.read(PIECE_BYTES)
+            if piece != second.read(PIECE_BYTES):
                 return False
             if not piece:
                 return True

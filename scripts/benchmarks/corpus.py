@@ -1,9 +1,9 @@
-"""The files that are measured: real checkpoints, and many small files of real text.
+"""The files for the benchmarks: real checkpoints, and many small files of real text.
 
-Guarantees: they are built once and kept in a cache; what exists under its final name is complete,
-and a build that was cut short is begun again. Nothing is fetched: the text is what the machine has
-(Python's standard library, /usr/share, /usr/include), the checkpoints come from a training run that
-really takes place (train.py). Sizes are the same everywhere, contents differ between machines.
+Guarantees: each data set is built once and kept in a cache. A data set under its final name is
+complete; an interrupted build starts again. Nothing is downloaded: the text is from the machine
+(Python's standard library, /usr/share, /usr/include), the checkpoints are from a real training run
+(train.py). Sizes are the same everywhere; contents differ between machines.
 """
 
 import gzip
@@ -29,7 +29,7 @@ SUFFIXES = (".py", ".txt", ".md", ".c", ".h", ".json", ".yaml", ".log")
 
 @dataclass(frozen=True)
 class Size:
-    """How much to build: the model's shape, how often it is saved, how many small files."""
+    """The size of the data sets: the model's shape, its saves, the number of small files."""
 
     name: str
     width: int
@@ -43,9 +43,9 @@ class Size:
     series: tuple[str, ...]
 
 
-# Full: 25.6 M parameters, 307 MB a full state, 102 MB its weights. 6 x 307 + 3 x 102 MB are 2 GiB,
-# and 21 full states more make it 8 GiB.
-# Series: 2.5 M parameters, 30 MB a full state, 12 of each; quick: 0.48 M, 5.7 MB, 4 of each.
+# Full: 25.6 M parameters, 307 MB per full state, 102 MB for weights. 6 x 307 + 3 x 102 MB are
+# 2 GiB, and 21 more full states make 8 GiB.
+# Series: 2.5 M parameters, 30 MB per full state, 12 of each; quick: 0.48 M, 5.7 MB, 4 of each.
 FULL = Size(
     "full",
     512,
@@ -81,12 +81,12 @@ SERIES = {
     "frozen": "frozen",
     "sparse": "sparse",
 }
-"""The series of checkpoints, and the kind of training that each comes from."""
+"""The series of checkpoints, and the kind of training of each."""
 RESUMED = ("tune", "frozen")
 
 
 class Corpus:
-    """The data sets under one cache directory, each built when it is first asked for."""
+    """The data sets in one cache directory, each built on first use."""
 
     def __init__(self, cache: Path, size: Size) -> None:
         self._data = cache / "data"
@@ -95,33 +95,33 @@ class Corpus:
         self._size = size
 
     def checkpoints(self) -> Path:
-        """2 GiB: full states and weights-only files of one run, 10 to 20 optimizer steps apart."""
+        """Return 2 GiB: full states and weights-only files of one run, 10 to 20 steps apart."""
         return self._built("checkpoints", self._train)
 
     def more_checkpoints(self) -> Path:
-        """6 GiB more: the same run goes on, a full state every 5 steps."""
+        """Return 6 GiB more of the same run, a full state every 5 steps."""
         return self._built("more-checkpoints", self._train_on)
 
     def series(self, name: str) -> Path:
-        """12 checkpoints of a small model, as far apart as the name says; see series.py."""
+        """Return 12 checkpoints of a small model, as far apart as the name says; see series.py."""
         final = self._chain / name
         if not final.exists():
             self._train_series(SERIES[name])
         return final
 
     def series_log(self, kind: str) -> Path:
-        """The log of a training that series come from: a line of JSON a step."""
+        """Return the log of a training run: a line of JSON for each step."""
         log = self._chain / f"{kind}.jsonl"
         if not log.exists():
             self._train_series(kind)
         return log
 
     def small_files(self) -> Path:
-        """100,000 files of real text, 6 KB on average, log-normal sizes, in nested directories."""
+        """Return 100,000 files of real text, 6 KB on average, log-normal sizes, nested."""
         return self._built("small-files", self._slice_text)
 
     def one_file(self) -> Path:
-        """The 102 MB weights file that restoring one file is measured with."""
+        """Return the 102 MB weights file for the restore of a single file."""
         return min(self.checkpoints().glob("*.safetensors"))
 
     def _built(self, name: str, build: Callable[[Path], None]) -> Path:
@@ -163,13 +163,13 @@ class Corpus:
             command: list[str | Path] = [self._torch(), script, kind, text, inside]
             subprocess.run([*command, *self._size.series, *resume], check=True)
             for made in sorted(inside.iterdir()):
-                # What is there stays: the same steps were taken from the same seed.
+                # Existing series stay: they come from the same steps and the same seed.
                 if not (self._chain / made.name).exists():
                     made.rename(self._chain / made.name)
 
     def _torch(self) -> Path:
         if not self._torch_python.exists():
-            raise SystemExit("no PyTorch to make checkpoints with: run scripts/install-peers first")
+            raise SystemExit("PyTorch is missing: run scripts/install-peers first")
         return self._torch_python
 
     def _run_training(self, target: Path, arguments: list[str]) -> None:
@@ -184,7 +184,7 @@ class Corpus:
             str(size.batch),
         ]
         script = Path(__file__).with_name("train.py")
-        # argparse takes the last of two, so what a caller adds wins over the usual distance.
+        # argparse takes the last of two options, so the caller's --every wins.
         command: list[str | Path] = [
             self._torch(),
             script,
@@ -205,13 +205,13 @@ class Corpus:
             if number % FILES_A_DIRECTORY == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(pieces.take(small_file_size_bytes(chance)))
-            # Files of the last second are a special case for tools that trust time stamps.
+            # Tools that trust time stamps treat files of the last second specially.
             written_s = 1_700_000_000 + chance.random() * 50_000_000
             os.utime(path, (written_s, written_s))
 
 
 def write_training_text(directory: Path) -> Path:
-    """What models learn from, as one file."""
+    """Write the text for training into one file and return its path."""
     text = directory / "text"
     with text.open("wb") as out:
         for piece in real_text():
@@ -222,7 +222,7 @@ def write_training_text(directory: Path) -> Path:
 
 
 def small_file_name(number: int) -> str:
-    """Four levels deep, 40 files a directory."""
+    """Return a path four levels deep, with 40 files per directory."""
     directory = number // FILES_A_DIRECTORY
     suffix = SUFFIXES[number % len(SUFFIXES)]
     group = f"part_{directory // 400:02d}/group_{directory // 20 % 20:02d}"
@@ -230,7 +230,7 @@ def small_file_name(number: int) -> str:
 
 
 def small_file_size_bytes(chance: random.Random) -> int:
-    """A log-normal size with the wanted mean: many small, a few large, some empty."""
+    """Return a log-normal size with the wanted mean: many small, a few large, some empty."""
     if chance.random() < 0.005:
         return 0
     mean = SMALL_FILE_MEAN_BYTES
@@ -239,14 +239,14 @@ def small_file_size_bytes(chance: random.Random) -> int:
 
 
 class TextPieces:
-    """An endless stream of text; at its end it starts over, cut at other places."""
+    """An endless stream of text; it starts again at its end, with other cuts."""
 
     def __init__(self, stock: bytearray) -> None:
         self._stock = stock
         self._offset = 0
 
     def take(self, size_bytes: int) -> bytes:
-        """The next `size_bytes` bytes."""
+        """Return the next `size_bytes` bytes."""
         if self._offset + size_bytes > len(self._stock):
             self._offset = 0
         piece = bytes(self._stock[self._offset : self._offset + size_bytes])
@@ -255,7 +255,7 @@ class TextPieces:
 
 
 def text_pieces(wanted_bytes: int) -> TextPieces:
-    """Reads as much of the machine's text as the files will need."""
+    """Read as much of the machine's text as the files will need."""
     stock = bytearray()
     for piece in real_text():
         stock += piece
@@ -265,9 +265,9 @@ def text_pieces(wanted_bytes: int) -> TextPieces:
 
 
 def text_directories() -> list[Path]:
-    """Where text lies on a Linux machine with Python, richest first."""
+    """Return directories with text on a Linux machine with Python, the largest first."""
     here = Path(sysconfig.get_path("stdlib"))
-    # Other Python versions beside this one, as pyenv and the like keep them.
+    # Other Python versions beside this one, for example from pyenv.
     siblings = sorted(here.parents[2].glob("*/lib/python3*"))
     system = [
         "/usr/share/doc",
@@ -281,7 +281,7 @@ def text_directories() -> list[Path]:
 
 
 def real_text() -> Iterator[bytes]:
-    """The contents of text files, by path within each directory, unpacked; none comes twice."""
+    """Yield the contents of text files, unpacked, ordered by path in each directory, each once."""
     seen: set[tuple[int, int]] = set()
     for directory in text_directories():
         for path in sorted(
@@ -301,7 +301,7 @@ def real_text() -> Iterator[bytes]:
 
 
 def walk(directory: Path) -> Iterator[Path]:
-    """Every regular file below `directory`; links are not followed."""
+    """Yield every regular file below `directory`; links are not followed."""
     for parent, _, names in os.walk(directory):
         for name in names:
             path = Path(parent, name)
@@ -310,5 +310,5 @@ def walk(directory: Path) -> Iterator[Path]:
 
 
 def free_space_bytes(path: Path) -> int:
-    """What the file system of `path` has left."""
+    """Return the free space of the file system of `path`."""
     return shutil.disk_usage(path).free

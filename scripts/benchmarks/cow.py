@@ -1,8 +1,8 @@
-"""Rows 9 to 13: what capture by copy-on-write is good for, on file systems made for it.
+"""Rows 9 to 13: copy-on-write capture and rollback, on file systems made for each row.
 
-Guarantees: those of rows.py; every snapshot that was timed is restored from the store alone and
-compared with the source at the end of its row, and after every roll-back all files are compared
-with what they were. Stores lie outside of the file system that is measured.
+Guarantees: those of rows.py. At the end of its row, every timed snapshot is restored from the store
+alone and compared with the source. After every rollback, all files are compared with the originals.
+Stores are outside of the measured file system.
 """
 
 import json
@@ -37,7 +37,7 @@ COPY_ON_WRITE = ("xfs", "btrfs")
 
 @dataclass(frozen=True)
 class Amount:
-    """How much to write: many files for the freeze, one large one, some for rolling back."""
+    """Amounts of data: many files for the freeze, a large file, some files for the rollback."""
 
     image_bytes: int
     frozen_files: int
@@ -55,10 +55,10 @@ AMOUNTS = {
 
 
 def measure_cow(bench: Bench, wanted: set[int], kinds: Sequence[str], amount: Amount) -> None:
-    """Runs the wanted rows on each of the kinds of file system that they are about."""
+    """Run the wanted rows on each of their kinds of file system."""
     for kind in kinds:
         if not can_make(kind):
-            print(f"no program here makes {kind}: left out", file=sys.stderr)
+            print(f"mkfs for {kind} is missing: left out", file=sys.stderr)
             continue
         on = OnFileSystem(bench, kind, amount)
         frozen = {9} & wanted if kind in COPY_ON_WRITE else set()
@@ -73,7 +73,7 @@ def measure_cow(bench: Bench, wanted: set[int], kinds: Sequence[str], amount: Am
 
 
 class OnFileSystem:
-    """The rows on one kind of file system; each group of rows has an empty one of its own."""
+    """The rows on one kind of file system; each group of rows gets a new, empty one."""
 
     def __init__(self, bench: Bench, kind: str, amount: Amount) -> None:
         self._bench = bench
@@ -82,7 +82,7 @@ class OnFileSystem:
         self._chance = random.Random(SEED)
 
     def freeze(self, ciuic: Ciuic) -> None:
-        """How long a freeze takes, of files that no snapshot has and of files that have changed."""
+        """Time a freeze, of files without a snapshot and of changed files."""
         amount = self._amount
         with self._file_system() as place:
             source = place / "training"
@@ -96,7 +96,7 @@ class OnFileSystem:
             self._bench.drop_stores()
 
     def one_large_file(self, wanted: set[int]) -> None:
-        """What a snapshot reads and takes after a small change, and undoing such a change."""
+        """Measure a snapshot after a small change to a large file, and the rollback of a change."""
         with self._file_system() as place:
             source = place / "training"
             changes.write_files(source, 1, self._amount.large_bytes, self._chance)
@@ -104,12 +104,10 @@ class OnFileSystem:
             self._stock(source)
             if 10 in wanted:
                 stretch = self._goal(
-                    10, "snapshot after 1 % in one stretch", ">= 10x the faster", 10
+                    10, "snapshot after 1% in one stretch", ">= 10x the faster", 10
                 )
                 self._changed(stretch, path, changes.change_stretch, share=READ_SHARE_MARK)
-                scattered = self._goal(
-                    10, "snapshot after 1 % of the blocks", ">= 2x the faster", 2
-                )
+                scattered = self._goal(10, "snapshot after 1% of the blocks", ">= 2x the faster", 2)
                 self._changed(scattered, path, changes.change_scattered)
             if 11 in wanted:
                 goal = self._goal(11, "snapshot after appending 10 MB", "")
@@ -117,12 +115,12 @@ class OnFileSystem:
             for tool in self._bench.stores if wanted & {10, 11} else ():
                 self._compare(tool, source)
             if 13 in wanted:
-                goal = self._goal(13, "roll back 1 % of one large file", ">= 5x the faster", 5)
+                goal = self._goal(13, "roll back 1% of one large file", ">= 5x the faster", 5)
                 self._rolled_back(goal, source, changes.change_one)
             self._bench.drop_stores()
 
     def many_files(self, wanted: set[int]) -> None:
-        """Rolling a directory back when all of it is ruined, and when hardly anything is."""
+        """Time the rollback of a directory when all of it is damaged, and when little is."""
         amount = self._amount
         with self._file_system() as place:
             source = place / "training"
@@ -133,7 +131,7 @@ class OnFileSystem:
                 goal = self._goal(12, "roll back 100 ruined files", mark, 20, 1.0)
                 self._rolled_back(goal, source, changes.ruin, limit_s=ROLL_BACK_MARK_S)
             if 13 in wanted:
-                goal = self._goal(13, "roll back 1 % of one of 100 files", ">= 5x the faster", 5)
+                goal = self._goal(13, "roll back 1% of one of 100 files", ">= 5x the faster", 5)
                 self._rolled_back(goal, source, changes.change_one)
             self._bench.drop_stores()
 
@@ -166,7 +164,7 @@ class OnFileSystem:
                 if times is not found["first"]:
                     changes.change_each(source, self._chance)
                 self._bench.prepare(cache, [source])
-                # XFS takes apart what was just deleted, and holds the same locks for it.
+                # XFS cleans up after the deletion in the background, with the same locks.
                 time.sleep(FREEZE_REST_S)
                 times.append(_document(measure.run(_snapshot(ciuic)))["freeze_s"] * 1000)
             how = _how(ciuic)
@@ -188,7 +186,7 @@ class OnFileSystem:
         share: float | None = None,
         most_mb: float | None = None,
     ) -> None:
-        """The next snapshot after a change; what it reads is held against the file or a size."""
+        """Time the snapshot after a change; compare its bytes read with the file or a limit."""
         read_mb: list[float] = []
 
         def once(tool: Tool, cache: str) -> Run:
@@ -212,13 +210,13 @@ class OnFileSystem:
     def _rolled_back(
         self, goal: Goal, source: Path, damage: Change, *, limit_s: float | None = None
     ) -> None:
-        """Each tool undoes the same kind of damage, and everything must be as it was."""
+        """Time how each tool undoes the same kind of damage; all files must be as before."""
         before = compare.fingerprints(source)
 
         def once(tool: Tool, cache: str) -> Run:
             if isinstance(tool, Ciuic):
-                # The peers before it have made other files of the same content; what ciuic knows
-                # of a directory, and its hot copy, come from the snapshot of the hour before.
+                # The peers made new files of the same content. What ciuic knows of the directory,
+                # and its reflink copy, must be from a snapshot after that, as in practice.
                 measure.run(tool.snapshot())
             damage(source, self._chance)
             self._bench.prepare(cache, [tool.store, source])
@@ -236,7 +234,7 @@ class OnFileSystem:
         )
 
     def _compare(self, tool: Tool, source: Path) -> None:
-        """Restores the newest snapshot elsewhere, by ciuic without its hot copy."""
+        """Restore the newest snapshot elsewhere (ciuic: without reflink copies) and compare it."""
         target = self._bench.work / "target"
         target.mkdir()
         command = tool.restore([source], target)
@@ -252,19 +250,19 @@ def _snapshot(tool: Tool) -> Command:
 
 
 def _document(run: Run) -> dict[str, Any]:
-    """The JSON document that the command has printed, perhaps after lines for people."""
+    """Return the JSON document that the command printed, perhaps after lines for people."""
     document: dict[str, Any] = json.loads(run.output[run.output.index("{") :])
     return document
 
 
 def _how(ciuic: Ciuic) -> str:
-    """By what the newest snapshot's only root was captured."""
+    """Return how the newest snapshot captured its only root."""
     shown = _document(measure.run(ciuic.command("show", "latest", "--json")))
     return str(shown["roots"][0].get("capture") or "reading in place")
 
 
 def _forget_frozen(place: Path) -> None:
-    """Removes the frozen copies that a store which is gone has left behind, subvolumes and all."""
+    """Remove the reflink copies that a deleted store has left, including subvolumes."""
     hidden = place / ".ciuic-frozen"
     for tree in hidden.glob("*/trees/*"):
         measure.run(Command(("btrfs", "subvolume", "delete", str(tree))))

@@ -1,10 +1,9 @@
 """Makes a store of many snapshots of many files, in minutes instead of weeks.
 
-The first snapshot is a real one of real files. Those between are written as the program writes
-them, by its own writer and in its own format: in each, one file of one directory is another. The
-last is as the first, so that a snapshot taken next finds nothing changed. Runs with the
-interpreter that has ciuic. Arguments: the store, the directory, how many files, how many
-snapshots.
+The first snapshot is a real one of real files. The program's own writer makes the others in its own
+format, with one file replaced in each. The last has the same content as the first, so that the next
+snapshot finds no change. Runs with the interpreter that has ciuic. Arguments: the store, the
+directory, the number of files, the number of snapshots.
 """
 
 import os
@@ -14,14 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from ciuic.clock import SystemClock
-from ciuic.hashing import data_id
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import Entry, Root, SnapshotSummary
-from ciuic.store import Store, open_store
-from ciuic.store.manifest import Manifest, encode_manifest
-from ciuic.store.nodes import TreeBuilder, iter_tree
-from ciuic.store.writer import StoreWriter
-from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.adding import begin_adding
+from ciuic.store.packs.writer import StoreWriter
+from ciuic.store.records.manifest import Manifest, encode_manifest
+from ciuic.store.records.tree_nodes import TreeBuilder, iter_tree
+from ciuic.store.store import Store, open_store
+from ciuic.system.clock import SystemClock
+from ciuic.system.hashing import data_id
 
 FILES_A_DIRECTORY = 1000
 FILE_BYTES = 12
@@ -29,7 +31,7 @@ HOUR_NS = 3600 * 10**9
 
 
 def make_files(source: Path, count: int) -> None:
-    """So many small files, a thousand a directory."""
+    """Make `count` small files, a thousand per directory."""
     for number in range(count):
         if number % FILES_A_DIRECTORY == 0:
             directory = source / f"d{number // FILES_A_DIRECTORY:05d}"
@@ -38,19 +40,21 @@ def make_files(source: Path, count: int) -> None:
 
 
 def make_snapshots(store: Store, source: Path, count: int) -> None:
-    """So many snapshots, an hour apart; the last one was taken just now."""
+    """Make `count` snapshots, an hour apart; the last is from now."""
     request = TakeRequest(roots=(os.fsencode(source),))
     report = take_snapshot(store, request, clock=SystemClock())
     first = store.manifest(report.id)
     get = store.reader.node
     (root,) = iter_tree(get, first.roots[0].tree, 0)
-    directories = list(iter_tree(get, root.content, root.level))
-    # One after the other, so that no more than one directory's entries are in memory.
-    writer = store.writer()
+    directories = list(iter_tree(get, ChunkId(root.content), root.level))
+    # One directory at a time, so that only its entries are in memory.
+    writer = begin_adding(store)
     manifests = [first] * (count - 1)
     for number in range(count - 2):
         place = number % len(directories)
-        entries = list(iter_tree(get, directories[place].content, directories[place].level))
+        entries = list(
+            iter_tree(get, ChunkId(directories[place].content), directories[place].level)
+        )
         changed = [*directories]
         changed[place] = with_another_file(writer, directories[place], entries, number)
         tree = put_root(writer, root, changed)
@@ -60,12 +64,12 @@ def make_snapshots(store: Store, source: Path, count: int) -> None:
     writer.finish()
     names = {first.summary.id}
     for number, manifest in enumerate(manifests):
-        # Not by Store.new_snapshot_id, which lists the directory each time.
-        while (name := f"cs-{os.urandom(3).hex()}") in names:
+        # Store.new_snapshot_id would list the directory each time.
+        while (name := SnapshotId(f"cs-{os.urandom(3).hex()}")) in names:
             pass
         names.add(name)
         path = Path(store.path, "snapshots", f"{name}.json")
-        # Not by Store.commit, which waits for the disk each time: this store is only measured.
+        # Store.commit would wait for the disk each time.
         path.write_bytes(encode_manifest(renamed(manifest, name, first, number + 1, count)))
     os.sync()
 
@@ -73,7 +77,7 @@ def make_snapshots(store: Store, source: Path, count: int) -> None:
 def with_another_file(
     writer: StoreWriter, directory: Entry, entries: list[Entry], number: int
 ) -> Entry:
-    """The entry of a directory in which the content of one file is another."""
+    """Return the entry of the directory after one of its files got another content."""
     content = b"%0*d" % (FILE_BYTES, number + 10**9)
     name = data_id(content)
     writer.add_data([(name, content)])
@@ -86,8 +90,10 @@ def with_another_file(
     return msgspec.structs.replace(directory, content=tree, level=level)
 
 
-def put_root(writer: StoreWriter, root: Entry, directories: Iterator[Entry] | list[Entry]) -> bytes:
-    """The root's node above these directories."""
+def put_root(
+    writer: StoreWriter, root: Entry, directories: Iterator[Entry] | list[Entry]
+) -> ChunkId:
+    """Return the tree of a root with these directories."""
     builder = TreeBuilder(writer.put_node)
     for entry in directories:
         builder.add(entry)
@@ -99,7 +105,7 @@ def put_root(writer: StoreWriter, root: Entry, directories: Iterator[Entry] | li
 
 
 def renamed(manifest: Manifest, name: str, first: Manifest, number: int, count: int) -> Manifest:
-    """A manifest of its own ID and time; the newest has the time of the first one."""
+    """Return the manifest with another ID and time; the newest has the time of the first."""
     summary: SnapshotSummary = msgspec.structs.replace(
         manifest.summary,
         id=name,
@@ -110,7 +116,7 @@ def renamed(manifest: Manifest, name: str, first: Manifest, number: int, count: 
 
 
 def main(store_path: str, directory: str, files: int, snapshots: int) -> None:
-    """Makes the files, then the snapshots."""
+    """Make the files, then the snapshots."""
     source = Path(directory)
     make_files(source, files)
     with open_store(store_path, write=True) as store:

@@ -1,18 +1,20 @@
 """Fills a store with snapshots of one small directory, in one process.
 
-Runs with the interpreter that has ciuic. Arguments: the store, the directory, how many.
+Runs with the interpreter that has ciuic. Arguments: the store, the directory, the number of
+snapshots.
 """
 
 import sys
 from pathlib import Path
 
-from ciuic.clock import SystemClock
-from ciuic.store import open_store
-from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
 
 
 def main(store_path: str, directory: str, count: int) -> None:
-    """Takes `count` snapshots with one file rewritten before each."""
+    """Take `count` snapshots with one file rewritten before each."""
     request = TakeRequest(roots=(directory.encode(),))
     changing = Path(directory, "train.log")
     with open_store(store_path, write=True) as store:

@@ -1,8 +1,7 @@
-"""Runs one command and says what it cost: seconds, or the most memory its processes held.
+"""Running one command and measuring it: seconds, or the peak memory of its processes.
 
-Guarantees: a command that fails raises, with what it printed; nothing is measured of a run that
-went wrong. Times are wall-clock seconds from before the process starts until it has been waited
-for.
+Guarantees: a command that fails raises with its output, so a failed run is never measured. Times
+are wall-clock seconds from before the process starts until it has been waited for.
 """
 
 import os
@@ -22,12 +21,12 @@ GRAVEYARD = "done"
 
 
 class RunFailedError(Exception):
-    """A command exited with an unexpected code, or restored something wrong."""
+    """A command exited with an unexpected code, or gave a wrong result."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to start: arguments, additions to the environment, and the directory to start it in."""
+    """A command to run: arguments, additions to the environment, and its working directory."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +35,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run took; `durable_s` counts on until the file system has written everything."""
+    """The times of one run; `durable_s` ends when the file system has written everything."""
 
     wall_s: float
     durable_s: float
@@ -44,7 +43,7 @@ class Run:
 
 
 def run(command: Command, *, sync: Path | None = None) -> Run:
-    """Runs the command to its end; with `sync`, times a `sync -f` of that place on top."""
+    """Run the command to its end; with `sync`, also time a `sync -f` of that place."""
     with tempfile.TemporaryFile() as captured:
         start_s = time.perf_counter()
         with _start(command, captured.fileno()) as process:
@@ -59,15 +58,15 @@ def run(command: Command, *, sync: Path | None = None) -> Run:
 
 
 def peak_memory_bytes(command: Command) -> int:
-    """The most resident memory of the command and its descendants together, sampled every 10 ms.
+    """Return the peak resident memory of the command and its descendants, sampled every 10 ms.
 
-    Pages that two processes share count twice, so this is an upper bound for a tool that forks. A
-    peak of a single process between two samples is not missed: the kernel keeps it.
+    Pages that two processes share count twice, so this is an upper bound for a tool that forks. The
+    kernel records the peak of a single process, so samples do not miss it.
     """
     most_bytes = 0
     with tempfile.TemporaryFile() as captured:
         process = _start(command, captured.fileno())
-        # The child's ru_maxrss would not do: it starts from what the parent held when it forked.
+        # The child's ru_maxrss is not usable: it starts at the parent's size when it forked.
         while process.poll() is None:
             family = [_memory_bytes(pid) for pid in _family(process.pid)]
             now_bytes = sum(resident for resident, _ in family)
@@ -79,27 +78,26 @@ def peak_memory_bytes(command: Command) -> int:
 
 
 def settle() -> None:
-    """Writes out what earlier runs left dirty, so that nobody pays for somebody else's data."""
+    """Write out dirty data of earlier runs, so that the next run does not wait for it."""
     os.sync()
 
 
 def drop_caches() -> None:
-    """Empties the page, dentry and inode caches. Needs root."""
+    """Empty the page, dentry and inode caches. Needs root."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
 
 def may_drop_caches() -> bool:
-    """True when cold measurements are possible here."""
+    """Return whether cold measurements are possible here."""
     return os.access("/proc/sys/vm/drop_caches", os.W_OK)
 
 
 def put_away(directory: Path, graveyard: Path) -> None:
-    """Removes a directory if that costs later runs nothing, else moves it to the graveyard.
+    """Remove a directory if that costs later runs nothing; otherwise move it to the graveyard.
 
-    ext4 does not use an inode again for minutes after it was deleted, and steps over each such
-    inode for every file it makes: deleting 100,000 files made the next restore, whoever's it was,
-    several times slower.
+    For minutes after a deletion, ext4 skips the deleted inodes one by one for each new file:
+    deleting 100,000 files made the next restore, by any tool, several times slower.
     """
     if not directory.exists():
         return
@@ -112,7 +110,7 @@ def put_away(directory: Path, graveyard: Path) -> None:
 
 
 def read_all(places: Iterable[Path]) -> None:
-    """Brings everything below the places into the page cache."""
+    """Bring everything below the places into the page cache."""
     for place in places:
         for parent, _, names in os.walk(place):
             for name in names:
@@ -136,7 +134,7 @@ def _end_of(process: "subprocess.Popen[bytes]") -> int:
     try:
         return process.wait()
     except BaseException:
-        # Whoever stops the benchmark stops this as well: it may stand in a file system of ours.
+        # The process may use a file system that is about to be unmounted.
         process.kill()
         raise
 
@@ -154,7 +152,7 @@ def _check(command: Command, code: int, output: str) -> None:
 
 
 def _family(pid: int) -> list[int]:
-    """The process and all its living descendants; whoever ends meanwhile is left out."""
+    """Return the process and its living descendants."""
     found = [pid]
     for member in found:
         for task in _listing(f"/proc/{member}/task"):
@@ -163,7 +161,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _memory_bytes(pid: int) -> tuple[int, int]:
-    """What the process holds now, and the most it has held since it was started."""
+    """Return the resident memory of the process now, and its peak."""
     found = {"VmRSS": 0, "VmHWM": 0}
     for line in _text(f"/proc/{pid}/status").splitlines():
         name, _, value = line.partition(":")

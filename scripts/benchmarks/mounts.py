@@ -1,7 +1,7 @@
-"""File systems that live for one row: made in a sparse file, mounted, and gone afterwards.
+"""Temporary file systems for one row: made in a sparse file, mounted, and removed afterwards.
 
-Guarantees: however the row ends, nothing stays mounted, no loop device stays taken and the file is
-deleted; a command that was interrupted is given a moment to let go first. Needs root.
+Guarantees: after the row, also after a failure, nothing stays mounted, no loop device stays in use
+and the file is deleted. An interrupted command gets ten seconds to end first. Needs root.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ KINDS = ("ext4", "xfs", "btrfs")
 UNMOUNT_S = 10.0
 BUSY_S = 0.1
 MKFS = {
-    # Tables are written now: in the background they would be written while somebody is timed.
+    # Write the tables now: in the background, they would be written during a measurement.
     "ext4": (
         "mkfs.ext4",
         "-q",
@@ -32,13 +32,13 @@ MKFS = {
 
 
 def can_make(kind: str) -> bool:
-    """Whether the program that makes such a file system is here."""
+    """Return whether the mkfs program of this kind is installed."""
     return shutil.which(MKFS[kind][0]) is not None
 
 
 @contextlib.contextmanager
 def file_system(kind: str, directory: Path, size_bytes: int) -> Iterator[Path]:
-    """The mount point of an empty file system of this kind; its file lies in the directory."""
+    """The mount point of an empty file system of this kind; its image is in the directory."""
     image, place = directory / f"{kind}.img", directory / kind
     with contextlib.ExitStack() as after:
         with image.open("xb") as file:
@@ -47,8 +47,8 @@ def file_system(kind: str, directory: Path, size_bytes: int) -> Iterator[Path]:
         _run(*MKFS[kind], str(image))
         device = _run("losetup", "--find", "--show", str(image)).strip()
         after.callback(_run, "losetup", "--detach", device)
-        # Without, every page would be cached twice, in the file and in the file system in it; where
-        # the file can't be read past the cache, that is how it is.
+        # Without direct I/O, every page would be cached twice, for the image and the file system
+        # in it. Not every file system supports it for the image.
         subprocess.run(["losetup", "--direct-io=on", device], capture_output=True, check=False)
         place.mkdir()
         after.callback(place.rmdir)
@@ -58,7 +58,7 @@ def file_system(kind: str, directory: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def trim(place: Path) -> None:
-    """Gives the blocks of deleted files back to the file system that the image lies on."""
+    """Return the blocks of deleted files to the file system of the image."""
     subprocess.run(["fstrim", str(place)], capture_output=True, check=False)
 
 
@@ -69,7 +69,7 @@ def _unmount(place: Path) -> None:
         if done.returncode == 0:
             return
         time.sleep(BUSY_S)
-    # It is gone for everybody who asks now, and for good when the last one has closed his files.
+    # No new process can use it; it disappears once the last process has closed its files.
     _run("umount", "--lazy", str(place))
 
 

@@ -1,4 +1,4 @@
-"""The measured lines as a Markdown page: the table, the machine, the tools, how it was run."""
+"""The results as a Markdown page: the table, the machine, the tools, the command."""
 
 import datetime
 import json
@@ -29,14 +29,14 @@ VERDICTS = {True: "yes", False: "**no**", None: ""}
 
 
 def table(lines: Sequence[Line]) -> str:
-    """All lines by row, one ratio a peer; ratios are medians of the turns, with their range."""
+    """Return all lines, ordered by row; ratios are medians of the turns, with their range."""
     rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
     rows += [_cells(line) for line in sorted(lines, key=lambda line: line.row)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
 
 
 def page(lines: Sequence[Line], tools: Sequence[Tool], command: str, facts: dict[str, str]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     versions = ", ".join(tool.version() for tool in tools)
     about = [f"- {name}: {value}" for name, value in facts.items()]
     return "\n".join(
@@ -53,12 +53,12 @@ def page(lines: Sequence[Line], tools: Sequence[Tool], command: str, facts: dict
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """The lines for another program."""
+    """Return the lines as JSON."""
     return json.dumps([asdict(line) for line in lines], indent=1)
 
 
 def machine_facts(place: Path) -> dict[str, str]:
-    """What the figures depend on, and how busy the machine was before."""
+    """Return what the figures depend on, and the load before the run."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kind = subprocess.run(
         ["findmnt", "-n", "-o", "FSTYPE,SOURCE,OPTIONS", "-T", str(place)],

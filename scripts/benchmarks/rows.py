@@ -1,8 +1,8 @@
-"""What is measured, row by row, and the mark each row has to reach.
+"""Rows 1 to 8, and the methods that all rows use.
 
-Guarantees: the contestants take turns (A B C, A B C, ...), every ratio is the median of the ratios
-within a turn, and a restore or a snapshot whose result is not the source, byte for byte, ends the
-benchmark with an error.
+Guarantees: the tools take turns (A B C, A B C, ...). Every ratio is the median of the ratios within
+a turn. A restore or a snapshot that differs from the source in any byte ends the benchmark with an
+error.
 """
 
 import shutil
@@ -27,7 +27,7 @@ BOTH_SETS = {4, 5, 8}
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median over all turns, and the range."""
+    """The median of a ratio over all turns, and its range."""
 
     median: float
     low: float
@@ -35,17 +35,22 @@ class Ratio:
 
     @classmethod
     def over(cls, values: Iterable[float]) -> "Ratio":
-        """Sums up the ratios of the single turns."""
+        """Return the summary of the ratios of the turns."""
         known = list(values)
         return cls(statistics.median(known), min(known), max(known))
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is measured and what has to come out of it.
+    """What a line measures, and its mark.
 
-    `factor` times better than each of `peers`, at most `limit` times the limit (a plain copy, an
-    import).
+    Attributes:
+        row: Number of the row in docs/benchmarks.md.
+        what: The text of the line.
+        mark: The mark as text.
+        factor: How many times better than each of `peers` ciuic must be.
+        limit: The maximum, in multiples of the limit (a plain copy, an import).
+        peers: The tools to compare with.
     """
 
     row: int
@@ -56,11 +61,11 @@ class Goal:
     peers: tuple[str, ...] = PEERS
 
     def about(self, detail: str) -> "Goal":
-        """The same goal under particular circumstances."""
+        """Return the goal with a detail in its text."""
         return replace(self, what=f"{self.what}, {detail}")
 
     def judge(self, ratios: Mapping[str, Ratio]) -> bool | None:
-        """Whether the mark is reached; nothing without a mark, or with nothing to compare with."""
+        """Return whether the mark is met; None without a mark or without a comparison."""
         if not ratios or (self.factor is None and self.limit is None):
             return None
         bound = ratios.get("limit")
@@ -73,7 +78,7 @@ class Goal:
 class Line:
     """One line of the table.
 
-    Ratios to peers say how many times better ciuic is, the one to the limit how many times worse.
+    Ratios to peers say how many times better ciuic is; the one to the limit, how many times worse.
     """
 
     row: int
@@ -86,11 +91,11 @@ class Line:
 
 
 def _nothing() -> None:
-    """What there is to do before a turn when nothing changes between turns."""
+    """Do nothing before a turn."""
 
 
 class Bench:
-    """The contestants and their data, and the lines measured so far."""
+    """The tools and their data, and the lines measured so far."""
 
     def __init__(
         self,
@@ -112,7 +117,7 @@ class Bench:
         self._held: Sequence[Path] = ()
 
     def first_snapshot(self, goal: Goal, source: Path) -> None:
-        """Into a new store, each time; afterwards each store is restored and compared."""
+        """Time snapshots into a new store each time; restore and compare each store afterwards."""
 
         def once(tool: Tool, cache: str) -> Run:
             tool.fresh([source])
@@ -125,7 +130,7 @@ class Bench:
             self._restore_once(tool, source, "warm", check=True)
 
     def unchanged_snapshot(self, goal: Goal, source: Path) -> None:
-        """A further snapshot of files that nobody touched."""
+        """Time another snapshot of unchanged files."""
 
         def once(tool: Tool, cache: str) -> Run:
             self.prepare(cache, [source])
@@ -137,7 +142,7 @@ class Bench:
         self._held = ()
 
     def restore(self, goal: Goal, source: Path, path: Path) -> None:
-        """Into an empty directory, timed until the tool returns and until all is on the disk."""
+        """Time restores into an empty directory, until the tool returns and until it is durable."""
         checked: set[str] = set()
 
         def once(tool: Tool, cache: str) -> Run:
@@ -149,7 +154,7 @@ class Bench:
         self.race(goal, self._tools, once, durable=True)
 
     def verify(self, goal: Goal, source: Path) -> None:
-        """Every byte in the store is read and checked."""
+        """Time the verification of every byte in the store."""
 
         def once(tool: Tool, cache: str) -> Run:
             self.prepare(cache, [tool.store])
@@ -159,7 +164,7 @@ class Bench:
         self.race(goal, self.stores, once)
 
     def size(self, goal: Goal, source: Path) -> None:
-        """Bytes of the whole store directory, as file lengths and as allocated blocks."""
+        """Measure the store directory, as file lengths and as allocated blocks."""
         self._stock([source])
         measure.settle()
         for kind, count in (("lengths", length_bytes), ("allocated", allocated_bytes)):
@@ -167,7 +172,7 @@ class Bench:
             self.add(goal.about(kind), {**sizes, "limit": [count(source) / 1e6]}, unit="MB")
 
     def memory(self, row: int) -> None:
-        """All processes of a command together: checkpoints, four times as many, small files."""
+        """Measure peak memory of commands: checkpoints, four times as many, small files."""
         first, more = self.corpus.checkpoints(), self.corpus.more_checkpoints()
         for verb, peaks in self._peaks(self.stores, [self.corpus.small_files()]).items():
             self._note_memory(row, f"memory, {verb} small files", peaks)
@@ -180,7 +185,7 @@ class Bench:
                 self._note_memory(row, f"memory, {verb} 4x the checkpoints", peaks, before)
 
     def listing(self, goal: Goal, snapshots: int) -> None:
-        """`ciuic list` on many snapshots against importing click with the same interpreter."""
+        """Time `ciuic list` on many snapshots against importing click."""
         if self.ciuic is None:
             return
         source = self.work / "tiny"
@@ -210,10 +215,15 @@ class Bench:
         before_turn: Callable[[], None] = _nothing,
         limit_s: float | None = None,
     ) -> None:
-        """Lets the tools take turns and notes a line for each state of the cache.
+        """Let the tools take turns, and add a line for each state of the cache.
 
-        With `durable`, a second line has the times until all is on the disk. `limit_s` is what
-        ciuic is held against besides the peers, where that is a time and no other program.
+        Args:
+            goal: What to measure.
+            tools: Who takes turns.
+            once: Runs a tool once, with this state of the cache.
+            durable: Add a second line with the times until the result is durable.
+            before_turn: Called before each turn.
+            limit_s: A fixed time to compare ciuic with.
         """
         for cache in self.caches:
             runs: dict[str, list[Run]] = {tool.name: [] for tool in tools}
@@ -221,7 +231,7 @@ class Bench:
                 before_turn()
                 for tool in tools:
                     runs[tool.name].append(once(tool, cache))
-            # A plain copy is only worth comparing with once it is on the disk.
+            # A plain copy counts only once it is durable.
             walls = {
                 name: [run.durable_s if name == "cp" else run.wall_s for run in found]
                 for name, found in runs.items()
@@ -230,17 +240,17 @@ class Bench:
             limits = {} if limit_s is None else {"limit": [limit_s] * self.turns}
             self.add(goal.about(cache), {**_copy_as_limit(walls), **limits})
             if durable:
-                about = goal.about(f"{cache}, with sync -f")
+                about = goal.about(f"{cache}, durable")
                 self.add(about, {**_copy_as_limit(synced), **limits})
 
     def add(self, goal: Goal, turns: Mapping[str, Sequence[float]], unit: str = "s") -> None:
-        """Notes a line: the medians of the turns, the ratios within them, and the verdict."""
+        """Add a line: the medians of the turns, the ratios within turns, and whether it is met."""
         ratios: dict[str, Ratio] = {}
         for name, found in turns.items():
             pairs = list(zip(turns.get("ciuic", ()), found, strict=False))
             if name != "ciuic" and pairs:
                 flip = name == "limit"
-                ratios[name] = Ratio.over(own / it if flip else it / own for own, it in pairs)
+                ratios[name] = Ratio.over(own / its if flip else its / own for own, its in pairs)
         values = {name: statistics.median(found) for name, found in turns.items()}
         met = goal.judge(ratios)
         self._note(Line(goal.row, goal.what, goal.mark, unit, values, ratios, met))
@@ -264,7 +274,7 @@ class Bench:
         print(f"{line.row} {line.what}: {shown} {line.unit}", file=sys.stderr, flush=True)
 
     def _stock(self, sources: Sequence[Path]) -> None:
-        """Sees to it that every tool has a store with exactly one snapshot of the sources."""
+        """Make a store with exactly one snapshot of the sources for every tool."""
         if self._held == sources:
             return
         for tool in self._tools:
@@ -273,13 +283,13 @@ class Bench:
         self._held = sources
 
     def drop_stores(self) -> None:
-        """Throws all stores away and so makes room."""
+        """Delete all stores to free their space."""
         self._held = ()
         for tool in self._tools:
             shutil.rmtree(tool.home, ignore_errors=True)
 
     def prepare(self, cache: str, places: Sequence[Path]) -> None:
-        """Brings the page cache into the wanted state and writes out what is dirty."""
+        """Bring the page cache into the wanted state, and write out dirty data."""
         if cache == "cold":
             measure.drop_caches()
             return
@@ -313,19 +323,19 @@ class Bench:
 
 
 def length_bytes(directory: Path) -> int:
-    """The sum of all file lengths."""
+    """Return the sum of all file lengths."""
     return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def allocated_bytes(directory: Path) -> int:
-    """The sum of all blocks that files and directories occupy."""
+    """Return the sum of all blocks of files and directories."""
     return sum(path.lstat().st_blocks * 512 for path in directory.rglob("*"))
 
 
 def measure_rows(bench: Bench, wanted: set[int], data: set[str]) -> None:
-    """Runs the wanted rows, in an order in which later ones can use the stores of earlier ones.
+    """Run the wanted rows, ordered so that later rows can use the stores of earlier ones.
 
-    Of the rows that have both data sets, those in `data` are measured.
+    Rows with both data sets measure those in `data`.
     """
     others = wanted - BOTH_SETS
     _measure_checkpoints(bench, wanted if "checkpoints" in data else others)

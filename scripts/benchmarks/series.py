@@ -1,11 +1,10 @@
-"""Trains small models on real text and keeps series of their checkpoints; needs PyTorch.
+"""Trains small models on real text and saves series of their checkpoints; needs PyTorch.
 
-Guarantees: those of train.py. Between any two files of a series the optimizer really took the
-steps that the series' name says; all series of fp32 Adam state come from one run, so that what
-differs between them is the distance and nothing else.
+Guarantees: those of train.py. The optimizer really takes the steps that the series' name says
+between two files. All series of fp32 Adam state are from one run, so only the distance differs.
 
-Each series is a directory: step_900.pt, step_1000.pt, ... Names are what training scripts write, so
-one of them gets longer on the way, and the records of a torch.save file with it.
+Each series is a directory: step_900.pt, step_1000.pt, ... As in real training, one name is longer
+than the one before, and so are the record headers of that torch.save file.
 """
 
 import argparse
@@ -43,7 +42,7 @@ WORD = re.compile(rb"[A-Za-z_]{3,24}")
 NAMES = {"torch.float32": "F32", "torch.bfloat16": "BF16"}
 
 
-class Decoder(nn.Module):  # type: ignore[misc]  # PyTorch is not there when types are checked
+class Decoder(nn.Module):  # type: ignore[misc]  # types are checked without PyTorch
     """A byte-level decoder, pre-norm, with learned positions."""
 
     def __init__(self, width: int, layers: int) -> None:
@@ -64,7 +63,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # PyTorch is not there when typ
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, windows: Any) -> Any:
-        """Cross-entropy of each next byte."""
+        """Return the cross-entropy of each next byte."""
         hidden = self.bytes(windows[:, :-1]) + self.positions(torch.arange(CONTEXT))
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
         hidden = self.norm(self.blocks(hidden, mask=mask, is_causal=True))
@@ -73,7 +72,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # PyTorch is not there when typ
 
 
 class Table(nn.Module):  # type: ignore[misc]
-    """Words near each other get vectors near each other; a row for each of many hashed words."""
+    """Word vectors, a row for each hashed word: neighboring words get similar vectors."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -81,9 +80,9 @@ class Table(nn.Module):  # type: ignore[misc]
         nn.init.normal_(self.words.weight, std=TABLE_WIDTH**-0.5)
 
     def forward(self, pairs: Any) -> Any:
-        """Skip-gram with negative samples: of each row, the first two words did stand together."""
+        """Return the skip-gram loss; in each row, the first two words are neighbors in the text."""
         first, others = self.words(pairs[:, :1]), self.words(pairs[:, 1:])
-        # One of six pairs is a true one, which the vectors should not have to learn.
+        # One of six pairs is true; the vectors need not learn this rate.
         scores = (first * others).sum(-1) * 4 - math.log(WRONG_WORDS)
         wanted = torch.zeros_like(scores)
         wanted[:, 0] = 1
@@ -91,7 +90,7 @@ class Table(nn.Module):  # type: ignore[misc]
 
 
 class Adapted(nn.Module):  # type: ignore[misc]
-    """A linear layer that stays as it is, and a product of two thin matrices added to it."""
+    """A frozen linear layer plus the product of two thin matrices."""
 
     def __init__(self, base: Any, rank: int) -> None:
         super().__init__()
@@ -100,28 +99,28 @@ class Adapted(nn.Module):  # type: ignore[misc]
         self.lora_b = nn.Parameter(torch.zeros(base.out_features, rank))
 
     def forward(self, given: Any) -> Any:
-        """What the layer gives, and the adapter on top."""
+        """Return the sum of the layer and the adapter."""
         return self.base(given) + given @ self.lora_a.T @ self.lora_b.T
 
 
 def learning_rate(step: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth at the horizon."""
+    """Return the rate: linear warm-up, then a cosine down to a tenth at the horizon."""
     if step < WARM_UP_STEPS:
         return PEAK_LEARNING_RATE * (step + 1) / WARM_UP_STEPS
     return PEAK_LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * min(1, step / HORIZON_STEPS)))
 
 
 def windows(text: Any, batch: int) -> Iterator[Any]:
-    """Batches of windows drawn at random."""
+    """Yield batches of random windows."""
     while True:
         starts = torch.randint(len(text) - CONTEXT - 1, (batch,)).tolist()
         yield torch.stack([text[start : start + CONTEXT + 1] for start in starts]).long()
 
 
 def word_pairs(text: bytes, rows: int, batch: int) -> Iterator[Any]:
-    """Batches of a word, one that stands within four words of it, and five drawn at random.
+    """Yield batches of a word, a word within four words of it, and five random words.
 
-    The text is read on and on, as the events of a recommender come in; words are numbered by hash.
+    The text is read in order, like the events of a recommender; words are numbered by hash.
     """
     numbers = torch.tensor([hash_of(word) % rows for word in WORD.findall(text)])
     place = 0
@@ -134,7 +133,7 @@ def word_pairs(text: bytes, rows: int, batch: int) -> Iterator[Any]:
 
 
 def hash_of(word: bytes) -> int:
-    """The same on every run, as Python's own is not."""
+    """Return a hash that is the same in every run, unlike Python's own."""
     return int.from_bytes(word[:16].ljust(16, b"\0"), "little") * 0x9E3779B97F4A7C15 >> 24
 
 
@@ -147,8 +146,8 @@ def train(
     rate: Callable[[int], float],
     after: Callable[[int, float], None],
 ) -> None:
-    """Takes the steps one by one; `after` is told each one's number and loss."""
-    trained = [one for group in optimizer.param_groups for one in group["params"]]
+    """Take the steps, and call `after` with the number and the loss of each."""
+    trained = [weight for group in optimizer.param_groups for weight in group["params"]]
     clip = not isinstance(optimizer, torch.optim.SparseAdam)
     for step in steps:
         for group in optimizer.param_groups:
@@ -163,7 +162,7 @@ def train(
 
 
 def write_safetensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-    """The layout and the order of the safetensors library: wide types first, then by name."""
+    """Write in the layout and order of the safetensors library: wide types first, then by name."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": metadata}
     offset_bytes = 0
@@ -184,21 +183,21 @@ def write_safetensors(path: Path, tensors: dict[str, Any], metadata: dict[str, s
 
 
 def save_state(path: Path, model: Any, optimizer: Any, step: int) -> None:
-    """The full state in one file, as torch.save writes it."""
+    """Save the full state with torch.save."""
     path.parent.mkdir(exist_ok=True)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     torch.save(state, path)
 
 
 def save_bf16(path: Path, model: Any) -> None:
-    """The weights alone, rounded to bf16 for the file."""
+    """Save only the weights, rounded to bf16."""
     path.parent.mkdir(exist_ok=True)
-    rounded = {name: one.to(torch.bfloat16) for name, one in model.state_dict().items()}
+    rounded = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
     write_safetensors(path, rounded, {"format": "pt"})
 
 
 def save_distributed(path: Path, model: Any, optimizer: Any) -> None:
-    """The full state as a directory of torch.distributed.checkpoint, one process."""
+    """Save the full state with torch.distributed.checkpoint, from one process."""
     dcp = importlib.import_module("torch.distributed.checkpoint")
     states = importlib.import_module("torch.distributed.checkpoint.state_dict")
     of_model, of_optimizer = states.get_state_dict(model, optimizer)
@@ -207,7 +206,7 @@ def save_distributed(path: Path, model: Any, optimizer: Any) -> None:
 
 
 class Run:
-    """What all the kinds of training share: the text, the target, the log, what to go on from."""
+    """The parts that all kinds of training share: text, target, log, and the state to resume."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -216,33 +215,33 @@ class Run:
         self.text = torch.frombuffer(bytearray(self.bytes), dtype=torch.uint8)
         self.history: list[float] = []
         self._log = (self.target / f"{options.kind}.jsonl").open("w")
-        # One thread: the sums are then the same on every number of cores.
+        # With one thread, sums do not depend on the number of cores.
         torch.set_num_threads(1)
         torch.manual_seed(SEED)
 
     def model(self) -> Any:
-        """The model; with --resume, as it was then."""
+        """Return the model; with --resume, in its saved state."""
         model = Decoder(self.options.width, self.options.layers)
         if self.options.resume:
             model.load_state_dict(torch.load(self.options.resume)["model"])
         return model
 
     def adam(self, parameters: Any) -> Any:
-        """AdamW with the factors that PyTorch has by default."""
+        """Return AdamW with PyTorch's default betas."""
         return torch.optim.AdamW(parameters, lr=PEAK_LEARNING_RATE, weight_decay=0.1, fused=True)
 
     def note(self, step: int, loss: float) -> None:
-        """A line of the log, as training scripts write it."""
+        """Write a line of the log, as training scripts do."""
         self.history.append(loss)
         self._log.write(json.dumps({"step": step, "loss": loss}) + "\n")
         self._log.flush()
 
     def saves(self, gap: int, first: int = FIRST_SAVE) -> list[int]:
-        """The steps after which a series with this distance is saved."""
+        """Return the steps after which a series with this distance is saved."""
         return [first + gap * number for number in range(self.options.saves)]
 
     def pretrain(self) -> None:
-        """From nothing: adam10, adam100, bf16-100 and dcp100, and what comes after adam100."""
+        """Train from scratch: adam10, adam100, bf16-100, dcp100, adam500 and adam100-later."""
         model = self.model()
         optimizer = self.adam(model.parameters())
         near, far = self.saves(10), self.saves(100)
@@ -268,7 +267,7 @@ class Run:
         train(model, optimizer, batches, steps, rate=learning_rate, after=after)
 
     def tune(self) -> None:
-        """All weights, gently, on the last part of the text: bf16 in the file, fp32 in memory."""
+        """Fine-tune all weights on the last part of the text: fp32 in memory, bf16 in the file."""
         model = self.model()
         optimizer = self.adam(model.parameters())
 
@@ -282,12 +281,12 @@ class Run:
         train(model, optimizer, batches, steps, rate=lambda _: TUNING_RATE, after=after)
 
     def frozen(self) -> None:
-        """Adapters only; the file has base and adapters, and a history that grows in its header."""
+        """Train adapters; the file has base, adapters, and a growing history in its header."""
         model = self.model().requires_grad_(False)
         for block in model.blocks.layers:
             block.linear1 = Adapted(block.linear1, ADAPTER_RANK)
             block.linear2 = Adapted(block.linear2, ADAPTER_RANK)
-        optimizer = self.adam([one for one in model.parameters() if one.requires_grad])
+        optimizer = self.adam([weight for weight in model.parameters() if weight.requires_grad])
         (self.target / "frozen").mkdir()
 
         def after(step: int, loss: float) -> None:
@@ -303,7 +302,7 @@ class Run:
         train(model, optimizer, batches, steps, rate=lambda _: ADAPTER_RATE, after=after)
 
     def sparse(self) -> None:
-        """A table of many rows, few of which any step touches, with Adam made for that."""
+        """Train a large table with SparseAdam; each step changes a few rows."""
         model = Table(self.options.rows)
         optimizer = torch.optim.SparseAdam(model.parameters(), lr=SPARSE_RATE)
         before = model.words.weight.detach().clone()
@@ -324,11 +323,11 @@ class Run:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to train and how large."""
+    """Parse what to train, and the sizes."""
     parser = argparse.ArgumentParser(description="train small models and keep their checkpoints")
     parser.add_argument("kind", choices=("pretrain", "tune", "frozen", "sparse"))
     parser.add_argument("text", type=Path, help="real text to learn from")
-    parser.add_argument("target", type=Path, help="directory that gets a directory a series")
+    parser.add_argument("target", type=Path, help="directory for the series, one directory each")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--batch", type=int, default=4)
@@ -342,7 +341,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Trains until all the files of this kind exist."""
+    """Train until all files of this kind exist."""
     options = parse_arguments()
     {"pretrain": Run.pretrain, "tune": Run.tune, "frozen": Run.frozen, "sparse": Run.sparse}[
         options.kind

@@ -1,8 +1,7 @@
-"""The contestants: how each makes a store, takes a snapshot, restores and verifies by default.
+"""The tools: how each makes a store, takes a snapshot, restores and verifies by default.
 
-Guarantees: every store is made anew in the work directory, caches included, so that nothing an
-earlier run learnt helps a later one; and no setting is used that a first-time user would not have,
-but for the ones named here.
+Guarantees: every store and its caches are new, in the work directory, so that no run profits from
+an earlier one. All settings are the defaults of a first-time user, except these:
 
 restic always encrypts; its password comes from the environment and its cache is on. borg gets
 `--encryption none`, its fastest setting. ciuic runs without its daemon.
@@ -19,41 +18,44 @@ from benchmarks.measure import GRAVEYARD, Command, put_away, run
 
 
 class Tool(Protocol):
-    """What the rows ask of a contestant."""
+    """What the rows need from a tool."""
 
     name: str
     home: Path
     store: Path
 
     def fresh(self, sources: Sequence[Path]) -> None:
-        """Throws the old store and caches away, makes an empty store that will hold `sources`."""
+        """Delete the old store and caches; make an empty store for `sources`."""
 
     def snapshot(self) -> Command:
-        """Takes one snapshot of all sources."""
+        """Return the command for one snapshot of all sources."""
 
     def snapshots(self) -> list[str]:
-        """What the snapshots in the store are called, the oldest first."""
+        """Return the names of the snapshots in the store, the oldest first."""
 
     def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:
-        """Puts `paths` of a snapshot below the empty directory `target`."""
+        """Return the command that restores `paths` of a snapshot into the empty `target`."""
 
     def restored(self, path: Path, target: Path) -> Path:
-        """Where `restore` has put `path`."""
+        """Return where `restore` puts `path`."""
 
     def roll_back(self, path: Path) -> Command:
-        """Makes `path` what it was in the newest snapshot, in its place, whatever is there now."""
+        """Return the command that restores `path` from the newest snapshot in place."""
 
     def verify(self) -> Command:
-        """Reads and checks everything in the store."""
+        """Return the command that reads and checks the whole store."""
 
     def version(self) -> str:
-        """Name and version, for the report."""
+        """Return name and version, for the report."""
 
 
 class Ciuic:
-    """ciuic with a configuration file of two lines: what to snapshot and where the store is.
+    """ciuic with a configuration of two lines: the sources and the store.
 
-    `settings` are further lines, for rows about a key.
+    Args:
+        work: The work directory.
+        executable: The ciuic to measure.
+        settings: Further lines of the configuration.
     """
 
     name = "ciuic"
@@ -109,10 +111,7 @@ class Ciuic:
 
 
 class Restic:
-    """restic with its cache on.
-
-    With `compression`, the repository is of version 2, the first that can compress.
-    """
+    """restic with its cache; with `compression`, a repository of version 2, which can compress."""
 
     name = "restic"
 
@@ -137,10 +136,11 @@ class Restic:
     def snapshots(self) -> list[str]:
         """The IDs that `restic snapshots` names, by time."""
         found = json.loads(run(self.command("snapshots", "--json")).output)
-        return [one["id"] for one in sorted(found, key=lambda one: str(one["time"]))]
+        ordered = sorted(found, key=lambda snapshot: str(snapshot["time"]))
+        return [snapshot["id"] for snapshot in ordered]
 
     def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:
-        """`restic restore ID`, with `--include` when it is not everything."""
+        """`restic restore ID`, with `--include` for a part of it."""
         chosen = (
             [] if list(paths) == list(self._sources) else [f"--include={path}" for path in paths]
         )
@@ -151,7 +151,7 @@ class Restic:
         return target / path.relative_to("/")
 
     def roll_back(self, path: Path) -> Command:
-        """`restic restore latest --target /`, which writes over what is there."""
+        """`restic restore latest --target /`, which overwrites existing files."""
         return self.restore([path], Path("/"))
 
     def verify(self) -> Command:
@@ -196,7 +196,7 @@ class Borg:
         return self.command("create", *level, name, *map(str, self._sources))
 
     def snapshots(self) -> list[str]:
-        """They are called by their number."""
+        """Their numbers."""
         return [str(number) for number in range(1, self._count + 1)]
 
     def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:
@@ -215,7 +215,7 @@ class Borg:
         return target / path.relative_to("/")
 
     def roll_back(self, path: Path) -> Command:
-        """`borg extract`, run in `/`: it replaces what is there."""
+        """`borg extract`, run in `/`: it replaces existing files."""
         return self.restore([path], Path("/"))
 
     def verify(self) -> Command:
@@ -236,7 +236,7 @@ class Borg:
 
 
 class Copy:
-    """The limit: `cp -a` and a sync of the file system. It can snapshot and restore, no more."""
+    """The limit: `cp -a` and a sync of the file system. It can only snapshot and restore."""
 
     name = "cp"
 
@@ -256,7 +256,7 @@ class Copy:
         return _copy([*map(str, self._sources)], self.store)
 
     def snapshots(self) -> list[str]:
-        """There is one, the last."""
+        """There is only the last one."""
         return ["latest"]
 
     def restore(self, paths: Sequence[Path], target: Path, snapshot: str = "latest") -> Command:  # noqa: ARG002
@@ -269,11 +269,11 @@ class Copy:
         return target / path.name
 
     def roll_back(self, path: Path) -> Command:
-        """`cp -a` onto what is there."""
+        """`cp -a` over the existing files."""
         return self.restore([path], path.parent)
 
     def verify(self) -> Command:
-        """There is nothing to check a copy against."""
+        """Not possible: a copy has no checksums."""
         raise NotImplementedError
 
     def version(self) -> str:
@@ -288,18 +288,17 @@ class Copy:
 
 
 def find_ciuic() -> Path | None:
-    """The ciuic beside the running interpreter, else the one on the search path."""
+    """Return the ciuic beside the running interpreter, or the first one on PATH."""
     beside = Path(sys.executable).with_name("ciuic")
     found = shutil.which("ciuic")
     return beside if beside.exists() else Path(found) if found else None
 
 
 def compile_program(executable: Path) -> None:
-    """Leave the program's bytecode beside its source, as pip does when it installs it.
+    """Compile the program's bytecode, as pip does when it installs a package.
 
-    A checkout may have none, or that of older source, and with PYTHONDONTWRITEBYTECODE in the
-    environment that stays so: then each of its runs would begin with compiling it. The peers are
-    installed.
+    A checkout may have no bytecode, or bytecode of older source. With PYTHONDONTWRITEBYTECODE in
+    the environment, each run would then compile it again.
     """
     found = "import ciuic, compileall; compileall.compile_dir(ciuic.__path__[0], quiet=1)"
     run(Command((str(executable.with_name("python")), "-P", "-c", found)))
@@ -311,6 +310,6 @@ def _copy(sources: list[str], target: Path) -> Command:
 
 
 def _empty(directory: Path) -> None:
-    # The home of a tool lies in the work directory, and so does the graveyard.
+    # The homes of the tools and the graveyard are in the work directory.
     put_away(directory, directory.parent / GRAVEYARD)
     directory.mkdir(parents=True)

@@ -1,12 +1,10 @@
-"""Trains a small transformer on real text and saves what a training run saves; needs PyTorch.
+"""Trains a small transformer on real text and saves its checkpoints; needs PyTorch.
 
-Guarantees: the files are true training states: AdamW really stepped between any two of them, on
-bytes of the text that was given. File sizes are always the same; the numbers are as repeatable as
-PyTorch is.
+Guarantees: the files are real training states, with AdamW steps on the given text between any two
+of them. File sizes are always the same; the numbers are as repeatable as PyTorch is.
 
-A byte-level decoder, so that no tokenizer has to be shipped. Deliberately not a good model: what is
-measured is how checkpoints look to a store, and that is settled by the optimizer and the number
-formats.
+The model is a byte-level decoder, so that no tokenizer is needed. It is not a good model: only the
+bytes of its checkpoints matter, and those depend on the optimizer and the number formats.
 """
 
 import argparse
@@ -17,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Type checkers run where PyTorch is not.
+# Type checkers run without PyTorch.
 torch: Any = importlib.import_module("torch")
 nn: Any = torch.nn
 
@@ -28,7 +26,7 @@ WARM_UP_STEPS = 20
 
 
 def build_model(width: int, layers: int) -> Any:
-    """A pre-norm decoder with learned positions and an output head of its own."""
+    """Return a pre-norm decoder with learned positions and a separate output head."""
     block = nn.TransformerEncoderLayer(
         width,
         width // 64,
@@ -50,7 +48,7 @@ def build_model(width: int, layers: int) -> Any:
 
 
 def loss_of(model: Any, text: Any, batch: int) -> Any:
-    """Cross-entropy of the next byte over `batch` windows drawn at random."""
+    """Return the cross-entropy of the next byte over `batch` random windows."""
     starts = torch.randint(len(text) - CONTEXT - 1, (batch,))
     windows = torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
     hidden = model["bytes"](windows[:, :-1]) + model["positions"](torch.arange(CONTEXT))
@@ -62,14 +60,14 @@ def loss_of(model: Any, text: Any, batch: int) -> Any:
 
 
 def learning_rate(step: int) -> float:
-    """Linear warm-up, then a slow cosine, as most recipes have it."""
+    """Return the rate: linear warm-up, then a slow cosine, as in most recipes."""
     if step < WARM_UP_STEPS:
         return PEAK_LEARNING_RATE * (step + 1) / WARM_UP_STEPS
     return PEAK_LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * min(step, 2000) / 2000))
 
 
 def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:
-    """The weights alone in the safetensors layout: a length, a JSON header, the raw data."""
+    """Write the weights in the safetensors layout: a length, a JSON header, the raw data."""
     header: dict[str, Any] = {}
     offset_bytes = 0
     for name, tensor in tensors.items():
@@ -90,7 +88,7 @@ def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:
 
 
 def save(target: Path, model: Any, optimizer: Any, step: int, *, full: bool) -> None:
-    """One save: the full state as torch.save writes it, or the weights alone."""
+    """Save the full state with torch.save, or only the weights."""
     if full:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, target / f"step_{step:06d}.pt")
@@ -99,7 +97,7 @@ def save(target: Path, model: Any, optimizer: Any, step: int, *, full: bool) -> 
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to train, for how long, and where it goes."""
+    """Parse what to train, for how long, and where to save."""
     parser = argparse.ArgumentParser(description="train a small model and save checkpoints")
     parser.add_argument("text", type=Path, help="real text to learn from")
     parser.add_argument("target", type=Path, help="directory that gets the checkpoints")
@@ -108,18 +106,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--saves", type=int, required=True, help="full checkpoints to write")
     parser.add_argument(
-        "--weights", type=int, default=0, help="weights-only files, half-way between full ones"
+        "--weights", type=int, default=0, help="weights-only files, halfway between full ones"
     )
     parser.add_argument("--first", type=int, default=60, help="steps before the first save")
     parser.add_argument(
         "--every", type=int, required=True, help="steps from one full checkpoint to the next"
     )
-    parser.add_argument("--resume", type=Path, help="go on from this checkpoint")
+    parser.add_argument("--resume", type=Path, help="continue from this checkpoint")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Trains and saves until all the files that were asked for exist."""
+    """Train and save until all requested files exist."""
     options = parse_arguments()
     torch.manual_seed(1234)
     text = torch.frombuffer(bytearray(options.text.read_bytes()), dtype=torch.uint8)

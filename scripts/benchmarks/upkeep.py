@@ -1,7 +1,7 @@
-"""Rows 14 to 19: what a store needs in its later life, and what a store of years costs.
+"""Rows 14 to 19: maintenance of a store, and the cost of a store with years of snapshots.
 
-Guarantees: those of rows.py. What is left after a prune is verified by the tool itself, byte for
-byte, before its time counts; a prune that frees nothing ends the benchmark with an error.
+Guarantees: those of rows.py. After a prune, the tool verifies every byte of its store before the
+time counts. A prune that frees nothing ends the benchmark with an error.
 """
 
 import random
@@ -23,11 +23,11 @@ REBUILD_BYTES_PER_S = 500e6
 MEMORY_MARK_MB = 300
 PARITY_LIMIT = 1.1
 YEARS = {"full": (1_000_000, 10_000), "quick": (100_000, 1000)}
-"""Files and snapshots of the store of row 19."""
+"""Files and snapshots in the store of row 19."""
 
 
 def measure_upkeep(bench: Bench, wanted: set[int], data: set[str], size: str) -> None:
-    """Runs the wanted rows; of those that have both data sets, those in `data`."""
+    """Run the wanted rows; rows with both data sets on those in `data`."""
     if wanted & {14, 15, 18}:
         for name in sorted(data):
             Lives(bench, name).measure(wanted)
@@ -49,7 +49,7 @@ def measure_upkeep(bench: Bench, wanted: set[int], data: set[str], size: str) ->
 
 
 class Lives:
-    """Stores of eight snapshots each, of files that change from one to the next."""
+    """Stores with eight snapshots of changing files."""
 
     def __init__(self, bench: Bench, name: str) -> None:
         self._bench = bench
@@ -58,7 +58,7 @@ class Lives:
         self._source = bench.work / "changing"
 
     def measure(self, wanted: set[int]) -> None:
-        """The rows that want such a store."""
+        """Run the rows that need these stores."""
         for tool in self._bench.stores:
             tool.fresh([self._source])
         for number in range(SNAPSHOTS):
@@ -85,7 +85,7 @@ class Lives:
         return self._bench.work / f"{tool.name}-kept"
 
     def _change(self, number: int) -> None:
-        """The next state: another checkpoint in place of the last, or a tenth of all files anew."""
+        """Make the next state: another checkpoint, or new content for a tenth of the files."""
         if self._name == "checkpoints":
             states = sorted(self._bench.corpus.checkpoints().iterdir())
             shutil.rmtree(self._source, ignore_errors=True)
@@ -101,7 +101,7 @@ class Lives:
             path.write_bytes(b"%d\n" % number + other)
 
     def _renewed(self, tool: Tool) -> None:
-        """The store of eight snapshots again."""
+        """Restore the tool's store with eight snapshots."""
         shutil.rmtree(tool.home, ignore_errors=True)
         measure.run(Command(("cp", "-a", str(self._kept(tool)), str(tool.home))))
 
@@ -112,13 +112,15 @@ class Lives:
         self._bench.prepare(cache, [tool.store])
         result = measure.run(command)
         if length_bytes(tool.store) >= before:
-            raise measure.RunFailedError(f"{tool.name} has freed nothing")
+            raise measure.RunFailedError(f"{tool.name} freed nothing")
         measure.run(tool.verify())
         return result
 
     def _rebuild(self, ciuic: Ciuic) -> None:
-        """How long the catalog takes, made anew from the footers of all packs."""
-        goal = Goal(15, f"catalog anew, {self._name}", "<= 500 MB of packs a second", limit=1.0)
+        """Time rebuilding the chunk index from the footers of all packs."""
+        goal = Goal(
+            15, f"rebuilding the chunk index, {self._name}", "500 MB of packs per second", limit=1.0
+        )
         self._renewed(ciuic)
         packs = length_bytes(ciuic.store / "packs")
 
@@ -141,11 +143,11 @@ class Lives:
             note_memory(self._bench, 18, f"memory, {verb}, {self._name}", command)
         (ciuic.store / "catalog.sqlite").unlink()
         command = ciuic.command("stats")
-        note_memory(self._bench, 18, f"memory, catalog anew, {self._name}", command)
+        note_memory(self._bench, 18, f"memory, rebuilding the chunk index, {self._name}", command)
 
 
 def halved(tool: Tool) -> Command:
-    """Forgets every other snapshot, the oldest first, and gives their room back at once."""
+    """Return the command that forgets every other snapshot and frees its space at once."""
     names = tool.snapshots()
     if isinstance(tool, Ciuic):
         steps = [tool.command("forget", *names[::2], "--prune", "--trash", "0")]
@@ -160,7 +162,7 @@ def halved(tool: Tool) -> Command:
 
 
 def in_turn(steps: list[Command]) -> Command:
-    """One command after the other, as one, with the first's environment and the last's place."""
+    """Join commands into one, with the first's environment and the last's directory."""
     parts: list[str] = []
     places: list[str] = []
     for step in steps:
@@ -172,7 +174,7 @@ def in_turn(steps: list[Command]) -> Command:
 
 
 def parity(bench: Bench, ciuic: Ciuic, name: str, source: Path) -> None:
-    """What parity costs: first snapshots with and without, in turns."""
+    """Time first snapshots with and without parity, in turns."""
     goal = Goal(17, f"first snapshot with parity, {name}", "<= 1.1x without", limit=PARITY_LIMIT)
     for cache in bench.caches:
         times: dict[str, list[float]] = {"ciuic": [], "limit": []}
@@ -188,7 +190,7 @@ def parity(bench: Bench, ciuic: Ciuic, name: str, source: Path) -> None:
 
 
 def years(bench: Bench, ciuic: Ciuic, files: int, snapshots: int) -> None:
-    """A store of many snapshots of many files: what its commands take."""
+    """Time the commands on a store of many snapshots of many files."""
     source = bench.work / "years"
     source.mkdir()
     ciuic.fresh([source])
@@ -221,7 +223,7 @@ def years(bench: Bench, ciuic: Ciuic, files: int, snapshots: int) -> None:
 
 
 def note_memory(bench: Bench, row: int, what: str, command: Command) -> None:
-    """The peak of one command, against the mark."""
+    """Add a line with the peak memory of one command, against the mark."""
     peak = measure.peak_memory_bytes(command) / 1e6
     limit = {"ciuic": [peak], "limit": [float(MEMORY_MARK_MB)]}
     bench.add(Goal(row, what, f"< {MEMORY_MARK_MB} MB", limit=1.0), limit, unit="MB")

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from crashes import mutants
+from crashes import mutation
 from crashes.blocks import record_and_check
 from crashes.device import MKFS, can_make
+from crashes.stress import stress
+from tests.kit.states import Case, Report, cases, sampled, survive
 from tests.kit.stories import STORIES
-from tests.kit.survival import Case, Report, Story, cases, sampled, survive
+from tests.kit.survival import Story
 
 _PARTS: Final = ("states", "blocks", "torture")
 _DRAWS: Final = {"long": 6, "quick": 2}
@@ -35,32 +37,53 @@ class Row(NamedTuple):
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Which parts, how much of them."""
+    """Parse which parts to run, and how much of them."""
     parser = argparse.ArgumentParser(prog="scripts/crash", description="break ciuic on purpose")
-    parser.add_argument("--quick", action="store_true", help="a sample: a look, not a proof")
+    parser.add_argument(
+        "--quick", action="store_true", help="a sample of the states: a look, not a proof"
+    )
     parser.add_argument("--only", choices=_PARTS, action="append", help="this part; repeatable")
     parser.add_argument("--story", choices=STORIES, action="append", help="this story; repeatable")
-    parser.add_argument("--seed", type=int, help="of all that is drawn (default: by chance)")
     parser.add_argument(
-        "--mutants", action="store_true", help="put mistakes into a copy of the source instead"
+        "--seed", type=int, help="seed of all random choices (default: a random one)"
     )
-    parser.add_argument("--mutant", help="only those mistakes whose title has this in it")
     parser.add_argument(
-        "--list", action="store_true", help="name the mistakes, and those that the source outgrew"
+        "--stress", action="store_true", help="writers, daemon, commands and restores at once"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="how long --stress runs on each file system"
+    )
+    parser.add_argument(
+        "--on", choices=MKFS, action="append", help="--stress only on this file system; repeatable"
+    )
+    parser.add_argument(
+        "--mutants",
+        action="store_true",
+        help="put bugs into a copy of the source instead; a test must catch each",
+    )
+    parser.add_argument("--mutant", help="only the bugs with this text in their title")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the bugs, and those whose text the source no longer has",
     )
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run what was asked for; 1 if anything did not survive."""
+    """Run the requested parts; return 1 if a state did not survive."""
     options = parse_arguments()
     if options.list:
-        return mutants.list_all()
+        return mutation.list_all()
     if options.mutants or options.mutant:
-        return mutants.run_all(options.mutant or "")
+        return mutation.run_all(options.mutant or "")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     size = "quick" if options.quick else "long"
     print(f"seed {seed}\n", flush=True)
+    if options.stress:
+        # Every file system, also after a failure.
+        ends = [stress(kind, options.minutes, seed) for kind in options.on or MKFS]
+        return 0 if all(ends) else 1
     rows = []
     with tempfile.TemporaryDirectory(prefix="ciuic-crash-", dir="/dev/shm") as directory:
         for part in options.only or _PARTS[: 2 if options.quick else 3]:
@@ -76,11 +99,11 @@ def main() -> int:
 
 
 def _row(what: str, run: Callable[[], str]) -> Row:
-    """Run one line's work; what is broken is told in full, and the next line has its turn."""
+    """Run one line's work; print a failure in full, so that the next line can run."""
     began_s = time.monotonic()
     try:
         states = run()
-    except Exception:  # noqa: BLE001 - whatever it is, it is what people came for
+    except Exception:  # noqa: BLE001 - every failure is a result of this program
         traceback.print_exc()
         return Row(what, "", time.monotonic() - began_s, is_whole=False)
     return Row(what, states, time.monotonic() - began_s, is_whole=True)
@@ -95,18 +118,18 @@ def _states(size: str, seed: int, directory: Path, names: list[str]) -> Iterator
             every = cases(story.journal, _DRAWS[size])
             chosen = sampled(every, _STATES[size], random.Random(seed))
             reports = _side_by_side(story, sorted(chosen), seed, place)
-            return f"{sum([one.states for one in reports])} in {len(every)} cases"
+            return f"{sum([report.states for report in reports])} in {len(every)} cases"
 
         yield _row(name, run)
 
 
 _shared: list[tuple[Story, int, Path]] = []
-"""What forked workers find: a story can't be sent."""
+"""Read by forked workers: a story can't be pickled."""
 
 
 def _side_by_side(story: Story, chosen: list[Case], seed: int, place: Path) -> list[Report]:
     workers = len(os.sched_getaffinity(0))
-    # Neighbours are much alike, and a worker skips what it has seen: whole stretches for each.
+    # Neighboring cases are similar, and a worker skips known states: each gets a whole range.
     length = -(-len(chosen) // workers)
     _shared[:] = [(story, seed, place)]
     parts = [chosen[at : at + length] for at in range(0, len(chosen), length)]
@@ -135,12 +158,12 @@ def _blocks(size: str, seed: int, directory: Path, names: list[str]) -> Iterator
 
 
 def _torture(size: str, seed: int, directory: Path, names: list[str]) -> Iterator[Row]:
-    """The long form of the other tests that break things."""
+    """Run the long form of the other crash tests."""
     del size, names
     tests = Path(__file__).parents[2] / "tests" / "crash"
     for test in sorted(tests.glob("test_*.py")):
-        if test.name == "test_states.py":
-            continue  # this is what the first part has done
+        if test.name == "test_power_cut_states.py":
+            continue  # the first part did this
 
         def run(test: Path = test) -> str:
             environ = {**os.environ, "CIUIC_LONG": "1", "CIUIC_SEED": str(seed)}

@@ -1,8 +1,8 @@
-"""Real file systems on a disk whose power goes between any two blocks.
+"""Real file systems on a disk that loses power between any two blocks.
 
-A run is recorded block by block (crashes.device). For each moment images are made: what was flushed
-is there; of what came after, all, nothing, the beginning, or any sectors. Each image is mounted, so
-that the file system's own recovery has its say, and then looked at as every other state is.
+A run is recorded block by block (crashes.device). For each moment, images are made: flushed blocks
+are in all of them; later blocks are all there, absent, there up to a point, or any of them are.
+Each image is mounted, so that the file system recovers, and then checked like any other state.
 """
 
 import os
@@ -20,13 +20,13 @@ from tests.kit.survival import StoreStory
 __all__ = ["record_and_check"]
 
 _SECTOR: Final = 4096
-"""What the disk writes as a whole. File systems trust in that much: with a superblock that is torn
-at 512 bytes, ext4, XFS and btrfs alike can't be mounted at all."""
+"""The unit that the disk writes atomically. File systems rely on it: with a superblock torn at 512
+bytes, ext4, XFS and btrfs can't be mounted."""
 _WAYS: Final = ("all", "nothing", "a beginning", "any writes", "any sectors")
 
 
 class _Blocks:
-    """Runs commands on a logged disk; moments are counted in what has reached it."""
+    """Runs commands on a logged disk; a moment is the number of blocks that have reached it."""
 
     def __init__(self, disk: LoggedDisk) -> None:
         self._disk = disk
@@ -41,7 +41,7 @@ class _Blocks:
         return len(self._disk.log)
 
     def reported(self, begin: int) -> int:
-        """It had said so when it ended: all that has reached the disk by then must do."""
+        """Return the moment when the command had reported: the blocks so far must be enough."""
         del begin
         return self.position - 1
 
@@ -52,10 +52,10 @@ class _Case(NamedTuple):
 
 
 def record_and_check(kind: str, states: int, seed: int, directory: Path) -> int:
-    """Record a run on a file system of this kind and look at so many states; returns how many.
+    """Record a run on a file system of this kind, check up to ``states`` states, return how many.
 
     Raises:
-        AssertionError: A promise does not hold in one of them.
+        AssertionError: A guarantee does not hold in a state.
     """
     rng = random.Random(f"{seed} {kind}")
     with logged_disk(kind, directory / "disk") as disk:
@@ -85,47 +85,47 @@ def record_and_check(kind: str, states: int, seed: int, directory: Path) -> int:
 def _images(
     disk: LoggedDisk, chosen: list[_Case], rng: random.Random, directory: Path
 ) -> Iterator[tuple[_Case, Path]]:
-    """The image of each case in turn; each lasts until the next is asked for."""
+    """Yield the image of each case; it exists until the next one is requested."""
     settled = directory / "settled.img"
     copy_sparse(disk.first, settled)
     durable = 0
     with settled.open("r+b", buffering=0) as base:
         for number, case in enumerate(chosen):
-            # A name of its own: a loop device that is still being given up would be used again for
-            # the same file, with what it has in its cache of the state before.
+            # A new name each time: for the same file, the kernel could reuse a loop device that is
+            # still being released, with cached blocks of the state before.
             image = directory / f"state-{number}.img"
-            flushed = [at for at, one in enumerate(disk.log[: case.cut]) if one == Flushed()]
+            flushed = [at for at, event in enumerate(disk.log[: case.cut]) if event == Flushed()]
             until = flushed[-1] if flushed else 0
-            for one in disk.log[durable:until]:
-                if isinstance(one, Put):
-                    os.pwrite(base.fileno(), one.data, one.offset)
+            for event in disk.log[durable:until]:
+                if isinstance(event, Put):
+                    os.pwrite(base.fileno(), event.data, event.offset)
             durable = max(durable, until)
             copy_sparse(settled, image)
-            loose = [one for one in disk.log[until : case.cut] if isinstance(one, Put)]
+            loose = [event for event in disk.log[until : case.cut] if isinstance(event, Put)]
             with image.open("r+b", buffering=0) as file:
-                for one in _kept(loose, case.way, rng):
-                    os.pwrite(file.fileno(), one.data, one.offset)
+                for put in _kept(loose, case.way, rng):
+                    os.pwrite(file.fileno(), put.data, put.offset)
             yield case, image
             image.unlink()
 
 
 def _kept(loose: list[Put], way: str, rng: random.Random) -> Iterator[Put]:
-    """What of the disk's cache has made it to the disk."""
+    """Yield the writes in the disk's cache that reach the disk."""
     match way:
         case "all":
             yield from loose
         case "a beginning":
             count = rng.randint(0, len(loose))
             yield from loose[:count]
-            for one in loose[count : count + 1]:
-                sectors = rng.randint(0, len(one.data) // _SECTOR)
-                yield Put(one.offset, one.data[: sectors * _SECTOR])
+            for put in loose[count : count + 1]:
+                sectors = rng.randint(0, len(put.data) // _SECTOR)
+                yield Put(put.offset, put.data[: sectors * _SECTOR])
         case "any writes":
             odds = rng.choice((0.1, 0.5, 0.9))
-            yield from [one for one in loose if rng.random() < odds]
+            yield from [put for put in loose if rng.random() < odds]
         case "any sectors":
             odds = rng.choice((0.1, 0.5, 0.9))
-            for one in loose:
-                for start in range(0, len(one.data), _SECTOR):
+            for put in loose:
+                for start in range(0, len(put.data), _SECTOR):
                     if rng.random() < odds:
-                        yield Put(one.offset + start, one.data[start : start + _SECTOR])
+                        yield Put(put.offset + start, put.data[start : start + _SECTOR])

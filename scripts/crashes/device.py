@@ -1,10 +1,10 @@
-"""A disk that remembers every write and every flush, so that the power can go at each of them.
+"""A disk that records every write and every flush, so that the power can go at each of them.
 
-A file system needs a block device, a loop device needs a file, and the file is served from here by
+A file system needs a block device, a loop device needs a file, and this module serves the file by
 FUSE: the kernel then hands over each block that reaches the "disk", in order, and each flush.
-Device mapper has a target for that (dm-log-writes), but few machines have device mapper at hand,
-and a served file needs nothing but /dev/fuse and root. The protocol is spoken directly, as one file
-needs only nine of its messages. Source: include/uapi/linux/fuse.h.
+Device mapper has a target for that (dm-log-writes), but few machines have device mapper; a served
+file needs only /dev/fuse and root. One file needs only nine messages of the FUSE protocol, which
+are implemented here. Source: include/uapi/linux/fuse.h.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Put(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """All that reached the disk before is on it for good."""
+    """All earlier writes are durable."""
 
 
 class LoggedDisk:
@@ -66,7 +66,7 @@ class LoggedDisk:
     Attributes:
         path: Where it is mounted.
         first: The image before the first write that was logged.
-        log: What has reached the disk since.
+        log: The writes and flushes since.
     """
 
     def __init__(self, kind: str, directory: Path) -> None:
@@ -100,7 +100,7 @@ class LoggedDisk:
         run("mount", "-t", self.kind, "-o", "loop", self._served, self.path)
 
     def stop(self) -> None:
-        """Unmount everything; what that writes is logged as well."""
+        """Unmount everything; the writes of that are logged too."""
         for place in (self.path, self._served):
             if is_mounted(place):
                 run("umount", place)
@@ -165,7 +165,7 @@ class LoggedDisk:
 
 @contextlib.contextmanager
 def logged_disk(kind: str, directory: Path) -> Iterator[LoggedDisk]:
-    """A mounted and logged file system; unmounted when the block ends, its log is still there."""
+    """A mounted and logged file system; the log can be read after the block too."""
     directory.mkdir(parents=True)
     disk = LoggedDisk(kind, directory)
     try:
@@ -177,16 +177,16 @@ def logged_disk(kind: str, directory: Path) -> Iterator[LoggedDisk]:
 
 @contextlib.contextmanager
 def mounted(kind: str, image: Path, place: Path) -> Iterator[Path]:
-    """An image, mounted as after a power cut: the file system recovers by itself, or this fails."""
+    """Mount an image as after a power cut; fails if the file system does not recover."""
     place.mkdir(exist_ok=True)
     if kind == "btrfs":
-        # It knows file systems by an ID that all our images share: forget those that are gone.
+        # btrfs identifies file systems by an ID that all our images share: forget removed ones.
         run("btrfs", "device", "scan", "--forget")
     run("mount", "-t", kind, "-o", "loop", image, place)
     try:
         yield place
     except BaseException:
-        # Its traceback still holds files open, and is what people want to see.
+        # The traceback still holds files open, so only a lazy unmount works.
         run("umount", "--lazy", place)
         raise
     gc.collect()
@@ -199,17 +199,17 @@ def copy_sparse(source: Path, target: Path) -> None:
 
 
 def is_mounted(place: Path) -> bool:
-    """Whether something is mounted there."""
+    """Return whether a file system is mounted at this place."""
     return f" {place} " in Path("/proc/self/mountinfo").read_text()
 
 
 def can_make(kind: str) -> bool:
-    """Whether this machine has what it takes."""
+    """Return whether this machine can make a logged disk of this kind."""
     return os.geteuid() == 0 and Path("/dev/fuse").exists() and bool(shutil.which(MKFS[kind][0]))
 
 
 def run(*command: str | Path) -> None:
-    """Run a program; raises with what it said if it fails."""
+    """Run a program; raise RuntimeError with its message if it fails."""
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=_MOUNT_LIMIT_S
     )

@@ -1,6 +1,6 @@
-"""``scripts/demo``: reads the arguments, plays the demonstration, and cleans up whatever happens.
+"""``scripts/demo``: reads the arguments, runs the demonstration, and always cleans up.
 
-Exit codes: 0 every claim came true, 1 one did not and a sentence says which, 2 wrong usage.
+Exit codes: 0 every claim came true, 1 a claim failed and a sentence says which, 2 wrong usage.
 """
 
 import argparse
@@ -19,13 +19,13 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Play the demonstration; see the module for the exit code."""
+    """Run the demonstration; return the exit code (see the module)."""
     parser = argparse.ArgumentParser(
         prog="scripts/demo",
-        description="Kill a real training run in the middle of a checkpoint, and bring it back. "
+        description="Kill a real training run in the middle of a checkpoint, and recover it. "
         "Takes about a minute, needs no root, and leaves nothing behind.",
     )
-    parser.add_argument("--keep", action="store_true", help="leave the directory, to look around")
+    parser.add_argument("--keep", action="store_true", help="keep the directory, to look around")
     parser.add_argument("--quick", action="store_true", help="fewer snapshots, fewer steps")
     parser.add_argument(
         "--no-install", action="store_true", help="use the ciuic and the python that are on PATH"
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _clean_up(directory: str, *, keep: bool) -> None:
-    """Remove everything, or say what to type to go on with it."""
+    """Remove everything, or print how to continue in the directory."""
     if keep:
         print(f"\nTo look around:\n  cd {directory}", file=sys.stderr)
         if os.path.exists(os.path.join(directory, "venv")):
@@ -80,7 +80,7 @@ def _clean_up(directory: str, *, keep: bool) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without what would change which ciuic, or which store, is used."""
+    """Return the environment without variables that select another ciuic or another store."""
     dropped = {"PYTHONPATH", "PYTHONHOME", "CIUIC_CONFIG", "CIUIC_STORE"}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
@@ -93,6 +93,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except BrokenPipeError:
-        # The reader has gone; what Python still holds for it must not raise once more at exit.
+        # The reader is gone; the flush of the remaining output at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

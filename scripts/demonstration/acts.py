@@ -1,7 +1,7 @@
-"""The story in its parts: install, train under snapshots, kill, look, restore, go on.
+"""The acts of the story: install, train with snapshots, kill, search, restore, resume.
 
-Each act proves what it claims or raises ``DemoError``; none of them believes an exit code alone
-where the bytes can be looked at.
+Each act proves its claims or raises ``DemoError``. Where an act can check the bytes, it does not
+rely on an exit code alone.
 """
 
 import json
@@ -23,7 +23,7 @@ Process = subprocess.Popen[bytes]
 
 _PIP_WITHIN_S = 300.0
 _TRIED_MAX = 10
-"""How many snapshots are tried, newest first, before the demonstration gives up."""
+"""Maximum number of snapshots to try, newest first."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Pace:
     Attributes:
         interval: ``snapshot_interval`` of the configuration.
         interval_s: The same in seconds.
-        snapshots: How many are waited for before the training is killed.
-        more_steps: How many steps the training is to do after the one it was killed at.
+        snapshots: How many snapshots to wait for before the kill.
+        more_steps: How many steps the resumed training does past the step of the kill.
     """
 
     interval: str
@@ -49,7 +49,7 @@ QUICK = Pace("1s", 1.0, 2, 50)
 
 @dataclass(frozen=True)
 class Scene:
-    """Where things are; all paths are absolute."""
+    """The paths of the demonstration, all absolute."""
 
     stage: Stage
     checkout: str
@@ -57,12 +57,12 @@ class Scene:
 
     @property
     def run(self) -> str:
-        """The training's directory: what ciuic is to protect."""
+        """The training's directory, which ciuic protects."""
         return os.path.join(self.stage.directory, "my-run")
 
     @property
     def checkpoint(self) -> str:
-        """The one file that the training writes its checkpoints to."""
+        """The file that the training writes its checkpoints to."""
         return os.path.join(self.run, "checkpoints", "last.npz")
 
     @property
@@ -71,7 +71,7 @@ class Scene:
         return os.path.join(self.run, "log.jsonl")
 
     def snapshots(self) -> list[dict[str, Any]]:
-        """What ``ciuic list --json`` has, newest first, without showing the command."""
+        """Return the snapshots of ``ciuic list --json``, newest first; the command is not shown."""
         listed: list[dict[str, Any]] = json.loads(
             self.stage.run(["ciuic", "list", "--json"], shown=False).output
         )
@@ -80,7 +80,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Death:
-    """How the training died: when, and how much of its checkpoint was written by then."""
+    """The kill: when, how much of the checkpoint was written, and the log until then."""
 
     moment: datetime
     written_bytes: int
@@ -90,10 +90,10 @@ class Death:
 
 @dataclass(frozen=True)
 class Choice:
-    """The snapshot to go back to, and the step of the checkpoint that it holds.
+    """The snapshot to restore, and the checkpoint in it.
 
     Attributes:
-        code: What a restore of it ends with: 3 if it is marked as being written, 0 if not.
+        code: The exit code of its restore: 3 if the file is marked as being written, otherwise 0.
     """
 
     snapshot: str
@@ -103,10 +103,10 @@ class Choice:
 
 
 def play(stage: Stage, checkout: str, pace: Pace, *, install: bool) -> None:
-    """Tell the whole story.
+    """Run all acts.
 
     Raises:
-        DemoError: One of its claims did not come true.
+        DemoError: A claim did not come true.
     """
     scene = Scene(stage, checkout, pace)
     if install:
@@ -119,9 +119,9 @@ def play(stage: Stage, checkout: str, pace: Pace, *, install: bool) -> None:
     choice = _look(scene, daemon, death)
     restored_s = _restore(scene, choice)
     compared = _resume(scene, death, choice)
-    stage.title("The daemon has run all the time; now it may go")
+    stage.title("The daemon ran all the time; stop it")
     stage.prove(
-        "ciuicd ended by itself with exit code 0",
+        "ciuicd ended with exit code 0",
         holds=stage.stop(daemon) == 0,
         otherwise=f"ciuicd ended with exit code {daemon.returncode} on SIGTERM, not 0",
     )
@@ -130,18 +130,18 @@ def play(stage: Stage, checkout: str, pace: Pace, *, install: bool) -> None:
 
 def _install(scene: Scene) -> None:
     stage = scene.stage
-    stage.title("Install ciuic from this checkout, in a virtual environment of its own")
+    stage.title("Install ciuic from this checkout, in a new virtual environment")
     stage.show(f"cd {stage.directory}")
     environment = os.path.join(stage.directory, "venv")
     try:
         stage.run([sys.executable, "-m", "venv", "venv"])
     except DemoError as error:
-        fail(f"{error}; on Debian and Ubuntu, 'apt install python3-venv' brings what is missing")
+        fail(f"{error}; on Debian and Ubuntu, run 'apt install python3-venv'")
     stage.show(". venv/bin/activate")
     stage.environment["VIRTUAL_ENV"] = environment
     stage.environment["PATH"] = f"{environment}/bin{os.pathsep}{stage.environment['PATH']}"
     # Without this, setuptools builds inside the checkout: it would need write access there, and
-    # would install what an older build has left in ./build.
+    # would install files that an older build left in ./build.
     build = os.path.join(stage.directory, "build.cfg")
     with open(build, "w", encoding="utf-8") as file:
         file.write(f"[build]\nbuild_base = {stage.directory}/build\n")
@@ -154,16 +154,16 @@ def _install(scene: Scene) -> None:
     if done.code:
         stage.say("\n".join(done.errors.strip().splitlines()[-6:]))
         fail(
-            "pip could not install ciuic. Most often it can't reach a package index: ciuic needs "
-            "its dependencies from one, or from a directory of wheels that PIP_FIND_LINKS names. "
-            "Where ciuic is installed already, 'scripts/demo --no-install' does without pip"
+            "pip could not install ciuic. Usually it can't reach a package index: ciuic needs its "
+            "dependencies from an index, or from a directory of wheels that PIP_FIND_LINKS names. "
+            "If ciuic is installed already, 'scripts/demo --no-install' needs no pip"
         )
     stage.say(f"({done.took_s:.0f} s)")
 
 
 def _set_up(scene: Scene) -> None:
     stage = scene.stage
-    stage.title("Four lines of configuration: what to protect, how often, where to")
+    stage.title("Four lines of configuration: what to protect, how often, and where to store it")
     configuration = (
         f"snapshot_paths = {scene.run}\n"
         f"snapshot_interval = {scene.pace.interval}\n"
@@ -179,18 +179,23 @@ def _set_up(scene: Scene) -> None:
     stage.show(f"export CIUIC_CONFIG={path}")
     stage.environment["CIUIC_CONFIG"] = path
     stage.run(["ciuic", "init"])
+    doctor = stage.run(["ciuic", "doctor", "--json"], expect=None, shown=False)
+    core = next(
+        found for found in json.loads(doctor.output)["findings"] if found["about"] == "core"
+    )
+    stage.say(f"('ciuic doctor' says of the core: {core['what']})")
 
 
 def _start(scene: Scene) -> tuple[Process, Process]:
     stage = scene.stage
     stage.title("Train a character model on the Python language reference, with ciuicd beside it")
     stage.say(
-        "train.py is plain numpy and Adam and knows nothing of ciuic. Twice a second or so it"
+        "train.py is plain numpy and Adam, without any knowledge of ciuic. About twice a second"
     )
-    stage.say("writes its one checkpoint over the old one, as many training scripts do.")
+    stage.say("it overwrites its only checkpoint, as many training scripts do.")
     stage.run(["cp", os.path.join(os.path.dirname(__file__), "train.py"), "my-run"])
     daemon = stage.start(["ciuicd", "--config", "ciuic.conf"], "ciuicd.log")
-    # One thread adds up in one order: what makes two runs comparable to the last bit.
+    # One thread adds in one order, so two runs can be equal to the last bit.
     stage.show("export OPENBLAS_NUM_THREADS=1")
     stage.environment["OPENBLAS_NUM_THREADS"] = "1"
     training = stage.start(["python", "my-run/train.py"], "train.out")
@@ -206,11 +211,11 @@ def _kill(scene: Scene, daemon: Process, training: Process) -> Death:
         return runs[0] if runs and runs[0].checkpoints else None
 
     stage.wait_for("a first checkpoint", first_run, alive=both)
-    seen = {one["id"] for one in scene.snapshots()}
+    seen = {listed["id"] for listed in scene.snapshots()}
     for _ in range(pace.snapshots):
 
         def fresh() -> dict[str, Any] | None:
-            return next((one for one in scene.snapshots() if one["id"] not in seen), None)
+            return next((taken for taken in scene.snapshots() if taken["id"] not in seen), None)
 
         taken = stage.wait_for("a new snapshot", fresh, alive=both, pause_s=pace.interval_s / 6)
         seen.add(taken["id"])
@@ -221,23 +226,23 @@ def _kill(scene: Scene, daemon: Process, training: Process) -> Death:
         )
 
     stage.title("kill -9, in the middle of a checkpoint")
-    # Some way into the interval, so that there is something to lose.
+    # Half an interval after the snapshot, so that there are steps to lose.
     stage.pause(pace.interval_s / 2)
     whole_bytes = read_runs(scene.log)[0].checkpoints[-1].size_bytes
     written_bytes = kill_inside_write(training, scene.checkpoint, whole_bytes, timeout_s=60)
     moment = datetime.now(UTC)
     if written_bytes is None:
-        fail("the training could not be caught while it wrote a checkpoint; run the demo again")
+        fail("the kill missed every write of a checkpoint; run the demo again")
     stage.show(f"kill -9 {training.pid}")
     first = read_runs(scene.log)[0]
     stage.say(
         f"Killed at step {first.last_step}, when {written_bytes:,} of the checkpoint's "
         f"{whole_bytes:,} bytes were written.\n"
-        "They went over the last good one, and there is no other. Is it any use?"
+        "They replaced the last good checkpoint, and there is no other. Does it still load?"
     )
     done = stage.run(["python", "my-run/train.py", "--resume"], expect=None, timeout_s=30)
     stage.prove(
-        "it is not: the newest checkpoint is broken, the training can't go on from it",
+        "no: the checkpoint is broken, and the training can't resume from it",
         holds=done.code == 1 and "does not load" in done.errors,
         otherwise=f"the half-written checkpoint was expected not to load, but: {done.output}",
     )
@@ -253,9 +258,9 @@ def _look(scene: Scene, daemon: Process, death: Death) -> Choice:
         return _moment(scene.snapshots()[0]) > death.moment or None
 
     stage.wait_for("a snapshot taken after the kill", after_death, alive=(daemon,))
-    stage.say("The daemon goes on and has taken another snapshot since. It is a true copy of a")
-    stage.say("directory with a broken checkpoint in it. The older ones know which files were")
-    stage.say("being written at the time. The newest are tried first, restored to a place aside.")
+    stage.say("The daemon still runs, and has taken another snapshot since: a true copy of a")
+    stage.say("directory with a broken checkpoint. Older snapshots record which files were being")
+    stage.say("written. Restore the checkpoint from each, newest first, into another directory.")
     stage.run(["ciuic", "list"])
     for listed in scene.snapshots()[:_TRIED_MAX]:
         aside = ["-p", scene.checkpoint, "-d", "aside", "--overwrite"]
@@ -267,13 +272,13 @@ def _look(scene: Scene, daemon: Process, death: Death) -> Choice:
             found = json.loads(done.output)
             checkpoint = Checkpoint(found["step"], found["bytes"], found["sha256"])
             if restored.code == 3:
-                # Its writer still had it open, or was about to begin: whether it is whole, the
-                # log knows.
-                stage.say("It is marked, as somebody had it open then, and it loads all the same.")
+                # The program had it open, before or after its write; the log says whether the
+                # checkpoint is whole.
+                stage.say("It is marked, as the training had it open then; but it loads.")
             break
         marked = restored.code == 3
-        note = ", and says so: it was being written when the snapshot was taken" if marked else ""
-        stage.say(f"{listed['id']} has it broken{note}. The next older one:")
+        note = ", and is marked: the file was being written at that time" if marked else ""
+        stage.say(f"The checkpoint in {listed['id']} is broken{note}. Try the next older snapshot:")
     else:
         fail(f"none of the newest {_TRIED_MAX} snapshots has a checkpoint that loads")
     choice = Choice(listed["id"], _moment(listed), checkpoint, restored.code)
@@ -281,7 +286,7 @@ def _look(scene: Scene, daemon: Process, death: Death) -> Choice:
         f"{choice.snapshot} has the checkpoint of step {checkpoint.step}, "
         f"{(death.moment - choice.taken).total_seconds():.1f} s before the kill",
         holds=choice.taken < death.moment and checkpoint in death.first.checkpoints,
-        otherwise=f"the checkpoint in {choice.snapshot} is none that the training's log names: "
+        otherwise=f"the training's log does not have the checkpoint in {choice.snapshot}: "
         f"{checkpoint}",
     )
     return choice
@@ -289,11 +294,11 @@ def _look(scene: Scene, daemon: Process, death: Death) -> Choice:
 
 def _restore(scene: Scene, choice: Choice) -> float:
     stage = scene.stage
-    stage.title("Prove that it is intact, then put it back")
+    stage.title("Prove that it is intact, then restore it")
     stage.say(
-        "verify reads every byte that is stored for the snapshot and hashes it. restore takes"
+        "verify reads and hashes every byte that is stored for the snapshot. restore takes the"
     )
-    stage.say("the path as it was and the directory to put it in; nothing else there is touched.")
+    stage.say("original path and the target directory, and touches nothing else there.")
     stage.run(["ciuic", "verify", choice.snapshot, "--checksum"])
     others = {name: _identity(os.path.join(scene.run, name)) for name in ("log.jsonl", "train.py")}
     place = ["-p", os.path.dirname(scene.checkpoint), "-d", scene.run]
@@ -303,14 +308,14 @@ def _restore(scene: Scene, choice: Choice) -> float:
         stage.run(["python", "my-run/train.py", "--check", scene.checkpoint], timeout_s=30).output
     )
     stage.prove(
-        "the checkpoint loads, and its SHA-256 is the one that the training logged",
+        "the checkpoint loads, and has the SHA-256 that the training logged",
         holds=checked["sha256"] == choice.checkpoint.digest,
         otherwise=f"the restored checkpoint has SHA-256 {checked['sha256']}, but the training "
         f"logged {choice.checkpoint.digest} at step {choice.checkpoint.step}",
     )
     touched = [name for name, was in others.items() if _identity(f"{scene.run}/{name}") != was]
     stage.prove(
-        "nothing beside it was touched",
+        "no other file was touched",
         holds=not touched,
         otherwise=f"restoring checkpoints/ has changed {' and '.join(touched)} too",
     )
@@ -319,19 +324,19 @@ def _restore(scene: Scene, choice: Choice) -> float:
 
 def _resume(scene: Scene, death: Death, choice: Choice) -> int:
     stage, first = scene.stage, death.first
-    stage.title("Go on from there")
+    stage.title("Resume the training")
     goal = str(first.last_step + scene.pace.more_steps)
     stage.run(["python", "my-run/train.py", "--resume", "--steps", goal])
     second = read_runs(scene.log)[-1]
     compared, differing = differing_steps(first, second)
-    stage.say("What both runs logged for the same step:\n\n" + _table(first, second) + "\n")
+    stage.say("The losses that both runs logged:\n\n" + _table(first, second) + "\n")
     stage.prove(
-        f"the losses of all {compared} steps that were done twice are equal to the last bit",
+        f"all {compared} repeated steps have the same losses, to the last bit",
         holds=compared == first.last_step - choice.checkpoint.step > 0 and not differing,
-        otherwise=f"{compared} steps were done twice; the losses differ at {differing[:5]}",
+        otherwise=f"{compared} steps were repeated; the losses differ at {differing[:5]}",
     )
     stage.prove(
-        f"the training is past the step it died at: step {second.last_step}",
+        f"the training is past the step of the kill: step {second.last_step}",
         holds=second.last_step == first.last_step + scene.pace.more_steps,
         otherwise=f"the training ended at step {second.last_step}, not at {goal}",
     )
@@ -339,7 +344,7 @@ def _resume(scene: Scene, death: Death, choice: Choice) -> int:
 
 
 def _table(first: Run, second: Run) -> str:
-    """A few steps of both runs beside each other: before, at and after where they meet."""
+    """Return a table of some steps of both runs: the repeated ones, and one before and after."""
     start, end = second.start, first.last_step
     steps = sorted({start, start + 1, start + 2, (start + end) // 2, end, end + 1})
     steps.append(second.last_step)
@@ -353,26 +358,26 @@ def _table(first: Run, second: Run) -> str:
 
 def _summary(scene: Scene, death: Death, choice: Choice, restored_s: float, compared: int) -> None:
     stage, listed = scene.stage, scene.snapshots()
-    plain = sum(one["logical_bytes"] for one in listed)
+    plain = sum(snapshot["logical_bytes"] for snapshot in listed)
     stored = json.loads(stage.run(["ciuic", "stats", "--json"], shown=False).output)["stored_bytes"]
     stage.title("In short")
     stage.say(
-        f"The training died at step {death.first.last_step} with its only checkpoint cut short at "
-        f"{death.written_bytes / death.whole_bytes:.0%}.\n"
-        f"'ciuic restore' brought back the one of step {choice.checkpoint.step} in "
+        f"The training was killed at step {death.first.last_step}, with "
+        f"{death.written_bytes / death.whole_bytes:.0%} of its only checkpoint written.\n"
+        f"'ciuic restore' restored the checkpoint of step {choice.checkpoint.step} in "
         f"{restored_s:.1f} s, byte for byte.\n"
-        f"{compared} steps were done again, with the same losses; without a snapshot it would have "
-        f"been all {death.first.last_step}.\n"
-        f"{len(listed)} snapshots of {plain / 1e6:.1f} MB in all take {stored / 1e6:.1f} MB."
+        f"{compared} steps were repeated, with the same losses; without a snapshot, all "
+        f"{death.first.last_step} would have been.\n"
+        f"{len(listed)} snapshots of {plain / 1e6:.1f} MB in total take {stored / 1e6:.1f} MB."
     )
 
 
 def _moment(listed: dict[str, Any]) -> datetime:
-    """When a listed snapshot was taken."""
+    """Return when a listed snapshot was taken."""
     return datetime.fromisoformat(listed["taken"])
 
 
 def _identity(path: str) -> tuple[int, int, int, int]:
-    """What changes when somebody writes to a file or puts another in its place."""
+    """Return what changes when a program writes to the file or replaces it."""
     status = os.stat(path)
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

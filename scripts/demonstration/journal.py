@@ -1,4 +1,4 @@
-"""Reads the log that the training writes, and compares two runs step by step."""
+"""Reading the training's log, and comparing two runs step by step."""
 
 import json
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ __all__ = ["Checkpoint", "Run", "differing_steps", "read_runs"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was written to its end: its step, its length and its SHA-256."""
+    """A complete checkpoint: its step, its length and its SHA-256."""
 
     step: int
     size_bytes: int
@@ -17,12 +17,12 @@ class Checkpoint:
 
 @dataclass
 class Run:
-    """What one process of the training logged.
+    """The log of one process of the training.
 
     Attributes:
-        start: The step that it started from: 0, or that of the checkpoint it resumed from.
-        losses: The loss of each step, exactly as it was computed.
-        checkpoints: Those that it wrote to their end, oldest first.
+        start: The step of the checkpoint that it resumed from; otherwise 0.
+        losses: The exact loss of each step.
+        checkpoints: Its complete checkpoints, oldest first.
     """
 
     start: int
@@ -36,9 +36,9 @@ class Run:
 
 
 def read_runs(path: str) -> list[Run]:
-    """The runs in a log, oldest first; none if it is not there yet.
+    """Return the runs in a log, oldest first; none if the log does not exist yet.
 
-    A last line without its newline is still being written and left out.
+    A last line without a newline is still being written, and is ignored.
     """
     runs: list[Run] = []
     try:
@@ -60,7 +60,7 @@ def read_runs(path: str) -> list[Run]:
 
 
 def differing_steps(first: Run, second: Run) -> tuple[int, list[int]]:
-    """How many steps both runs have done, and at which of them the losses are not equal.
+    """Return how many steps both runs did, and those with different losses.
 
     Equal means the same number to the last bit: JSON carries a float exactly.
     """

@@ -1,9 +1,9 @@
-"""Runs commands in the open: each is shown as a person would type it, then what it printed.
+"""Running commands visibly: each command line is shown, then its output.
 
-What is shown is what is run: the same words, in the same directory, found on the same PATH, so
+The shown command is exactly the one that runs, in the same directory and with the same PATH, so
 that every line can be typed again after ``scripts/demo --keep``.
 
-Each command has a session of its own: Ctrl-C is for the demonstration, which then ends the rest.
+Each command has a session of its own: Ctrl-C reaches only the demonstration, which ends the others.
 """
 
 import os
@@ -22,15 +22,15 @@ Found = TypeVar("Found")
 _BOLD, _GREEN, _PLAIN = "\033[1m", "\033[32m", "\033[0m"
 _NOTICE_WITHIN_S = 0.2
 _LINES_MAX = 20
-"""Lines of one command's output that are shown."""
+"""Maximum number of output lines shown for a command."""
 
 
 class DemoError(Exception):
-    """Something that the demonstration claims did not come true; says what, in one sentence."""
+    """A claim of the demonstration failed; the message is one sentence."""
 
 
 def fail(message: str) -> NoReturn:
-    """Give up with this sentence.
+    """End the demonstration with this sentence.
 
     Raises:
         DemoError: Always.
@@ -39,7 +39,7 @@ def fail(message: str) -> NoReturn:
 
 
 class StoppedError(Exception):
-    """A signal has asked for the end."""
+    """A signal asked the demonstration to stop."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Stage:
 
     Attributes:
         directory: Every command's working directory.
-        environment: Every command's environment; acts add to it as a person's shell would.
-        stopped_by: The number of the signal that asks for the end. A handler sets it and does no
-            more: an exception out of a handler could come between the start of a process and
-            the moment when it is known here, and would leave that process behind.
+        environment: Every command's environment; acts add to it as a user's shell would.
+        stopped_by: The number of the signal that asked to stop. The signal handler only sets it: an
+            exception from the handler could come right after the start of a process, before this
+            object knows the process, and would leave it running.
     """
 
     def __init__(self, directory: str, environment: dict[str, str], *, colours: bool) -> None:
@@ -71,23 +71,23 @@ class Stage:
         self._background: list[tuple[subprocess.Popen[bytes], str]] = []
 
     def title(self, text: str) -> None:
-        """Open a new part of the story."""
+        """Print the heading of an act."""
         print(f"\n{self._in(_BOLD, text)}", flush=True)
 
     def say(self, text: str) -> None:
-        """Explain, in lines of at most 96 characters."""
+        """Print an explanation, in lines of at most 96 characters."""
         for line in text.splitlines():
             print(f"  {line}".rstrip(), flush=True)
 
     def show(self, command: str) -> None:
-        """Show a line as typed; for what this process does itself, such as ``export``."""
+        """Show a command line that this process does itself, such as ``export``."""
         print(f"  {self._in(_BOLD, '$ ' + command)}", flush=True)
 
     def prove(self, claim: str, *, holds: bool, otherwise: str) -> None:
-        """Show a claim that came true.
+        """Show a claim that holds.
 
         Raises:
-            DemoError: It did not; the message is ``otherwise``.
+            DemoError: It does not hold; the message is ``otherwise``.
         """
         if not holds:
             fail(otherwise)
@@ -101,17 +101,17 @@ class Stage:
         shown: bool = True,
         timeout_s: float = 120.0,
     ) -> Finished:
-        """Run a command to its end, and show it and its output.
+        """Run a command to its end; show it and its output.
 
         Args:
             command: The program and its arguments.
-            expect: The only acceptable exit code; None: the caller looks at it.
-            shown: False for what only the demonstration wants to know.
+            expect: The only acceptable exit code; None: the caller checks it.
+            shown: False for queries of the demonstration itself.
             timeout_s: How long it may take.
 
         Raises:
             DemoError: It could not be run, took too long, or ended with another code.
-            StoppedError: A signal asked for the end meanwhile; the command is dead.
+            StoppedError: A signal asked to stop; the command was killed.
         """
         if shown:
             self.show(shlex.join(command))
@@ -139,12 +139,12 @@ class Stage:
             words = (finished.errors or finished.output).strip().splitlines() or ["nothing"]
             fail(
                 f"'{shlex.join(command)}' ended with exit code {finished.code}, not {expect}; "
-                f"it said: {' / '.join(words[-4:])}"
+                f"its output: {' / '.join(words[-4:])}"
             )
         return finished
 
     def start(self, command: list[str], log_name: str) -> subprocess.Popen[bytes]:
-        """Start a command in the background; ``stop_all`` ends it if nothing else does."""
+        """Start a command in the background; ``stop_all`` ends it at the latest."""
         self.show(f"{shlex.join(command)} > {log_name} 2>&1 &")
         with open(os.path.join(self.directory, log_name), "wb") as log:
             try:
@@ -171,27 +171,27 @@ class Stage:
         timeout_s: float = 60.0,
         pause_s: float = 0.3,
     ) -> Found:
-        """Look again and again until there is something to see, and return that.
+        """Call ``look`` until it returns a value, and return that.
 
         Raises:
-            DemoError: A process that it depends on has ended, or it took too long.
-            StoppedError: A signal asked for the end meanwhile.
+            DemoError: A process in ``alive`` ended, or it took too long.
+            StoppedError: A signal asked to stop.
         """
         deadline_s = time.monotonic() + timeout_s
         while (found := look()) is None:
             for process in alive:
                 if process.poll() is not None:
-                    fail(f"{self._name(process)} ended by itself before there was {what}")
+                    fail(f"{self._name(process)} ended by itself before {what} appeared")
             if time.monotonic() > deadline_s:
-                fail(f"there was no sign of {what} within {timeout_s:.0f} s")
+                fail(f"{what} did not appear within {timeout_s:.0f} s")
             self.pause(pause_s)
         return found
 
     def pause(self, duration_s: float) -> None:
-        """Do nothing for a while.
+        """Wait.
 
         Raises:
-            StoppedError: A signal asked for the end meanwhile.
+            StoppedError: A signal asked to stop.
         """
         end_s = time.monotonic() + duration_s
         while (left_s := end_s - time.monotonic()) > 0 and self.stopped_by is None:
@@ -199,7 +199,7 @@ class Stage:
         self._heed_signals()
 
     def stop(self, process: subprocess.Popen[bytes], timeout_s: float = 15.0) -> int:
-        """End a background process with SIGTERM; returns its exit code.
+        """End a background process with SIGTERM; return its exit code.
 
         Raises:
             DemoError: It did not end in time.
@@ -212,7 +212,7 @@ class Stage:
             fail(f"process {process.pid} did not end within {timeout_s:.0f} s of SIGTERM")
 
     def stop_all(self) -> None:
-        """End every background process that still runs, whatever it takes; returns when done."""
+        """End every background process, with SIGKILL if necessary; return once they have ended."""
         for process, _ in self._background:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -224,7 +224,7 @@ class Stage:
                 process.wait()
 
     def last_words(self) -> str:
-        """The end of what each background process wrote: what to look at after a failure."""
+        """Return the last lines of each background process, for a failure report."""
         parts: list[str] = []
         for _, log_name in self._background:
             with open(os.path.join(self.directory, log_name), errors="replace") as log:
@@ -236,7 +236,7 @@ class Stage:
     def _collect(
         self, process: subprocess.Popen[str], command: str, timeout_s: float
     ) -> tuple[str, str]:
-        """What a process prints until its end; it is dead if this raises."""
+        """Return the output of a process after its end; kill the process on an error."""
         deadline_s = time.monotonic() + timeout_s
         try:
             while time.monotonic() < deadline_s:
@@ -255,8 +255,8 @@ class Stage:
             raise StoppedError
 
     def _name(self, process: subprocess.Popen[bytes]) -> str:
-        """What the process is known as: what its log is called after."""
-        logs = [log_name for one, log_name in self._background if one is process]
+        """Return the name of a background process, from its log's name."""
+        logs = [log_name for other, log_name in self._background if other is process]
         return f"{logs[0].partition('.')[0]} (exit code {process.returncode})"
 
     def _in(self, colour: str, text: str) -> str:
@@ -267,4 +267,4 @@ class Stage:
         for line in lines[:_LINES_MAX]:
             print(f"      {line}", flush=True)
         if len(lines) > _LINES_MAX:
-            print(f"      ... and {len(lines) - _LINES_MAX} lines more", flush=True)
+            print(f"      ... and {len(lines) - _LINES_MAX} more lines", flush=True)

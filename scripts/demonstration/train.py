@@ -1,12 +1,12 @@
-"""A training program as many are: numpy, Adam, a log, and one checkpoint file written in place.
+"""A typical training program: numpy, Adam, a log, and one checkpoint file written in place.
 
-It trains a character model on real English, the Python language reference that every Python
-brings along. It knows nothing of ciuic and needs numpy alone. Its checkpoint holds all of its
-state (weights, both Adam moments, the random generator, the step), so a run that goes on from
-one computes bit by bit what the first run would have; the log says what that was.
+It trains a character model on real English, the Python language reference, which is part of Python.
+It needs only numpy, and has no knowledge of ciuic. Its checkpoint holds the whole state (weights,
+both Adam moments, the random generator, the step). So a resumed run computes the same bits as the
+first run would have, and the log shows that.
 
-What it deliberately does not do is write checkpoints safely: ``last.npz`` is opened and written
-over, so a run that dies in there leaves half a file where its only good one was.
+It deliberately does not write checkpoints safely: it overwrites ``last.npz`` in place, so a run
+that is killed during the write leaves half a file in place of its only good one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ __all__ = ["CheckpointError", "Training", "main"]
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
-CONTEXT = 24  # characters that the model sees before the one it predicts
+CONTEXT = 24  # characters that the model sees before the predicted one
 EMBEDDING = 24
 HIDDEN = 768
 BATCH = 96
@@ -37,11 +37,11 @@ DECAY_MEAN, DECAY_SQUARE, TINY = 0.9, 0.999, 1e-8
 
 
 class CheckpointError(Exception):
-    """This file is not a whole checkpoint."""
+    """The file is not a complete checkpoint."""
 
 
 def corpus() -> tuple[Integers, str]:
-    """The text as numbers, and the character that each number stands for."""
+    """Return the text as numbers, and the character of each number."""
     text = "\n".join(topics[name] for name in sorted(topics))
     alphabet = "".join(sorted(set(text)))
     number = {character: place for place, character in enumerate(alphabet)}
@@ -50,14 +50,14 @@ def corpus() -> tuple[Integers, str]:
 
 @dataclass
 class Training:
-    """All that a run is made of; what is in here is what a checkpoint holds.
+    """The state of a run, which is the content of a checkpoint.
 
     Attributes:
         weights: The model: an embedding, one hidden layer, one linear layer over the characters.
         mean: Adam's first moment of each weight.
         square: Adam's second moment of each weight.
-        random: Chooses the batches.
-        step: How many steps have been done.
+        random: The generator that draws the batches.
+        step: The number of steps done.
     """
 
     weights: dict[str, Floats]
@@ -68,7 +68,7 @@ class Training:
 
     @classmethod
     def start(cls, characters: int, seed: int) -> "Training":
-        """A model that has learned nothing yet."""
+        """Return an untrained model."""
         random = np.random.Generator(np.random.PCG64(seed))
 
         def matrix(rows: int, columns: int) -> Floats:
@@ -87,12 +87,12 @@ class Training:
         return cls(weights, mean, square, random)
 
     def advance(self, data: Integers) -> float:
-        """Do one step on a random batch; returns its loss in nats a character."""
+        """Do one step on a random batch; return its loss in nats per character."""
         starts = self.random.integers(0, len(data) - CONTEXT, size=BATCH)
         windows = data[starts[:, None] + np.arange(CONTEXT + 1)]
         loss, gradients = _loss(self.weights, windows[:, :-1], windows[:, -1])
         self.step += 1
-        # Both moments start at zero; these two take that bias out.
+        # Both moments start at zero; these two factors correct that bias.
         whole_mean = np.float32(1 - DECAY_MEAN**self.step)
         whole_square = np.float32(1 - DECAY_SQUARE**self.step)
         for name, gradient in gradients.items():
@@ -104,7 +104,7 @@ class Training:
         return loss
 
     def save(self, path: str) -> None:
-        """Write a checkpoint over the old one, in place and not atomically (see the module)."""
+        """Overwrite the checkpoint in place, not atomically (see the module)."""
         arrays: dict[str, Any] = {"step": np.int64(self.step), "random": _random_state(self.random)}
         for group in ("weights", "mean", "square"):
             for name, value in getattr(self, group).items():
@@ -114,10 +114,10 @@ class Training:
 
     @classmethod
     def load(cls, path: str) -> "Training":
-        """Go on from a checkpoint; every array in it is read and its checksum tested.
+        """Return the state in a checkpoint; every array is read and its checksum tested.
 
         Raises:
-            CheckpointError: The file is missing or not a whole checkpoint.
+            CheckpointError: The file is missing or not a complete checkpoint.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -136,7 +136,7 @@ class Training:
 def _loss(
     weights: dict[str, Floats], context: Integers, target: Integers
 ) -> tuple[float, dict[str, Floats]]:
-    """The mean loss of a batch and its gradient for each weight.
+    """Return the mean loss of a batch, and its gradient for each weight.
 
     Args:
         weights: The model.
@@ -169,7 +169,7 @@ def _loss(
 
 
 def _random_state(random: np.random.Generator) -> NDArray[np.uint64]:
-    """The generator as six numbers of 64 bits: as an array it always takes the same room."""
+    """Return the generator as six numbers of 64 bits: an array always has the same size."""
     state: dict[str, Any] = dict(random.bit_generator.state)
     low = (1 << 64) - 1
     place, increment = state["state"]["state"], state["state"]["inc"]
@@ -178,8 +178,10 @@ def _random_state(random: np.random.Generator) -> NDArray[np.uint64]:
 
 
 def _random_from(numbers: NDArray[np.uint64]) -> np.random.Generator:
-    """The inverse of ``_random_state``."""
-    high, low, increment_high, increment_low, has_uint32, uinteger = (int(one) for one in numbers)
+    """Return the generator from its six numbers; the inverse of ``_random_state``."""
+    high, low, increment_high, increment_low, has_uint32, uinteger = (
+        int(number) for number in numbers
+    )
     generator = np.random.PCG64()
     generator.state = {
         "bit_generator": "PCG64",
@@ -191,7 +193,7 @@ def _random_from(numbers: NDArray[np.uint64]) -> np.random.Generator:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    """Train up to a step, with a line in the log for each step and each checkpoint."""
+    """Train up to a step; log each step and each checkpoint."""
     checkpoint = os.path.join(arguments.run, "checkpoints", "last.npz")
     os.makedirs(os.path.dirname(checkpoint), exist_ok=True)
     data, alphabet = corpus()
@@ -214,7 +216,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _described(checkpoint: str, step: int) -> dict[str, object]:
-    """The log's line for a checkpoint that is written, with the digest of its bytes."""
+    """Return the log entry of a written checkpoint, with the digest of its bytes."""
     with open(checkpoint, "rb") as file:
         content = file.read()
     digest = hashlib.sha256(content).hexdigest()
@@ -222,20 +224,20 @@ def _described(checkpoint: str, step: int) -> dict[str, object]:
 
 
 def _check(path: str) -> None:
-    """Print what a checkpoint holds, as one JSON document."""
+    """Print the step, length and digest of a checkpoint as one JSON document."""
     training = Training.load(path)
     print(json.dumps(_described(path, training.step)))
 
 
 def main() -> int:
-    """Train, or check a checkpoint; 1 and one sentence when a checkpoint can't be loaded."""
+    """Train, or check a checkpoint; return 1 if the checkpoint can't be loaded."""
     parser = argparse.ArgumentParser(description="train a character model")
     parser.add_argument("--run", default=os.path.dirname(os.path.abspath(__file__)), metavar="DIR")
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after this step")
     parser.add_argument("--every", type=int, default=50, help="steps between two checkpoints")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--resume", action="store_true", help="go on from checkpoints/last.npz")
-    parser.add_argument("--check", metavar="FILE", help="only load this checkpoint, and say so")
+    parser.add_argument("--resume", action="store_true", help="resume from checkpoints/last.npz")
+    parser.add_argument("--check", metavar="FILE", help="only load and describe this checkpoint")
     arguments = parser.parse_args()
     try:
         if arguments.check:

@@ -48,8 +48,8 @@ def as_stranger(place: Place, *arguments: str | Path) -> Outcome:
 BAD_LINES = {
     "unknown key": ("snapshot_intervall = 1h", 3, "unknown key 'snapshot_intervall'"),
     "doubled key": ("snapshot_dir = /elsewhere", 3, "a second time"),
-    "no pair": ("just words", 3, "is not key = value"),
-    "a section": ("[store]", 3, "is not key = value"),
+    "no pair": ("just words", 3, "is not of the form 'key = value'"),
+    "a section": ("[store]", 3, "is not of the form 'key = value'"),
     "no value": ("retention_policy =", 3, "no value"),
     "relative root": ("", 1, "relative/dir"),
     "relative store": ("", 2, "snapshot_dir"),
@@ -106,7 +106,7 @@ def test_a_mistyped_key_is_answered_with_the_right_one(fresh):
     refused(fresh.run_here("list"), 2, "snapshot_path", "Did you mean snapshot_paths?")
 
 
-def test_with_store_given_a_bad_configuration_hinders_nobody_on_the_worst_day(taken):
+def test_with_store_given_a_bad_configuration_does_not_matter(taken):
     taken.configure("this is not a configuration\n")
 
     done = taken.run_here("--store", taken.store, "list", "--machine-readable")
@@ -131,7 +131,7 @@ def test_a_configuration_that_is_missing_or_no_file_is_named(tmp_path):
 def system_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Where a configuration is looked for in the end; a machine may have one of its own in /etc."""
     paths = (tmp_path / "etc-ciuic.conf", tmp_path / "etc-ciuric.conf")
-    monkeypatch.setattr("ciuic.config.SYSTEM_PATHS", tuple(map(str, paths)))
+    monkeypatch.setattr("ciuic.config.load.SYSTEM_PATHS", tuple(map(str, paths)))
     return paths
 
 
@@ -189,9 +189,9 @@ def test_a_store_that_may_be_read_but_not_written_can_be_verified_and_restored(p
 
     assert verified.code == 0, verified.said()
     assert (out / "source" / "train.log").read_text() == "step 1\n"
-    # Files of root can't be given to root by nobody: that is named, and is no success.
-    assert restored.code in (0, 3), restored.said()
-    assert (restored.code == 3) == bool(restored.err), restored.said()
+    # Another user cannot give files back to root: as with tar, that user owns them then.
+    assert restored.code == 0, restored.said()
+    assert "belong to you" in restored.err
     refused(refusal, 1, "ermission denied", "Run ciuic as")
     assert len(public.ids()) == 1
 
@@ -209,7 +209,7 @@ def test_a_store_that_may_be_read_but_not_written_can_be_verified_and_restored(p
         ("cs-abc\ndef", 2, "cs-abc\\ndef"),
         ("\udcff", 2, "\\xff"),
         ("2001-01-01 00:00", 1, "2001-01-01 00:00"),
-        ("2001-01-01", 1, "the oldest is of 20"),
+        ("2001-01-01", 1, "the oldest is from 20"),
         ("0001-01-01", 1, "0001-01-01"),
         ("0001-01-01 00:00", 1, "0001-01-01"),
         ("0001-01-01T00:00:00+14:00", 1, "0001-01-01"),
@@ -346,7 +346,7 @@ def test_two_paths_that_would_become_one_are_refused(taken):
 def test_a_restore_into_the_store_is_refused(taken):
     done = taken.run_here("restore", "-s", "latest", "-p", taken.source, "-d", taken.store)
 
-    refused(done, 1, str(taken.store), "store itself")
+    refused(done, 1, str(taken.store), "inside the store")
     assert taken.run_here("verify", "--all").code == 0
 
 
@@ -412,7 +412,7 @@ def test_an_empty_argument_is_an_unset_variable_and_never_a_default(fresh, what)
         (["list", "extra"], "extra"),
         (["show"], "ID"),
         (["diff", "latest"], "B"),
-        (["list", "--json", "--machine-readable"], "exclude each other"),
+        (["list", "--json", "--machine-readable"], "can't be combined"),
         (["verify", "--all", "latest"], "--all"),
         (["snapshot", "--wait", "3"], "'3' is not a duration"),
         (["snapshot", "--tag", "a|b"], "a|b"),
@@ -421,7 +421,7 @@ def test_an_empty_argument_is_an_unset_variable_and_never_a_default(fresh, what)
         (["init", "--chunking", "random"], "'random'"),
         (["init", "--chunk-average", "600 KiB"], "power of two"),
         (["init", "--chunk-least", "2 MiB"], "power of two"),
-        (["init", "--chunk-average", "64K", "--chunk-least", "128K"], "don't rise"),
+        (["init", "--chunk-average", "64K", "--chunk-least", "128K"], "not in ascending order"),
         (["init", "--chunking", "fixed", "--chunk-average", "512K"], "--chunking content"),
         (["completion", "tcsh"], "tcsh"),
         (["--no-such", "list"], "--no-such"),

@@ -1,4 +1,4 @@
-"""A store that is not as it should be: named, healed where it can be, never made worse."""
+"""Damaged stores: named, repaired where possible, never made worse."""
 
 import os
 import re
@@ -83,8 +83,8 @@ def test_a_store_that_was_half_created_is_finished_by_init(tmp_path):
     place = Place(tmp_path)
     (place.store / "packs").mkdir(parents=True)
 
-    refused(place.run_here("list"), 1, "not finished being created", "init")
-    refused(place.run_here("snapshot"), 1, "not finished being created", "init")
+    refused(place.run_here("list"), 1, "never completely created", "init")
+    refused(place.run_here("snapshot"), 1, "never completely created", "init")
     made = place.run_here("init")
 
     assert made.code == 0, made.said()
@@ -98,8 +98,60 @@ def test_init_twice_changes_nothing(taken):
     again = taken.run_here("init")
 
     assert again.code == 0, again.said()
-    assert "there already" in again.out
+    assert "exists already" in again.out
     assert contents(taken.store) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--chunk-size", "64 KiB"], "--chunk-size 1.00 MiB"),
+        (["--chunking", "fixed"], "--chunking content"),
+        (["--chunk-average", "64KiB"], "--chunk-average 512 KiB"),
+        (["--chunk-least", "4 KiB", "--chunk-size", "1 MiB"], "--chunk-least 128 KiB"),
+    ],
+)
+def test_init_refuses_to_cut_a_store_that_is_there_in_another_way(taken, options, said):
+    before = contents(taken.store)
+
+    refused(taken.run_here("init", *options), 2, str(taken.store), "exists already", said)
+    assert taken.run_here("init", *options, "--json").document["error"]["kind"] == "usage"
+    same = taken.run_here("init", "--chunk-size", "1024 KiB", "--chunking", "content")
+
+    assert same.code == 0, same.said()
+    assert contents(taken.store) == before
+
+
+def test_a_store_that_was_cut_in_another_way_is_there_for_a_plain_init(tmp_path):
+    place = Place(tmp_path)
+    for options in (["--chunk-size", "64 KiB"], [], ["--chunk-size", "64 KiB"], ["--json"]):
+        done = place.run_here("init", *options)
+        assert done.code == 0, done.said()
+    refused(place.run_here("init", "--chunk-size", "1 MiB"), 2, "--chunk-size 64.0 KiB")
+
+
+def test_no_store_is_made_on_the_disk_below_a_mount_that_is_missing(tmp_path, monkeypatch):
+    place = Place(tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    table = tmp_path / "fstab"
+    table.write_text(f"UUID=1-2 {disk} ext4 defaults 0 2\n")
+    store = disk / "deep" / "store"
+    missing = {"LIBMOUNT_FSTAB": str(table)}
+
+    for command in (["init"], ["list"], ["verify"]):
+        done = run(BIN / "ciuic", "--store", store, *command, env=missing)
+        refused(
+            done, 1, f"no store at {store}", f"ount {disk} first" if command != ["init"] else ""
+        )
+        assert "create a store" not in done.err
+        assert os.listdir(disk) == []
+    table.write_text("")
+    assert run(BIN / "ciuic", "--store", store, "init", env=missing).code == 0
+    table.write_text(f"UUID=1-2 {disk} ext4 defaults 0 2\n")
+    again = run(BIN / "ciuic", "--store", store, "init", env=missing)
+    assert again.code == 0, "it is there, wherever that is"
+    assert place.run_here("init").code == 0
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "empty", "garbage"])
@@ -129,7 +181,7 @@ def test_a_store_with_snapshots_that_lost_its_header_is_damage_and_not_half_crea
     done = taken.run_here("list")
 
     refused(done, 4, str(taken.store))
-    assert "not finished" not in done.err
+    assert "never completely" not in done.err
     assert taken.run_here("init").code != 0
     assert contents(taken.store) == before
 
@@ -142,7 +194,7 @@ def test_a_header_without_a_copy_can_be_that_of_another_store(taken):
     for apply in ([], ["--apply"]):
         done = taken.run_here("repair", *apply)
         refused(done, 4, "no sound copy")
-        assert "Run 'ciuic repair'" not in done.err, "that is what was run"
+        assert "Run 'ciuic repair" not in done.err, "that is what was run"
     other = taken.directory / "other"
     assert run_here("--store", other, "init").code == 0
     shutil.copy(other / header(taken).name, header(taken))
@@ -173,7 +225,7 @@ def _foreign_database(path: Path) -> bytes:
 
 @pytest.mark.parametrize("first", ["list", "verify", "snapshot"])
 @pytest.mark.parametrize("how", CATALOG_DAMAGE)
-def test_a_catalog_that_is_lost_or_damaged_heals_by_itself(taken, template, how, first):
+def test_a_lost_or_damaged_chunk_index_is_rebuilt(taken, template, how, first):
     CATALOG_DAMAGE[how](taken.store / "catalog.sqlite")
     before = template.ids()
 
@@ -259,8 +311,8 @@ def test_what_is_taken_for_the_latest_says_so_if_a_newer_one_is_damaged(taken, h
     assert f"{newest}: is newer and can't be read" in restored.err
     assert (taken.directory / "out" / file.name).read_bytes() == file.read_bytes()
     assert [one["path"] for one in document.document["notes"]] == [newest]
-    # By its name and by a time it is what was asked for.
-    for name in (middle, "latest-valid", "2999-01-01"):
+    # By its name, and as the latest that is valid, it is what was asked for.
+    for name in (middle, "latest-valid"):
         arguments = ["-s", name, "-p", file, "-d", taken.directory / "out", "--overwrite"]
         assert taken.run_here("restore", *arguments).code == 0
     assert taken.run_here("verify", middle).code == 0
@@ -361,7 +413,7 @@ def test_what_verify_found_is_known_to_latest_valid_after_what_it_names(taken):
 
     done = taken.run_here("verify", newest, "--checksum")
     assert done.code == 4
-    assert "'latest-valid' knows of it after 'ciuic scrub'" in done.err
+    assert "run 'ciuic scrub' so that 'latest-valid' skips" in done.err
     assert "scrub" not in taken.run_here("verify", middle).err
     assert taken.run_here("scrub").code == 4
     valid = taken.run_here("show", "latest-valid", "--json").document["id"]
@@ -509,7 +561,7 @@ def test_a_store_on_a_full_disk_says_so_and_goes_on_when_there_is_room(fresh):
 
     assert done.code == 0, done.said()
     assert "No space left on device" in done.err
-    assert "Make room" in done.err
+    assert "Free space" in done.err
     assert "Traceback" not in done.err
     assert done.out.count("cs-") == 2, "one snapshot, and its verification"
 
@@ -533,7 +585,7 @@ def test_a_target_that_fails_is_named_where_it_is(taken, how):
 
     assert done.code == 0, done.said()
     assert {"full": "No space left", "read-only": "Read-only file system"}[how] in done.err
-    assert {"full": "make room there", "read-only": "for writing"}[how] in done.err
+    assert {"full": "free space there", "read-only": "for writing"}[how] in done.err
     assert f"{out}/checkpoints" in done.err
     assert str(taken.source) not in done.err, "nothing was written there"
     assert "Traceback" not in done.err

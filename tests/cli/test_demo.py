@@ -233,4 +233,4 @@ def test_a_python_that_is_too_old_is_refused_by_name(tmp_path):
     done = demo(environment(tmp_path) | {"PYTHON": str(old)})
 
     assert done.returncode == 2
-    assert f"'{old}' is not a Python of 3.11 or newer" in done.stderr
+    assert f"'{old}' is not Python 3.11 or newer" in done.stderr

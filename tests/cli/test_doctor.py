@@ -1,4 +1,4 @@
-"""``ciuic doctor``: what it finds where all is well, and in ruins; and that it only looks."""
+"""``ciuic doctor``: its findings on sound and on broken machines; it only reads."""
 
 import os
 import shutil
@@ -9,8 +9,8 @@ import pytest
 
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.errors import BusyError
-from ciuic.store import open_store
-from ciuic.verbs import doctor
+from ciuic.report.doctor import machine as doctor_machine
+from ciuic.store.store import open_store
 from tests.cli.test_output import unsafe
 from tests.cli.test_terminal import ESCAPE, on_terminal
 from tests.kit.box import Box
@@ -47,7 +47,12 @@ def test_a_store_in_use_has_no_problem_and_everything_that_is_said_has_a_level_a
     for level in ("ok", "note", "warning", "problem"):
         assert document["counts"][level] == len(findings(done, level))
     said = "\n".join(findings(done))
-    for words in ("opens, format 1", "newest base", "captured", "none serves this store"):
+    for words in (
+        "opens, format 1",
+        "newest full snapshot",
+        "captured",
+        "no daemon serves this store",
+    ):
         assert words in said
     for line in people.out.splitlines():
         assert line.split()[0] in {"ok", "note", "warning"} or line.startswith(" " * 9)
@@ -60,7 +65,7 @@ def test_it_changes_nothing(taken):
     assert (contents(taken.directory), contents(taken.source)) == before
 
 
-def test_a_store_that_is_not_there_is_a_problem_and_the_roots_are_looked_at_all_the_same(fresh):
+def test_a_missing_store_is_a_problem_and_the_roots_are_still_examined(fresh):
     shutil.rmtree(fresh.store)
     done = fresh.run_here("doctor", "--json")
 
@@ -84,7 +89,7 @@ def test_a_broken_configuration_is_a_problem_and_a_store_that_is_given_is_looked
 
 
 def test_the_store_alone_is_enough_and_its_newest_snapshot_names_the_roots(taken, monkeypatch):
-    monkeypatch.setattr("ciuic.config.SYSTEM_PATHS", ())
+    monkeypatch.setattr("ciuic.config.load.SYSTEM_PATHS", ())
     done = run_here("--store", taken.store, "doctor", "--json")
 
     assert done.code == 0, done.said()
@@ -93,7 +98,7 @@ def test_the_store_alone_is_enough_and_its_newest_snapshot_names_the_roots(taken
 
 
 def test_without_anything_it_says_so(monkeypatch):
-    monkeypatch.setattr("ciuic.config.SYSTEM_PATHS", ())
+    monkeypatch.setattr("ciuic.config.load.SYSTEM_PATHS", ())
     done = run_here("doctor", "--json")
 
     assert done.code == 0
@@ -128,7 +133,9 @@ def test_another_user_may_run_it(taken):
     for one in [taken.directory, *taken.directory.parents][:4]:
         one.chmod(one.stat().st_mode | 0o055)
     done = taken.run("--store", str(taken.store), "doctor", "--json", user=as_nobody())
-    assert any("may be read by this user and not written" in one for one in findings(done, "note"))
+    assert any(
+        "this user may read it, but not write to it" in one for one in findings(done, "note")
+    )
 
 
 def test_a_root_that_is_missing_or_no_directory_or_not_in_the_newest_snapshot_is_a_problem(taken):
@@ -152,15 +159,17 @@ def test_a_root_that_is_a_symlink_is_named_with_what_it_means(fresh):
     link.symlink_to(fresh.source)
     fresh.configure(f"snapshot_paths = {link}\nsnapshot_dir = {fresh.store}\n")
     done = fresh.run_here("doctor", "--json")
-    assert f"{link}: is a symlink to {fresh.source}, which is what is taken" in findings(done)
+    assert f"{link}: is a symlink to {fresh.source}; snapshots hold that directory" in findings(
+        done
+    )
 
 
 @pytest.mark.parametrize(
     ("hours", "level", "words"),
     [
-        (-48, "problem", "one is wanted every 1 h 00 m"),
-        (-48, "warning", "a base is wanted every 12 h 00 m"),
-        (48, "warning", "of the future"),
+        (-48, "problem", "the configuration asks for a snapshot every 1 h 00 m"),
+        (-48, "warning", "asks for a full snapshot every 12 h 00 m"),
+        (48, "warning", "dated in the future"),
         (0, "ok", "the newest is"),
     ],
 )
@@ -179,8 +188,8 @@ def test_trouble_in_the_newest_snapshot_and_a_damaged_manifest_are_named(tmp_pat
     first = box.take()
     box.take(box.source, box.directory / "gone")
     done = box.ciuic("doctor", "--json")
-    (trouble,) = [one for one in findings(done, "warning") if "in trouble" in one]
-    assert f"1 path in trouble, first {box.directory}/gone: " in trouble
+    (trouble,) = [one for one in findings(done, "warning") if "with warnings" in one]
+    assert f"1 path with warnings, first {box.directory}/gone: " in trouble
 
     (box.store / "snapshots" / f"{first.id}.json").write_text("{")
     done = box.ciuic("doctor", "--json")
@@ -196,7 +205,7 @@ def test_one_of_the_future_is_not_taken_for_the_newest(tmp_path):
     newest = box.take()
     done = box.ciuic("doctor", "--json")
     assert f"snapshots: {newest.id} has every path as it should be" in findings(done, "ok")
-    assert [one for one in findings(done, "warning") if "clock: 1 of the future" in one]
+    assert [one for one in findings(done, "warning") if "clock: 1 dated in the future" in one]
     assert done.code == 0, findings(done)
     without = findings(run_here("--store", box.store, "doctor", "--json"))
     assert [one for one in without if f"{box.source}: " in one]
@@ -224,7 +233,7 @@ def test_names_never_reach_the_terminal_as_they_are(tmp_path):
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "how"), [("btrfs", "as a subvolume"), ("xfs", "by reflink")])
-def test_how_roots_are_captured_and_what_lies_in_them_by_itself(tmp_path, kind, how):
+def test_how_roots_and_the_mounts_in_them_are_captured(tmp_path, kind, how):
     box = Box(tmp_path)
     with disk(kind, tmp_path / "disk") as mounted:
         root = mounted.path / "training"
@@ -245,21 +254,21 @@ def test_how_roots_are_captured_and_what_lies_in_them_by_itself(tmp_path, kind, 
             subprocess.run(["umount", inner], check=True)
         about = findings(done, about=str(root))
         assert f"{root}: {kind} mounted on {mounted.path}; captured {how}" in about[0]
-        assert f"frozen copies go to {mounted.path}" in about[0]
+        assert f"reflink copies go to {mounted.path}" in about[0]
         (nested,) = [one for one in about if "captured in place" in one]
         assert f"{inner} (tmpfs)" in nested
         assert (f"{root}/nested (a btrfs subvolume)" in nested) == (kind == "btrfs")
-        (frozen,) = findings(done, "ok", "frozen copies")
+        (frozen,) = findings(done, "ok", "reflink copies")
         assert f"{mounted.path}/.ciuic-frozen/" in frozen
-        assert f"frozen copies of {taken.out.strip()}" in frozen
-        assert findings(done, "ok", str(root))[-1].endswith("are told from others")
+        assert f"reflink copies of {taken.out.strip()}" in frozen
+        assert findings(done, "ok", str(root))[-1].endswith("are open for writing")
 
 
 def test_a_daemon_that_runs_is_paused_or_has_failed(tmp_path):
     machine = Machine(tmp_path)
     try:
         daemon = machine.start()
-        daemon.wait_for_log("no trouble")
+        daemon.wait_for_log("no warnings")
         command = ("--config", machine.config, "doctor", "--json")
         wait_until("it is idle", lambda: request_status(str(machine.store))["state"] == "idle")
         done = run_here(*command)
@@ -271,13 +280,17 @@ def test_a_daemon_that_runs_is_paused_or_has_failed(tmp_path):
             request_snapshot(str(machine.store))
         done = run_here(*command)
         assert done.code == 1
-        assert findings(done, "problem", "daemon")[0].startswith("daemon: its last try failed: ")
+        assert findings(done, "problem", "daemon")[0].startswith(
+            "daemon: its last attempt failed: "
+        )
     finally:
         machine.close()
 
 
 def test_a_cutting_library_without_its_extension_is_named(fresh, monkeypatch):
     assert not findings(run_here("--store", str(fresh.store), "doctor", "--json"), about="chunking")
-    monkeypatch.setattr(doctor, "IS_COMPILED", False)
+    monkeypatch.setattr(doctor_machine, "IS_COMPILED", False)
     done = run_here("--store", str(fresh.store), "doctor", "--json")
-    assert ["without its extension" in one for one in findings(done, "note", "chunking")] == [True]
+    assert [
+        "lacks its compiled extension" in one for one in findings(done, "note", "chunking")
+    ] == [True]

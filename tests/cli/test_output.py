@@ -1,4 +1,4 @@
-"""What commands print is a contract: exact lines and documents for programs, safe text for people.
+"""The output of commands is a contract: exact for programs, safe for people.
 
 The tables below are the public interface, field by field. A field may be added to a document; one
 that goes, or changes its type, breaks somebody's script.
@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from ciuic.store.records.kinds import TREE
 from tests.cli.conftest import ODD_NAMES
+from tests.kit.hostile import HOSTILE, commit, directory, file, node
 from tests.kit.installed import Place, run
 
 Shape = dict[str, Any]
@@ -103,6 +105,8 @@ CHANGE: Shape = {
     "path": str,
     "size_before_bytes": (int, NoneType),
     "size_after_bytes": (int, NoneType),
+    "difference_bytes": (int, NoneType),
+    "new_bytes": (int, NoneType),
 }
 STATUS: Shape = {"store": str, "daemon": (dict, NoneType), "newest": LISTED}
 DOCTOR: Shape = {
@@ -196,7 +200,8 @@ def test_list_filters_by_tag_and_by_path(taken):
     everything = taken.run_here("list", "--machine-readable").out.splitlines()
 
     assert [one["tags"] for one in tagged] == [["third", "kept"]]
-    assert holding == everything[1:]
+    assert [one.split("|")[:3] for one in holding] == [one.split("|") for one in everything[1:]]
+    assert [one.split("|")[3] for one in holding] == ["whole"] * len(holding)
 
 
 def test_the_snapshot_document_has_every_field(fresh):
@@ -354,6 +359,53 @@ def test_an_error_is_one_json_document_with_the_exit_code(taken, code, name, arg
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "before"),
+    [
+        (["ls", "-R", HOSTILE], ["", "/a", "/broken"]),
+        (["find", "*", "-s", HOSTILE], ["", "/a", "/broken"]),
+        (["diff", "{older}", HOSTILE, "--quick"], ["", "/a", "/broken"]),
+        (["ls", HOSTILE, "{source}/broken"], None),
+    ],
+)
+def test_damage_in_the_middle_ends_the_one_json_document(taken, arguments, before):
+    (older, *_) = taken.ids()
+    commit(
+        taken.store,
+        Path("/other"),
+        lambda writer: node(writer, TREE, 0, [file(b"a"), directory(b"broken", b"\1" * 32)]),
+    )
+    filled = [text.format(older=older, source="/other") for text in arguments]
+
+    done = taken.run_here(*filled, "--json")
+
+    assert done.code == 4, done.said()
+    assert "Traceback" not in done.err
+    if before is None:
+        check(done.document, ERROR)
+        return
+    *elements, last = done.document
+    check(last, ERROR)
+    assert last["error"]["kind"] == "chunk_missing"
+    assert last["error"]["message"] in " ".join(done.err.split())
+    paths = [element["path"] for element in elements if element["path"].startswith("/other")]
+    assert paths == [f"/other{end}" for end in before]
+
+
+def test_an_array_that_an_interrupt_ended_does_not_change_the_next_document(taken, monkeypatch):
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    (older, newer) = taken.ids()[1], taken.ids()[0]
+    with monkeypatch.context() as patch:
+        patch.setattr("ciuic.cli.cmd_ls.entry_json", interrupted)
+        stopped = taken.run_here("ls", "-R", "latest", "--json")
+    assert stopped.code == 130
+    check(stopped.document, ERROR)
+    check(taken.run_here("diff", older, newer, "--json").document, [CHANGE])
+    check(taken.run_here("show", "cs-ffffffff", "--json").document, ERROR)
+
+
 def test_json_is_ascii_so_that_no_terminal_and_no_locale_can_spoil_it(taken):
     for arguments in (["ls", "-R", "latest"], ["find", "*"], ["diff", "latest", "latest"]):
         done = taken.run(*arguments, "--json", env={"LC_ALL": "C"})
@@ -436,7 +488,7 @@ def test_damage_below_a_hostile_name_is_named_safely_and_exactly(fresh):
     assert not (out / "source" / odd.name).exists()
 
 
-def test_trouble_with_a_hostile_name_is_told_safely(fresh):
+def test_a_warning_with_a_hostile_name_is_printed_safely(fresh):
     missing = f"{fresh.directory}/a\udcff|b"
     fresh.configure(
         f"snapshot_paths = {fresh.source}, {missing}\nsnapshot_dir = {fresh.store}\n"
@@ -468,6 +520,8 @@ def test_cat_writes_the_bytes_of_a_file_and_nothing_else(taken):
         ("{ciuic} cat latest {source}/checkpoints/step-1.pt | head -c 1", ""),
         ("{ciuic} find '*' | head -n 1", "cs-"),
         ("{ciuic} ls -R --json latest | head -n 1", "["),
+        ("{ciuic} ls -R --json latest | true", ""),
+        ("{ciuic} find --json '*' | true", ""),
         ("{ciuic} list | true", ""),
     ],
 )
@@ -482,7 +536,7 @@ def test_a_reader_that_has_had_enough_ends_the_command_quietly(taken, command, f
     assert done.code in (0, 141), done.said()
 
 
-def test_a_stdout_that_is_full_is_an_error_that_is_told(taken):
+def test_a_full_stdout_is_a_reported_error(taken):
     ciuic = f"ciuic --config {taken.config}"
 
     listed = run("bash", "-c", f"{ciuic} list --machine-readable > /dev/full")

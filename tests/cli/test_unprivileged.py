@@ -1,4 +1,4 @@
-"""A user without any rights takes care of his own files: every command, from init to repair."""
+"""A user without rights on his own files: every command, from init to repair."""
 
 import os
 import shutil
@@ -88,3 +88,18 @@ def test_a_store_of_another_user_is_refused_with_the_reason(mine: Mine) -> None:
     assert "Permission denied" in done.err
     assert "Run ciuic as the user who owns the store" in done.err
     assert "chown -R" in done.err
+
+
+@pytest.mark.root
+def test_root_without_fowner_reads_files_of_other_users(tmp_path: Path) -> None:
+    """As in a container: the kernel refuses O_NOATIME, and grants reading."""
+    box = Box(tmp_path)
+    for name, length in (("small", 10), ("large", 3_000_000)):
+        (box.source / name).write_bytes(bytes(length))
+        os.chown(box.source / name, NOBODY, NOBODY)
+    lacking = ("setpriv", "--bounding-set=-fowner", "--inh-caps=-fowner")
+
+    done = ciuic("--store", box.store, "snapshot", box.source, wrapper=lacking)
+
+    assert done.code == 0, done.err
+    assert ciuic("--store", box.store, "verify", "--all", "--checksum").code == 0

@@ -1,8 +1,8 @@
-"""A disk that refuses any one call, and a process that ends at any one call: of every command.
+"""Every command with a disk that fails at any single call, and with a process killed at any call.
 
-A clean run is traced first; then each of its calls on the store and on the target of a restore
-meets with EIO, ENOSPC or SIGKILL. Each run of the tests tries a few of them, by a seed that is
-printed; CIUIC_LONG=1 tries all.
+A clean run is traced first. Then each of its calls on the store and on the target of a restore gets
+EIO, ENOSPC or SIGKILL. Each run of the tests tries a few calls, by a printed seed; CIUIC_LONG=1
+tries all.
 """
 
 import os
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from ciuic.store import open_store
+from ciuic.store.store import open_store
 from tests.kit.box import Box
+from tests.kit.chance import drawn_seed
 from tests.kit.damage import flip_byte, packs
 from tests.kit.filesystems import disk
 from tests.kit.program import Outcome, ciuic
@@ -45,19 +46,19 @@ pytestmark = pytest.mark.slow
 
 
 class Call(NamedTuple):
-    """A system call: its name, and the how manieth of its kind it is in its thread."""
+    """A system call: its name, and its number among calls of that name in its thread."""
 
     name: str
     number: int
 
 
 class Prepared:
-    """A store with something to do for every command, and what its snapshots must give back.
+    """A store with work for every command, and the content of its snapshots.
 
     Attributes:
-        known: The snapshots that are listed.
-        spare: One of them that may be forgotten.
-        trashed: One that was forgotten.
+        known: The listed snapshots.
+        spare: A listed snapshot that may be forgotten.
+        trashed: A forgotten snapshot.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -75,7 +76,7 @@ class Prepared:
             self.known[box.take().id] = photograph(box.source)
         self.trashed, self.spare = list(self.known)[:2]
         with open_store(str(box.store), write=True) as store:
-            store.forget([self.trashed], 1)
+            store.trash.forget([self.trashed], 1)
         self.trashed_photo = self.known.pop(self.trashed)
         (box.source / "large").write_bytes(rng.randbytes(MIB))
         (box.source / "new").mkdir()
@@ -83,12 +84,12 @@ class Prepared:
 
 
 class Command(NamedTuple):
-    """Something to do, and what is true of its outcome whatever the disk did.
+    """A command, and its possible outcomes with any failure of the disk.
 
     Attributes:
-        arguments: Of ciuic, given the prepared store and the target.
-        codes: Exit codes that it may end with; the first is that of a clean run.
-        damages: Done to the store before.
+        arguments: The arguments of ciuic, for the prepared store and the target.
+        codes: The possible exit codes; the first is that of a clean run.
+        damages: Damage to the store before the command.
     """
 
     arguments: Callable[[Prepared, Path], tuple[str | Path, ...]]
@@ -97,7 +98,7 @@ class Command(NamedTuple):
 
 
 def spoil(box: Box) -> None:
-    """A sector that parity gives back, and a manifest whose copy is whole."""
+    """Damage a sector that parity can rebuild, and a manifest with a sound copy."""
     flip_byte(packs(box.store)[0], 5000)
     flip_byte(min((box.store / "snapshots").iterdir()), 30)
 
@@ -137,7 +138,7 @@ def need_strace() -> None:
 
 
 def copy_of(made: Prepared, directory: Path) -> Box:
-    """The same store, in a place where it may be harmed."""
+    """Copy the store to a place where it may be damaged."""
     directory.mkdir()
     other = Box.__new__(Box)
     other.__dict__.update(made.box.__dict__)
@@ -154,9 +155,9 @@ def run(box: Box, command: tuple[str | Path, ...], trace: Path, *options: str) -
 
 
 def calls_of(made: Prepared, command: Command, directory: Path) -> list[Call]:
-    """All calls of a clean run that touch the store or the target.
+    """Return all calls of a clean run that touch the store or the target.
 
-    The calls are counted in each thread: one that in the first thread loads a library is left out.
+    Calls are counted for each thread. Calls of the first thread that load a library are left out.
     """
     box, out, trace = copy_of(made, directory / "clean"), directory / "clean-out", directory / "log"
     command.damages(box)
@@ -187,10 +188,10 @@ def calls_of(made: Prepared, command: Command, directory: Path) -> list[Call]:
         (name, fault)
         for name in COMMANDS
         for fault in ("error=EIO", "error=ENOSPC", "signal=SIGKILL")
-        if (name, fault) != ("verify", "error=ENOSPC")  # it writes nothing
+        if (name, fault) != ("verify", "error=ENOSPC")  # verify writes nothing
     ],
 )
-def test_any_one_call_may_fail_or_be_the_last_one(
+def test_any_single_call_may_fail_or_be_the_last(
     made: Prepared, tmp_path: Path, name: str, fault: str
 ) -> None:
     command = COMMANDS[name]
@@ -198,9 +199,9 @@ def test_any_one_call_may_fail_or_be_the_last_one(
     if fault == "error=ENOSPC":
         calls = [one for one in calls if one.name not in READS]
     assert calls
-    seed = int(os.environ.get("CIUIC_SEED", random.SystemRandom().randrange(2**32)))
+    seed = drawn_seed()
     chosen = random.Random(seed).sample(calls, min(POSITIONS, len(calls)))
-    print(f"seed {seed}: {len(chosen)} of {len(calls)} positions")
+    print(f"{len(chosen)} of {len(calls)} positions")
     for call in chosen:
         box, out, trace = copy_of(made, tmp_path / "run"), tmp_path / "out", tmp_path / "log"
         where = f"{name}: {fault} at {call.name} {call.number}"
@@ -211,7 +212,7 @@ def test_any_one_call_may_fail_or_be_the_last_one(
         injected = [
             one for one in trace.read_text(errors="replace").splitlines() if "(INJECTED)" in one
         ]
-        # The calls are counted in each thread: what tells of the error may meet with it as well.
+        # Calls are counted for each thread: printing the error may fail in the same way.
         is_silenced = any(_TOLD.search(one) for one in injected)
         if outcome.code >= 0 and not (is_silenced and outcome.code):
             assert_told(outcome, command, is_hit=bool(injected), where=where)
@@ -223,7 +224,7 @@ def test_any_one_call_may_fail_or_be_the_last_one(
 
 
 def assert_told(outcome: Outcome, command: Command, *, is_hit: bool, where: str) -> None:
-    """A documented exit code, one sentence, and it is about what has happened."""
+    """Check for a documented exit code, and one sentence about what happened."""
     assert outcome.code in command.codes, (where, outcome)
     assert "Exception ignored" not in outcome.err, (where, outcome)
     if outcome.code != 1:
@@ -236,17 +237,48 @@ def assert_told(outcome: Outcome, command: Command, *, is_hit: bool, where: str)
     assert _REASON.search(error["message"]), (where, outcome)
 
 
+def error_of(outcome: Outcome) -> str:
+    """Return the kind of the reported error; empty without an error, or after a kill."""
+    if outcome.code < 0 or not outcome.out:
+        return ""
+    return str(outcome.document.get("error", {}).get("kind", ""))
+
+
+def assert_done_or_not(
+    made: Prepared, listed: set[str], name: str, outcome: Outcome, where: str
+) -> None:
+    """A failed command has committed nothing; an uncertain commit is an error of its own."""
+    kind = error_of(outcome)
+    if not kind:
+        return
+    is_uncertain = kind == "commit_uncertain"
+    error = outcome.document["error"]["message"]
+    if name == "snapshot":
+        new = listed - made.known.keys() - {made.trashed}
+        assert len(new) == is_uncertain, (where, outcome)
+        assert all(one in error and outcome.document["id"] == one for one in new), (where, outcome)
+    elif name == "forget":
+        assert (made.spare not in listed) == is_uncertain, (where, outcome)
+        assert not is_uncertain or made.spare in error, (where, outcome)
+    elif name == "forget and prune" and made.spare not in listed:
+        is_told = any(one["id"] == made.spare for one in outcome.document.get("forgotten", ()))
+        assert is_told or made.spare in error, (where, outcome)
+    elif name == "undo":
+        assert (made.trashed in listed) == is_uncertain, (where, outcome)
+
+
 def assert_whole(
     made: Prepared, box: Box, directory: Path, name: str, outcome: Outcome, where: str
 ) -> None:
-    """Every snapshot that was reported is there and whole; the next commands do their work."""
+    """Check that every reported snapshot is complete, and that the next commands work."""
     if name == "repair":
         again = box.ciuic("repair", "--apply", "--json")
         assert again.code == 0, (where, again)
     known = dict(made.known)
     listed = {one.id for one in box.snapshots()}
+    assert_done_or_not(made, listed, name, outcome, where)
     with open_store(str(box.store)) as store:
-        trashed = {one.id for one in store.trash()}
+        trashed = {one.id for one in store.trash.read()}
     if name.startswith("forget"):
         has_pruned = name == "forget and prune"
         assert has_pruned or made.spare in listed or made.spare in trashed, where
@@ -282,14 +314,14 @@ def assert_whole(
 def assert_restored(
     made: Prepared, box: Box, out: Path, outcome: Outcome, where: str, *, is_silenced: bool
 ) -> None:
-    """Files are whole or not there, what is missing was named, and a second run finishes."""
+    """Check that files are complete or absent, absent ones are named, and a second run finishes."""
     photo = made.known[made.spare]
     found = photograph(out / "source") if (out / "source").exists() else {}
     for path, one in found.items():
         if b".ciuic-restore-" not in path:
             assert one.content == photo[path].content, (where, path)
     leftovers = [path for path in found if b".ciuic-restore-" in path]
-    # One whose own removal fails is left for the next restore.
+    # A file whose removal fails is left for the next restore.
     assert len(leftovers) <= 1 or outcome.code < 0, (where, leftovers)
     if outcome.code == 0:
         assert differences(photo, found) == [], where
@@ -305,6 +337,31 @@ def assert_restored(
     assert differences(photo, photograph(out / "source")) == [], where
 
 
+@pytest.mark.parametrize("name", ["snapshot", "forget", "undo", "tag"])
+def test_a_commit_that_the_disk_does_not_confirm_is_named_as_such(
+    made: Prepared, tmp_path: Path, name: str
+) -> None:
+    command, box = COMMANDS[name], copy_of(made, tmp_path / "run")
+    directory = box.store / "snapshots"
+    arguments = command.arguments(made, tmp_path / "out")
+    # The descriptor's path identifies the fsync, so no call number is needed.
+    inject = ("-P", str(directory), "-e", "trace=fsync", "-e", "inject=fsync:error=EIO")
+    outcome = run(box, arguments, tmp_path / "log", *inject)
+    assert "(INJECTED)" in (tmp_path / "log").read_text(), outcome
+    assert outcome.code == 1, outcome
+    error = outcome.document["error"]
+    assert error["kind"] == "commit_uncertain", outcome
+    assert "Input/output error" in error["message"]
+    assert "ciuic" in error["hint"]
+    listed = {one.id: one for one in box.snapshots()}
+    assert_done_or_not(made, set(listed), name, outcome, name)
+    if name == "tag":
+        assert listed[made.spare].tags == ("t",)
+        assert made.spare in error["message"]
+    assert box.verify().ok
+    assert box.ciuic("snapshot").code == 0
+
+
 # A disk that really fills
 
 
@@ -318,10 +375,8 @@ def assert_restored(
         if LONG or kind == "ext4" or name == "prune"
     ],
 )
-def test_a_store_on_a_disk_that_is_full(
-    made: Prepared, tmp_path: Path, kind: str, name: str
-) -> None:
-    """To the last byte: what is there stays, and with room again everything goes on."""
+def test_a_store_on_a_full_disk(made: Prepared, tmp_path: Path, kind: str, name: str) -> None:
+    """Fill the disk completely: existing data stays, and with free space everything works again."""
     command = COMMANDS[name]
     with disk(kind, tmp_path) as mounted:
         box = Box.__new__(Box)
@@ -344,7 +399,7 @@ def test_a_store_on_a_disk_that_is_full(
             else:
                 assert outcome.code in {0, 2, 4}, (where, outcome)
             with open_store(str(box.store)) as store:
-                trashed = {one.id for one in store.trash()}
+                trashed = {one.id for one in store.trash.read()}
             listed = {one.id for one in box.snapshots()}
             assert made.known.keys() <= listed | trashed, where
             report = box.verify()
@@ -361,10 +416,10 @@ def test_a_store_on_a_disk_that_is_full(
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"] if LONG else ["ext4", "btrfs"])
-def test_a_restore_onto_a_disk_that_is_full(made: Prepared, tmp_path: Path, kind: str) -> None:
-    """Each file is old or new, what is missing was named, and with room a second run finishes."""
+def test_a_restore_onto_a_full_disk(made: Prepared, tmp_path: Path, kind: str) -> None:
+    """Files are old or new, absent ones are named, and with free space a second run finishes."""
     old, new = min(made.known), max(made.known)
-    # Of holes the target's file system may tell what the source's keeps to itself.
+    # The target's file system may report holes that the source's does not.
     wanted = {path: one._replace(data=()) for path, one in made.known[new].items()}
     box = copy_of(made, tmp_path / "from")
     with disk(kind, tmp_path) as mounted:

@@ -1,7 +1,7 @@
-"""A forget, an undo, a tag or a pin that ends at any call, or meets a disk that fails.
+"""forget, undo, tag and pin, killed at any call or with a failing disk.
 
-The real process, killed by the kernel in front of a system call that changes the store, or told
-that the call failed. Some calls are tried in every run, all of them with CIUIC_LONG=1.
+The kernel kills the real process before a system call that changes the store, or lets the call
+fail. Each run tries some calls, CIUIC_LONG=1 all.
 """
 
 import os
@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import pytest
 
-from ciuic.store import open_store
+from ciuic.store.store import open_store
 from tests.kit.box import Box
+from tests.kit.chance import drawn_seed
 from tests.kit.program import CIUIC, ciuic, environment
 
-CALLS = ("fsync", "rename", "unlink", "write", "mkdir")
+CALLS = ("fsync", "renameat", "unlinkat", "write", "mkdirat")
 LONG = bool(os.environ.get("CIUIC_LONG"))
 POSITIONS = 10_000 if LONG else 1
 KILLS = 100 if LONG else 6
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 class Made(NamedTuple):
-    """A store with snapshots that are listed and such as lie in the trash, oldest first."""
+    """Make a store with listed and forgotten snapshots, oldest first."""
 
     box: Box
     listed: list[str]
@@ -45,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         (box.source / "file").write_bytes(b"%d" % number * 5000)
         names.append(box.take().id)
     with open_store(str(box.store), write=True) as store:
-        store.forget([names[0]], 1)
+        store.trash.forget([names[0]], 1)
     return Made(box, names[1:], names[:1])
 
 
@@ -70,17 +71,17 @@ def commands(made: Made) -> dict[str, list[str]]:
 
 
 def assert_kept(made: Made, box: Box, where: object) -> None:
-    """Each snapshot is listed or in the trash, with all that it needs."""
+    """Check that each snapshot is listed or in the trash, with all its chunks."""
     listed = [one.id for one in box.snapshots()]
     with open_store(str(box.store)) as store:
-        trashed = [one.id for one in store.trash()]
+        trashed = [one.id for one in store.trash.read()]
     assert sorted(listed + trashed) == sorted(made.listed + made.trashed), where
     report = box.verify()
     assert report.ok, (where, report.as_json())
 
 
 def assert_goes_on(made: Made, box: Box, what: str, where: object) -> None:
-    """The same command does what is left, and nothing of the first one stays."""
+    """Check that the same command finishes, and leaves nothing of the first one."""
     assert_kept(made, box, where)
     listed = {one.id for one in box.snapshots()}
     if what == "forget":
@@ -113,7 +114,7 @@ def need_strace() -> None:
 
 
 def store_calls(made: Made, directory: Path, what: str) -> list[tuple[str, int]]:
-    """Calls that change the store: their name, and the how manieth of its kind each is."""
+    """Return the calls that change the store: name, and number among calls of that name."""
     box = copied(made.box, directory / "traced")
     trace = directory / "trace"
     options = ("-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
@@ -144,11 +145,11 @@ def test_each_snapshot_is_listed_or_in_the_trash_when_any_one_call(
     made: Made, tmp_path: Path, what: str, kind: str
 ) -> None:
     need_strace()
-    seed = random.SystemRandom().randrange(2**32)
+    seed = drawn_seed()
     calls = store_calls(made, tmp_path, what)
-    assert {"fsync", "rename", "write"} <= {name for name, _ in calls}
+    assert {"fsync", "renameat", "write"} <= {name for name, _ in calls}
     chosen = sampled(calls, random.Random(seed))
-    print(f"seed {seed}, {len(chosen)} of {len(calls)} calls")
+    print(f"{len(chosen)} of {len(calls)} calls")
     hits = 0
     for turn, (name, number) in enumerate(chosen):
         box = copied(made.box, tmp_path / "run")
@@ -162,13 +163,14 @@ def test_each_snapshot_is_listed_or_in_the_trash_when_any_one_call(
             assert done.code in {0, 1}, (where, done)
         assert_goes_on(made, box, what, where)
         shutil.rmtree(box.directory)
-    # A tag and a pin are done before most of their calls: copies and the catalog may fail.
-    assert hits or (kind == "fails" and what in {"tag", "pin"}), "no call was hit"
+    # A tag and a pin are done before most of their calls: copies and the chunk index may fail.
+    # Once a snapshot is listed again, later failures do not fail the undo.
+    harmless = kind == "fails" and what in {"tag", "pin", "undo"}
+    assert hits or harmless, "no call was hit"
 
 
 def test_a_forget_that_is_killed_at_any_moment_can_be_run_again(made: Made, tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     rng = random.Random(seed)
     first = copied(made.box, tmp_path / "first")
     start = time.monotonic()

@@ -1,7 +1,7 @@
-"""Somebody who owns the target works against the restore of root.
+"""The owner of the target works against a restore by root.
 
-A racer swaps directories for symlinks that lead out, and unfinished files for links, as fast as it
-can while root restores. Nothing outside of the target may be written, made or removed.
+While root restores, a racer swaps directories for symlinks that lead out, and unfinished files for
+links, as fast as it can. Nothing outside of the target may be written, made or removed.
 """
 
 import os
@@ -76,7 +76,7 @@ def prepared(box: Box, tmp_path: Path) -> Iterator[Box]:
 
 @pytest.mark.parametrize("how", ["directories", "unfinished files"])
 @pytest.mark.parametrize("delete", [True, False])
-def test_nothing_outside_of_the_target_is_written_whoever_swaps_what_is_in_it(
+def test_nothing_outside_of_the_target_is_written_while_another_user_swaps_its_content(
     prepared: Box, tmp_path: Path, how: str, delete: bool
 ) -> None:
     box, victim, out = prepared, tmp_path / "victim", tmp_path / "out"
@@ -94,7 +94,7 @@ def test_nothing_outside_of_the_target_is_written_whoever_swaps_what_is_in_it(
             for name in ("a", "b"):
                 for inside in (*[f"f{number}" for number in range(25)], "large"):
                     spoil(out / "source" / name / "deep" / inside)
-            # Whatever it says of what it finds there: one sentence, and no traceback.
+            # For anything it finds there: one sentence, and no traceback.
             more = ("--delete",) if delete else ()
             place = ("-d", out, "--overwrite", *more)
             options = ("--config", box.config, "restore", "-s", "latest", "-p", box.source)
@@ -102,8 +102,8 @@ def test_nothing_outside_of_the_target_is_written_whoever_swaps_what_is_in_it(
             assert outcome.code in {0, 1, 3}, outcome
             rounds += 1
             if how == "directories":
-                # A hard link to what is not his an ordinary user can't make; root's racer can, and
-                # its times are then those of a name in the target.
+                # An ordinary user can't make a hard link to another user's file; root's racer can,
+                # and then a name in the target shares the file's times.
                 assert marks(victim) == before, "something outside of the target was touched"
             assert contents == bytes_of(victim), "something outside of the target was written"
     finally:
@@ -117,7 +117,7 @@ def bytes_of(top: Path) -> dict[Path, bytes]:
 
 
 def slowed() -> tuple[str, ...]:
-    """Makes the moment between looking at a name and opening it long enough to be hit."""
+    """Make the moment between a look at a name and its opening long enough for the racer."""
     if shutil.which("strace") is None:
         return ()
     inject = ("-e", "trace=openat", "-e", "inject=openat:delay_enter=1000:when=300+")
@@ -125,13 +125,13 @@ def slowed() -> tuple[str, ...]:
 
 
 def marks(victim: Path) -> dict[bytes, tuple[int, ...]]:
-    """Everything of the victim that moves when it is written to, but the number of its names."""
+    """Return everything of the victim that a write changes, except its link count."""
     found = status_tree(victim)
     return {path: (*one[:2], *one[3:7]) for path, one in found.items()}
 
 
 def spoil(path: Path) -> None:
-    """Something for the restore to do; the racer may have put a link to the victim in the way."""
+    """Make work for the restore; the racer may have put a link to the victim in the way."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     except OSError:

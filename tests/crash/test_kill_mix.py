@@ -1,4 +1,4 @@
-"""SIGKILL at any moment of everything that writes, on real file systems, over a store's whole life.
+"""SIGKILL at any moment of all writing commands, on real file systems, over a store's life.
 
 Some kills in each run of the tests, 500 with CIUIC_LONG=1.
 """
@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.clock import SystemClock
-from ciuic.store import open_store
+from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
 from tests.kit.box import Box
+from tests.kit.chance import drawn_seed
 from tests.kit.damage import flip_byte, packs
 from tests.kit.filesystems import disk
 from tests.kit.program import CIUIC, environment
@@ -31,17 +32,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 def look(top: Path) -> dict[bytes, Photo]:
-    """A tree, but for its holes: they are not the same on every file system."""
+    """Return a tree without its holes, which differ between file systems."""
     return photograph(top, holes=False)
 
 
 class Life:
-    """A store on a file system of its own, and all that has been promised of it.
+    """A store on a file system of its own, and everything that was promised about it.
 
     Attributes:
-        known: Snapshots that are listed.
-        trash: Snapshots that were forgotten and may be gone at the next prune.
-        died: How many commands were killed before they ended.
+        known: The listed snapshots.
+        trash: Forgotten snapshots, which the next prune may remove.
+        died: The number of commands that were killed before their end.
     """
 
     def __init__(self, directory: Path, mounted: Path, rng: random.Random) -> None:
@@ -60,11 +61,11 @@ class Life:
         self.died = 0
         for _ in range(3):
             self.churn()
-            # By the clock of the commands that follow, or these would count as younger than theirs.
+            # By the clock of the later commands; otherwise these snapshots would count as newer.
             self.known[box.take(clock=SystemClock()).id] = look(box.source)
 
     def churn(self) -> None:
-        """Another step of a training: some files new, some changed, some gone."""
+        """Do a step of a training: some files new, some changed, some removed."""
         for number in range(12):
             path = self.box.source / f"d{self.rng.randrange(3)}" / f"f{self.rng.randrange(20)}"
             path.parent.mkdir(exist_ok=True)
@@ -76,7 +77,7 @@ class Life:
         (self.box.source / "model").write_bytes(self.rng.randbytes(1_500_000))
 
     def killed(self, what: str, *arguments: str | Path) -> bool:
-        """Run a command that dies at some moment; whether it did."""
+        """Run a command, kill it at a random moment, and return whether it was killed."""
         process = subprocess.Popen(
             [*CIUIC, "--config", self.box.config, what, *arguments],
             env=environment(),
@@ -86,9 +87,9 @@ class Life:
         )
         began_s = time.monotonic()
         try:
-            # Loading the program takes the first part of it, which nothing can break.
+            # The first part loads the program, where a kill does no harm.
             process.wait(self.usual_s[what] * self.rng.uniform(0.3, 1.1))
-            # The machine's speed changes; the moments follow it.
+            # The machine's speed varies; adapt the moments.
             self.usual_s[what] = time.monotonic() - began_s
         except subprocess.TimeoutExpired:
             process.kill()
@@ -100,7 +101,7 @@ class Life:
         return process.returncode != 0
 
     def step(self, what: str) -> None:
-        """One command, and what must be true whether it came to its end or not."""
+        """Run one command, and check the store, whether it was killed or not."""
         getattr(self, what)()
         self.check(what)
 
@@ -141,7 +142,7 @@ class Life:
     def prune(self) -> None:
         self.killed("prune", "--trash", "0")
         with open_store(str(self.box.store)) as store:
-            left = {one.id for one in store.trash()}
+            left = {one.id for one in store.trash.read()}
         assert left <= self.trash.keys()
         self.trash = {name: self.trash[name] for name in left}
 
@@ -162,7 +163,7 @@ class Life:
         assert differences(self.known[name], look(self.out / "source")) == [], name
 
     def check(self, what: str) -> None:
-        """Exactly what was promised is there, whole; nothing is in the way of the next writer."""
+        """Check that exactly the promised snapshots are complete, and the next writer works."""
         assert {one.id for one in self.box.snapshots()} == self.known.keys(), what
         report = self.box.verify()
         assert report.ok, (what, report.as_json())
@@ -176,9 +177,9 @@ class Life:
             self.trash[oldest] = self.known.pop(oldest)
 
     def crowd(self) -> None:
-        """A daemon and two commands at once, each of which may be killed at any moment.
+        """Run a daemon and two commands at once; each may be killed at any moment.
 
-        The source stands still meanwhile: whoever's snapshot it is, it must be of this.
+        The source does not change meanwhile: every snapshot must equal it.
         """
         self.churn()
         photo = look(self.box.source)
@@ -203,13 +204,13 @@ class Life:
         for process in begun:
             _, err = process.communicate()
             assert b"Traceback" not in err, err
-            # 1: the daemon that was taking the snapshot for it is dead; 5: another one was writing.
+            # 1: the daemon that took the snapshot was killed; 5: another process was writing.
             assert process.returncode in {0, 1, 5, -9}, (process.args, process.returncode, err)
             self.died += process.returncode == -9
         for name in {one.id for one in self.box.snapshots()} - self.known.keys():
             self.known[name] = photo
         with open_store(str(self.box.store)) as store:
-            left = {one.id for one in store.trash()}
+            left = {one.id for one in store.trash.read()}
         self.trash = {name: self.trash[name] for name in left}
 
     def _begun(self, *command: str | Path) -> "subprocess.Popen[bytes]":
@@ -224,13 +225,12 @@ class Life:
 
 @pytest.fixture(params=KINDS)
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Life]:
-    seed = int(os.environ.get("CIUIC_SEED", random.SystemRandom().randrange(2**32)))
-    print(f"seed {seed}")
+    seed = drawn_seed()
     with disk(request.param, tmp_path, size_mib=512) as mounted:
         yield Life(tmp_path, mounted.path, random.Random(f"{seed} {request.param}"))
 
 
-def test_whatever_is_killed_costs_nothing_that_was_reported(life: Life) -> None:
+def test_killed_commands_lose_nothing_that_was_reported(life: Life) -> None:
     wanted, steps = -(-KILLS // len(KINDS)), 0
     while life.died < wanted:
         life.step(life.rng.choice(sorted(life.usual_s)))
@@ -239,7 +239,7 @@ def test_whatever_is_killed_costs_nothing_that_was_reported(life: Life) -> None:
     print(f"{life.died} kills in {steps} steps")
 
 
-def test_a_daemon_and_two_commands_are_killed_while_they_are_in_each_others_way(
+def test_a_daemon_and_two_competing_commands_are_killed(
     life: Life,
 ) -> None:
     with life.box.config.open("a") as settings:

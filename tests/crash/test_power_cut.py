@@ -1,4 +1,4 @@
-"""The power goes at any moment: what a finished command has reported is on the disk."""
+"""A power cut at any moment: everything that a finished command reported is on the disk."""
 
 import random
 import shutil
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.store import open_store
+from ciuic.store.store import open_store
 from tests.kit.box import Box
+from tests.kit.chance import drawn_seed
 from tests.kit.filesystems import disk
 from tests.kit.program import CIUIC, environment
 from tests.kit.trees import Photo, differences, photograph
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 def step(source: Path, rng: random.Random) -> None:
-    """The source changes; it lies on a disk that nothing happens to."""
+    """Change the source; it is on a disk without power cuts."""
     for number in range(40):
         (source / f"f{rng.randrange(80)}").write_bytes(rng.randbytes(rng.choice((5, 3000, 90_000))))
         del number
@@ -33,8 +34,7 @@ def step(source: Path, rng: random.Random) -> None:
 def test_every_snapshot_that_was_reported_survives_a_power_cut(kind: str, tmp_path: Path) -> None:
     if shutil.which("xfs_io") is None:
         pytest.skip("xfs_io is not installed")
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     rng = random.Random(seed)
     known: dict[str, dict[bytes, Photo]] = {}
     with disk(kind, tmp_path) as mounted:
@@ -50,7 +50,7 @@ def test_every_snapshot_that_was_reported_survives_a_power_cut(kind: str, tmp_pa
             assert done.code == 0, done.err
             known[done.out.strip()] = photograph(box.source)
             if number % 2:
-                # Cut while the next one runs; before that, right behind the one that is done.
+                # Cut while the next command runs; before that, right after the finished one.
                 step(box.source, rng)
                 process = subprocess.Popen(
                     [*CIUIC, "--config", box.config, "snapshot"],
@@ -77,7 +77,7 @@ def test_every_snapshot_that_was_reported_survives_a_power_cut(kind: str, tmp_pa
             report = box.verify()
             assert report.ok, report.as_json()
             for name in listed - set(known):
-                # It was on the disk before the command could say so.
+                # It was durable before the command reported it.
                 known[name] = photograph(box.source)
         for name, photo in known.items():
             box.restore(snapshot=name, to=tmp_path / "out" / name)
@@ -93,8 +93,7 @@ def test_a_power_cut_in_a_forget_or_a_prune_costs_nothing_that_is_kept(
 ) -> None:
     if shutil.which("xfs_io") is None:
         pytest.skip("xfs_io is not installed")
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     rng = random.Random(seed)
     known: dict[str, dict[bytes, Photo]] = {}
     usual_s = {"forget": 0.5, "prune": 0.8}
@@ -127,8 +126,8 @@ def test_a_power_cut_in_a_forget_or_a_prune_costs_nothing_that_is_kept(
                 usual_s[what] *= 1.05
             mounted.cut_power()
             _, said = process.communicate(timeout=60)
-            # On a disk that is gone manifests can't be read, and the one that still can is the
-            # last; or a pack can't, which looks as if its chunks were lost.
+            # Without the disk, manifests can't be read, and the last readable one counts; or a
+            # pack can't be read, which looks like lost chunks.
             refused = (
                 b"forget every snapshot" in said
                 or b"so nothing was removed" in said
@@ -143,7 +142,7 @@ def test_a_power_cut_in_a_forget_or_a_prune_costs_nothing_that_is_kept(
             assert left <= listed, "a snapshot that was kept is gone"
             if what == "forget" and leaves not in listed:
                 with open_store(str(box.store)) as store:
-                    assert leaves in {one.id for one in store.trash()}
+                    assert leaves in {one.id for one in store.trash.read()}
                 del known[leaves]
             elif what == "forget":
                 assert process.returncode != 0, "forgotten, and still listed"
@@ -177,7 +176,7 @@ def test_every_file_that_a_restore_reported_survives_a_power_cut(kind: str, tmp_
         mounted.mount()
         found = photograph(mounted.path / "made" / "out" / "source", holes=False)
         assert differences(photograph(box.source, holes=False), found) == []
-        # Over files that were there, and a single file to another file system.
+        # Over existing files, and a single file to another file system.
         (mounted.path / "made" / "out" / "source" / "model").write_bytes(b"broken")
         box.restore(to=mounted.path / "made" / "out", overwrite=True)
         box.restore(box.source / "model", to=other.path)

@@ -1,7 +1,6 @@
-"""A prune that ends at any moment, or meets a disk that fails, costs no snapshot anything.
+"""A prune that is killed at any moment, or has a failing disk, harms no snapshot.
 
-Every call that changes the store is a moment. Some of them are tried in every run of the tests,
-all of them with CIUIC_LONG=1.
+Every call that changes the store is a moment. Each run of the tests tries some, CIUIC_LONG=1 all.
 """
 
 import os
@@ -17,14 +16,15 @@ from typing import NamedTuple
 
 import pytest
 
-from ciuic.store import open_store
-from ciuic.store.sweep import read_frames
+from ciuic.store.gc.usage import read_frames
+from ciuic.store.store import open_store
 from tests.kit.box import Box
+from tests.kit.chance import drawn_seed
 from tests.kit.program import CIUIC, Outcome, ciuic, environment
 from tests.kit.trees import Photo, differences, photograph
 
 MIB = 1024 * 1024
-CALLS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64", "write", "ftruncate")
+CALLS = ("fsync", "fdatasync", "renameat", "unlinkat", "pwrite64", "write", "ftruncate")
 LONG = bool(os.environ.get("CIUIC_LONG"))
 POSITIONS = 10_000 if LONG else 2
 KILLS = 100 if LONG else 8
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.slow
 
 
 class Made(NamedTuple):
-    """A store in which there is everything to do, and what its kept snapshots must give back."""
+    """A store that needs every kind of work, and the content of its kept snapshots."""
 
     box: Box
     known: dict[str, dict[bytes, Photo]]
 
 
 class Call(NamedTuple):
-    """A system call: its name, and the how manieth of its kind it is in its thread."""
+    """A system call: its name, and its number among calls of that name in its thread."""
 
     name: str
     number: int
@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Packs that are dead, worn in whole frames, worn in parts of frames, and whole."""
+    """Make packs that are unneeded, fragmented by frames and within frames, and fully needed."""
     box = Box(tmp_path_factory.mktemp("made"))
     rng = random.Random(4)
     for number in range(200):
@@ -74,13 +74,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     (box.source / "late").unlink()
     with open_store(str(box.store), write=True) as store:
         for name in old:
-            store.forget([name], 0)
+            store.trash.forget([name], 0)
     return Made(box, known)
 
 
 @pytest.fixture
 def copy(made: Made, tmp_path: Path) -> Iterator[Box]:
-    """The same store in a place where it may be harmed."""
+    """Copy the store to a place where it may be damaged."""
     yield copied(made.box, tmp_path / "copy")
 
 
@@ -106,14 +106,14 @@ def need_strace() -> None:
 
 
 def injected(box: Box, call: Call, what: str) -> Outcome:
-    """Prune; the given call meets with something, in whichever threads come to it."""
+    """Prune with a fault at the given call, in every thread that makes it."""
     options = ("-e", f"trace={call.name}", "-e", f"inject={call.name}:{what}:when={call.number}")
     wrapper = ("strace", "-f", "-qq", "-o", os.devnull, *options)
     return ciuic("--config", box.config, *PRUNE, wrapper=wrapper)
 
 
 def calls_of_a_prune(box: Box, directory: Path) -> list[Call]:
-    """All calls that change the store's files or bring them to the disk."""
+    """Return all calls that change the store's files or sync them."""
     trace = directory / "trace"
     options = ("-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
     outcome = ciuic("--config", box.config, *PRUNE, wrapper=("strace", *options))
@@ -134,7 +134,7 @@ def calls_of_a_prune(box: Box, directory: Path) -> list[Call]:
 
 
 def sampled(calls: list[Call]) -> list[Call]:
-    """Some positions of each kind, the last among them, evenly spread."""
+    """Choose evenly spread positions of each kind, with the last."""
     chosen: list[Call] = []
     for name in sorted({one.name for one in calls}):
         own = [one for one in calls if one.name == name]
@@ -144,17 +144,17 @@ def sampled(calls: list[Call]) -> list[Call]:
 
 
 def assert_kept(box: Box, known: dict[str, dict[bytes, Photo]], where: object) -> None:
-    """Exactly the snapshots that nobody forgot are there, and all of each can be read."""
+    """Check that exactly the snapshots that were not forgotten exist, and are readable."""
     assert {one.id for one in box.snapshots()} == set(known), where
     report = box.verify()
     assert report.ok, (where, report.as_json())
 
 
 def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: object) -> None:
-    """The next prune does what is left, which was to be seen, and no garbage stays behind."""
+    """Check that the next prune plans and does the rest, and leaves no garbage."""
     assert_kept(box, made.known, where)
     with open_store(str(box.store)) as store:
-        is_due = store.is_half_pruned or store.trashed_ids()
+        is_due = store.prune_mark.is_set or store.trash.ids()
     again = box.ciuic(*PRUNE)
     assert again.code == 0, (where, again)
     done = sum(again.document[one]["packs"] for one in ("removed", "rewritten", "orphans"))
@@ -164,7 +164,7 @@ def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: obj
     assert last["freed_bytes"] == 0, (where, last)
     assert last["orphans"]["packs"] == 0, where
     assert os.listdir(box.store / "tmp") == [], where
-    # Frames may share packs in another way, and that is all.
+    # Only the distribution of frames over packs may differ.
     assert abs(pack_bytes(box) - whole_bytes) < 20_000, where
     assert_catalogued(box, where)
     name = max(made.known)
@@ -174,7 +174,7 @@ def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: obj
 
 
 def assert_catalogued(box: Box, where: object) -> None:
-    """The catalog knows of every chunk: what it doesn't is stored again by each base snapshot."""
+    """Check that the chunk index knows every chunk; full snapshots store unknown chunks again."""
     with open_store(str(box.store)) as store:
         held = [read_frames(store.path, name) for name in store.pack_files()]
         listed = {name for frames in held for one in frames for name, _ in one.frame.chunks}
@@ -192,7 +192,7 @@ def test_every_snapshot_survives_when_any_one_call_of_a_prune(
 ) -> None:
     need_strace()
     calls = calls_of_a_prune(copy, tmp_path)
-    assert {"fsync", "rename", "unlink", "pwrite64"} <= {one.name for one in calls}
+    assert {"fsync", "renameat", "unlinkat", "pwrite64"} <= {one.name for one in calls}
     whole_bytes = pack_bytes(copy)
     chosen = sampled(calls)
     print(f"{len(chosen)} of {len(calls)} positions")
@@ -216,9 +216,8 @@ def test_every_snapshot_survives_when_any_one_call_of_a_prune(
 def test_a_prune_that_is_stopped_at_any_moment_can_be_run_again(
     made: Made, copy: Box, tmp_path: Path
 ) -> None:
-    """SIGKILL, and SIGTERM, which it answers with a word."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    """SIGKILL, and SIGTERM, after which it prints a line."""
+    seed = drawn_seed()
     rng = random.Random(seed)
     start = time.monotonic()
     assert copy.ciuic(*PRUNE).code == 0

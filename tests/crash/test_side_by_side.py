@@ -1,4 +1,4 @@
-"""Several processes at one store: they wait for each other, or do not notice each other at all."""
+"""Several processes at one store: they wait for each other, or do not notice each other."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def finish(process: subprocess.Popen[bytes]) -> bytes:
     return out
 
 
-def test_snapshots_that_are_asked_for_at_once_are_taken_one_after_another(box: Box) -> None:
+def test_simultaneous_requests_for_snapshots_are_served_one_after_another(box: Box) -> None:
     (box.source / "file").write_bytes(os.urandom(MIB))
     processes = [start(box, "snapshot", "--wait", "60s") for _ in range(4)]
     ids = {finish(one).decode().strip() for one in processes}
@@ -64,7 +64,7 @@ def test_readers_and_a_writer_do_not_disturb_each_other(box: Box, tmp_path: Path
     assert box.verify().ok
 
 
-def test_several_readers_of_a_store_without_a_catalog_all_get_their_answer(box: Box) -> None:
+def test_several_readers_of_a_store_without_a_chunk_index_all_succeed(box: Box) -> None:
     for number in range(50):
         (box.source / f"f{number}").write_bytes(os.urandom(2000))
     box.take()

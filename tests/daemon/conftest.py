@@ -1,4 +1,4 @@
-"""What every test of the daemon starts from."""
+"""Fixtures for the tests of the daemon."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real ciuicd: what it does when it is started, signalled, spoken to, and let down."""
+"""A real ciuicd: start, signals, requests, and failures around it."""
 
 import json
 import os
@@ -14,20 +14,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ciuic.clock import SystemClock
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.errors import ConfigError
-from ciuic.store import create_store, open_store
-from ciuic.verbs.take import TakeRequest, take_snapshot
-from ciuic.verbs.verify import verify_all
+from ciuic.model import ExcludeRules
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.directory.create import create_store
+from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
+from ciuic.verify.verify import verify_all
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import REPOSITORY, wait_until
+from tests.kit.program import ciuic
 
 DAY_NS = 86_400 * 10**9
 
 
 def take_long_ago(machine, days):
-    """A snapshot of so many days ago, as if the machine had been off since then."""
+    """Take a snapshot of some days ago, as if the machine had been off since then."""
     clock = ManualClock(time.time_ns() - days * DAY_NS)
     create_store(str(machine.store), clock)
     with open_store(str(machine.store), write=True) as store:
@@ -57,26 +61,26 @@ def test_once_makes_the_store_and_takes_one_snapshot(machine):
     (snapshot,) = machine.snapshots()
     assert snapshot.kind == "base"
     assert f"snapshot {snapshot.id} (base): 1 file," in done.stderr
-    assert "no trouble" in done.stderr
+    assert "no warnings" in done.stderr
     assert machine.once().returncode == 0
     assert [one.kind for one in machine.snapshots()] == ["delta", "base"]
 
 
-def test_once_says_with_3_that_a_path_is_in_trouble(machine):
+def test_once_exits_with_3_after_a_warning(machine):
     machine.configure(snapshot_paths=f"{machine.source}, {machine.directory}/gone")
     done = machine.once()
     assert done.returncode == 3, done.stderr
-    assert f"1 path in trouble, first {machine.directory}/gone: " in done.stderr
+    assert f"1 warning, first {machine.directory}/gone: " in done.stderr
     assert len(machine.snapshots()) == 1
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_left_over_that_can_not_be_removed_is_named_in_the_log_and_stops_no_snapshot(machine):
+def test_a_leftover_that_can_not_be_removed_is_logged_and_stops_no_snapshot(machine):
     assert machine.once().returncode == 0
     left = machine.store / "tmp" / "pack-0123456789abcdef"
     left.write_bytes(b"unfinished")
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", left, "-e", "trace=unlink,unlinkat")
-    inject = ("-e", "inject=unlink,unlinkat:error=EIO")
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", left.name, "-e", "trace=unlinkat")
+    inject = ("-e", "inject=unlinkat:error=EIO")
     command = (sys.executable, "-m", "ciuicd", "--config", machine.config, "--once")
     done = subprocess.run(
         ["strace", *options, *inject, *command],
@@ -91,7 +95,7 @@ def test_a_left_over_that_can_not_be_removed_is_named_in_the_log_and_stops_no_sn
     assert len(machine.snapshots()) == 2
 
 
-def test_once_is_turned_away_with_5_while_somebody_writes(machine):
+def test_once_exits_with_5_while_another_process_writes(machine):
     assert machine.once().returncode == 0
     with open_store(store_path(machine), write=True):
         done = machine.once()
@@ -100,7 +104,7 @@ def test_once_is_turned_away_with_5_while_somebody_writes(machine):
     assert len(machine.snapshots()) == 1
 
 
-def test_once_fails_with_1_where_no_store_can_be(machine):
+def test_once_exits_with_1_if_the_store_can_not_be_made(machine):
     machine.store.write_text("a file")
     done = machine.once()
     assert done.returncode == 1
@@ -109,7 +113,7 @@ def test_once_fails_with_1_where_no_store_can_be(machine):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",)])
-def test_a_bad_configuration_is_one_line_and_2_and_nothing_is_made(machine, arguments):
+def test_a_bad_configuration_is_one_line_and_exit_code_2_and_nothing_is_made(machine, arguments):
     machine.configure(snapshot_intervall="1h")
     done = ciuicd("--config", str(machine.config), *arguments)
     assert done.returncode == 2
@@ -120,7 +124,7 @@ def test_a_bad_configuration_is_one_line_and_2_and_nothing_is_made(machine, argu
     assert not machine.store.exists()
 
 
-def test_the_variable_names_the_configuration_and_a_missing_file_is_2(machine):
+def test_the_variable_names_the_configuration_and_a_missing_file_is_exit_code_2(machine):
     done = ciuicd("--once", environ={"CIUIC_CONFIG": str(machine.config)})
     assert done.returncode == 0, done.stderr
     missing = machine.directory / "missing.conf"
@@ -129,10 +133,10 @@ def test_the_variable_names_the_configuration_and_a_missing_file_is_2(machine):
     assert f"{missing}: there is no such file" in done.stderr
 
 
-def test_snapshots_come_one_a_slot(machine):
+def test_each_slot_gets_one_snapshot(machine):
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
-    daemon.wait_for_log("no trouble", count=3)
+    daemon.wait_for_log("no warnings", count=3)
     assert daemon.stop() == 0
     slots = [one.taken_ns // 10**9 for one in machine.snapshots()]
     assert len(slots) >= 3
@@ -142,28 +146,28 @@ def test_snapshots_come_one_a_slot(machine):
 def test_after_a_downtime_one_snapshot_catches_up_and_a_restart_takes_none(machine):
     old = take_long_ago(machine, days=2000)
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     wait_until("it is idle", lambda: request_status(store_path(machine))["state"] == "idle")
     assert len(machine.snapshots()) == 2
     assert machine.snapshots()[1].id == old.id
     assert daemon.stop() == 0
 
     again = machine.start()
-    # It answers before it looks for something to do; by the second request it has.
+    # It answers before it looks for work; by the second request it has looked.
     assert request_done(store_path(machine), "resume")["state"] == "idle"
     assert request_snapshot(store_path(machine), tags=("by hand",))["kind"] == "delta"
     assert again.stop() == 0
     assert [one.tags for one in machine.snapshots()] == [("by hand",), (), ()]
 
 
-def test_a_snapshot_that_somebody_takes_in_the_slot_counts_if_it_holds_the_same_roots(machine):
+def test_a_manual_snapshot_of_the_same_roots_serves_the_slot(machine):
     other = machine.directory / "other"
     other.mkdir()
     machine.configure(snapshot_paths=str(other))
     assert machine.once().returncode == 0
     machine.configure()
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     assert [one.roots for one in machine.snapshots()] == [
         (os.fsencode(machine.source),),
         (os.fsencode(other),),
@@ -180,17 +184,17 @@ def test_terminate_in_the_middle_of_a_snapshot_ends_quickly_and_leaves_the_store
     packs = machine.store / "tmp"
 
     def writing():
-        # The header is a temporary file, too, while the store is made.
+        # While the store is made, its header is a temporary file too.
         return packs.is_dir() and any(one.name.startswith("pack-") for one in packs.iterdir())
 
     wait_until("a pack is being written", writing)
-    # Stopped, it can't finish before the signal is there.
+    # A stopped daemon can't finish before the signal arrives.
     daemon.signal(signal.SIGSTOP)
     assert machine.snapshots() == []
     daemon.signal(signal.SIGTERM)
     daemon.signal(signal.SIGCONT)
     assert daemon.exit_code(deadline_s=10) == (1 if once else 0)
-    assert "broken off" in daemon.log() or once
+    assert "cancelled because" in daemon.log() or once
     assert "Traceback" not in daemon.log()
     assert machine.snapshots() == []
     assert not (machine.store / "control.sock").exists()
@@ -203,9 +207,9 @@ def test_terminate_in_the_middle_of_a_snapshot_ends_quickly_and_leaves_the_store
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_daemon_ends_at_once_when_told_so(machine, number):
+def test_an_idle_daemon_ends_at_once_on_sigterm(machine, number):
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     daemon.signal(number)
     assert daemon.exit_code(deadline_s=5) == 0
     assert not (machine.store / "control.sock").exists()
@@ -216,12 +220,12 @@ def test_hangup_reads_the_configuration_again_and_keeps_the_old_one_if_it_is_bro
     other = machine.directory / "other"
     other.mkdir()
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     machine.configure(snapshot_paths=f"{machine.source}, {other}", snapshot_interval="300d")
     daemon.signal(signal.SIGHUP)
-    daemon.wait_for_log("read ")
-    # Nothing that was taken before holds the new directory: it does not wait for a year.
-    daemon.wait_for_log("no trouble", count=2)
+    daemon.wait_for_log("reloaded ")
+    # No snapshot has the new directory, so the daemon does not wait for a year.
+    daemon.wait_for_log("no warnings", count=2)
     assert machine.snapshots()[0].roots == (os.fsencode(other), os.fsencode(machine.source))
     wait_until("it is idle", lambda: request_status(store_path(machine))["state"] == "idle")
     status = request_status(store_path(machine))
@@ -231,21 +235,25 @@ def test_hangup_reads_the_configuration_again_and_keeps_the_old_one_if_it_is_bro
     machine.configure(snapshot_interval="soon")
     before = len(daemon.log().splitlines())
     daemon.signal(signal.SIGHUP)
-    daemon.wait_for_log("the configuration stays as it was")
+    daemon.wait_for_log("the old configuration stays in effect")
     (line,) = daemon.log().splitlines()[before:]
     assert f"{machine.config}:3: snapshot_interval: 'soon' is not a duration" in line
-    assert request_status(store_path(machine)) == status
+    assert (
+        request_status(store_path(machine))["snapshot_interval_s"] == status["snapshot_interval_s"]
+    )
 
     machine.configure(snapshot_dir=f"{machine.directory}/elsewhere")
     with pytest.raises(ConfigError, match="snapshot_dir can't change"):
         request_done(store_path(machine), "reload")
-    assert request_status(store_path(machine)) == status
+    assert (
+        request_status(store_path(machine))["snapshot_interval_s"] == status["snapshot_interval_s"]
+    )
     assert daemon.stop() == 0
 
 
 def test_a_snapshot_through_the_socket(machine):
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     report = request_snapshot(store_path(machine), base=True, tags=("before the change",))
     newest = machine.snapshots()[0]
     assert report["id"] == newest.id
@@ -254,18 +262,62 @@ def test_a_snapshot_through_the_socket(machine):
     assert request_status(store_path(machine))["last_report"]["id"] == newest.id
 
 
-def test_a_client_with_another_configuration_gets_a_snapshot_of_what_that_one_names(machine):
+def test_a_client_with_another_configuration_gets_a_snapshot_of_its_roots(machine):
     machine.start()
     other = machine.directory / "other"
     other.mkdir()
     (other / "a").write_text("a")
     (other / "b.tmp").write_text("b")
     roots = (os.fsencode(other),)
-    report = request_snapshot(store_path(machine), roots=roots, exclude=("*.tmp",))
+    report = request_snapshot(store_path(machine), roots=roots, exclude=ExcludeRules(("*.tmp",)))
     newest = machine.snapshots()[0]
     assert newest.id == report["id"]
     assert newest.roots == roots
     assert newest.files == 1
+
+
+def test_a_path_on_the_command_line_goes_through_the_daemon(machine):
+    daemon = machine.start()
+    daemon.wait_for_log("no warnings")
+    other = machine.directory / "other"
+    other.mkdir()
+    (other / "a").write_text("a")
+    outcome = ciuic("--store", machine.store, "snapshot", "other", cwd=machine.directory)
+    assert outcome.code == 0, outcome.err
+    newest = machine.snapshots()[0]
+    assert newest.roots == (os.fsencode(other),)
+    daemon.wait_for_log(f"snapshot {newest.id}")
+
+
+@pytest.mark.parametrize("option", [["--exclude", "*.pt"], ["--exclude-larger-than", "1 GiB"]])
+def test_a_snapshot_with_more_excludes_does_not_serve_the_slot(machine, option):
+    """Otherwise the slot's only snapshot would lack what a user once excluded."""
+    machine.configure(snapshot_interval="1d")
+    assert ciuic("--config", machine.config, "init").code == 0
+    assert ciuic("--config", machine.config, "snapshot", *option).code == 0
+    daemon = machine.start()
+    daemon.wait_for_log("no warnings")
+    assert len(machine.snapshots()) == 2
+    assert daemon.stop() == 0
+    assert ciuic("--config", machine.config, "snapshot").code == 0
+    machine.start()
+    request_snapshot(store_path(machine))  # a due snapshot comes first
+    assert len(machine.snapshots()) == 4, "that one stood for it"
+
+
+def test_the_daemon_runs_hooks_and_its_status_shows_their_failure(machine):
+    seen = machine.directory / "seen"
+    machine.configure(before=f"echo run >> {seen}", after='echo "no $CIUIC_KIND" >&2; exit 9')
+    daemon = machine.start()
+    daemon.wait_for_log("the hook 'after' failed with exit status 9: no base")
+    outcome = ciuic("--config", machine.config, "snapshot")
+    assert outcome.code == 3
+    assert "the hook 'after' failed with exit status 9: no delta" in outcome.err
+    assert seen.read_text() == "run\nrun\n", "once for each, and by the daemon alone"
+    status = ciuic("--config", machine.config, "status")
+    assert "hook:    the hook 'after' failed with exit status 9: no delta" in status.out
+    assert [one.trouble_count for one in machine.snapshots()] == [0, 0]
+    assert daemon.stop() == 0
 
 
 def test_several_clients_at_once_get_a_snapshot_each_one_after_the_other(machine):
@@ -285,9 +337,9 @@ def test_several_clients_at_once_get_a_snapshot_each_one_after_the_other(machine
 def test_the_socket_is_served_while_a_snapshot_waits_for_the_store(machine):
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     with open_store(store_path(machine), write=True):
-        daemon.wait_for_log("no snapshot: the store")
+        daemon.wait_for_log("snapshot failed: the store")
         assert request_status(store_path(machine))["last_error"]["kind"] == "busy"
     assert daemon.stop() == 0
 
@@ -295,9 +347,9 @@ def test_the_socket_is_served_while_a_snapshot_waits_for_the_store(machine):
 def test_pause_and_resume(machine):
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     assert request_done(store_path(machine), "pause")["paused"]
-    # A snapshot by hand is still taken; after it the main thread has seen that it is paused.
+    # A manual snapshot is still taken; after it, the main thread has seen the pause.
     request_snapshot(store_path(machine))
     count = len(machine.snapshots())
     end_ns = time.time_ns() + 2_500_000_000
@@ -307,7 +359,7 @@ def test_pause_and_resume(machine):
     wait_until("snapshots go on", lambda: len(machine.snapshots()) > count)
 
 
-def test_a_second_daemon_on_the_same_store_is_told_who_is_there_and_ends_with_5(machine):
+def test_a_second_daemon_on_the_same_store_names_the_first_and_exits_with_5(machine):
     first = machine.start()
     second = machine.launch()
     assert second.exit_code() == 5
@@ -315,9 +367,9 @@ def test_a_second_daemon_on_the_same_store_is_told_who_is_there_and_ends_with_5(
     assert first.answers()
 
 
-def test_a_daemon_that_was_killed_leaves_nothing_in_the_way_of_the_next(machine):
+def test_a_killed_daemon_does_not_hinder_the_next(machine):
     first = machine.start()
-    first.wait_for_log("no trouble")
+    first.wait_for_log("no warnings")
     first.kill()
     assert (machine.store / "control.sock").exists()
     assert request_status(store_path(machine)) is None
@@ -328,7 +380,7 @@ def test_a_daemon_that_was_killed_leaves_nothing_in_the_way_of_the_next(machine)
 
 def test_hostile_bytes_on_the_socket_leave_the_daemon_unmoved(machine):
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     before = len(daemon.log().splitlines())
     lines = (
         b"\x00" * 1000,
@@ -352,8 +404,9 @@ def test_hostile_bytes_on_the_socket_leave_the_daemon_unmoved(machine):
         assert not reply or "error" in json.loads(reply)
     assert daemon.answers()
     assert "Traceback" not in daemon.log()
-    # Only the request that was well formed got as far as being refused by the snapshot itself.
-    assert [line for line in daemon.log().splitlines()[before:] if "a tag has" not in line] == []
+    # Only the well-formed request reached the snapshot, which refused it.
+    logged = daemon.log().splitlines()[before:]
+    assert [line for line in logged if "can't be a tag" not in line] == []
     assert len(machine.snapshots()) == 1
 
 
@@ -361,13 +414,13 @@ def test_hostile_bytes_on_the_socket_leave_the_daemon_unmoved(machine):
 def test_a_store_that_goes_away_and_comes_back_is_served_again(machine, copied):
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     away = machine.directory / "away"
     machine.store.rename(away)
-    daemon.wait_for_log("no snapshot: ", count=2)
+    daemon.wait_for_log("snapshot failed: ", count=2)
     assert not machine.store.exists()
     if copied:
-        # As after a repair: the same snapshots, and neither the socket nor the lock of before.
+        # As after a repair: the same snapshots, without the old socket and the old lock.
         unimportant = shutil.ignore_patterns("control.sock", "*.lock")
         shutil.copytree(away, machine.store, ignore=unimportant)
     else:
@@ -375,7 +428,7 @@ def test_a_store_that_goes_away_and_comes_back_is_served_again(machine, copied):
     count = len(machine.snapshots())
     wait_until("snapshots go on", lambda: len(machine.snapshots()) > count)
     wait_until("the socket is back", daemon.answers)
-    failures = [line for line in daemon.log().splitlines() if "no snapshot: " in line]
+    failures = [line for line in daemon.log().splitlines() if "snapshot failed: " in line]
     assert all(str(machine.store) in line for line in failures)
     assert "Traceback" not in daemon.log()
     assert daemon.stop() == 0
@@ -383,7 +436,7 @@ def test_a_store_that_goes_away_and_comes_back_is_served_again(machine, copied):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-def test_a_full_disk_is_one_sentence_and_the_next_snapshot_is_tried_all_the_same(machine):
+def test_a_full_disk_is_one_sentence_and_the_next_snapshot_is_still_tried(machine):
     machine.store.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "ciuic-test", machine.store],
@@ -402,7 +455,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_snapshot_is_tried_all_the_same
         assert machine.snapshots() == []
         assert request_status(store_path(machine))["last_error"]["kind"] == "store_full"
         big.unlink()
-        daemon.wait_for_log("no trouble")
+        daemon.wait_for_log("no warnings")
         assert machine.snapshots()
         assert request_status(store_path(machine))["last_error"] is None
         assert "Traceback" not in daemon.log()
@@ -412,7 +465,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_snapshot_is_tried_all_the_same
         subprocess.run(["umount", machine.store], check=True)
 
 
-def test_the_main_thread_steps_back_and_the_control_thread_does_not(machine):
+def test_the_main_thread_has_a_low_priority_and_the_control_thread_does_not(machine):
     daemon = machine.start()
     daemon.wait_for_log("I/O priority idle: ")
     process = psutil.Process(daemon.process.pid)
@@ -428,7 +481,7 @@ def test_the_main_thread_steps_back_and_the_control_thread_does_not(machine):
 def test_priority_none_changes_nothing(machine):
     machine.configure(io_priority="none")
     daemon = machine.start()
-    daemon.wait_for_log("no trouble")
+    daemon.wait_for_log("no warnings")
     process = psutil.Process(daemon.process.pid)
     assert process.nice() == os.nice(0)
     assert process.ionice() == psutil.Process().ionice()
@@ -448,15 +501,16 @@ def test_lines_carry_their_level_only_for_the_journal(machine):
         os.close(write_end)
         lines = log.read().decode().splitlines()
     assert done.returncode == 3
-    assert lines[0].startswith("<6>I/O priority idle: ")
-    assert lines[1].startswith("<4>snapshot cs-")
+    assert lines[0].startswith("<4>created the store ")
+    assert lines[1].startswith("<6>I/O priority idle: ")
+    assert lines[2].startswith("<4>snapshot cs-")
 
-    # Inherited from a shell that runs under systemd, with standard error elsewhere.
+    # Inherited from a shell under systemd, with another standard error.
     inherited = ciuicd("--config", str(machine.config), "--once", environ={"JOURNAL_STREAM": "1:2"})
     assert all(line.startswith("ciuicd: ") for line in inherited.stderr.splitlines())
 
 
-def test_the_service_manager_is_told_everything(machine):
+def test_the_service_manager_gets_every_message(machine):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         address = str(machine.directory / "notify.sock")
         ear.bind(address)
@@ -486,7 +540,7 @@ def test_the_service_manager_is_told_everything(machine):
         assert daemon.exit_code() == 0
 
 
-def test_a_service_manager_that_has_gone_is_no_trouble(machine):
+def test_a_missing_service_manager_does_no_harm(machine):
     machine.start({"NOTIFY_SOCKET": str(machine.directory / "gone"), "WATCHDOG_USEC": "nonsense"})
     assert request_snapshot(store_path(machine)) is not None
 
@@ -500,9 +554,49 @@ def test_a_link_to_the_store_can_be_left_for_the_service_manager(machine):
     assert (machine.store / "ciuic-store.json").exists()
 
 
-def test_what_is_wrong_is_left_to_the_daemon_itself_when_a_link_is_asked_for(machine):
+def test_link_store_leaves_errors_to_the_daemon(machine):
     link = machine.directory / "link"
     machine.config.write_text("nonsense\n")
     done = ciuicd("--config", str(machine.config), "--link-store", str(link))
     assert (done.returncode, done.stderr) == (0, "")
     assert not link.is_symlink()
+
+
+def test_the_daemon_logs_a_damaged_manifest_once(machine):
+    assert machine.once().returncode == 0
+    [lost] = machine.snapshots()
+    shutil.rmtree(machine.store / "parity")
+    (machine.store / "snapshots" / f"{lost.id}.json").write_bytes(b"{}")
+    daemon = machine.start()
+    for _ in range(2):
+        assert request_snapshot(store_path(machine)) is not None
+    daemon.wait_for_log(f"forget skipped {lost.id}: ")
+    assert daemon.stop() == 0
+    assert daemon.log().count(f"forget skipped {lost.id}: ") == 1
+
+
+def test_a_requested_reload_fails_if_the_new_configuration_can_not_be_used(machine):
+    daemon = machine.start()
+    daemon.wait_for_log("no warnings")
+    link = machine.directory / "link"
+    link.symlink_to(machine.store)
+    status = request_status(store_path(machine))
+
+    machine.configure(snapshot_interval="soon")
+    refused = ciuicd("--reload", str(link))
+    assert refused.returncode == 2, refused.stderr
+    assert f"{machine.config}:3: snapshot_interval: 'soon' is not a duration" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert (
+        request_status(store_path(machine))["snapshot_interval_s"] == status["snapshot_interval_s"]
+    )
+
+    machine.configure(snapshot_interval="300d")
+    done = ciuicd("--reload", str(link))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert request_status(store_path(machine))["snapshot_interval_s"] == 300 * 86_400
+
+    assert daemon.stop() == 0
+    alone = ciuicd("--reload", str(link))
+    assert alone.returncode == 1
+    assert f"no daemon serves {link}" in alone.stderr

@@ -1,4 +1,4 @@
-"""When a follow-up comes, and when none does: real files, real writers, a clock set by hand."""
+"""When a follow-up comes, and when not: real files, real writers, a manual clock."""
 
 import logging
 import os
@@ -11,9 +11,11 @@ import pytest
 from watchdog.events import FileClosedEvent, FileMovedEvent
 
 from ciuic.control import request_done, request_snapshot, request_status
-from ciuic.model import FLUX, WHOLE, TakeReport
-from ciuic.store import open_store
-from ciuic.verbs.browse import locate, read_file
+from ciuic.model import BEING_WRITTEN, CONSISTENT, ExcludeRules
+from ciuic.snapshot.report import TakeReport
+from ciuic.store.store import open_store
+from ciuic.view.content import read_file
+from ciuic.view.locator import locate
 from ciuicd.followup import FollowUps, is_being_written
 from ciuicd.watch import ClosingWatch, _Handler
 from tests.kit.clock import ManualClock
@@ -60,7 +62,7 @@ def roots(tmp_path):
 
 
 def due_within(follow_ups, clock, duration_s):
-    """Whether it becomes due, asked as often as it wants to be; how long that took."""
+    """Return whether it becomes due, asked as often as it wants, and how long that took."""
     began_s = clock.monotonic_s()
     for _ in range(10_000):
         if follow_ups.is_due():
@@ -75,7 +77,7 @@ def due_within(follow_ups, clock, duration_s):
     raise AssertionError("it wants to be asked all the time")
 
 
-def test_it_comes_once_the_writer_has_closed_the_file_and_not_before(
+def test_the_follow_up_comes_once_the_file_is_closed_and_not_before(
     follow_ups, clock, roots, tmp_path
 ):
     path = tmp_path / "checkpoint.pt"
@@ -106,7 +108,7 @@ def test_a_mapping_that_can_be_written_counts_as_a_writer(follow_ups, clock, roo
 
 
 @pytest.mark.parametrize("how", ["renamed", "deleted", "turned into a directory", "unreadable"])
-def test_a_file_that_is_not_there_any_more_is_done_with(follow_ups, clock, roots, tmp_path, how):
+def test_a_missing_file_counts_as_closed(follow_ups, clock, roots, tmp_path, how):
     path = tmp_path / "checkpoint.tmp"
     with path.open("wb"):
         follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
@@ -122,7 +124,7 @@ def test_a_file_that_is_not_there_any_more_is_done_with(follow_ups, clock, roots
         assert due_within(follow_ups, clock, 60) is not None
 
 
-def test_a_writer_that_opens_the_file_again_is_waited_for_again(follow_ups, clock, roots, tmp_path):
+def test_a_file_that_is_opened_again_is_awaited_again(follow_ups, clock, roots, tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.touch()
     follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
@@ -135,7 +137,7 @@ def test_a_writer_that_opens_the_file_again_is_waited_for_again(follow_ups, cloc
     assert due_within(follow_ups, clock, 60) is not None
 
 
-def test_a_writer_that_never_closes_costs_the_wait_and_one_line_that_names_it(
+def test_a_writer_that_never_closes_its_file_is_logged_once(
     follow_ups, clock, roots, tmp_path, caplog
 ):
     path = tmp_path / "train.log"
@@ -153,17 +155,20 @@ def test_a_writer_that_never_closes_costs_the_wait_and_one_line_that_names_it(
                 clock.advance(max(0.001, follow_ups.next_look_s - clock.monotonic_s()))
         assert looks < 30, "ten minutes"
         begun, told = caplog.messages
-        assert "1 file in flux in cs-000001, a follow-up snapshot comes when closed" in begun
-        assert f"still in flux after 10 m 00 s, not waited for any longer: {path} (" in told
+        assert (
+            "1 file being written in cs-000001; waiting up to 10 m 00 s for them to be closed"
+            in begun
+        )
+        assert f"still being written after 10 m 00 s; gave up waiting: {path} (" in told
         assert f"(pid {writer.pid})" in told
 
-        # The same file the next time: not a word.
+        # The same file again: no log line.
         follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
         assert due_within(follow_ups, clock, 700) is None
         assert follow_ups.next_look_s is None
         assert len(caplog.messages) == 2
 
-        # A checkpoint beside it is not held up by it.
+        # It does not delay the follow-up of a checkpoint beside it.
         other = tmp_path / "checkpoint.pt"
         with other.open("wb"):
             follow_ups.consider(report_of(path, other), None, roots, interval_s=HOUR_S)
@@ -172,14 +177,14 @@ def test_a_writer_that_never_closes_costs_the_wait_and_one_line_that_names_it(
         assert str(path) not in "".join(caplog.messages[2:])
         follow_ups.drop()
 
-        # Its end is noticed all the same.
+        # Its end is still noticed.
         follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
         assert due_within(follow_ups, clock, 60) is None
         writer.communicate(b"\n")
         assert due_within(follow_ups, clock, 60) is not None
 
 
-def test_what_could_be_had_is_taken_when_the_time_is_over(
+def test_closed_files_get_a_follow_up_when_the_time_is_over(
     follow_ups, clock, roots, tmp_path, caplog
 ):
     done, held = tmp_path / "done", tmp_path / "held"
@@ -188,11 +193,11 @@ def test_what_could_be_had_is_taken_when_the_time_is_over(
         follow_ups.consider(report_of(done, held), None, roots, interval_s=120)
         waited_s = due_within(follow_ups, clock, 100)
         assert waited_s == pytest.approx(60, abs=1), "half an interval"
-    assert f"not waited for any longer: {held}" in caplog.text
+    assert f"gave up waiting: {held}" in caplog.text
     assert str(done) not in caplog.text
 
 
-def test_a_follow_up_has_another_one_only_for_other_files_and_not_for_ever(
+def test_a_follow_up_has_another_only_for_other_files_and_a_limited_number(
     follow_ups, clock, roots, tmp_path
 ):
     path = tmp_path / "a"
@@ -212,13 +217,11 @@ def test_a_follow_up_has_another_one_only_for_other_files_and_not_for_ever(
     assert taken == 3
 
 
-def test_a_new_snapshot_of_the_same_roots_ends_the_wait_and_of_others_it_does_not(
-    follow_ups, clock, roots, tmp_path
-):
+def test_only_a_snapshot_of_the_same_roots_ends_the_wait(follow_ups, clock, roots, tmp_path):
     path, other = tmp_path / "a", tmp_path / "b"
     with path.open("wb"), other.open("wb"):
         follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
-        scope = ((b"/elsewhere",), ())
+        scope = ((b"/elsewhere",), ExcludeRules())
         follow_ups.consider(report_of(other, name="cs-2"), scope, scope[0], interval_s=HOUR_S)
         assert follow_ups.shown["after"] == "cs-000001"
         follow_ups.consider(report_of(name="cs-3"), None, roots, interval_s=HOUR_S)
@@ -227,17 +230,17 @@ def test_a_new_snapshot_of_the_same_roots_ends_the_wait_and_of_others_it_does_no
         assert (follow_ups.shown["after"], follow_ups.scope) == ("cs-4", scope)
 
 
-def test_where_no_lease_tells_a_file_that_stands_still_is_done(tmp_path):
+def test_without_a_lease_an_unchanged_file_counts_as_closed(tmp_path):
     path = tmp_path / "theirs"
     path.write_bytes(b"1")
     os.chmod(path, 0o644)
     os.chmod(tmp_path, 0o755)
-    # Another user without CAP_LEASE may read the file, and gets no lease on it.
+    # Another user without CAP_LEASE may read the file, but gets no lease.
     program = textwrap.dedent(f"""
         import os, sys
         sys.path.insert(0, {str(REPOSITORY)!r})
         from ciuicd.followup import is_being_written
-        from ciuic.capture.kernel import has_writer
+        from ciuic.system.kernel import has_writer
         fd = os.open({str(path)!r}, os.O_RDONLY)
         os.setgroups([]); os.setgid(65534); os.setuid(65534)
         assert has_writer(fd) is None
@@ -260,7 +263,7 @@ def test_where_no_lease_tells_a_file_that_stands_still_is_done(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["closed", "renamed away", "replaced", "deleted"])
-def test_an_event_wakes_whoever_waits_once(tmp_path, what):
+def test_an_event_wakes_the_daemon_once(tmp_path, what):
     directory = tmp_path / "näme\udcff"
     directory.mkdir()
     path, other = directory / "a.tmp", directory / "b"
@@ -287,7 +290,7 @@ def test_an_event_wakes_whoever_waits_once(tmp_path, what):
     assert woken == [1]
 
 
-def test_a_thousand_events_wake_once_until_somebody_takes_note(tmp_path):
+def test_a_thousand_events_wake_once_until_they_are_noted(tmp_path):
     woken = []
     handler = _Handler(frozenset([b"/a"]), lambda: woken.append(1))
     for _ in range(1000):
@@ -296,7 +299,7 @@ def test_a_thousand_events_wake_once_until_somebody_takes_note(tmp_path):
     assert woken == [1]
 
 
-def test_events_of_other_files_wake_nobody(tmp_path):
+def test_events_of_other_files_are_ignored(tmp_path):
     woken = []
     watch = ClosingWatch([os.fsencode(tmp_path / "mine")], lambda: woken.append(1))
     try:
@@ -341,7 +344,7 @@ os.rename(path, final)
 
 
 class Writer:
-    """A training program that is in the middle of saving a checkpoint."""
+    """A training program in the middle of saving a checkpoint."""
 
     def __init__(self, path, final=None):
         command = [sys.executable, "-c", WRITER, str(path), str(final or path)]
@@ -359,7 +362,7 @@ class Writer:
 
 
 def state_of(machine, snapshot_id, path):
-    """State of a file in a snapshot, and its bytes."""
+    """Return the state of a file in a snapshot, and its bytes."""
     with open_store(str(machine.store)) as store:
         found = locate(store, store.manifest(snapshot_id), os.fsencode(path)).entry
         return found.state, b"".join(read_file(store, found))
@@ -385,9 +388,9 @@ def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_u
         daemon = machine.start()
         if how == "asked for":
             request_snapshot(str(machine.store), roots=(os.fsencode(machine.source),))
-        daemon.wait_for_log("1 file in flux in cs-")
+        daemon.wait_for_log("1 file being written in cs-")
         first = machine.snapshots()[0]
-        assert state_of(machine, first.id, path)[0] == FLUX
+        assert state_of(machine, first.id, path)[0] == BEING_WRITTEN
         awaited = request_status(str(machine.store))["follow_up"]
         assert (awaited["after"], awaited["files"], awaited["open"]) == (first.id, 1, 1)
 
@@ -398,13 +401,13 @@ def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_u
     assert (last.kind, last.parent, last.trouble_count) == ("delta", first.id, 0)
     assert last.roots == first.roots
     state, data = state_of(machine, last.id, final)
-    assert state == WHOLE
+    assert state == CONSISTENT
     assert pickle.loads(data)["step"] == 400
     wait_until(
         "nothing is awaited", lambda: request_status(str(machine.store))["follow_up"] is None
     )
-    assert daemon.log().count("in flux in cs-") == 1
-    # The schedule is where it was: no other snapshot came of it.
+    assert daemon.log().count("being written in cs-") == 1
+    # The schedule did not move: there is no other snapshot.
     before = len(machine.snapshots())
     assert request_status(str(machine.store))["state"] == "idle"
     assert daemon.stop() == 0
@@ -414,7 +417,7 @@ def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_u
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["btrfs", "xfs"])
-def test_the_same_where_files_are_frozen(machine, kind):
+def test_a_frozen_half_written_checkpoint_is_whole_in_the_follow_up(machine, kind):
     with disk(kind, machine.directory / "disk") as mounted:
         root = mounted.path / "training"
         root.mkdir()
@@ -423,14 +426,14 @@ def test_the_same_where_files_are_frozen(machine, kind):
         writer = Writer(path)
         try:
             daemon = machine.start()
-            daemon.wait_for_log("1 file in flux in cs-")
-            assert state_of(machine, machine.snapshots()[0].id, path)[0] == FLUX
+            daemon.wait_for_log("1 file being written in cs-")
+            assert state_of(machine, machine.snapshots()[0].id, path)[0] == BEING_WRITTEN
             writer.finish()
             last = follow_up_of(machine)
         finally:
             writer.close()
         state, data = state_of(machine, last.id, path)
-        assert state == WHOLE
+        assert state == CONSISTENT
         assert pickle.loads(data)["step"] == 400
         with open_store(str(machine.store)) as store:
             assert store.manifest(last.id).roots[0].capture != "in place"
@@ -439,7 +442,7 @@ def test_the_same_where_files_are_frozen(machine, kind):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a namespace of users")
-def test_where_the_system_gives_no_events_the_files_are_looked_at_and_it_is_told_once(machine):
+def test_without_events_the_files_are_polled_and_this_is_logged_once(machine):
     limits = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
     wrapper = ("unshare", "--user", "--map-root-user", "sh", "-c", limits, "sh")
     probe = subprocess.run([*wrapper, "true"], capture_output=True, text=True, check=False)
@@ -449,13 +452,13 @@ def test_where_the_system_gives_no_events_the_files_are_looked_at_and_it_is_told
     writer = Writer(path)
     try:
         daemon = machine.launch(wrapper=wrapper)
-        daemon.wait_for_log("1 file in flux in cs-")
+        daemon.wait_for_log("1 file being written in cs-")
         writer.finish()
         last = follow_up_of(machine)
     finally:
         writer.close()
-    assert state_of(machine, last.id, path)[0] == WHOLE
-    assert daemon.log().count("looked at every 5.00 s, since there are no events of them") == 1
+    assert state_of(machine, last.id, path)[0] == CONSISTENT
+    assert daemon.log().count("polling open files every 5.00 s because") == 1
     assert "Traceback" not in daemon.log()
     assert daemon.stop() == 0
 
@@ -464,7 +467,7 @@ def test_a_daemon_that_waits_for_writers_stops_at_once_and_a_pause_ends_the_wait
     writer = Writer(machine.source / "checkpoint.pt")
     try:
         daemon = machine.start()
-        daemon.wait_for_log("1 file in flux in cs-")
+        daemon.wait_for_log("1 file being written in cs-")
         request_done(str(machine.store), "pause")
         wait_until(
             "it waits no longer",
@@ -472,7 +475,7 @@ def test_a_daemon_that_waits_for_writers_stops_at_once_and_a_pause_ends_the_wait
         )
         request_done(str(machine.store), "resume")
         request_snapshot(str(machine.store))
-        daemon.wait_for_log("1 file in flux in cs-", count=2)
+        daemon.wait_for_log("1 file being written in cs-", count=2)
         assert daemon.stop() == 0
     finally:
         writer.close()

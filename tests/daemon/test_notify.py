@@ -1,4 +1,4 @@
-"""What the service manager hears, and what keeps its watchdog quiet."""
+"""The messages to systemd, and its watchdog."""
 
 import os
 import socket
@@ -49,11 +49,11 @@ def test_an_address_in_the_abstract_name_space_is_reached():
         ({"WATCHDOG_USEC": "0"}, None),
     ],
 )
-def test_the_watchdog_is_ours_only_if_it_says_so(environ, expected):
+def test_the_watchdog_is_used_only_if_it_is_for_this_process(environ, expected):
     assert Notifier(environ).watchdog_s == expected
 
 
-def test_without_a_manager_and_with_one_that_has_gone_nothing_happens(tmp_path):
+def test_without_a_listening_manager_nothing_happens(tmp_path):
     Notifier({}).ready()
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
 
@@ -67,14 +67,14 @@ def test_the_watchdog_is_kept_quiet_only_while_the_main_thread_moves(tmp_path, e
     service = Service(
         load_settings(str(config)), clock=clock, notifier=Notifier(environ), known=known
     )
-    with service._watchdog():
+    with service._watchdog.running():
         assert ear.recv(100) == b"WATCHDOG=1"
-        # What the main thread looks like after half an hour in one call.
+        # The main thread has been in one call for half an hour.
         clock.advance(2000)
         ear.settimeout(0.5)
         with pytest.raises(TimeoutError):
-            # One may have been under way.
+            # A message may be on its way.
             [ear.recv(100) for _ in range(10)]
-        service._moved()
+        service._watchdog.note_progress()
         ear.settimeout(20)
         assert ear.recv(100) == b"WATCHDOG=1"

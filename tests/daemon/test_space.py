@@ -1,11 +1,12 @@
-"""Frozen copies on a disk that runs full, with a real daemon on a real file system."""
+"""Reflink copies on a disk that runs full, with a real daemon on a real file system."""
 
 import os
 
 import pytest
 
-from ciuic.capture.frozen import frozen_snapshots, is_short_of_space
-from ciuic.store.header import read_header
+from ciuic.source.freeze.places import frozen_snapshots
+from ciuic.store.directory.find import read_header
+from ciuic.system.free_space import COPIES_RESERVE, is_short_of_space
 from ciuicd.space import Space
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Machine
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.root
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
-def test_frozen_copies_go_oldest_first_one_a_minute_when_space_runs_short(tmp_path, kind, caplog):
+def test_reflink_copies_are_removed_oldest_first_one_a_minute_when_space_is_short(
+    tmp_path, kind, caplog
+):
     machine = Machine(tmp_path)
     with disk(kind, tmp_path / "disk", size_mib=512) as mounted:
         root = mounted.path / "training"
@@ -35,22 +38,22 @@ def test_frozen_copies_go_oldest_first_one_a_minute_when_space_runs_short(tmp_pa
 
         clock = ManualClock()
         space = Space(clock)
-        space.make_room(str(machine.store), roots)
+        space.free_space(str(machine.store), roots)
         assert frozen() == ids
 
         for _ in range(10):
-            # XFS sets room aside for a file that grows, and takes it back when it is closed.
+            # XFS reserves space for a growing file, and frees it when the file is closed.
             mounted.leave_free(10 * 1024 * 1024)
-        assert is_short_of_space(roots[0])
-        space.make_room(str(machine.store), roots)
+        assert is_short_of_space(roots[0], COPIES_RESERVE)
+        space.free_space(str(machine.store), roots)
         assert frozen() == ids, "it has looked this minute"
         for left in (ids[:2], ids[:1], []):
             clock.advance(61)
-            space.make_room(str(machine.store), roots)
+            space.free_space(str(machine.store), roots)
             assert frozen() == left
         clock.advance(61)
-        space.make_room(str(machine.store), roots)
-        said = [line for line in caplog.messages if "gave up frozen copies of" in line]
+        space.free_space(str(machine.store), roots)
+        said = [line for line in caplog.messages if "removed the reflink copies of" in line]
         assert [line.split(" of ")[1].split(" ")[0] for line in said] == ids[::-1]
 
         daemon = machine.start()
@@ -59,5 +62,11 @@ def test_frozen_copies_go_oldest_first_one_a_minute_when_space_runs_short(tmp_pa
         assert "Traceback" not in daemon.log()
 
 
-def test_a_root_or_a_store_that_is_not_there_is_no_trouble(tmp_path):
-    Space(ManualClock()).make_room(str(tmp_path / "store"), [os.fsencode(tmp_path / "gone"), b"/"])
+def test_a_missing_root_or_store_is_ignored(tmp_path, caplog):
+    machine = Machine(tmp_path)
+    gone = os.fsencode(tmp_path / "gone")
+    for store in (tmp_path / "store", machine.source):  # missing, and no store
+        Space(ManualClock()).free_space(str(store), [gone, b"/"])
+    assert caplog.messages == []
+    assert sorted(os.listdir(tmp_path)) == ["ciuic.conf", "source"]
+    assert os.listdir(machine.source) == ["weights.bin"]

@@ -1,4 +1,4 @@
-"""The unit under a real systemd: sandbox, readiness, reload, stop, and coming back."""
+"""The unit under a real systemd: sandbox, readiness, reload, stop, and restart."""
 
 import fcntl
 import itertools
@@ -19,7 +19,7 @@ UNIT = REPOSITORY / "systemd" / "ciuicd.service"
 BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
 BOOT_S = 120.0
-"""A system boots many units: beside other tests, 30 s have been too short."""
+"""A system boots many units: beside other tests, 30 s were too short."""
 
 pytestmark = [
     pytest.mark.root,
@@ -29,33 +29,33 @@ pytestmark = [
 
 
 class Booted:
-    """A running systemd of the test's own."""
+    """A systemd for the test."""
 
     def __init__(self, process_id: int) -> None:
         self._enter = ["nsenter", "--target", str(process_id), "--all", "--"]
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command inside, and wait for it."""
+        """Run a command inside, and wait for its end."""
         return subprocess.run(
             [*self._enter, *command], capture_output=True, text=True, timeout=60, check=False
         )
 
     def output(self, *command: str) -> str:
-        """What a command that must not fail printed."""
+        """Return the output of a command that must succeed."""
         done = self.run(*command)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}{self.journal()}"
         return done.stdout
 
     def show(self, name: str) -> str:
-        """A property of the service."""
+        """Return a property of the service."""
         return self.output("systemctl", "show", "--value", "--property", name, "ciuicd").strip()
 
     def journal(self) -> str:
-        """What the service has logged."""
+        """Return the log of the service."""
         return self.run("journalctl", "--unit", "ciuicd", "--output", "cat", "--no-pager").stdout
 
     def wait_for_journal(self, text: str, count: int = 1) -> None:
-        """Return when ``text`` has been logged so many times."""
+        """Return once ``text`` was logged ``count`` times."""
         try:
             wait_until(f"'{text}' in the journal", lambda: self.journal().count(text) >= count)
         except AssertionError as error:
@@ -63,7 +63,7 @@ class Booted:
 
 
 def lay_out(files: Path, config: str) -> None:
-    """What an installation puts in place, and something to take snapshots of."""
+    """Write the files of an installation, and a source."""
     program = files / "usr/local/bin/ciuicd"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -94,7 +94,7 @@ def boot(tmp_path) -> Iterator:
         files = tmp_path / "files"
         lay_out(files, config)
         log = tmp_path / "boot.log"
-        # Not /usr, where a distribution has its Python: the program is laid over it.
+        # Not /usr, where a distribution has its Python: the program is put there.
         shown = {sys.prefix, sys.base_prefix, str(REPOSITORY)} - {"/usr"}
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -123,7 +123,7 @@ def boot(tmp_path) -> Iterator:
         )
         return booted
 
-    # Two at once would have one control group: each would find the other's processes in it.
+    # Two at once would share a control group, and find each other's processes in it.
     with Path(shutil.which("systemctl") or BOOT).open("rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield boot_with
@@ -137,7 +137,7 @@ CONFIG = "snapshot_paths = /srv/training\nsnapshot_interval = 365d\n"
 ELSEWHERE = CONFIG + "snapshot_dir = /data/deep/store\n"
 
 
-def test_the_unit_is_free_of_mistakes(tmp_path):
+def test_systemd_finds_no_mistake_in_the_unit(tmp_path):
     unit = tmp_path / "ciuicd.service"
     unit.write_text(UNIT.read_text().replace("/usr/local/bin/ciuicd", sys.executable))
     command = ["systemd-analyze", "verify", "--recursive-errors=no", "--man=no", str(unit)]
@@ -155,7 +155,7 @@ def test_the_sandbox_is_as_tight_as_it_was():
     assert done.returncode == 0, done.stdout[-300:]
 
 
-def test_every_setting_of_the_service_says_why_it_is_there():
+def test_every_setting_of_the_unit_has_a_comment():
     service = UNIT.read_text().split("[Service]")[1].split("[Install]")[0]
     lines = [line for line in service.splitlines() if line]
     for above, line in itertools.pairwise(lines):
@@ -168,17 +168,17 @@ def test_the_whole_life_of_the_service(boot, config):
     systemd = boot(config)
     store = "/data/deep/store" if config is ELSEWHERE else "/.ciuic_snapshots"
 
-    # Started means ready: the command returns after READY=1, and the socket is there.
+    # The command returns after READY=1, when the socket exists.
     systemd.output("systemctl", "start", "ciuicd")
     assert systemd.show("ActiveState") == "active"
     assert systemd.run("test", "-S", f"{store}/control.sock").returncode == 0
     systemd.wait_for_journal("snapshot cs-")
     assert "(base): 2 files, 586 KiB" in systemd.journal()
-    assert "no trouble" in systemd.journal()
+    assert "no warnings" in systemd.journal()
     wait_until("its state is shown", lambda: "last snapshot cs-" in systemd.show("StatusText"))
     assert systemd.show("WatchdogUSec") == "3min"
 
-    # The sandbox: everything can be read, nothing but the store be written.
+    # The sandbox: every file can be read, only the store can be written.
     main = systemd.show("MainPID")
     inside = ("nsenter", "--target", main, "--mount", "--")
     assert systemd.run(*inside, "touch", f"{store}/tmp/probe").returncode == 0
@@ -188,17 +188,22 @@ def test_the_whole_life_of_the_service(boot, config):
             assert "Read-only file system" in done.stderr, place
     systemd.output("rm", f"{store}/tmp/probe")
 
-    # A broken configuration leaves it running as it was; a good one is taken over.
+    # A broken configuration changes nothing; a good one is used.
     assert systemd.run("sh", "-c", "echo nonsense >> /etc/ciuic.conf").returncode == 0
-    systemd.output("systemctl", "reload", "ciuicd")
-    systemd.wait_for_journal("the configuration stays as it was: /etc/ciuic.conf:")
+    refused = systemd.run("systemctl", "reload", "ciuicd")
+    assert refused.returncode != 0
+    assert "failed" in refused.stderr
+    systemd.wait_for_journal("the old configuration stays in effect: /etc/ciuic.conf:")
     assert systemd.show("ActiveState") == "active"
+    assert systemd.show("ReloadResult") == "exit-code"
+    assert systemd.show("MainPID") == main
     systemd.output("sed", "-i", "s/^nonsense$/trash = 2d/", "/etc/ciuic.conf")
     systemd.output("systemctl", "reload", "ciuicd")
-    systemd.wait_for_journal("read /etc/ciuic.conf again")
+    assert systemd.show("ReloadResult") == "success"
+    systemd.wait_for_journal("reloaded /etc/ciuic.conf")
     assert systemd.show("MainPID") == main
 
-    # Killed, it comes back by itself, and does not take what it has already.
+    # After a kill it restarts by itself, and takes no snapshot that exists already.
     systemd.output("systemctl", "kill", "--signal=KILL", "ciuicd")
     wait_until(
         "it comes back",
@@ -208,17 +213,17 @@ def test_the_whole_life_of_the_service(boot, config):
     systemd.wait_for_journal("serves", count=2)
     assert systemd.journal().count("snapshot cs-") == 1
 
-    # Stopped, it ends with 0, and leaves no socket behind.
+    # After a stop the exit code is 0, and the socket is gone.
     systemd.output("systemctl", "stop", "ciuicd")
     assert systemd.show("ActiveState") == "inactive"
     assert systemd.show("Result") == "success"
     assert systemd.show("ExecMainStatus") == "0"
     assert systemd.run("test", "-e", f"{store}/control.sock").returncode == 1
 
-    # Gone, as on a disk that is not mounted, the store is not made anew before or in the sandbox.
+    # A missing store, as on an unmounted disk, is not made again, before or in the sandbox.
     systemd.output("mv", store, "/gone")
     assert systemd.run("systemctl", "start", "ciuicd").returncode != 0
-    systemd.wait_for_journal(f"{store} holds no store, and held store ")
+    systemd.wait_for_journal(f"{store} no longer holds a store; it used to hold store ")
     assert systemd.run("test", "-e", store).returncode == 1
     systemd.output("systemctl", "stop", "ciuicd")
     systemd.output("mv", "/gone", store)
@@ -229,7 +234,7 @@ def test_the_whole_life_of_the_service(boot, config):
 
 @pytest.fixture
 def block_device(tmp_path) -> Iterator:
-    """Makes a file system in a file; its device's number is good for every namespace."""
+    """Make a file system in a file; its device number is valid in every namespace."""
     made = []
 
     def make(kind: str) -> str:
@@ -284,7 +289,7 @@ def test_the_sandbox_lets_roots_be_frozen_and_writers_be_named(block_device, boo
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("retention_policy = yearly:3", "retention_policy: 'yearly' is none of"),
+        ("retention_policy = yearly:3", "retention_policy: 'yearly' is not one of"),
         ("retentionpolicy = 7d", "unknown key 'retentionpolicy'"),
     ],
 )
@@ -305,7 +310,7 @@ def test_a_main_thread_that_hangs_is_killed_by_the_watchdog_and_comes_back(boot)
     systemd.output("sh", "-c", override)
     systemd.output("systemctl", "daemon-reload")
     systemd.output("systemctl", "start", "ciuicd")
-    systemd.wait_for_journal("no trouble")
+    systemd.wait_for_journal("no warnings")
     assert systemd.show("NRestarts") == "0"
     os.kill(host_pid(systemd), signal.SIGSTOP)
     wait_until("it is started again", lambda: systemd.show("NRestarts") == "1")
@@ -313,7 +318,7 @@ def test_a_main_thread_that_hangs_is_killed_by_the_watchdog_and_comes_back(boot)
 
 
 def host_pid(systemd: Booted) -> int:
-    """The daemon's process ID as this machine sees it."""
+    """Return the daemon's process ID on this machine."""
     inner = systemd.show("MainPID")
     for process in psutil.process_iter():
         try:

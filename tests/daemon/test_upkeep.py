@@ -1,4 +1,4 @@
-"""A real ciuicd between two snapshots: it forgets, prunes and scrubs, and gives way."""
+"""A real ciuicd between two snapshots: forget, prune and scrub, and their interruption."""
 
 import contextlib
 import logging
@@ -14,10 +14,12 @@ import pytest
 
 from ciuic.config import load_settings
 from ciuic.control import request_done, request_snapshot, request_status
-from ciuic.store import create_store, open_store
-from ciuic.verbs.prune import plan_prune
-from ciuic.verbs.scrub import Health, health
-from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.maintain.prune.plan import plan_prune
+from ciuic.maintain.scrub.pack_health import Health, health
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.directory.create import create_store
+from ciuic.store.store import open_store
 from ciuicd.upkeep import Upkeep
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Daemon, Machine, wait_until
@@ -29,17 +31,17 @@ MIB = 1024 * 1024
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 CALLS = "preadv,preadv2"
-"""A scrub alone reads by these calls: the store's other readers are not slowed down."""
+"""Only a scrub reads with these calls, so other readers are not slowed down."""
 
 
 def slow(seconds: float) -> tuple[str, ...]:
-    """A wrapper that delays each read of a scrub."""
+    """Return a wrapper that delays each read of a scrub."""
     inject = f"inject={CALLS}:delay_enter={round(seconds * 1e6)}"
     return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}", "-e", inject)
 
 
 def take(machine: Machine, *, days_ago: float = 0.0, **files: bytes) -> str:
-    """A snapshot of so many days ago."""
+    """Take a snapshot of some days ago."""
     for name, content in files.items():
         (machine.source / name).write_bytes(content)
     clock = ManualClock(time.time_ns() - round(days_ago * DAY_NS))
@@ -51,7 +53,7 @@ def take(machine: Machine, *, days_ago: float = 0.0, **files: bytes) -> str:
 
 def trashed(machine: Machine) -> list[str]:
     with open_store(str(machine.store)) as store:
-        return sorted(one.id for one in store.trash())
+        return sorted(one.id for one in store.trash.read())
 
 
 def upkeep(machine: Machine) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def test_it_forgets_by_the_policy_after_each_snapshot_and_says_so(machine: Machi
     daemon = machine.start()
     newest = request_snapshot(str(machine.store))
     assert newest is not None
-    daemon.wait_for_log("forgot 2 snapshots that retention_policy last:2 does not keep")
+    daemon.wait_for_log("forgot 2 snapshots not kept by retention_policy last:2")
     wait_until("they are in the trash", lambda: trashed(machine) == sorted(old[:2]))
     assert [one.id for one in machine.snapshots()] == [newest["id"], old[2]]
     line = next(one for one in daemon.log().splitlines() if "forgot 2" in one)
@@ -92,7 +94,7 @@ def test_one_run_from_a_timer_forgets_as_well(machine: Machine) -> None:
     assert trashed(machine) == [old]
 
 
-def test_what_the_policy_keeps_is_not_forgotten_and_nothing_is_said(machine: Machine) -> None:
+def test_kept_snapshots_are_not_forgotten_and_not_logged(machine: Machine) -> None:
     take(machine, days_ago=3)
     machine.configure(retention_policy="7d")
     daemon = machine.start()
@@ -103,7 +105,7 @@ def test_what_the_policy_keeps_is_not_forgotten_and_nothing_is_said(machine: Mac
     stopped_in_peace(daemon)
 
 
-def test_what_has_expired_in_the_trash_is_pruned_once_a_day(machine: Machine) -> None:
+def test_expired_snapshots_are_pruned_once_a_day(machine: Machine) -> None:
     take(machine, days_ago=40, big=os.urandom(3 * MIB))
     take(machine, days_ago=30, big=os.urandom(MIB))
     machine.configure(retention_policy="last:1", trash="0", snapshot_interval="3s")
@@ -121,7 +123,7 @@ def size(machine: Machine) -> int:
     return sum(one.stat().st_size for one in (machine.store / "packs").iterdir())
 
 
-def test_what_can_still_be_brought_back_is_not_pruned(machine: Machine) -> None:
+def test_snapshots_in_the_trash_are_not_pruned(machine: Machine) -> None:
     first = take(machine, days_ago=40, big=os.urandom(MIB))
     machine.configure(retention_policy="last:1", scrub_budget="1m")
     daemon = machine.start()
@@ -136,11 +138,11 @@ def test_what_can_still_be_brought_back_is_not_pruned(machine: Machine) -> None:
 
 @pytest.fixture
 def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """Something always is, and is known before what runs in the background has begun."""
+    """The main thread always has other work, and says so before the background work begins."""
     asked = threading.Event()
 
     def waits(_: str) -> None:
-        for _ in range(2):  # who has asked twice has passed on what the first answer was
+        for _ in range(2):  # after a second question, the first answer was passed on
             asked.clear()
             assert asked.wait(30)
 
@@ -153,7 +155,7 @@ def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
 
 def worn_packs(machine: Machine, count: int) -> None:
-    """Packs of which less than half is needed, and by the trash alone what is not."""
+    """Make packs of which less than half is needed; only the trash needs the rest."""
     for number in range(count):
         take(
             machine,
@@ -164,14 +166,14 @@ def worn_packs(machine: Machine, count: int) -> None:
     (machine.source / "garbage").unlink()
     newest = take(machine, days_ago=20)
     with open_store(str(machine.store), write=True) as store:
-        old = sorted(set(store.snapshot_files()) - {newest})
-        store.forget(old, time.time_ns() - 10 * DAY_NS)
+        old = sorted(set(store.manifests.files()) - {newest})
+        store.trash.forget(old, time.time_ns() - 10 * DAY_NS)
 
 
-def test_a_prune_that_always_has_to_give_way_comes_to_its_end(
+def test_a_prune_that_is_always_interrupted_comes_to_its_end(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
-    """Snapshots may come more often than a large store can be looked through."""
+    """Snapshots may come more often than a prune of a large store can be planned."""
     worn_packs(machine, 3)
     settings = load_settings(str(machine.config))
     begun = Upkeep(ManualClock(), lambda: None)
@@ -188,10 +190,10 @@ def test_a_prune_that_always_has_to_give_way_comes_to_its_end(
     assert ciuic("--config", machine.config, "verify", "--all", "--checksum").code == 0
 
 
-def test_a_prune_that_the_end_of_the_daemon_cut_short_is_taken_up_by_the_next(
+def test_a_prune_interrupted_by_the_end_of_the_daemon_is_resumed_by_the_next(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
-    """What had expired is out of the trash by then, which tells nothing of it any more."""
+    """The expired snapshots have left the trash by then, so the trash does not show the work."""
     worn_packs(machine, 3)
     settings = load_settings(str(machine.config))
     cut_short = Upkeep(ManualClock(), lambda: None)
@@ -203,7 +205,7 @@ def test_a_prune_that_the_end_of_the_daemon_cut_short_is_taken_up_by_the_next(
     assert cut_short.shown["prune"] is None
     assert trashed(machine) == []
     daemon = machine.start()
-    daemon.wait_for_log("pruned: 0 snapshots gone for good")
+    daemon.wait_for_log("pruned: 0 snapshots removed for good")
     stopped_in_peace(daemon)
     with open_store(str(machine.store), write=True) as store:
         plan = plan_prune(store, trash_s=settings.trash_s, now_ns=time.time_ns())
@@ -213,7 +215,7 @@ def test_a_prune_that_the_end_of_the_daemon_cut_short_is_taken_up_by_the_next(
     assert after.shown["prune"] is None, "there is nothing left to look for"
 
 
-def test_no_prune_keeps_the_end_of_the_daemon_waiting(
+def test_a_prune_does_not_delay_the_end_of_the_daemon(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
     worn_packs(machine, 1)
@@ -225,7 +227,7 @@ def test_no_prune_keeps_the_end_of_the_daemon_waiting(
     assert size(machine) == before
 
 
-def test_it_reads_every_pack_and_then_leaves_them_alone(machine: Machine) -> None:
+def test_a_scrub_reads_every_pack_once(machine: Machine) -> None:
     take(machine, days_ago=10, a=os.urandom(MIB))
     machine.configure(scrub_budget="10m")
     daemon = machine.start()
@@ -264,14 +266,14 @@ def test_without_a_budget_nothing_is_read(machine: Machine) -> None:
     assert known(machine).unchecked == known(machine).packs
 
 
-def test_what_was_read_today_counts_after_a_restart(machine: Machine) -> None:
-    """A daemon that starts again and again must not read all day long."""
+def test_the_scrub_budget_of_the_day_survives_a_restart(machine: Machine) -> None:
+    """A daemon that restarts often must not read all day."""
     take(machine, days_ago=10)
     noon_ns = (time.time_ns() // DAY_NS - 3) * DAY_NS + DAY_NS // 2
     day = ManualClock(noon_ns)
     with open_store(str(machine.store), write=True) as store:
         for number in range(120):
-            # Those of a night and a pause long ago took what a slow disk takes, and no longer.
+            # Two earlier scrubs took as long as on a slow disk, and no longer.
             done_ns = noon_ns - (200 - number if number > 20 else 30_000 - 1000 * number) * 10**9
             store.index.put_check(os.urandom(32), done_ns, 10_000_000, "")
         yesterday_ns = noon_ns - DAY_NS
@@ -293,7 +295,7 @@ def test_what_was_read_today_counts_after_a_restart(machine: Machine) -> None:
     assert spent_s("2m", ManualClock(noon_ns + DAY_NS)) < 1
 
 
-def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
+def test_damage_is_logged_once_with_the_affected_files(machine: Machine) -> None:
     content = os.urandom(MIB)
     name = take(machine, days_ago=10, a=content)
     flip_content(machine.store, content)
@@ -301,9 +303,9 @@ def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
     machine.configure(scrub_budget="10m", snapshot_interval="1s")
     daemon = machine.start()
     daemon.wait_for_log("damage: pack ")
-    daemon.wait_for_log("it costs ")
-    daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 3)
-    for text in ("damage: pack ", f"it costs 1 file, first {machine.source / 'a'} in {name}"):
+    daemon.wait_for_log(" affected, first ")
+    daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 3)
+    for text in ("damage: pack ", f"1 file affected, first {machine.source / 'a'} in {name}"):
         [line] = [line for line in daemon.log().splitlines() if text in line]
         assert "ciuic repair" in line
     assert known(machine).damaged
@@ -319,7 +321,7 @@ def test_damage_is_told_once_with_what_it_costs(machine: Machine) -> None:
 
 
 class TickingClock(ManualClock):
-    """A second goes by whenever somebody asks for the time."""
+    """A clock that advances by a second each time it is read."""
 
     def monotonic_s(self) -> float:
         self.advance(1)
@@ -327,7 +329,7 @@ class TickingClock(ManualClock):
 
 
 class Ear(logging.Handler):
-    """Hears what is logged, and lets whoever told damage go on when something better comes up."""
+    """Collects log lines, and stops the thread that logs damage until other work comes up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,21 +345,21 @@ class Ear(logging.Handler):
             assert self.may_go_on.wait(30)
 
     def gives_way(self) -> bool:
-        """Asked a second time: the first answer has been passed on."""
+        """The second call shows that the first answer was passed on."""
         if self.is_told.is_set() and self.asked_at_last:
             self.may_go_on.set()
         self.asked_at_last = self.is_told.is_set()
         return self.asked_at_last
 
 
-def test_damage_is_told_when_it_is_found_and_its_cost_when_that_is_known(machine: Machine) -> None:
-    """Also when by then the budget of the day is spent."""
+def test_damage_is_logged_when_found_and_the_affected_files_once_known(machine: Machine) -> None:
+    """Also if the budget of the day is spent by then."""
     content = os.urandom(MIB)
     name = take(machine, days_ago=10, a=content)
     flip_content(machine.store, content)
     begun = Upkeep(TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None)
     ear = Ear()
-    logging.getLogger("ciuicd.upkeep").addHandler(ear)
+    logging.getLogger("ciuicd").addHandler(ear)
     try:
         machine.configure(scrub_budget="10m")
         begun.run(load_settings(str(machine.config)), ear.gives_way)
@@ -368,15 +370,15 @@ def test_damage_is_told_when_it_is_found_and_its_cost_when_that_is_known(machine
         assert begun.shown["scrubbed_today_s"] > 1
         begun.run(load_settings(str(machine.config)), lambda: False)
         assert len(ear.heard) == 2
-        assert f"it costs 1 file, first {machine.source / 'a'} in {name}" in ear.heard[1]
+        assert f"1 file affected, first {machine.source / 'a'} in {name}" in ear.heard[1]
     finally:
-        logging.getLogger("ciuicd.upkeep").removeHandler(ear)
+        logging.getLogger("ciuicd").removeHandler(ear)
 
 
-def test_what_damage_costs_is_told_although_it_always_has_to_give_way(
+def test_the_affected_files_are_logged_even_if_the_search_is_always_interrupted(
     machine: Machine, request: pytest.FixtureRequest
 ) -> None:
-    """Snapshots may come more often than the snapshots of a large store can be looked through."""
+    """Snapshots may come more often than a large store can be searched."""
     content = os.urandom(MIB)
     names = []
     for number in range(3):
@@ -387,7 +389,7 @@ def test_what_damage_costs_is_told_although_it_always_has_to_give_way(
     settings = load_settings(str(machine.config))
     begun = Upkeep(ManualClock(), lambda: None)
     ear = Ear()
-    logging.getLogger("ciuicd.upkeep").addHandler(ear)
+    logging.getLogger("ciuicd").addHandler(ear)
     try:
         begun.run(settings, ear.gives_way)
         better_to_do = request.getfixturevalue("better_to_do")
@@ -399,12 +401,12 @@ def test_what_damage_costs_is_told_although_it_always_has_to_give_way(
             assert runs < 40
         assert runs > 3, "it does give way"
         newest_first = ", ".join(reversed(names))
-        assert f"it costs 1 file, first {machine.source / 'a'} in {newest_first}" in ear.heard[1]
+        assert f"1 file affected, first {machine.source / 'a'} in {newest_first}" in ear.heard[1]
     finally:
-        logging.getLogger("ciuicd.upkeep").removeHandler(ear)
+        logging.getLogger("ciuicd").removeHandler(ear)
 
 
-def test_what_damage_costs_is_told_by_the_next_daemon_if_this_one_ends_before(
+def test_the_affected_files_are_logged_by_the_next_daemon_if_this_one_ends_before(
     machine: Machine,
 ) -> None:
     content = os.urandom(MIB)
@@ -413,30 +415,30 @@ def test_what_damage_costs_is_told_by_the_next_daemon_if_this_one_ends_before(
     machine.configure(scrub_budget="10m")
     begun = Upkeep(ManualClock(), lambda: None)
     ear = Ear()
-    logging.getLogger("ciuicd.upkeep").addHandler(ear)
+    logging.getLogger("ciuicd").addHandler(ear)
     try:
         begun.run(load_settings(str(machine.config)), ear.gives_way)
     finally:
-        logging.getLogger("ciuicd.upkeep").removeHandler(ear)
+        logging.getLogger("ciuicd").removeHandler(ear)
     assert [line for line in ear.heard if "damage: pack" in line] == ear.heard
     (machine.source / "a").write_bytes(b"another content")
     machine.configure(scrub_budget="10m", snapshot_interval="1s")
-    cost = "1 chunk lost, as was found before: it costs 1 file, first "
-    for _ in range(2):  # it is not known whether somebody has heard it
+    cost = "1 chunk lost, found by an earlier scrub: 1 file affected, first "
+    for _ in range(2):  # a daemon can't know whether the log was read
         daemon = machine.start()
         daemon.wait_for_log(f"{cost}{machine.source / 'a'} in {name}. 'ciuic repair'")
-        daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 3)
+        daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 3)
         assert daemon.log().count(cost) == 1
         stopped_in_peace(daemon)
     (machine.source / "a").write_bytes(content)
     take(machine)
     healed = machine.start()
-    healed.wait_for_log("no trouble", count=3)
+    healed.wait_for_log("no warnings", count=3)
     stopped_in_peace(healed)
     assert cost not in healed.log()
 
 
-def test_without_a_budget_what_is_lost_is_not_looked_for(machine: Machine) -> None:
+def test_without_a_budget_lost_chunks_are_not_searched_for(machine: Machine) -> None:
     take(machine, days_ago=10)
     with open_store(str(machine.store), write=True) as store:
         store.index.drop_chunks([os.urandom(32)])
@@ -454,7 +456,7 @@ def test_without_a_budget_what_is_lost_is_not_looked_for(machine: Machine) -> No
         assert sorted({one for one in seen if one}) == doing
 
 
-def test_what_a_scrub_that_failed_has_spent_counts_for_the_day(machine: Machine) -> None:
+def test_the_time_of_a_failed_scrub_counts_for_the_day(machine: Machine) -> None:
     take(machine, days_ago=10)
     machine.configure(scrub_budget="10m")
     begun = Upkeep(TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None)
@@ -466,7 +468,7 @@ def test_what_a_scrub_that_failed_has_spent_counts_for_the_day(machine: Machine)
     assert begun.shown["scrubbed_today_s"] > before_s
 
 
-def test_a_pack_that_is_gone_is_told_with_what_it_costs(machine: Machine) -> None:
+def test_a_missing_pack_is_logged_with_the_affected_files(machine: Machine) -> None:
     content = os.urandom(MIB)
     name = take(machine, days_ago=10, a=content)
     pack_of(machine.store, content).unlink()
@@ -474,18 +476,18 @@ def test_a_pack_that_is_gone_is_told_with_what_it_costs(machine: Machine) -> Non
     machine.configure(scrub_budget="10m")
     daemon = machine.start()
     daemon.wait_for_log("there is damage")
-    daemon.wait_for_log(f"files, first {machine.source / 'a'} in {name}")
+    daemon.wait_for_log(f"files affected, first {machine.source / 'a'} in {name}")
     stopped_in_peace(daemon)
 
 
-def test_what_is_lost_and_still_stands_in_its_file_is_stored_again(machine: Machine) -> None:
+def test_a_lost_chunk_is_stored_again_if_its_file_still_has_it(machine: Machine) -> None:
     content = os.urandom(MIB)
     take(machine, days_ago=10, a=content)
     flip_content(machine.store, content)
     machine.configure(scrub_budget="10m", snapshot_interval="1s")
     daemon = machine.start()
     daemon.wait_for_log("damage: pack ")
-    daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 2)
+    daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 2)
     stopped_in_peace(daemon)
     assert known(machine).lost_chunks == 0
     assert ciuic("--config", machine.config, "verify", "--all", "--checksum").code == 0
@@ -497,13 +499,13 @@ def many_packs(machine: Machine, count: int) -> None:
 
 
 @needs_strace
-def test_a_scrub_never_keeps_a_snapshot_waiting_and_goes_on_after_it(machine: Machine) -> None:
+def test_a_scrub_never_delays_a_snapshot_and_continues_after_it(machine: Machine) -> None:
     many_packs(machine, 12)
     machine.configure(scrub_budget="10m", snapshot_interval="2s")
     daemon = machine.launch(wrapper=slow(0.4))
     wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
     before = known(machine).unchecked
-    daemon.wait_for_log("no trouble", count=daemon.log().count("no trouble") + 2)
+    daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 2)
     assert known(machine).unchecked > 0, "it is not through: the snapshots did not wait for it"
     wait_until("packs were read meanwhile", lambda: known(machine).unchecked < before)
     stopped_in_peace(daemon)
@@ -514,7 +516,7 @@ def idle_threads(daemon: Daemon) -> list[int]:
     idle = psutil.IOPRIO_CLASS_IDLE
     found = []
     for one in threads:
-        with contextlib.suppress(psutil.NoSuchProcess):  # a client's, say, that was answered
+        with contextlib.suppress(psutil.NoSuchProcess):  # for example of a client that was answered
             if psutil.Process(one.id).ionice().ioclass == idle:
                 found.append(one.id)
     return found
@@ -536,7 +538,7 @@ def test_a_client_is_served_while_a_scrub_reads_and_it_reads_at_idle_priority(
 
 
 @needs_strace
-def test_it_ends_soon_when_told_to_in_the_middle_of_a_scrub(machine: Machine) -> None:
+def test_the_daemon_ends_soon_in_the_middle_of_a_scrub(machine: Machine) -> None:
     many_packs(machine, 6)
     machine.configure(scrub_budget="10m")
     daemon = machine.launch(wrapper=slow(1.0))
@@ -545,20 +547,20 @@ def test_it_ends_soon_when_told_to_in_the_middle_of_a_scrub(machine: Machine) ->
     assert known(machine).unchecked > 0
 
 
-def test_a_prune_that_finds_a_snapshot_unreadable_removes_nothing_and_the_daemon_goes_on(
+def test_a_prune_that_can_not_read_a_snapshot_removes_nothing_and_the_daemon_continues(
     machine: Machine,
 ) -> None:
     first = take(machine, days_ago=40, a=os.urandom(1000))
     second = take(machine, days_ago=39)
     take(machine, days_ago=1)
     with open_store(str(machine.store), write=True) as store:
-        store.forget([first], time.time_ns() - 10 * DAY_NS)
+        store.trash.forget([first], time.time_ns() - 10 * DAY_NS)
     (machine.store / "snapshots" / f"{second}.json").write_bytes(b"{}")
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
-    daemon.wait_for_log("no prune: ")
-    daemon.wait_for_log("no trouble", count=3)
-    assert daemon.log().count("no prune: ") == 1
+    daemon.wait_for_log("prune failed: ")
+    daemon.wait_for_log("no warnings", count=3)
+    assert daemon.log().count("prune failed: ") == 1
     assert trashed(machine) == [first]
     stopped_in_peace(daemon)
 
@@ -578,16 +580,34 @@ def test_a_paused_daemon_reads_nothing(machine: Machine) -> None:
     stopped_in_peace(daemon)
 
 
-def test_a_prune_that_had_to_wait_for_the_store_is_made_up_for(machine: Machine) -> None:
+def test_a_prune_that_had_to_wait_for_the_store_runs_later(machine: Machine) -> None:
     first = take(machine, days_ago=40, big=os.urandom(MIB))
     take(machine, days_ago=1, big=os.urandom(1000))
     machine.configure(trash="0")
     with open_store(str(machine.store), write=True) as store:
-        store.forget([first], time.time_ns())
+        store.trash.forget([first], time.time_ns())
         daemon = machine.start()
-        daemon.wait_for_log("prune waits: ")
+        daemon.wait_for_log("prune was postponed: ")
         assert "pruned: " not in daemon.log()
     request_snapshot(str(machine.store))
-    daemon.wait_for_log("pruned: 1 snapshot gone for good")
+    daemon.wait_for_log("pruned: 1 snapshot removed for good")
     assert trashed(machine) == []
     stopped_in_peace(daemon)
+
+
+def test_many_small_packs_are_merged_even_if_nothing_was_forgotten(machine: Machine) -> None:
+    create_store(str(machine.store), ManualClock(time.time_ns() - DAY_NS))
+    for number in range(33):
+        (machine.source / "log").write_bytes(b"step %d\n" % number)
+        take(machine, days_ago=0.5 - number / 100)
+        packs = len(list((machine.store / "packs").iterdir()))
+        done = Upkeep(ManualClock(), lambda: None)
+        if number == 15:
+            done.run(load_settings(str(machine.config)), lambda: False)
+            assert done.shown["prune"] is None, "they are few yet"
+    assert packs >= 64
+    done.run(load_settings(str(machine.config)), lambda: False)
+    assert done.shown["prune"]["merged"]["packs"] >= 60
+    assert len(list((machine.store / "packs").iterdir())) <= 2
+    with open_store(str(machine.store)) as store:
+        assert len(store.manifests.files()) == 33

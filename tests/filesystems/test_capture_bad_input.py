@@ -1,4 +1,4 @@
-"""What copy-on-write capture meets on a bad day, on real file systems, through the command line.
+"""Copy-on-write capture under bad conditions, on real file systems, by the command line.
 
 Whatever happens to frozen copies, the snapshot holds the files: each test restores what it took
 from the store alone and compares it with the source.
@@ -187,7 +187,7 @@ def test_a_file_system_without_any_room_left(place: Place, mounted: Disk) -> Non
     place.require_whole()
 
 
-def test_a_file_system_that_runs_full_while_files_are_cloned(tmp_path: Path) -> None:
+def test_a_file_system_that_runs_full_during_reflink_copies(tmp_path: Path) -> None:
     """Some clones are made, then there is no room for one more: the rest is read in place."""
     with disk("xfs", tmp_path, size_mib=320) as mounted:
         place = Place(mounted.path / "source", tmp_path)
@@ -370,7 +370,7 @@ def test_a_user_who_may_not_write_beside_the_source(mounted: Disk, tmp_path: Pat
     place.require_whole()
 
 
-def test_a_user_with_a_source_of_his_own_clones(mounted: Disk, tmp_path: Path) -> None:
+def test_a_user_gets_reflink_copies_of_his_own_source(mounted: Disk, tmp_path: Path) -> None:
     """Also on btrfs, where only root may remove a frozen subvolume."""
     open_to_all(tmp_path)
     place = Place(mounted.path / "source", tmp_path)

@@ -1,4 +1,4 @@
-"""What changed, by extents alone: on real file systems, whatever is done to a file in between."""
+"""Changes by extents alone, on real file systems, for every kind of change."""
 
 import contextlib
 import ctypes
@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ciuic.capture import kernel
-from ciuic.capture.extents import Range, changed_ranges, fingerprint
-from tests.kit.filesystems import Disk, disk, tmpfs
+from ciuic.source.byte_range import ByteRange
+from ciuic.source.freeze.extents import changed_ranges, fingerprint
+from ciuic.system import kernel
+from tests.kit.filesystems import Disk, clone_range, disk, tmpfs
 
 BLOCK = 4096
 MIB = 1024 * 1024
@@ -145,7 +146,7 @@ class Worked:
 
     def clone_from_itself(self, fd: int) -> None:
         offset, target = (self.somewhere(fd) // BLOCK * BLOCK for _ in range(2))
-        kernel.clone_range(fd, offset, 4 * BLOCK, fd, target)
+        clone_range(fd, offset, 4 * BLOCK, fd, target)
 
     def clone_from_another(self, fd: int) -> None:
         other = os.open(self.path.with_name("other"), os.O_RDWR | os.O_CREAT)
@@ -153,7 +154,7 @@ class Worked:
             os.ftruncate(other, SIZE_MAX)
             os.pwrite(other, self.noise(), self.dice.randrange(SIZE_MAX))
             offset, target = (self.somewhere(fd) // BLOCK * BLOCK for _ in range(2))
-            kernel.clone_range(other, offset, 8 * BLOCK, fd, target)
+            clone_range(other, offset, 8 * BLOCK, fd, target)
         finally:
             os.close(other)
 
@@ -237,7 +238,7 @@ def whole(fd: int) -> bytes:
     return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
-def missed(old_fd: int, new_fd: int, changed: list[Range]) -> list[int]:
+def missed(old_fd: int, new_fd: int, changed: list[ByteRange]) -> list[int]:
     """Blocks that are told to be unchanged, and are not, or were not there before."""
     new = bytearray(whole(new_fd))
     old = bytearray(whole(old_fd)[: len(new)])
@@ -248,7 +249,7 @@ def missed(old_fd: int, new_fd: int, changed: list[Range]) -> list[int]:
     return [at // BLOCK for at in blocks if new[at : at + BLOCK] != old[at : at + BLOCK]]
 
 
-def check_ranges(changed: list[Range], size: int) -> None:
+def check_ranges(changed: list[ByteRange], size: int) -> None:
     """In order, apart from one another, not empty, and within the file."""
     at = -1
     for start, length in changed:
@@ -362,8 +363,8 @@ def test_a_change_of_two_blocks_is_two_blocks(cow_disk: Disk, reflink: Freeze) -
             opened.write(b"changed")
     new = reflink(file)
     assert changed_ranges(old, 64 * MIB, new, 64 * MIB) == [
-        Range(10 * MIB, BLOCK),
-        Range(50 * MIB, BLOCK),
+        ByteRange(10 * MIB, BLOCK),
+        ByteRange(50 * MIB, BLOCK),
     ]
 
 
@@ -390,7 +391,7 @@ def test_a_compressed_extent_says_nothing_of_where_its_bytes_lie(
     old = reflink(file)
     with file.open("r+b") as opened:
         # Other bytes of the same extent: both have the place of its first byte.
-        kernel.clone_range(opened.fileno(), 2 * BLOCK, BLOCK, opened.fileno(), 0)
+        clone_range(opened.fileno(), 2 * BLOCK, BLOCK, opened.fileno(), 0)
     new = reflink(file)
     assert whole(old)[:BLOCK] != whole(new)[:BLOCK]
     (first, *_) = changed_ranges(old, size, new, size) or []
@@ -413,7 +414,7 @@ def test_extents_by_the_thousand_are_all_seen(cow_disk: Disk, reflink: Freeze) -
             opened.seek(at)
             opened.write(b"changed")
     new = reflink(file)
-    expected = [Range(at, BLOCK) for at in range(0, size, 100 * step)]
+    expected = [ByteRange(at, BLOCK) for at in range(0, size, 100 * step)]
     assert changed_ranges(old, size, new, size) == expected
 
 

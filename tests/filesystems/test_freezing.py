@@ -1,4 +1,4 @@
-"""Frozen captures on real file systems: what a snapshot holds, and what it leaves behind."""
+"""Frozen captures on real file systems: the content of the snapshot, and leftovers."""
 
 import errno
 import mmap
@@ -7,28 +7,31 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ciuic.capture import kernel
-from ciuic.capture.early import EarlyClones
-from ciuic.capture.freezer import Freezer
-from ciuic.capture.frozen import AREA_NAME, Area, give_up, open_frozen
-from ciuic.capture.kernel import remove_subvolume, snapshot_subvolume
-from ciuic.capture.providers import choose
 from ciuic.catalog import find_snapshot
-from ciuic.clock import SystemClock
-from ciuic.model import FLUX, WHOLE
-from ciuic.scan import open_root
-from ciuic.store import open_store
-from ciuic.store.layout import HEADER
-from ciuic.verbs.reading import ContentReader, Wanted
-from ciuic.verbs.take import _Capture
-from tests.kit.box import Box
+from ciuic.model import BEING_WRITTEN, CONSISTENT, ExcludeRules
+from ciuic.snapshot.observers import CaptureTime
+from ciuic.snapshot.read.small_files import SmallFiles
+from ciuic.snapshot.read.source_file import SourceFile
+from ciuic.source.directory import open_root
+from ciuic.source.freeze.area import AREA_NAME, Area
+from ciuic.source.freeze.early import EarlyCopies
+from ciuic.source.freeze.freezer import Freezer
+from ciuic.source.freeze.methods import choose
+from ciuic.source.freeze.places import remove_copies
+from ciuic.source.freeze.trust import open_frozen
+from ciuic.source.freeze.views import FrozenFile, ReflinkView
+from ciuic.store.records.layout import HEADER
+from ciuic.store.store import open_store
+from ciuic.system import kernel
+from ciuic.system.clock import SystemClock
+from ciuic.system.kernel import remove_subvolume, snapshot_subvolume
+from tests.kit.box import Box, settle, wait_until_settled
 from tests.kit.filesystems import Disk, disk
 from tests.kit.program import ciuic
 from tests.kit.trees import differences, photograph
@@ -132,7 +135,7 @@ def test_what_changes_after_the_freeze_is_not_in_the_snapshot(
     assert changed.is_set()
     assert report.trouble_count == 0
     assert (tmp_path / "run" / "model.pt").read_bytes() == before
-    assert box.entries()[os.fsencode(model)].state == WHOLE
+    assert box.entries()[os.fsencode(model)].state == CONSISTENT
 
 
 def test_who_writes_is_found_and_named(any_disk: Disk) -> None:
@@ -153,13 +156,13 @@ def test_who_writes_is_found_and_named(any_disk: Disk) -> None:
     assert report.trouble_count == 1
     assert report.flux == (os.fsencode(report.trouble[0].path),)
     assert f"(pid {writer.pid})" in report.trouble[0].what
-    assert entries[os.fsencode(model)].state == FLUX
-    assert entries[os.fsencode(box.source / "run" / "shard.bin")].state == WHOLE
+    assert entries[os.fsencode(model)].state == BEING_WRITTEN
+    assert entries[os.fsencode(box.source / "run" / "shard.bin")].state == CONSISTENT
 
     again = box.take()
     assert again.trouble_count == 0
     assert again.read_bytes >= 0
-    assert box.entries()[os.fsencode(model)].state == WHOLE
+    assert box.entries()[os.fsencode(model)].state == CONSISTENT
 
 
 def test_who_writes_may_have_a_name_that_is_no_text(box: Box) -> None:
@@ -229,7 +232,40 @@ def test_only_the_newest_frozen_copies_are_kept(cow_disk: Disk) -> None:
     )
 
 
-def test_an_unchanged_file_keeps_its_clone_and_gets_one_if_it_is_gone(xfs: Disk) -> None:
+def test_a_snapshot_of_another_directory_leaves_frozen_copies_alone(cow_disk: Disk) -> None:
+    """They are what the next snapshot compares with, and what a rollback clones from."""
+    box = box_on(cow_disk)
+    other = cow_disk.path / "home" / "other"
+    other.mkdir()
+    (other / "file").write_bytes(os.urandom(40_000))
+    mine = box.take().id
+    box.take(other)
+    newest = box.take(other).id
+
+    found = frozen_files(cow_disk, box)
+
+    records = {f"records/{mine}", f"records/{newest}"}
+    assert {one for one in found if one.startswith("records/")} == records
+
+
+def test_files_excluded_by_size_and_marks_are_not_copied_early(xfs: Disk) -> None:
+    box = box_on(xfs)
+    for name in ("cache/CACHEDIR.TAG", "cache/wheel", "huge"):
+        path = box.source / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"Signature: 8a477f597d28d172789f06886806bc55" + os.urandom(40_000))
+    (box.source / "huge").write_bytes(os.urandom(6 * MIB))
+    wait_until_settled(box.source)
+
+    box.take(exclude=ExcludeRules(larger_than_bytes=5 * MIB + 77, caches=True), clock=SystemClock())
+
+    names = {os.path.basename(path) for path in box.entries()}
+    assert names >= {b"model.pt", b"shard.bin", b"CACHEDIR.TAG"}
+    assert not names & {b"huge", b"wheel"}
+    assert clones_of(xfs, box) == 3
+
+
+def test_an_unchanged_file_keeps_its_reflink_copy_and_gets_a_missing_one(xfs: Disk) -> None:
     box = box_on(xfs)
     box.take()
     before = frozen_files(xfs, box)
@@ -285,7 +321,7 @@ def clones(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return made
 
 
-def test_what_looks_changed_is_cloned_before_the_freeze_and_only_that(
+def test_only_files_that_look_changed_are_copied_before_the_freeze(
     xfs: Disk, clones: dict[str, int]
 ) -> None:
     box = box_on(xfs)
@@ -296,7 +332,7 @@ def test_what_looks_changed_is_cloned_before_the_freeze_and_only_that(
         (box.source / "cache" / f"{number}").write_bytes(os.urandom(20_000))
     exclude = ("left-out-*", os.fsdecode(box.source / "cache"))
     descriptors = len(os.listdir("/proc/self/fd"))
-    time.sleep(0.2)  # long enough for their times to tell of the next change
+    wait_until_settled(box.source)
 
     box.take(exclude=exclude, clock=SystemClock())
 
@@ -306,19 +342,17 @@ def test_what_looks_changed_is_cloned_before_the_freeze_and_only_that(
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
     (box.source / "run" / "part-7").write_bytes(os.urandom(20_000))
-    time.sleep(0.2)
+    wait_until_settled(box.source)
     box.take(exclude=exclude, clock=SystemClock())
     assert clones == {"before": 1 + 1, "frozen": 0}
     assert clones_of(xfs, box) == 32
 
 
-def test_the_store_is_not_cloned_where_it_lies_in_the_root(
-    xfs: Disk, clones: dict[str, int]
-) -> None:
+def test_a_store_inside_the_root_is_not_copied(xfs: Disk, clones: dict[str, int]) -> None:
     box = Box(xfs.path)
     (box.source / "model.pt").write_bytes(os.urandom(MIB))
     for expected in (1, 0):
-        time.sleep(0.2)
+        wait_until_settled(box.source)
         box.take(xfs.path, clock=SystemClock())
         assert clones == {"before": expected + 1, "frozen": 0}
         assert clones_of(xfs, box) == 1
@@ -363,7 +397,7 @@ def _labelled(path: Path) -> None:
     "change",
     [_written, _written_and_dated_back, _appended, _cut, _replaced, _other_mode, _labelled],
 )
-def test_what_changes_after_its_early_clone_is_cloned_by_the_freeze(
+def test_a_file_that_changes_after_its_early_copy_is_copied_by_the_freeze(
     change: Callable[[Path], None],
     xfs: Disk,
     tmp_path: Path,
@@ -381,7 +415,7 @@ def test_what_changes_after_its_early_clone_is_cloned_by_the_freeze(
         return begin(freezer)
 
     monkeypatch.setattr(Freezer, "begin", changed_meanwhile)
-    time.sleep(0.2)
+    wait_until_settled(box.source)
     report = box.take(clock=SystemClock())
     expected = photograph(box.source, holes=False)
     box.restore(to=tmp_path)
@@ -392,7 +426,7 @@ def test_what_changes_after_its_early_clone_is_cloned_by_the_freeze(
     assert clones_of(xfs, box) == 2
 
 
-def test_a_memory_map_that_goes_on_after_the_early_clone_is_noticed(
+def test_writes_through_a_memory_map_after_the_early_copy_are_noticed(
     xfs: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = Box(xfs.path)
@@ -410,7 +444,7 @@ def test_a_memory_map_that_goes_on_after_the_early_clone_is_noticed(
         monkeypatch.setattr(Freezer, "begin", changed_meanwhile)
         # Cloning by itself has to write it out.
         monkeypatch.setattr(Freezer, "_write_out", lambda *_: None)
-        time.sleep(0.2)
+        wait_until_settled(box.source)
         box.take(clock=SystemClock())
 
     assert box.read(model)[4096:4101] == b"later"
@@ -424,7 +458,7 @@ def test_a_file_whose_times_can_not_tell_yet_is_left_to_the_freeze(xfs: Disk) ->
     for taken_ns, expected in ((changed_ns + 10_000_000, None), (changed_ns + 10**9, int)):
         area = Area.make(os.fsencode(xfs.path), header_path, store_id)
         area.begin("cs-0a1b2c")
-        early = EarlyClones(area, taken_ns)
+        early = EarlyCopies(area, taken_ns)
         early.make(open_root(os.fsencode(box.source)), None, lambda *_: False)
         found = early.take((box.source / "run" / "model.pt").stat())
         area.end()
@@ -466,7 +500,7 @@ class StoppedClock(SystemClock):
         return 3600.0 if self.is_walked else 0.0
 
 
-def test_a_freeze_does_not_wait_for_who_reads_clones(
+def test_a_freeze_does_not_wait_for_the_readers_of_copies(
     xfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = Box(xfs.path)
@@ -474,20 +508,20 @@ def test_a_freeze_does_not_wait_for_who_reads_clones(
         (box.source / f"{number}.bin").write_bytes(os.urandom(20_000))
     (box.source / "large.bin").write_bytes(os.urandom(3 * MIB))
     clock = StoppedClock()
-    walked, read_small = _Capture.walked, ContentReader._read_small
+    walked, read_small = CaptureTime.walked, SmallFiles._read
     reads: list[bool] = []
 
-    def noted_walked(capture: _Capture) -> None:
+    def noted_walked(capture: CaptureTime) -> None:
         walked(capture)
         clock.is_walked = True
 
-    def noted_read(reader: ContentReader, file: Wanted) -> bytes:
+    def noted_read(reader: SmallFiles, file: SourceFile) -> Any:
         reads.append(clock.is_walked)
         return read_small(reader, file)
 
-    monkeypatch.setattr(_Capture, "walked", noted_walked)
-    monkeypatch.setattr(ContentReader, "_read_small", noted_read)
-    time.sleep(0.2)
+    monkeypatch.setattr(CaptureTime, "walked", noted_walked)
+    monkeypatch.setattr(SmallFiles, "_read", noted_read)
+    wait_until_settled(box.source)
     report = box.take(clock=clock)
 
     assert reads == [True] * 200
@@ -570,7 +604,7 @@ def test_roots_of_one_subvolume_are_frozen_together(btrfs: Disk) -> None:
     assert len([one for one in frozen_files(btrfs, box) if one.startswith("trees/")]) == 1
 
 
-def test_a_subvolume_that_was_made_writable_is_not_believed(btrfs: Disk) -> None:
+def test_a_subvolume_that_was_made_writable_is_not_trusted(btrfs: Disk) -> None:
     box = box_on(btrfs)
     snapshot = box.take().id
     model = box.source / "run" / "model.pt"
@@ -593,7 +627,7 @@ def test_a_subvolume_that_was_made_writable_is_not_believed(btrfs: Disk) -> None
 
 
 @pytest.mark.parametrize("harm", ["write", "truncate", "replace", "touch"])
-def test_a_clone_that_was_touched_is_not_believed(xfs: Disk, harm: str) -> None:
+def test_a_changed_reflink_copy_is_not_trusted(xfs: Disk, harm: str) -> None:
     box = box_on(xfs)
     snapshot = box.take().id
     model = os.fsencode(box.source / "run" / "model.pt")
@@ -623,7 +657,7 @@ def test_frozen_copies_can_be_given_up(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     snapshot = box.take().id
     with open_store(str(box.store)) as store:
-        removed = give_up(store.header.store_id, [os.fsencode(box.source)], keep=0)
+        removed = remove_copies(store.header.store_id, [os.fsencode(box.source)], keep=0)
 
     assert removed == [snapshot]
     assert frozen_files(cow_disk, box) == set()
@@ -631,7 +665,7 @@ def test_frozen_copies_can_be_given_up(cow_disk: Disk) -> None:
     assert box.verify().ok
 
 
-def test_an_area_of_somebody_else_is_not_used(xfs: Disk) -> None:
+def test_an_area_of_another_user_is_not_used(xfs: Disk) -> None:
     box = box_on(xfs)
     area = xfs.path / os.fsdecode(AREA_NAME)
     area.mkdir(mode=0o777)
@@ -669,3 +703,110 @@ def test_areas_of_stores_that_are_gone_go(cow_disk: Disk) -> None:
     assert frozen_files(cow_disk, other) != set()
     other.take(box.source)
     assert frozen_files(cow_disk, other) != set()
+
+
+@pytest.mark.parametrize("size", [20_000, 300_000, 3 * MIB])
+@pytest.mark.parametrize("old_size", [20_000, 3 * MIB])
+def test_a_file_replaced_before_its_reflink_copy_is_whole(
+    xfs: Disk, old_size: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the walk saw says nothing of the length of what is cloned."""
+    box = Box(xfs.path)
+    model, new = box.source / "model.pt", os.urandom(size)
+    model.write_bytes(os.urandom(old_size))
+    (xfs.path / "next").write_bytes(new)
+    copy = ReflinkView.copy
+
+    def replace_and_copy(view: ReflinkView, directory_fd: int, name: bytes) -> FrozenFile:
+        (xfs.path / "next").rename(model)
+        return copy(view, directory_fd, name)
+
+    monkeypatch.setattr(ReflinkView, "copy", replace_and_copy)
+    assert box.take().trouble == ()
+    assert box.read(model) == new
+    assert box.verify().ok
+
+
+def test_a_file_replaced_during_its_reflink_copy_is_whole(
+    xfs: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replacement moves the ctime of what is being cloned."""
+    box = Box(xfs.path)
+    model = box.source / "model.pt"
+    model.write_bytes(os.urandom(MIB))
+    names = iter(range(100))
+
+    def clone_and_link(source_fd: int, target_fd: int) -> None:
+        clone_file(source_fd, target_fd)
+        os.link(model, xfs.path / f"name {next(names)}")
+
+    clone_file = kernel.clone_file
+    monkeypatch.setattr(kernel, "clone_file", clone_and_link)
+    assert box.take().trouble == ()
+    assert box.read(model) == model.read_bytes()
+
+
+@pytest.mark.parametrize("ends", ["renamed", "removed", "renamed over"])
+def test_what_was_half_written_at_the_freeze_is_marked_whatever_becomes_of_it(
+    btrfs: Disk, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has it open by the time that the walk comes to it, and its name leads elsewhere."""
+    box = Box(btrfs.path)
+    temporary, model = box.source / "model.tmp", box.source / "model.pt"
+    model.write_bytes(b"old version")
+    begin = Freezer.begin
+
+    def half_written(freezer: Freezer) -> object:
+        with temporary.open("wb", buffering=0) as file:
+            file.write(b"first half")
+            views = begin(freezer)
+            file.write(b" and second half")
+        temporary.unlink() if ends == "removed" else temporary.replace(model)
+        if ends == "renamed over":
+            temporary.write_bytes(b"the next version")
+        return views
+
+    monkeypatch.setattr(Freezer, "begin", half_written)
+    box.take(clock=SystemClock())
+    found = {os.path.basename(path): one for path, one in box.entries().items() if one.is_file}
+    assert found[b"model.pt"].state == CONSISTENT
+    if ends == "renamed over":
+        assert found[b"model.tmp"].state == CONSISTENT
+        assert box.read(temporary) == b"the next version"
+    else:
+        assert found[b"model.tmp"].state == BEING_WRITTEN
+
+
+def test_what_was_written_right_before_the_freeze_is_read_from_the_live_file(
+    btrfs: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frozen one may lack bytes, so it is neither compared with nor restored from."""
+    box = Box(btrfs.path)
+    old, new = box.source / "old.pt", box.source / "new.pt"
+    old.write_bytes(os.urandom(MIB))
+    settle()
+    begin = Freezer.begin
+
+    def written_before(freezer: Freezer) -> object:
+        new.write_bytes(os.urandom(MIB))
+        views = begin(freezer)
+        whole = box.directory / "whole"
+        whole.write_bytes(b"whole")
+        whole.replace(new)
+        return views
+
+    monkeypatch.setattr(Freezer, "begin", written_before)
+    report = box.take(clock=SystemClock())
+    assert report.trouble == ()
+    assert box.read(new) == b"whole"
+    with open_store(str(box.store)) as store:
+        frozen = open_frozen(store.header.store_id, report.id, os.fsencode(box.source))
+    assert frozen is not None
+    entries = box.entries()
+    fd = frozen.open(os.fsencode(old), entries[os.fsencode(old)])
+    assert fd is not None
+    os.close(fd)
+    assert frozen.open(os.fsencode(new), entries[os.fsencode(new)]) is None
+    assert old.stat().st_ino not in frozen._record.doubtful
+    assert frozen._record.doubtful
+    frozen.close()

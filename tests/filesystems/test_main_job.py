@@ -1,4 +1,4 @@
-"""The main job on real file systems, a store that fills up, and a store that can only be read."""
+"""The main job on real file systems, on a store that fills up, and on a read-only store."""
 
 import os
 import subprocess
@@ -171,7 +171,7 @@ def test_a_store_that_fills_up_ends_the_snapshot_and_loses_nothing(
         outcome = place.run("snapshot", "--json", code=1)
         assert outcome.document["error"]["kind"] == "store_full"
         assert "No space left" in outcome.document["error"]["message"]
-        assert "Make room" in outcome.document["error"]["hint"]
+        assert "Free space" in outcome.document["error"]["hint"]
         assert len(outcome.err.splitlines()) == 2
         assert [one["id"] for one in place.run("list", "--json").document] == [first]
         place.run("verify", "--all", "--checksum")

@@ -1,4 +1,4 @@
-"""Rollback on real file systems: exact, fast where blocks are shared, and never half."""
+"""Rollback on real file systems: exact, fast with shared blocks, and never partial."""
 
 import os
 import random
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.box import Box, settle
+from tests.kit.chance import drawn_seed
 from tests.kit.filesystems import Disk, disk
 from tests.kit.program import CIUIC, environment
 from tests.kit.trees import Photo, differences, photograph
@@ -32,8 +33,7 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 @pytest.fixture
 def rng() -> random.Random:
     """Chance that can be had again: the seed is printed."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     return random.Random(seed)
 
 
@@ -248,7 +248,7 @@ def test_a_full_file_system_ends_a_rollback_with_files_old_or_new(
     )
     assert outcome.code in {0, 1}
     if outcome.code == 1:
-        assert "make room" in outcome.document["error"]["hint"]
+        assert "free space" in outcome.document["error"]["hint"]
     assert_old_or_new(box.source, old, new)
     (mounted.path / "ballast").unlink()
     roll_back(box)
@@ -322,7 +322,7 @@ def test_snapshots_of_scattered_changes_come_back_by_the_store_too(
 
 
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
-def test_what_a_rollback_by_clone_reported_survives_a_power_cut(
+def test_a_reported_rollback_from_reflink_copies_survives_a_power_cut(
     kind: str, tmp_path: Path, rng: random.Random
 ) -> None:
     if kind == "xfs" and shutil.which("xfs_io") is None:
@@ -347,7 +347,7 @@ def test_what_a_rollback_by_clone_reported_survives_a_power_cut(
             assert differences(before, photograph(box.source)) == []
 
 
-def test_a_power_cut_in_a_rollback_by_clone_leaves_files_old_or_new(
+def test_a_power_cut_in_a_rollback_from_reflink_copies_leaves_files_old_or_new(
     tmp_path: Path, rng: random.Random
 ) -> None:
     if shutil.which("xfs_io") is None:

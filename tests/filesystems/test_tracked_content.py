@@ -1,4 +1,4 @@
-"""Files cut by content whose changes are tracked: little is read, nothing is called wrong."""
+"""Tracked changes of files cut by content: few bytes are read, and no change is missed."""
 
 import os
 import random
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.store.header import CONTENT
-from ciuic.verbs import reading
+from ciuic.snapshot.read import recipe_reuse
+from ciuic.store.records.header import CONTENT
 from tests.filesystems.test_tracked_snapshots import box_on, slices, unlike
 from tests.filesystems.test_tracked_tensors import write_at
 from tests.kit.box import settle
@@ -29,7 +29,7 @@ def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         yield made
 
 
-def test_a_write_in_place_costs_its_blocks_and_a_base_snapshot_cuts_anew(cow_disk: Disk) -> None:
+def test_a_write_in_place_costs_its_blocks_and_a_full_snapshot_cuts_again(cow_disk: Disk) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)
     path = box.source / "memory.bin"
     path.write_bytes(random.Random(1).randbytes(4 * MIB))
@@ -74,7 +74,7 @@ def test_what_was_appended_is_found_again_when_the_head_goes(cow_disk: Disk) -> 
     assert (report.trouble, unlike(box)) == ((), [])
 
 
-def test_a_change_that_was_not_tracked_is_told_by_a_base_snapshot(
+def test_a_change_that_was_not_tracked_is_found_by_a_full_snapshot(
     cow_disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)
@@ -83,7 +83,7 @@ def test_a_change_that_was_not_tracked_is_told_by_a_base_snapshot(
     box.take()
     settle()
     write_at(path, MIB, b"changed")
-    monkeypatch.setattr(reading, "changed_ranges", lambda *_: [])
+    monkeypatch.setattr(recipe_reuse, "changed_ranges", lambda *_: [])
     report = box.take(base=True)
     assert [one.path for one in report.trouble] == [os.fsencode(path)]
     assert "missed a change" in report.trouble[0].what

@@ -1,4 +1,4 @@
-"""Snapshots that read only what has changed have every byte of every file all the same."""
+"""Snapshots that read only changes have every byte of every file."""
 
 import contextlib
 import os
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.capture.frozen import give_up
-from ciuic.model import FLUX, TakeReport
-from ciuic.store import open_store
-from ciuic.store.header import CONTENT, TENSORS
-from ciuic.store.nodes import iter_pieces
-from ciuic.verbs.browse import read_file
+from ciuic.model import BEING_WRITTEN
+from ciuic.snapshot.report import TakeReport
+from ciuic.source.freeze.places import remove_copies
+from ciuic.store.records.header import CONTENT, TENSORS
+from ciuic.store.records.recipe_nodes import iter_pieces
+from ciuic.store.store import open_store
+from ciuic.view.content import read_file
 from tests.filesystems.test_extents import BLOCK, MIB, Worked, set_nocow
 from tests.kit.box import Box, settle
 from tests.kit.filesystems import Disk, disk
@@ -167,7 +168,7 @@ def test_whatever_is_done_to_files_their_snapshots_have_every_byte(
             sliced += slices(box)
             if dice.random() < 0.1:
                 with open_store(str(box.store)) as store:
-                    give_up(store.header.store_id, [os.fsencode(box.source)], keep=0)
+                    remove_copies(store.header.store_id, [os.fsencode(box.source)], keep=0)
             settle()
         assert sliced > 0
         assert box.verify().ok
@@ -278,7 +279,7 @@ def test_a_file_that_is_written_all_the_time_is_of_one_moment(cow_disk: Disk) ->
         for _ in range(8):
             report: TakeReport = box.take()
             assert report.flux == (os.fsencode(model),)
-            assert box.entries()[os.fsencode(model)].state == FLUX
+            assert box.entries()[os.fsencode(model)].state == BEING_WRITTEN
             data = box.read(model)
             assert data[: 512 * 1024] == outside == data[512 * 1024 + MIB :]
             area = data[512 * 1024 : 512 * 1024 + MIB]

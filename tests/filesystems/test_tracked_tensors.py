@@ -1,4 +1,4 @@
-"""Files of tensors whose changes are tracked: what is kept and what is read fit their cuts."""
+"""Tracked changes of files of tensors: reused and read ranges fit their cuts."""
 
 import random
 from collections.abc import Iterator
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.store import create_store, open_store
-from ciuic.store.header import FIXED, Header, read_header
-from ciuic.store.layout import HEADER
+from ciuic.store.directory.create import create_store
+from ciuic.store.directory.find import read_header
+from ciuic.store.records.header import FIXED, Header
+from ciuic.store.records.layout import HEADER
+from ciuic.store.store import open_store
 from tests.filesystems.test_tracked_snapshots import box_on, slices, unlike
 from tests.kit.box import Box, settle
 from tests.kit.filesystems import Disk, disk
@@ -41,7 +43,7 @@ def write_at(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_a_file_of_tensors_may_change_in_place_and_grow_and_be_written_anew(
+def test_a_file_of_tensors_may_change_in_place_grow_and_be_rewritten(
     cow_disk: Disk,
 ) -> None:
     box = box_on(cow_disk, chunk_bytes=256 * KIB)

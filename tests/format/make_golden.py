@@ -18,12 +18,16 @@ import stat
 import struct
 from pathlib import Path
 
-from ciuic.hashing import data_id
-from ciuic.store import create_store, layout, open_store
-from ciuic.store.header import FIXED
-from ciuic.store.nodes import Piece
-from ciuic.verbs.label import set_pinned
-from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.maintain.label import set_pinned
+from ciuic.model import ExcludeRules
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.directory.create import create_store
+from ciuic.store.records import layout
+from ciuic.store.records.header import FIXED
+from ciuic.store.records.recipe_nodes import Piece
+from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
 from tests.kit.clock import ManualClock
 from tests.kit.spelled import spell
 
@@ -149,7 +153,9 @@ def main() -> None:
     for number, act in enumerate((fill, change, patch)):
         act()
         clock.advance(3600)
-        request = TakeRequest((SOURCE,), exclude=("*.tmp",), tags=(f"golden-{number}",))
+        request = TakeRequest(
+            (SOURCE,), exclude=ExcludeRules(("*.tmp",)), tags=(f"golden-{number}",)
+        )
         with open_store(str(store), write=True) as opened:
             report = take_snapshot(opened, request, clock=clock)
         found = {"id": report.id, "kind": report.kind, "parent": report.parent}
@@ -163,11 +169,11 @@ def main() -> None:
     _, forgotten, retired = (one["id"] for one in expected)
     with open_store(str(store), write=True) as opened:
         newest = opened.manifest(spell(opened, b"weights.bin", pieces, chunks=[PATCH])).summary
-        opened.keep_copies(newest.id)
+        opened.manifests.copies.keep(newest.id, opened.header)
         set_pinned(opened, expected[0]["id"], pinned=True)
         for name in (forgotten, retired):
-            opened.forget([name], clock.now_ns())
-        opened.empty_trash([retired])
+            opened.trash.forget([name], clock.now_ns())
+        opened.trash.empty([retired])
     expected[2] |= {"id": newest.id, "parent": newest.parent, "taken_ns": newest.taken_ns}
     for name in os.listdir(store):
         if name not in KEPT:

@@ -1,4 +1,4 @@
-"""Mends a pack by its parity, written from docs/format.md alone: section 24, and nothing of ciuic.
+"""Repairs a pack by its parity: from docs/format.md, "Parity and copies", and nothing of ciuic.
 
 Slow and short: one sector at a time, and the field's arithmetic by a table of logarithms.
 """
@@ -7,7 +7,7 @@ import struct
 
 from xxhash import xxh3_64_intdigest as xxh3
 
-__all__ = ["DamagedError", "coefficient", "mend", "multiply", "read_header"]
+__all__ = ["DamagedError", "coefficient", "multiply", "read_header", "repair"]
 
 HEADER = struct.Struct("<8sQIIIIQ32sQ")
 EXP, LOG = [0] * 510, [0] * 256
@@ -19,7 +19,7 @@ for _power in range(255):
 
 
 class DamagedError(Exception):
-    """More is damaged than can be mended."""
+    """More is damaged than parity can repair."""
 
 
 def multiply(a, b):
@@ -35,7 +35,7 @@ def coefficient(segments, row, segment):
 
 
 def times(data, factor):
-    return data.translate(bytes(multiply(one, factor) for one in range(256)))
+    return data.translate(bytes(multiply(value, factor) for value in range(256)))
 
 
 def plus(a, b):
@@ -66,12 +66,13 @@ def read_sums(file, at, count, pack):
     return sums, at
 
 
-def mend(damaged, file, pack):
+def repair(damaged, file, pack):
     """The pack as it was, from what is left of it and of its parity file."""
     size, segments, rows, sector, segment = read_header(file, pack)
     in_pack, per = -(-size // sector), segment // sector
     count = in_pack + rows * per
     front, at = read_sums(file, HEADER.size, count, pack)
+    at = -(-at // 4096) * 4096
     back, _ = read_sums(file, at + rows * segment, count, pack)
     sums = [a if a is not None else b for a, b in zip(front, back, strict=True)]
     whole = damaged[:size].ljust(segments * segment, b"\0")
@@ -108,7 +109,7 @@ def solve(segments, words, lost, checks, used):
         equations[step], equations[pivot] = equations[pivot], equations[step]
         left, right = equations[step]
         factor = inverse(left[step])
-        left, right = [multiply(one, factor) for one in left], times(right, factor)
+        left, right = [multiply(value, factor) for value in left], times(right, factor)
         equations[step] = left, right
         for other in range(len(lost)):
             factor = equations[other][0][step]

@@ -2,13 +2,14 @@
 
     python reader.py STORE SNAPSHOT TARGET
 
-restores every root of a snapshot below TARGET: the root /data/run to TARGET/data/run. It is the
-proof that the page is complete, and what one would copy to get data out of a store when no ciuic
-is at hand. Section numbers are those of docs/format.md. It aims at being understood, not at being
-fast, and needs the three packages below.
+restores every root of a snapshot below TARGET: the root /data/run to TARGET/data/run. It proves
+that the page is complete. To get data out of a store without ciuic, copy this program.
+Section numbers are those of docs/format.md. It is written to be understood, not to be fast, and
+needs the three packages below.
 """
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -16,8 +17,8 @@ import re
 import stat
 import struct
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xxhash
@@ -30,10 +31,13 @@ CONTEXTS = {
     TREE: "ciuic store format 1 tree node",
 }
 PACK_CONTEXT = "ciuic store format 1 pack footer"
-WHOLE, FLUX, UNREADABLE, SKIPPED = 0, 1, 2, 3
+WHOLE, BEING_WRITTEN, UNREADABLE, SKIPPED = 0, 1, 2, 3
 FRAME = struct.Struct("<4sBBHIIII32sQQ")
 TRAILER = struct.Struct("<QIIQ8s")
 LEVEL_MAX = 8
+NAME_MAX = 1023
+TARGET_MAX = 4095
+DEPTH_MAX = 1024
 CHAIN_MAX = 64
 PLAIN_MAX = 67_108_864
 MANIFEST_MAX = 64 * 1024 * 1024
@@ -43,7 +47,7 @@ class FormatError(Exception):
     """What was read is damaged, or needs a reader that knows more."""
 
 
-# Section 4: hashes, checksums, msgpack, paths
+# Section 3: hashes, checksums, msgpack, paths
 
 
 def identify(kind: int, plain: bytes) -> bytes:
@@ -55,7 +59,7 @@ def identify(kind: int, plain: bytes) -> bytes:
 
 def pack_identity(footer: bytes) -> bytes:
     """ID of a pack."""
-    return blake3(footer, derive_key_context=PACK_CONTEXT).digest()
+    return footer[-16:-8] + blake3(footer, derive_key_context=PACK_CONTEXT).digest()[:24]
 
 
 def xxh3(data: bytes) -> int:
@@ -97,7 +101,7 @@ def _msgpack_value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
     elif tag in _ARRAYS:
         count, at = _msgpack_number(data, at, _ARRAYS[tag])
     else:
-        raise FormatError(f"a node holds the msgpack type {tag:#x}, which no node has")
+        raise FormatError(f"a node holds the msgpack type {tag:#x}, which nodes do not have")
     items = []
     for _ in range(count):
         item, at = _msgpack_value(data, at, depth + 1)
@@ -117,11 +121,14 @@ def unescape_path(text: str) -> bytes:
     if re.search(r"\\(?!x[0-9a-f]{2})", text):
         raise FormatError(f"{text!r} is not an escaped path")
     parts = re.split(r"\\x([0-9a-f]{2})", text)
-    plain, escaped = parts[::2], [bytes.fromhex(one) for one in parts[1::2]] + [b""]
-    return b"".join([one.encode() + byte for one, byte in zip(plain, escaped, strict=True)])
+    plain, escaped = parts[::2], [bytes.fromhex(digits) for digits in parts[1::2]] + [b""]
+    try:
+        return b"".join([part.encode() + byte for part, byte in zip(plain, escaped, strict=True)])
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{text!r} holds half of a surrogate pair") from error
 
 
-# Sections 6, 7, 15: sealed documents
+# Sections 5, 6, 13: sealed documents
 
 
 def unseal(data: bytes) -> dict[str, Any]:
@@ -131,10 +138,17 @@ def unseal(data: bytes) -> dict[str, Any]:
         raise FormatError("not a sealed document, or cut short")
     if blake3(head + b"0" * 64 + tail).hexdigest().encode() != digits:
         raise FormatError("a document does not match its checksum")
-    document = json.loads(data)
+    document = json.loads(data, object_pairs_hook=_object)
     if not isinstance(document, dict):
         raise FormatError("a document is not an object")
     return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise FormatError("a document repeats a key")
+    return found
 
 
 def read_header(data: bytes) -> dict[str, Any]:
@@ -151,7 +165,7 @@ def read_header(data: bytes) -> dict[str, Any]:
     return unseal(data)
 
 
-# Section 8, 9: frames, packs
+# Sections 7, 8: frames, packs
 
 
 @dataclass(frozen=True)
@@ -166,14 +180,14 @@ class Frame:
     payload_checksum: int
     chunks: list[tuple[bytes, int]]
     header_length: int
-    reference: bytes
+    delta_bases: list[bytes]
 
 
 def parse_frame(data: bytes) -> Frame:
     """Header and table at the start of ``data``."""
     if len(data) < FRAME.size or data[:4] != b"CiF1":
         raise FormatError("no frame starts here")
-    _, kind, codec, flags, count, plain, stored, reserved, reference, payload_sum, own_sum = (
+    _, kind, codec, flags, count, plain, stored, further, delta_base, payload_sum, own_sum = (
         FRAME.unpack_from(data)
     )
     end = FRAME.size + 36 * count
@@ -183,11 +197,18 @@ def parse_frame(data: bytes) -> Frame:
     if xxh3(data[:64] + table) != own_sum:
         raise FormatError("a frame's header does not match its checksum")
     chunks = list(struct.iter_unpack("<32sI", table))
-    if plain > PLAIN_MAX or sum([length for _, length in chunks]) != plain:
-        raise FormatError("a frame's lengths do not add up")
-    usable = kind in {DATA, RECIPE, TREE} and not (flags or reserved)
-    usable &= any(reference) == (codec in {3, 4})
-    return Frame(kind, codec, usable, plain, stored, payload_sum, chunks, end, reference)
+    # A second delta base has the last slot of the table, with a length of 0.
+    delta_bases, usable = [delta_base] if any(delta_base) else [], True
+    if further == 1:
+        second, length = chunks.pop()
+        usable = bool(delta_bases and chunks) and not length
+        delta_bases.append(second)
+    lengths = [length for _, length in chunks]
+    usable &= 0 not in lengths and sum(lengths) == plain <= PLAIN_MAX and stored <= plain
+    usable &= kind in {DATA, RECIPE, TREE} and not flags and further < 2
+    usable &= codec > 4 or len(delta_bases) == (codec in {3, 4})
+    usable &= not delta_bases or (kind == DATA and len(chunks) == 1)
+    return Frame(kind, codec, usable, plain, stored, payload_sum, chunks, end, delta_bases)
 
 
 def frames_of_pack(data: bytes, name: str) -> list[tuple[int, Frame]]:
@@ -207,16 +228,24 @@ def _frames_of_footer(data: bytes, name: str) -> list[tuple[int, Frame]]:
         raise FormatError("a pack has no footer")
     if xxh3(footer) != own_sum or pack_identity(footer).hex() != name:
         raise FormatError("a pack's footer is damaged, or another pack's")
-    frames, at = [], 0
-    while at < len(footer):
+    frames: list[tuple[int, Frame]] = []
+    at = 0
+    while at < len(footer) - 16:
         frame_offset = int.from_bytes(footer[at : at + 8], "little")
         frame = parse_frame(footer[at + 8 :])
-        if frame_offset < 8 or frame_offset + frame.header_length + frame.stored_length > offset:
+        frame_end = frame_offset + frame.header_length + frame.stored_length
+        if frame.usable and not 8 <= frame_offset <= frame_end <= offset:
             raise FormatError("a footer lists a frame that lies outside of its pack")
         frames.append((frame_offset, frame))
         at += 8 + frame.header_length
     if len(frames) != count:
         raise FormatError("a footer lists another number of frames than it says")
+    end = 0
+    for frame_offset, frame in sorted(frames, key=lambda found: found[0]):
+        if frame.usable and frame_offset < end:
+            raise FormatError("a footer lists frames that overlap")
+        if frame.usable:
+            end = frame_offset + frame.header_length + frame.stored_length
     return frames
 
 
@@ -234,10 +263,10 @@ def _walked(data: bytes) -> Iterator[tuple[int, Frame]]:
         at += frame.header_length + frame.stored_length
 
 
-# Section 10: codecs
+# Section 9: codecs
 
 
-def decode_payload(codec: int, stored: bytes, plain_length: int, reference: bytes = b"") -> bytes:
+def decode_payload(codec: int, stored: bytes, plain_length: int, delta_base: bytes = b"") -> bytes:
     """The plain bytes of a payload."""
     if codec == 0:
         plain = stored
@@ -246,9 +275,9 @@ def decode_payload(codec: int, stored: bytes, plain_length: int, reference: byte
     elif codec == 2:
         plain = _join_planes(stored, plain_length)
     elif codec == 3:
-        plain = _add_delta(stored, plain_length, reference)
+        plain = _add_delta(stored, plain_length, delta_base)
     elif codec == 4:
-        plain = _add_sparse_delta(stored, plain_length, reference)
+        plain = _add_sparse_delta(stored, plain_length, delta_base)
     else:
         raise FormatError(f"codec {codec} is not known to this reader")
     if len(plain) != plain_length:
@@ -260,7 +289,9 @@ def _unzstd(stored: bytes, plain_length: int) -> bytes:
     try:
         if zstandard.frame_content_size(stored) != plain_length:
             raise FormatError("a zstd frame does not have the length that it should have")
-        return zstandard.ZstdDecompressor().decompress(stored, max_output_size=plain_length)
+        return zstandard.ZstdDecompressor().decompress(
+            stored, max_output_size=plain_length, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise FormatError(f"a zstd frame can't be decoded: {error}") from error
 
@@ -273,9 +304,9 @@ def _join_planes(stored: bytes, plain_length: int) -> bytes:
     columns: list[tuple[int, int, int]] = []
     at = 2
     while sum([size for size, _, _ in columns]) < width:
-        if at + 6 > len(stored) or stored[at] not in {1, 2, 4}:
+        columns.append(struct.unpack("<BBI", _taken(stored, at, 6)))
+        if columns[-1][0] not in {1, 2, 4}:
             raise FormatError("byte planes without a valid header")
-        columns.append(struct.unpack_from("<BBI", stored, at))
         at += 6
     sizes = [size for size, _, _ in columns]
     if sum(sizes) != width or sizes[-2:] != [1, 1]:
@@ -283,7 +314,7 @@ def _join_planes(stored: bytes, plain_length: int) -> bytes:
     elements = bytearray(count * width)
     place = 0
     for size, coding, length in columns:
-        column = _column(coding, stored[at : at + length], count * size, size)
+        column = _column(coding, _taken(stored, at, length), count * size, size)
         at += length
         for byte in range(size):
             elements[place + byte :: width] = column[byte::size]
@@ -293,30 +324,44 @@ def _join_planes(stored: bytes, plain_length: int) -> bytes:
         top = (top & 0x80) << 8 | top >> 8 << 7 | top & 0x7F
         elements[end - 2 : end] = top.to_bytes(2, "little")
     others = stored[at:]
+    if len(others) != plain_length - len(elements):
+        raise FormatError("byte planes with too few bytes behind them, or too many")
     return others[:skip] + bytes(elements) + others[skip:]
 
 
-def _add_delta(stored: bytes, plain_length: int, reference: bytes) -> bytes:
-    if len(reference) != plain_length:
+def _taken(stored: bytes, at: int, length: int) -> bytes:
+    """Exactly so many bytes."""
+    if at + length > len(stored):
+        raise FormatError("a payload is cut short")
+    return stored[at : at + length]
+
+
+def _add_delta(stored: bytes, plain_length: int, delta_base: bytes) -> bytes:
+    if len(delta_base) != plain_length:
         raise FormatError("a delta from something of another length")
     if len(stored) < 3 or stored[0] not in {2, 4, 8} or stored[1] >= stored[0] or stored[2] > 7:
         raise FormatError("a delta without a valid header")
     width, skip = stored[0], stored[1]
-    cuts = stored[3 : 3 + stored[2]]
+    cuts = _taken(stored, 3, stored[2])
+    if skip > plain_length or list(cuts) != sorted(set(cuts)):
+        raise FormatError("a delta with an impossible skip or impossible cuts")
     count = (plain_length - skip) // width
-    at = 3 + len(cuts) + plain_length - count * width
-    others = stored[3 + len(cuts) : at]
+    at = 3 + len(cuts)
+    others = _taken(stored, at, plain_length - count * width)
+    at += len(others)
     old = [
-        int.from_bytes(reference[skip + number * width :][:width], "little")
+        int.from_bytes(delta_base[skip + number * width :][:width], "little")
         for number in range(count)
     ]
     bits = 8 * width
-    classes = [sum([cut <= one >> bits - 9 & 255 for cut in cuts]) for one in old]
+    classes = [sum([cut <= element >> bits - 9 & 255 for cut in cuts]) for element in old]
     folded = [0] * count
     for number in range(len(cuts) + 1):
         members = [element for element in range(count) if classes[element] == number]
-        length, shift = struct.unpack_from("<IB", stored, at)
-        body = _join_planes(stored[at + 5 : at + 5 + length], len(members) * width)
+        length, shift = struct.unpack("<IB", _taken(stored, at, 5))
+        if shift >= bits:
+            raise FormatError("a delta is rotated by more bits than its elements have")
+        body = _join_planes(_taken(stored, at + 5, length), len(members) * width)
         at += 5 + length
         for place, element in enumerate(members):
             value = int.from_bytes(body[place * width :][:width], "little")
@@ -324,31 +369,33 @@ def _add_delta(stored: bytes, plain_length: int, reference: bytes) -> bytes:
     if at != len(stored):
         raise FormatError("a delta with something behind its classes")
     new = b""
-    for before, one in zip(old, folded, strict=True):
-        difference = one // 2 if one % 2 == 0 else -(one + 1) // 2
+    for before, value in zip(old, folded, strict=True):
+        difference = value // 2 if value % 2 == 0 else -(value + 1) // 2
         new += ((before + difference) % (1 << bits)).to_bytes(width, "little")
     return others[:skip] + new + others[skip:]
 
 
-def _add_sparse_delta(stored: bytes, plain_length: int, reference: bytes) -> bytes:
-    if len(reference) != plain_length:
+def _add_sparse_delta(stored: bytes, plain_length: int, delta_base: bytes) -> bytes:
+    if len(delta_base) != plain_length:
         raise FormatError("a sparse delta from something of another length")
     if len(stored) < 7 or stored[0] not in {1, 2, 4, 8} or stored[1] >= stored[0]:
         raise FormatError("a sparse delta without a valid header")
     width, skip, changed, gap_bytes = struct.unpack_from("<BBIB", stored)
+    if skip > plain_length:
+        raise FormatError("a sparse delta with a skip beyond its end")
     count = (plain_length - skip) // width
     if not 1 <= gap_bytes <= 4 or changed > count // 2:
         raise FormatError("a sparse delta of too many elements")
-    at = 7 + plain_length - count * width
-    others = stored[7:at]
+    others = _taken(stored, 7, plain_length - count * width)
+    at = 7 + len(others)
 
     def column() -> bytes:
         nonlocal at
-        coding, length = struct.unpack_from("<BI", stored, at)
+        coding, length = struct.unpack("<BI", _taken(stored, at, 5))
         at += 5 + length
         if coding not in {0, 1}:
             raise FormatError(f"a column has the coding {coding}, which is not known")
-        return _column(coding, stored[at - length : at], changed, 1)
+        return _column(coding, _taken(stored, at - length, length), changed, 1)
 
     columns = [column() for _ in range(gap_bytes)]
     places, place = [], skip - width
@@ -357,20 +404,22 @@ def _add_sparse_delta(stored: bytes, plain_length: int, reference: bytes) -> byt
         places.append(place)
     if places and place + width > skip + count * width:
         raise FormatError("a sparse delta goes beyond its end")
-    new = bytearray(others[:skip] + reference[skip : skip + count * width] + others[skip:])
-    old = b"".join([reference[one : one + width] for one in places])
+    new = bytearray(others[:skip] + delta_base[skip : skip + count * width] + others[skip:])
+    old = b"".join([delta_base[place : place + width] for place in places])
     if width == 1:
         values = bytes(
             [
-                (before + (one // 2 if one % 2 == 0 else -(one + 1) // 2)) % 256
-                for before, one in zip(old, column(), strict=True)
+                (before + (value // 2 if value % 2 == 0 else -(value + 1) // 2)) % 256
+                for before, value in zip(old, column(), strict=True)
             ]
         )
     else:
+        if changed and stored[at : at + 2] != bytes([width, 0]):
+            raise FormatError("a sparse delta with new values of another width or skip")
         values = _add_delta(stored[at:], len(old), old) if changed else b""
         at = len(stored) if changed else at
-    for number, one in enumerate(places):
-        new[one : one + width] = values[number * width : (number + 1) * width]
+    for number, place in enumerate(places):
+        new[place : place + width] = values[number * width : (number + 1) * width]
     if at != len(stored):
         raise FormatError("a sparse delta with something behind its end")
     return bytes(new)
@@ -387,7 +436,7 @@ def _column(coding: int, stored: bytes, length: int, size: int) -> bytes:
         high = _unzstd(stored[low_end:], length // 2) if low_end < len(stored) else bytes(len(low))
         first = [(a & 15) + 16 * (b & 15) for a, b in zip(low, high, strict=True)]
         second = [(a >> 4) + 16 * (b >> 4) for a, b in zip(low, high, strict=True)]
-        column = bytes([(one + stored[0]) % 256 for one in first + second])
+        column = bytes([(value + stored[0]) % 256 for value in first + second])
     else:
         raise FormatError(f"a byte plane has the coding {coding}, which is not known")
     if len(column) != length:
@@ -395,12 +444,12 @@ def _column(coding: int, stored: bytes, length: int, size: int) -> bytes:
     return column
 
 
-# Sections 11 to 13: nodes
+# Sections 10 to 12: nodes
 
 
 @dataclass
 class Entry:
-    """One name in a directory; fields in the order of the table in section 13."""
+    """One name in a directory; fields in the order of the table in section 12."""
 
     name: bytes
     mode: int
@@ -438,7 +487,51 @@ def make_entry(record: Any) -> Entry:
             raise FormatError("an entry's time is out of range")
     if not isinstance(entry.name, bytes) or not isinstance(entry.content, bytes):
         raise FormatError("an entry's name or content is not binary")
+    check_content(entry)
     return entry
+
+
+def check_content(entry: Entry) -> None:
+    """Refuse what an entry of its type does not have."""
+    kind, length = stat.S_IFMT(entry.mode), len(entry.content)
+    if entry.mode >> 16 or entry.state > SKIPPED or (entry.size and kind != stat.S_IFREG):
+        raise FormatError("an entry's mode, state or size is not allowed")
+    if kind in {stat.S_IFREG, stat.S_IFDIR}:
+        fits = length in {0, 32} and entry.level <= LEVEL_MAX + (kind == stat.S_IFREG)
+    elif kind == stat.S_IFLNK:
+        fits = 0 < length <= TARGET_MAX and b"\0" not in entry.content and not entry.level
+    elif kind in {stat.S_IFIFO, stat.S_IFBLK, stat.S_IFCHR}:
+        fits = not length and not entry.level
+    else:
+        raise FormatError("an entry is of an unknown type")
+    if not fits:
+        raise FormatError("an entry's content does not fit its type")
+
+
+def check_name(name: bytes, last: bytes) -> None:
+    """Refuse a name that no directory has, or not behind ``last``."""
+    if name in {b".", b".."} or b"/" in name or b"\0" in name or len(name) > NAME_MAX:
+        raise FormatError(f"{name!r} can't be a name")
+    if name <= last:
+        raise FormatError(f"the name {name!r} is out of order")
+
+
+def is_same_file(first: Entry, other: Entry) -> bool:
+    """Whether two entries of one inode can be names of one file."""
+    return replace(first, name=b"", ctime=0) == replace(other, name=b"", ctime=0)
+
+
+def check_roots(paths: list[bytes]) -> None:
+    """Refuse what can't be the roots of a snapshot."""
+    for path in paths:
+        if not path.startswith(b"/") or path != b"/" + os.path.normpath(path).lstrip(b"/"):
+            raise FormatError(f"the root {path!r} is not in its plain form")
+        if b"\0" in path:
+            raise FormatError(f"the root {path!r} can't be a path")
+        others = list(paths)
+        others.remove(path)
+        if any((other + b"/").startswith(path.rstrip(b"/") + b"/") for other in others):
+            raise FormatError(f"a root lies inside the root {path!r}")
 
 
 @dataclass(frozen=True)
@@ -478,16 +571,24 @@ class Store:
 
     def snapshots(self) -> list[str]:
         """IDs of all snapshots."""
-        return [one[:-5] for one in self._names("snapshots", r"cs-[0-9a-f]{6,64}\.json")]
+        return [name[:-5] for name in self._names("snapshots", r"cs-[0-9a-f]{6,64}\.json")]
+
+    def latest(self) -> str | None:
+        """ID of the snapshot that was committed last; None in a store without any."""
+        manifests = {}
+        for snapshot in self.snapshots():
+            with contextlib.suppress(FormatError):
+                manifests[snapshot] = self.manifest(snapshot)
+        return latest_of(manifests)
 
     def _names(self, directory: str, form: str) -> list[str]:
         # Copies lose directories that are empty.
         path = os.path.join(self.path, directory)
         names = sorted(os.listdir(path)) if os.path.isdir(path) else []
         return [
-            one
-            for one in names
-            if re.fullmatch(form, one) and os.path.isfile(os.path.join(path, one))
+            name
+            for name in names
+            if re.fullmatch(form, name) and os.path.isfile(os.path.join(path, name))
         ]
 
     def manifest(self, snapshot: str) -> dict[str, Any]:
@@ -499,10 +600,12 @@ class Store:
         document = unseal(data)
         if document["format"] != 1 or document["id"] != snapshot:
             raise FormatError("a manifest of another format, or of another snapshot")
+        if document.get("required"):
+            raise FormatError(f"a manifest needs the feature {document['required'][0]!r}")
         return document
 
     def chunk(self, kind: int, name: bytes) -> bytes:
-        """The bytes of a chunk, from whichever pack has them intact."""
+        """The bytes of a chunk, from any pack that has them intact."""
         problem = f"chunk {name.hex()[:12]} is in no pack"
         for place in self._places.get(name, []):
             try:
@@ -521,20 +624,21 @@ class Store:
         frame = place.frame
         if self._last[0] == (place.pack, place.offset):
             return self._last[1]
-        # The header as the footer has it counts: the one in front of the payload may be damaged.
+        # The footer's copy of the header counts: the one in front of the payload may be damaged.
         with open(os.path.join(self.path, "packs", place.pack), "rb") as file:
             file.seek(place.offset + frame.header_length)
             payload = file.read(frame.stored_length)
         if xxh3(payload) != frame.payload_checksum:
             raise FormatError("a payload does not match its checksum")
-        reference = self._reference(frame.reference) if any(frame.reference) else b""
-        plain = decode_payload(frame.codec, payload, frame.plain_length, reference)
+        # No codec that this reader knows has two delta bases.
+        delta_base = self._delta_base(frame.delta_bases[0]) if frame.delta_bases else b""
+        plain = decode_payload(frame.codec, payload, frame.plain_length, delta_base)
         self._last = ((place.pack, place.offset), plain)
         return plain
 
-    def _reference(self, name: bytes) -> bytes:
+    def _delta_base(self, name: bytes) -> bytes:
         if self._depth == CHAIN_MAX:
-            raise FormatError("a chain of more deltas than can be")
+            raise FormatError("a chain of too many deltas")
         self._depth += 1
         try:
             return self.chunk(DATA, name)
@@ -561,12 +665,20 @@ class Store:
 
     def entries(self, content: bytes, level: int) -> Iterator[Entry]:
         """A directory's entries."""
-        return map(make_entry, self._leaves(TREE, content, level))
+        last = b""
+        for entry in map(make_entry, self._leaves(TREE, content, level)):
+            check_name(entry.name, last)
+            last = entry.name
+            yield entry
 
     def root(self, tree: str) -> Entry:
         """The entry of a root's own directory."""
-        (entry,) = self.entries(bytes.fromhex(tree), 0)
-        return entry
+        if not re.fullmatch("[0-9a-f]{64}", tree):
+            raise FormatError("a root's node is not an ID in lower-case hex digits")
+        records = self._node(TREE, bytes.fromhex(tree), 0)
+        if len(records) != 1 or not stat.S_ISDIR(records[0][1]) or records[0][0] != b".":
+            raise FormatError("the node of a root is not that of a directory")
+        return make_entry(records[0])
 
     def pieces(self, entry: Entry) -> Iterator[tuple[int, bytes, int | None]]:
         """Length, chunk ID and start in it of each piece of a file.
@@ -594,6 +706,23 @@ class Store:
             raise FormatError("a file's pieces are shorter than the file")
 
 
+def latest_of(manifests: dict[str, dict[str, Any]]) -> str | None:
+    """Which of these snapshots was committed last. Section 13."""
+
+    def later(names: Iterable[str]) -> str | None:
+        return max(names, key=lambda name: (manifests[name]["taken_ns"], name), default=None)
+
+    present = later(manifests)
+    reached = set()
+    while present is not None and present not in reached:
+        reached.add(present)
+        child = later([name for name, what in manifests.items() if what["parent"] == present])
+        if child is None:
+            break
+        present = child
+    return present
+
+
 def _shared_lock(path: str) -> int | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -607,7 +736,7 @@ def _shared_lock(path: str) -> int | None:
 
 
 class Restorer:
-    """Writes entries into directories that nobody else changes meanwhile.
+    """Writes entries into directories that no other program changes meanwhile.
 
     Attributes:
         problems: Path and reason of everything that is not as the snapshot has it.
@@ -615,12 +744,15 @@ class Restorer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._first_names: dict[tuple[int, int], bytes] = {}
+        self._first_names: dict[tuple[int, int], tuple[bytes, Entry]] = {}
+        self._depth = 0
         self.problems: list[tuple[bytes, str]] = []
 
     def restore(self, snapshot: str, target: bytes) -> None:
         """Every root of a snapshot, into the directory ``target``."""
-        for root in self._store.manifest(snapshot)["roots"]:
+        roots = self._store.manifest(snapshot)["roots"]
+        check_roots([unescape_path(root["path"]) for root in roots])
+        for root in roots:
             path = unescape_path(root["path"])
             if not root["tree"]:
                 self.problems.append((path, root["missing"]))
@@ -636,26 +768,31 @@ class Restorer:
             key = (entry.link_device, entry.inode)
             if kind == stat.S_IFDIR:
                 self._place_directory(entry, path)
-            elif entry.link_device and key in self._first_names:
-                os.link(self._first_names[key], path, follow_symlinks=False)
-            else:
-                self._place_other(kind, entry, path)
-                if entry.link_device:
-                    self._first_names[key] = path
+                return
+            first = self._first_names.get(key) if entry.link_device else None
+            if first is not None and is_same_file(first[1], entry):
+                os.link(first[0], path, follow_symlinks=False)
+                return
+            self._place_other(kind, entry, path)
+            if entry.link_device:
+                self._first_names.setdefault(key, (path, entry))
         except (FormatError, OSError) as error:
             self.problems.append((path, str(error)))
 
     def _place_directory(self, entry: Entry, path: bytes) -> None:
+        if self._depth == DEPTH_MAX:
+            raise FormatError(f"is more than {DEPTH_MAX} directories deep")
         os.mkdir(path, 0o700)
         if entry.state == UNREADABLE:
             raise FormatError("could not be read when the snapshot was taken")
         if entry.state == SKIPPED:
             return
-        for inner in self._store.entries(entry.content, entry.level):
-            if inner.name in {b"", b".", b".."} or b"/" in inner.name or b"\0" in inner.name:
-                self.problems.append((path, f"{inner.name!r} can't be a name"))
-                continue
-            self.place(inner, os.path.join(path, inner.name))
+        self._depth += 1
+        try:
+            for inner in self._store.entries(entry.content, entry.level):
+                self.place(inner, os.path.join(path, inner.name))
+        finally:
+            self._depth -= 1
         self._set_metadata(entry, path)
 
     def _place_other(self, kind: int, entry: Entry, path: bytes) -> None:
@@ -675,8 +812,8 @@ class Restorer:
     def _write_file(self, entry: Entry, path: bytes) -> None:
         if entry.state == UNREADABLE:
             raise FormatError("could not be read when the snapshot was taken")
-        if entry.state == FLUX:
-            self.problems.append((path, "was in flux when the snapshot was taken"))
+        if entry.state == BEING_WRITTEN:
+            self.problems.append((path, "was being written when the snapshot was taken"))
         with open(path, "xb") as file:
             file.truncate(entry.size)
             for length, name, start in self._store.pieces(entry):
@@ -708,11 +845,17 @@ def main() -> int:
     """Restore as the command line says; 1 if anything is not as the snapshot has it."""
     parser = argparse.ArgumentParser(description="Restore a snapshot of a ciuic store.")
     parser.add_argument("store")
-    parser.add_argument("snapshot")
+    parser.add_argument("snapshot", help="its ID, or 'latest'")
     parser.add_argument("target", help="an empty directory")
     arguments = parser.parse_args()
-    restorer = Restorer(Store(arguments.store))
-    restorer.restore(arguments.snapshot, os.fsencode(arguments.target))
+    store = Store(arguments.store)
+    snapshot = arguments.snapshot
+    if snapshot == "latest":
+        snapshot = store.latest()
+        if snapshot is None:
+            parser.error("the store has no snapshot that can be read")
+    restorer = Restorer(store)
+    restorer.restore(snapshot, os.fsencode(arguments.target))
     for path, problem in restorer.problems:
         print(f"{path!r}: {problem}", file=sys.stderr)
     return 1 if restorer.problems else 0

@@ -1,4 +1,4 @@
-"""A store of format 1 that is kept for good: the code of today reads it as on its first day."""
+"""A permanent store of format 1: the current code reads it exactly."""
 
 import json
 import os
@@ -7,16 +7,20 @@ import shutil
 import pytest
 
 from ciuic.catalog import list_snapshots
-from ciuic.clock import SystemClock
 from ciuic.errors import SnapshotNotFoundError
-from ciuic.model import WHOLE
-from ciuic.store import layout, open_store
-from ciuic.store.nodes import iter_pieces, iter_tree
-from ciuic.store.parity import inspect_parity
-from ciuic.store.trash import decode_retired
-from ciuic.verbs.restore import RestoreRequest, restore
-from ciuic.verbs.take import TakeRequest, take_snapshot
-from ciuic.verbs.verify import verify_all
+from ciuic.model import CONSISTENT
+from ciuic.restore.restore import restore
+from ciuic.restore.targets import RestoreRequest
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.parity.parity_file import inspect_parity
+from ciuic.store.records import layout
+from ciuic.store.records.recipe_nodes import iter_pieces
+from ciuic.store.records.tree_nodes import iter_tree, read_root
+from ciuic.store.snapshots.trash_files import decode_retired
+from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
+from ciuic.verify.verify import verify_all
 from tests.format import reader
 from tests.format.make_golden import GOLDEN, survey
 
@@ -54,12 +58,12 @@ def test_it_is_verified(store):
 
 def test_what_was_forgotten_can_be_brought_back_and_what_is_gone_can_not(store):
     with open_store(store, write=True) as opened:
-        (one,) = opened.trash()
+        (one,) = opened.trash.read()
         assert one.id == FORGOTTEN["id"]
-        assert opened.bring_back(one.id).summary.taken_ns == FORGOTTEN["taken_ns"]
+        assert opened.trash.bring_back(one.id).summary.taken_ns == FORGOTTEN["taken_ns"]
         assert len(list_snapshots(opened)) == len(EXPECTED["snapshots"])
         with pytest.raises(SnapshotNotFoundError):
-            opened.bring_back(EXPECTED["retired"])
+            opened.trash.bring_back(EXPECTED["retired"])
     with open(os.path.join(store, layout.RETIRED), "rb") as file:
         assert decode_retired(file.read()) == {EXPECTED["retired"]}
 
@@ -78,7 +82,7 @@ def test_its_parity_is_sound_and_gives_back_what_is_damaged(store, tmp_path):
 def test_it_has_a_file_of_slices(store):
     with open_store(store) as opened:
         root = opened.manifest(NEWEST["id"]).roots[0]
-        (top,) = iter_tree(opened.reader.node, root.tree, 0)
+        top = read_root(opened.reader.node, root.tree)
         entries = {one.name: one for one in iter_tree(opened.reader.node, top.content, top.level)}
         pieces = list(iter_pieces(opened.reader.node, entries[b"weights.bin"]))
     assert [bool(one.start_bytes) for one in pieces] == [False, False, True]
@@ -91,7 +95,7 @@ def test_it_is_restored(store, tmp_path, expected):
     os.mkdir(target)
     if expected is FORGOTTEN:
         with open_store(store, write=True) as opened:
-            opened.bring_back(expected["id"])
+            opened.trash.bring_back(expected["id"])
     with open_store(store) as opened:
         manifest = opened.manifest(expected["id"])
         report = restore(opened, manifest, RestoreRequest((ROOT,), target), clock=SystemClock())
@@ -113,10 +117,10 @@ def test_it_holds_every_codec_and_extended_attributes(store):
     assert {place.frame.codec for found in places for place in found} == {0, 1, 2}
     with open_store(store) as opened:
         root = opened.manifest(FIRST["id"]).roots[0]
-        (top,) = iter_tree(opened.reader.node, root.tree, 0)
+        top = read_root(opened.reader.node, root.tree)
         entries = {one.name: one for one in iter_tree(opened.reader.node, top.content, top.level)}
     assert entries[b"notes.txt"].xattrs == ((b"user.by", b"\x00\xff"),)
-    assert {one.state for one in entries.values()} == {WHOLE}
+    assert {one.state for one in entries.values()} == {CONSISTENT}
 
 
 def test_a_snapshot_can_be_added_to_it(store, tmp_path):
@@ -127,6 +131,6 @@ def test_a_snapshot_can_be_added_to_it(store, tmp_path):
     with open_store(store, write=True) as opened:
         request = TakeRequest((os.fsencode(source),))
         report = take_snapshot(opened, request, clock=SystemClock())
-        assert report.parent == EXPECTED["snapshots"][-1]["id"]
+        assert report.parent is None, "no snapshot of the store has this directory"
         assert report.new_bytes == 0
         assert len(list_snapshots(opened)) == len(LISTED) + 1

@@ -1,4 +1,4 @@
-"""docs/guarantees.md: no guarantee without a test, no test that does not exist."""
+"""docs/guarantees.md: every guarantee has a test, and every named test exists."""
 
 import ast
 import re

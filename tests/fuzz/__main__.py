@@ -33,8 +33,8 @@ def fuzz(target: str, runs: int, seed: int) -> int:
 
     # Before anything else imports them; those that are imported late, in functions, too.
     with atheris.instrument_imports(include=["ciuic", "ciuicd"]):
-        import ciuic.codec.delta
-        import ciuic.store.survey  # noqa: F401 - instrumented
+        import ciuic.codec.dense_delta
+        import ciuic.view.damage  # noqa: F401 - instrumented
         from tests.fuzz.targets import TARGETS
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     work = WORK / target

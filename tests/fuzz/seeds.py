@@ -9,14 +9,17 @@ import msgspec
 import zstandard
 
 from ciuic import codec
-from ciuic.capture import frozen
-from ciuic.capture.frozen import Copies, Copy, RootRecord
-from ciuic.chunking.tensors import zipped
-from ciuic.chunking.tensors.headers import Headers
-from ciuic.codec import delta, planes, sparse
-from ciuic.hashing import checksum
-from ciuic.model import Entry, Root, SnapshotSummary, Trouble
-from ciuic.store import frame, header, manifest
+from ciuic.codec import dense_delta, planes, sparse_delta
+from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan
+from ciuic.formats import zip_archive
+from ciuic.formats.headers import Headers
+from ciuic.model import Entry, ExcludeRules, PathWarning, Root, SnapshotSummary
+from ciuic.source.freeze import records
+from ciuic.source.freeze.copies import Copies, Copy
+from ciuic.source.freeze.records import RootRecord
+from ciuic.store.format import frame
+from ciuic.store.records import header, kinds, manifest
+from ciuic.system.hashing import checksum
 from tests.fuzz.targets import SNAPSHOT, ZEROS
 from tests.kit.tensors import npy, saved
 
@@ -30,8 +33,10 @@ def part(data: bytes) -> bytes:
 
 def _frames() -> list[bytes]:
     found = []
-    for kind, parts in ((frame.DATA, [b"one", b"two" * 50]), (frame.TREE, [b"\x92\x00\x90"])):
-        one, payload = frame.encode_frame(kind, [(frame.chunk_id(kind, one), one) for one in parts])
+    for kind, parts in ((kinds.DATA, [b"one", b"two" * 50]), (kinds.TREE, [b"\x92\x00\x90"])):
+        one, payload = frame.encode_frame(
+            kind, [(kinds.chunk_id_of(kind, one), one) for one in parts]
+        )
         found.append(one.encode_header() + bytes(payload))
     return found
 
@@ -90,8 +95,13 @@ def _manifest(path: bytes = b"/root\xff") -> bytes:
     summary = SnapshotSummary(
         SNAPSHOT, "base", None, 1, 2, 3, 4, 5, ("tag",), 1, tuple([one.path for one in roots])
     )
-    trouble = (Trouble(b"/root\xff/a\\x", "in flux"), Trouble(b"/s", "socket", harmless=True))
-    made = manifest.Manifest(summary, roots, "host", "writer", 6, 0.5, ("*.tmp",), trouble)
+    trouble = (
+        PathWarning(b"/root\xff/a\\x", "in flux"),
+        PathWarning(b"/s", "socket", harmless=True),
+    )
+    made = manifest.Manifest(
+        summary, roots, "host", "writer", 6, 0.5, ExcludeRules(("*.tmp",)), trouble
+    )
     return _document(manifest.encode_manifest(made))
 
 
@@ -121,28 +131,28 @@ def _parities() -> list[bytes]:
 def _deltas() -> list[bytes]:
     """What ``fuzz_delta`` takes for a length, a reference and a delta from it."""
     made = []
-    for width in delta.WIDTHS:
+    for width in dense_delta.WIDTHS:
         old = struct.pack("<16d", *range(16))
         new = struct.pack("<16d", *[one * 1.001 for one in range(16)])
-        stored = bytes(delta.encode(new, old, delta.probe(new, old, width, 0)))
-        head = struct.pack("<HB", len(old), delta.WIDTHS.index(width))
+        stored = bytes(dense_delta.encode(new, old, dense_delta.probe(new, old, width, 0)))
+        head = struct.pack("<HB", len(old), dense_delta.WIDTHS.index(width))
         made.append(head + part(old) + stored)
         few = new[:8] + old[8:]
-        made.append(head + part(old) + bytes(sparse.encode(few, old, width, 0) or b""))
-    made.append(head + part(old) + bytes(sparse.encode(few, old, 1, 0) or b""))
+        made.append(head + part(old) + bytes(sparse_delta.encode(few, old, width, 0) or b""))
+    made.append(head + part(old) + bytes(sparse_delta.encode(few, old, 1, 0) or b""))
     return made
 
 
 def _planes() -> list[bytes]:
     found = []
     for width, columns in {
-        2: [(1, planes.ZSTD), (1, planes.PAIRS)],
-        4: [(2, planes.RAW), (1, planes.PAIRS), (1, planes.PAIRS)],
-        8: [(1, planes.PAIRS), (1, planes.RAW), (4, planes.ZSTD), (1, planes.RAW), (1, 1)],
+        2: [(1, ZSTD), (1, PAIRS)],
+        4: [(2, RAW), (1, PAIRS), (1, PAIRS)],
+        8: [(1, PAIRS), (1, RAW), (4, ZSTD), (1, RAW), (1, 1)],
     }.items():
-        made = [planes.Column(size, coding, base=3) for size, coding in columns]
+        made = [Column(size, coding, lowest=3) for size, coding in columns]
         plain = bytes(range(40)) * 8
-        stored = bytes(planes.encode(plain, planes.Plan(width, 1, tuple(made), 1.0)))
+        stored = bytes(planes.encode(plain, Plan(width, 1, tuple(made), 1.0)))
         found.append(len(plain).to_bytes(2, "little") + stored)
     body = b"".join([bytes([1]) + part(b"a" * 16) + bytes([1, 1]) for _ in range(2)])
     found.append((32).to_bytes(2, "little") + bytes([2, 0, 2]) + body)
@@ -164,11 +174,11 @@ def _records() -> list[bytes]:
     )
     roots = [
         RootRecord(b"/a", "reflink", copies=copies),
-        RootRecord(b"/b", "subvolume", b"x.0", b"in/side", bytes(16), 5),
+        RootRecord(b"/b", "subvolume", b"x.0", b"in/side", bytes(16), 5, doubtful=frozenset({7})),
     ]
-    data = frozen._encoded(5, roots)
-    start = len(frozen._MAGIC) + 4
-    (length,) = frozen._HEAD.unpack_from(data, start - 4)
+    data = records.encode_record(5, roots)
+    start = len(records._MAGIC) + 4
+    (length,) = records._HEAD.unpack_from(data, start - 4)
     return [bytes(3) + part(data[start : start + length]) + data[start + length : -32]]
 
 
@@ -189,7 +199,7 @@ def _pickles() -> list[bytes]:
     for name in ("state.pt", "part.distcp"):
         data = saved(name)
         headers = Headers(lambda at, length, data=data: data[at : at + length], len(data))
-        found += [pickle for _, pickle in zipped.pickles(headers)]
+        found += [pickle for _, pickle in zip_archive.pickles(headers)]
     return [*found, saved("named.metadata")]
 
 
@@ -251,7 +261,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
         _header(header.Chunking("fixed", 4096)),
         _header(header.Chunking.of("content", 4096)),
     ],
-    "manifest": lambda: [_manifest(), _manifest(b"relative")],
+    "manifest": lambda: [_manifest(), _manifest(b"/a/b")],
     "parity": _parities,
     "delta": _deltas,
     "pickle": _pickles,

@@ -9,10 +9,10 @@ timed; memory is bounded by ``MEMORY_BYTES_MAX``, which whoever calls has to see
 
 import contextlib
 import functools
-import io
 import json
 import math
 import os
+import socket
 import sqlite3
 import struct
 import tempfile
@@ -20,32 +20,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ciuic import catalog, codec, config, control
-from ciuic.capture import frozen
-from ciuic.chunking import ContentChunker, tensors
-from ciuic.chunking.tensors import pickled, zipped
-from ciuic.chunking.tensors.described import described
-from ciuic.chunking.tensors.headers import WIDTHS
-from ciuic.clock import from_local_text
-from ciuic.codec import planes
+from ciuic.chunking import ContentChunker
+from ciuic.codec import planes, probing
+from ciuic.codec.plan import Plan
+from ciuic.control import client as control_client
 from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError
-from ciuic.hashing import checksum, data_id, pack_id
+from ciuic.formats import headers, spans, torch_pickle, zip_archive
+from ciuic.formats.headers import WIDTHS
+from ciuic.formats.names import described
+from ciuic.maintain.scrub.budget import parse_budget
 from ciuic.model import Entry
 from ciuic.retention import parse_policy
-from ciuic.store import (
-    frame,
-    header,
-    index,
-    inspect,
-    layout,
-    manifest,
-    mending,
-    nodes,
-    pack,
-    parity,
-    trash,
-)
+from ciuic.source.freeze import copies, records
+from ciuic.store.directory import find, pack_file
+from ciuic.store.format import frame, pack
+from ciuic.store.health import salvage
+from ciuic.store.index import chunk_index
+from ciuic.store.parity import encoding, parity_file, rebuild
+from ciuic.store.records import header, kinds, layout, manifest, nodes, recipe_nodes, tree_nodes
+from ciuic.store.records.references import references
+from ciuic.store.snapshots import trash_files
+from ciuic.system.clock import from_local_text
+from ciuic.system.hashing import checksum, data_id, pack_id_of
 from ciuic.units import parse_duration_s, parse_size_bytes
-from ciuic.verbs.scrub import parse_budget
 from ciuicd.control import Server
 from tests.kit.clock import ManualClock
 
@@ -147,7 +144,7 @@ def fuzz_frame(data: bytes) -> None:
     sound = one._replace(
         payload_checksum=checksum(payload),
         plain_bytes=min(one.plain_bytes, 1 << 20),
-        reference=frame.NO_REFERENCE,
+        delta_bases=(),
     )
     plain = call(frame.decode_frame, sound, payload)
     assert plain is None or len(plain) == sound.plain_bytes
@@ -169,11 +166,11 @@ def fuzz_footer(data: bytes) -> None:
     trailer = pack._TRAILER.pack(len(body), len(footer), count, checksum(footer), pack._END_MAGIC)
     whole = body + footer + trailer
     with opened(whole) as fd:
-        for one in call(pack.read_footer, fd, pack_id(footer)) or []:
+        for one in call(pack_file.read_footer, fd, pack_id_of(footer)) or []:
             assert len(pack.MAGIC) <= one.offset_bytes <= len(body) - one.frame.total_bytes
-        walked = call(lambda: list(pack.walk_frames(fd))) or []
+        walked = call(lambda: list(pack_file.walk_frames(fd))) or []
         assert all(one.offset_bytes + one.frame.total_bytes <= len(whole) for one in walked)
-        found = inspect.salvage_frames(fd)
+        found = salvage.salvage_frames(fd)
         assert len(found) <= len(whole) // frame.HEADER_BYTES
 
 
@@ -217,7 +214,7 @@ def fuzz_delta(data: bytes) -> None:
     stored = bytes([width, skip, len(cuts)]) + cuts + source.part()
     for _ in range(len(cuts) + 1):
         part = source.part()
-        plan = planes.Plan(width, 0, planes.plan(bytes(64), width).columns, 1.0)
+        plan = Plan(width, 0, probing.plan(bytes(64), width).columns, 1.0)
         body = bytes(planes.encode(part, plan))
         stored += struct.pack("<IB", len(body), source.number(1)) + body
     plain = call(codec.decode, codec.DELTA, stored + source.rest, size, reference)
@@ -257,14 +254,14 @@ def fuzz_tree(data: bytes) -> None:
     web = Web(data)
     names = []
     with contextlib.suppress(*REFUSED):
-        names.extend([one.name for one in nodes.iter_tree(web.get, b"\0", web.level)])
+        names.extend([one.name for one in tree_nodes.iter_tree(web.get, b"\0", web.level)])
     assert names == sorted(set(names))
     assert web.reads <= (len(data) + 1) * (nodes.LEVEL_MAX + 1)
     web.reads = 0
-    call(lambda: nodes.Lookup(web.get, b"\0", web.level).find(data[:4]))
+    call(lambda: tree_nodes.Lookup(web.get, b"\0", web.level).find(data[:4]))
     assert web.reads <= nodes.LEVEL_MAX + 1
     for part in web.parts[:4]:
-        call(nodes.references, frame.TREE, part, web.level)
+        call(references, kinds.TREE, part, web.level)
 
 
 def fuzz_recipe(data: bytes) -> None:
@@ -272,14 +269,14 @@ def fuzz_recipe(data: bytes) -> None:
     web = Web(data)
     size = web.size_bytes % 500
     entry = Entry(b"f", 0o100644, 0, 0, 0, 0, 0, size_bytes=size, content=b"\0", level=web.level)
-    found = call(lambda: list(nodes.iter_pieces(web.get, entry)))
+    found = call(lambda: list(recipe_nodes.iter_pieces(web.get, entry)))
     assert found is None or sum([one.length_bytes for one in found]) == size
     assert web.reads <= (size + 2) * (nodes.LEVEL_MAX + 1)
     for piece in found or []:
         with memoryview(data) as view:
-            call(nodes.cut, view, piece)
+            call(recipe_nodes.cut, view, piece)
     for part in web.parts[:4]:
-        call(nodes.references, frame.RECIPE, part, web.level)
+        call(references, kinds.RECIPE, part, web.level)
 
 
 # Sealed documents
@@ -305,7 +302,7 @@ def fuzz_header(data: bytes) -> None:
     """The header of a store, as it is and sealed."""
     for one in (data, seal(data)):
         path = scratch(layout.HEADER, one)
-        found = call(header.read_header, os.path.dirname(path))
+        found = call(find.read_header, os.path.dirname(path))
         if found is not None:
             cut = found.chunking
             assert 4096 <= cut.size_bytes <= 16 * 1024 * 1024
@@ -320,9 +317,9 @@ def fuzz_trash(data: bytes) -> None:
     text = {"format": 1, "id": SNAPSHOT, "forgotten": "", "forgotten_ns": forgotten_ns}
     text["manifest"] = seal(inner).decode("utf-8", "replace")
     for one in (source.rest, json.dumps(text).encode()[:-1] + b", "):
-        found = call(trash.decode_forgotten, seal(one), SNAPSHOT)
+        found = call(trash_files.decode_forgotten, seal(one), SNAPSHOT)
         assert found is None or found.id == found.manifest.summary.id == SNAPSHOT
-    retired = call(trash.decode_retired, seal(source.rest))
+    retired = call(trash_files.decode_retired, seal(source.rest))
     assert all(layout.is_snapshot_id(one) for one in retired or [])
 
 
@@ -335,21 +332,21 @@ def fuzz_parity(data: bytes) -> None:
     name = bytes(32)
     size, segments, rows = source.number(3), source.number(1), source.number(1)
     sector, code, segment = source.number(3), source.number(1), source.number(4)
-    fields = (parity._MAGIC, size, segments, rows, 1 << sector % 18, code, segment, name)
-    bare = parity._HEADER.pack(*fields, 0)[: parity._SUMMED]
+    fields = (encoding._MAGIC, size, segments, rows, 1 << sector % 18, code, segment, name)
+    bare = encoding._HEADER.pack(*fields, 0)[: encoding._SUMMED_BYTES]
     head = bare + checksum(bare).to_bytes(8, "little")
     there, table = source.part(), source.part()
     page = table[: len(table) // 8 * 8]
-    page += parity._page_sum(name, 0, page)
+    page += encoding._page_sum(name, 0, page)
     with opened(head + page + source.rest + page + head) as fd, opened(there) as pack_fd:
-        made = call(parity.Parity, fd, name)
+        made = call(parity_file.Parity, fd, name)
         if made is None:
             return
         made.problem()
         with contextlib.suppress(*REFUSED):
-            mender = mending.Mender(pack_fd, made)
-            assert len(mender.read(4096, 0)) <= 4096
-            assert len(mender.read(100, max(0, size - 50))) <= 100
+            reader = rebuild.ParityReader(pack_fd, made)
+            assert len(reader.read(4096, 0)) <= 4096
+            assert len(reader.read(100, max(0, size - 50))) <= 100
 
 
 # Frozen copies
@@ -363,13 +360,13 @@ def fuzz_frozen(data: bytes) -> None:
         body = source.rest
     else:
         text = source.part()
-        body = frozen._MAGIC + frozen._HEAD.pack(length or len(text)) + text + source.rest
+        body = records._MAGIC + records._HEAD.pack(length or len(text)) + text + source.rest
     path = scratch("record", body + data_id(body))
-    found = frozen._Record.read(os.fsencode(path))
+    found = records.Record.read(os.fsencode(path))
     for root in found.roots if found else []:
         assert len(root.copies.raw()) == 64 * len(root.copies) <= len(body)
         list(root.copies.numbers())
-        root.copies.find(*frozen._KEY.unpack(data[:24].ljust(24, b"\0")))
+        root.copies.find(*copies._KEY.unpack(data[:24].ljust(24, b"\0")))
 
 
 # Files of tensors
@@ -388,16 +385,16 @@ def fuzz_tensors(data: bytes) -> None:
         read_bytes += length
         return whole[offset : offset + length]
 
-    found = tensors.layout(read, len(whole))
-    assert read_bytes <= min(tensors.HEADER_BYTES_MAX, len(whole))
+    found = spans.layout(read, len(whole))
+    assert read_bytes <= min(headers.HEADER_BYTES_MAX, len(whole))
     assert found is None or found
     end = 0
     for one in found or ():
         assert end <= one.offset_bytes < one.offset_bytes + one.length_bytes <= len(whole)
         end = one.offset_bytes + one.length_bytes
-        assert len(one.name.encode(errors="surrogateescape")) <= tensors.NAME_BYTES_MAX
+        assert len(one.name.encode(errors="surrogateescape")) <= headers.NAME_BYTES_MAX
         assert len(one.element) <= 16
-    if zipped.begins(whole):
+    if zip_archive.begins(whole):
         _look_closely(whole)
 
 
@@ -413,11 +410,11 @@ def _look_closely(whole: bytes) -> None:
 
 def fuzz_pickle(data: bytes) -> None:
     """What a checkpoint says that ``torch.save`` has pickled."""
-    for key, one in pickled.read(data).items():
+    for key, one in torch_pickle.read(data).items():
         assert isinstance(key, str)
-        assert len(one.name.encode(errors="surrogatepass")) <= tensors.NAME_BYTES_MAX
+        assert len(one.name.encode(errors="surrogatepass")) <= headers.NAME_BYTES_MAX
         assert one.shape is None or math.prod(one.shape) == one.elements
-    for parts in pickled.parts(data).values():
+    for parts in torch_pickle.parts(data).values():
         assert all(one.offset_bytes >= 0 < one.length_bytes for one in parts)
 
 
@@ -443,7 +440,7 @@ def value(source: Bytes) -> object:
 def fuzz_rows(data: bytes) -> None:
     """Rows of the catalog that hold anything: SQLite keeps whatever it is given."""
     source = Bytes(data)
-    with contextlib.closing(index.Index("", write=True)) as made:
+    with contextlib.closing(chunk_index.ChunkIndex("", write=True)) as made:
         columns = {"pack": 3, "chunk": 7, "snapshot": 5, "pack_check": 4, "lost_chunk": 1}
         for _ in range(1 + source.number(1) % 6):
             table = sorted(columns)[source.number(1) % len(columns)]
@@ -464,7 +461,7 @@ def fuzz_rows(data: bytes) -> None:
             lambda: list(made.chunk_ids()),
             made.packs,
         ):
-            with contextlib.suppress(index.IndexDamagedError):
+            with contextlib.suppress(chunk_index.IndexDamagedError):
                 ask()
         for _, _, summary in made.snapshots().values():
             with contextlib.suppress(*catalog_errors()):
@@ -526,8 +523,12 @@ def fuzz_request(data: bytes) -> None:
 def fuzz_reply(data: bytes) -> None:
     """What a daemon may answer to a client."""
     try:
-        line = control._read_line(io.BytesIO(data), "/store")
-        reply = control._decode_reply(line, "/store")
+        daemon, client = socket.socketpair()
+        with client:
+            with daemon:
+                daemon.sendall(data[: 64 * 1024])
+            line = control_client._Replies(client, "/store").line(1.0)
+        reply = control_client._decode_reply(line, "/store")
         control.error_from_document(reply.get("error"))
     except CiuicError:
         return

@@ -1,4 +1,4 @@
-"""Every input that fuzzing has kept, once more: no defect, no runaway, and none is left out."""
+"""Every saved fuzzing input again: no defect, no runaway, and none is left out."""
 
 import tracemalloc
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What processes of the tests answer: see ``ciuic.processes``."""
+"""Functions that worker processes run in tests of ``ciuic.system.processes``."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ __all__ = ["answering"]
 
 
 def answering(first: str, second: str, last: bytes) -> Callable[[bytes], bytes]:
-    """Gives back the arguments, the process's number, or the request itself; or dies of it."""
+    """Return the arguments, the process ID, or the request; or kill the process."""
     imported_by = os.getpid()
 
     def answer(request: bytes) -> bytes:

@@ -1,17 +1,16 @@
 #!/bin/bash
-# Boots the machine's own systemd as process 1 of namespaces of its own, over a throw-away copy of
-# the root file system, so that a unit is tried with the real service manager and the machine
-# itself does not change.
+# Boots the machine's own systemd as process 1 in new namespaces, over a temporary copy of the root
+# file system. A test can try a unit with the real service manager, and the machine does not change.
 #
 #   boot_systemd.sh FILES [DIRECTORY...]
 #
-# FILES is a directory whose content is laid over the new root before anything starts. Each
-# DIRECTORY is shown read-only at its own place, in case it is not on the root file system itself.
+# The content of the directory FILES is copied over the new root before systemd starts. Each DIRECTORY
+# is mounted read-only at its own place, in case it is not on the root file system.
 #
-# Stays in the foreground: whoever kills it ends systemd and all that was mounted. systemd is its
-# only child; to run a command inside:  nsenter --target CHILD --all COMMAND
+# Stays in the foreground: killing it ends systemd and unmounts everything. systemd is its only child;
+# to run a command inside:  nsenter --target CHILD --all COMMAND
 #
-# Needs root, unshare(1), overlayfs and systemd. Exits with 77 when one of them is not to be had.
+# Needs root, unshare(1), overlayfs and systemd. Exits with 77 if one of them is missing.
 set -euo pipefail
 
 files=$1
@@ -28,12 +27,12 @@ grep -qw overlay /proc/filesystems || missing "the kernel has no overlayfs"
 
 if [ "${BOOT_SYSTEMD_STAGE:-}" != inside ]; then
     export BOOT_SYSTEMD_STAGE=inside
-    # --kill-child: systemd never outlives whoever started it.
+    # --kill-child: systemd never outlives its parent.
     exec unshare --mount --uts --ipc --net --cgroup --pid --fork --kill-child \
         --propagation private "$0" "$files" "$@"
 fi
 
-# The upper layer of an overlay can't lie on an overlay, which / may be: so it lies in memory.
+# / may be an overlay, and the upper layer of an overlay can't be on an overlay: use memory.
 state=/mnt
 mount -t tmpfs -o mode=755 boot-systemd "$state"
 root=$state/root
@@ -42,9 +41,9 @@ mount -t overlay -o "lowerdir=/,upperdir=$state/upper,workdir=$state/work" overl
     missing "an overlay can't be mounted here"
 cp -a "$files/." "$root"
 
-# These namespaces hold a copy of every mount there was. Loop mounts belong to other tests, which
-# could not take them away for good. The innermost go first: with a mount goes what is on it.
-# FILES may be on one of them: not before they have been copied.
+# These namespaces have a copy of every mount. Loop mounts belong to other tests, which could not
+# remove them while a copy exists. Unmount them, the innermost first, and only after FILES was
+# copied, since FILES may be on one of them.
 findmnt --noheadings --list --output TARGET,SOURCE | awk '$2 ~ "^/dev/loop" { print $1 }' | tac |
     xargs --no-run-if-empty umount --lazy
 
@@ -72,7 +71,7 @@ mount -t devpts -o newinstance,ptmxmode=666 pts "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
 ln -s /proc/self/fd "$root/dev/fd"
 
-# What belongs to a whole machine, or waits for hardware, would only fail here.
+# Units for a real machine, or ones that wait for hardware, would only fail here.
 for unit in systemd-logind systemd-timesyncd systemd-udevd systemd-networkd systemd-resolved \
     getty@ console-getty serial-getty@; do
     ln -sf /dev/null "$root/etc/systemd/system/$unit.service"

@@ -1,4 +1,4 @@
-"""A source, a real store and a configuration in one directory, and all verbs on them."""
+"""A source, a real store and a configuration in one directory, with all commands on them."""
 
 import os
 import time
@@ -6,18 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ciuic.catalog import find_snapshot, list_snapshots
-from ciuic.clock import Clock
-from ciuic.model import Entry, RestoreReport, SnapshotSummary, TakeReport, VerifyReport
-from ciuic.store import create_store, open_store
-from ciuic.store.header import TENSORS
-from ciuic.verbs.browse import Located, read_file, root_entry, walk
-from ciuic.verbs.restore import RestoreRequest, restore
-from ciuic.verbs.take import TakeRequest, take_snapshot
-from ciuic.verbs.verify import verify_all
+from ciuic.model import Entry, ExcludeRules, SnapshotSummary
+from ciuic.restore.report import RestoreReport
+from ciuic.restore.restore import restore
+from ciuic.restore.targets import RestoreRequest
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.report import TakeReport
+from ciuic.snapshot.take import take_snapshot
+from ciuic.source.stability import is_settled
+from ciuic.store.directory.create import create_store
+from ciuic.store.records.header import TENSORS
+from ciuic.store.store import open_store
+from ciuic.system.clock import Clock
+from ciuic.verify.report import VerifyReport
+from ciuic.verify.verify import verify_all
+from ciuic.view.content import read_file
+from ciuic.view.listing import walk
+from ciuic.view.located import Located, root_entry
 from tests.kit.clock import ManualClock
 from tests.kit.program import Outcome, ciuic
 
-__all__ = ["Box", "settle"]
+__all__ = ["Box", "settle", "wait_until_settled"]
 
 _LATER_NS = 10_000_000_000
 
@@ -27,16 +36,17 @@ def _never() -> bool:
 
 
 class Box:
-    """What most tests start from.
+    """The start of most tests.
+
+    Files are cut at fixed places, not by content as in a store by ``ciuic init``: a test that
+    damages a chunk must know where it is.
 
     Attributes:
-        source: The root that is configured.
+        source: The configured root.
         store: The store's directory.
         config: A configuration that names both.
-        parity: The share of a pack that its parity takes. None unless a test asks for it: damage
-            is to hurt. Likewise files are cut at known places, not by their content as a store is
-            that ``ciuic init`` makes: who damages a chunk must know where it lies.
-        chain_cost: What a chunk may cost to read as a delta.
+        parity: Parity's share of a pack. 0 unless a test sets it, so that damage has an effect.
+        chain_cost: The ``chain_cost`` of snapshots.
     """
 
     parity = 0.0
@@ -71,19 +81,19 @@ class Box:
     def take(
         self,
         *roots: Path | bytes,
-        exclude: tuple[str, ...] = (),
+        exclude: tuple[str, ...] | ExcludeRules = (),
         base: bool = False,
         tags: tuple[str, ...] = (),
         cancelled: Callable[[], bool] = _never,
         clock: Clock | None = None,
     ) -> TakeReport:
-        """Take a snapshot in this process; by a clock that shows every file to be long settled."""
+        """Take a snapshot in this process, with a clock for which all files are old."""
         if clock is None:
             self.clock = ManualClock(max(time.time_ns(), self.clock.now_ns()) + _LATER_NS)
             clock = self.clock
         request = TakeRequest(
             tuple(os.fsencode(root) for root in roots or (self.source,)),
-            exclude=exclude,
+            exclude=exclude if isinstance(exclude, ExcludeRules) else ExcludeRules(exclude),
             base=base,
             base_interval_s=0,
             tags=tags,
@@ -102,11 +112,17 @@ class Box:
         delete: bool = False,
         dry_run: bool = False,
         fallback: bool = False,
+        place: Path | None = None,
+        include: tuple[str, ...] = (),
+        exclude: tuple[str, ...] = (),
     ) -> RestoreReport:
-        """Put paths back in this process, from the store alone; without any path, the source."""
+        """Restore paths in this process, from the store alone; without paths, the source."""
         request = RestoreRequest(
             tuple(os.fsencode(path) for path in paths or (self.source,)),
             destination=None if to is None else os.fsencode(to),
+            place=None if place is None else os.fsencode(place),
+            include=include,
+            exclude=exclude,
             overwrite=overwrite,
             delete=delete,
             dry_run=dry_run,
@@ -123,12 +139,12 @@ class Box:
             return verify_all(store, checksum=checksum, clock=self.clock)
 
     def snapshots(self) -> list[SnapshotSummary]:
-        """What is committed, newest first."""
+        """Return the committed snapshots, newest first."""
         with open_store(str(self.store)) as store:
             return list_snapshots(store)
 
     def entries(self, snapshot: str = "latest") -> dict[bytes, Entry]:
-        """Every entry of a snapshot by its whole path."""
+        """Return every entry of a snapshot by its full path."""
         with open_store(str(self.store)) as store:
             manifest = store.manifest(find_snapshot(store, snapshot).id)
             return {
@@ -139,18 +155,27 @@ class Box:
             }
 
     def read(self, path: Path, snapshot: str = "latest") -> bytes:
-        """A file's bytes as a snapshot has them."""
+        """Return a file's content in a snapshot."""
         entry = self.entries(snapshot)[os.fsencode(path)]
         with open_store(str(self.store)) as store:
             return b"".join(read_file(store, entry))
 
     def ciuic(self, *arguments: str | bytes | Path, user: int | None = None) -> Outcome:
-        """Run a command on this box's configuration."""
+        """Run a command with this box's configuration."""
         return ciuic("--config", self.config, *arguments, user=user)
 
 
+def wait_until_settled(top: Path) -> None:
+    """Return once a change of any file below ``top`` must change its times."""
+    statuses = [path.lstat() for path in top.rglob("*")]
+    while not all(
+        is_settled(status.st_mtime_ns, status.st_ctime_ns, time.time_ns()) for status in statuses
+    ):
+        time.sleep(0.005)
+
+
 def settle() -> None:
-    """Return when everything written so far counts as settled for the snapshot that comes next."""
+    """Return once the next snapshot can trust the times of everything written so far."""
     end_ns = time.time_ns() + 30_000_000
     while time.time_ns() < end_ns:
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""A clock that shows what a test tells it to."""
+"""A clock that a test sets."""
 
 import time
 
@@ -8,22 +8,22 @@ _NS = 1_000_000_000
 
 
 class ManualClock:
-    """A ``Clock`` that stands still until it is moved; sleeping moves it and takes no time."""
+    """A ``Clock`` that moves only when told; sleeping moves it without waiting."""
 
     def __init__(self, now_ns: int | None = None) -> None:
         self._now_ns = time.time_ns() if now_ns is None else now_ns
         self._monotonic_s = 1000.0
 
     def now_ns(self) -> int:
-        """See ``ciuic.clock.Clock``."""
+        """See ``ciuic.system.clock.Clock``."""
         return self._now_ns
 
     def monotonic_s(self) -> float:
-        """See ``ciuic.clock.Clock``."""
+        """See ``ciuic.system.clock.Clock``."""
         return self._monotonic_s
 
     def sleep(self, duration_s: float) -> None:
-        """See ``ciuic.clock.Clock``."""
+        """See ``ciuic.system.clock.Clock``."""
         self.advance(duration_s)
 
     def advance(self, duration_s: float) -> None:
@@ -32,5 +32,5 @@ class ManualClock:
         self._monotonic_s += max(0.0, duration_s)
 
     def set_back(self, duration_s: float) -> None:
-        """Somebody sets the wall clock back; the monotonic one goes on."""
+        """Set the wall clock back; the monotonic clock continues."""
         self._now_ns -= int(duration_s * _NS)

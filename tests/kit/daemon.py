@@ -1,4 +1,4 @@
-"""A real ciuicd in a temporary directory, and waiting for what it does without sleeping blindly."""
+"""A real ciuicd in a temporary directory, and waiting for its effects without fixed sleeps."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ from pathlib import Path
 from ciuic.catalog import list_snapshots
 from ciuic.control import request_status
 from ciuic.model import SnapshotSummary
-from ciuic.store import open_store
+from ciuic.store.store import open_store
 
 REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 30.0
 
 
 def wait_until(what: str, happened: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
-    """Return as soon as it has happened; fail with ``what`` if it does not in time."""
+    """Return as soon as the condition holds; fail with ``what`` after the time limit."""
     end_s = time.monotonic() + deadline_s
     while not happened():
         if time.monotonic() > end_s:
@@ -27,7 +27,7 @@ def wait_until(what: str, happened: Callable[[], bool], *, deadline_s: float = D
 
 
 class Machine:
-    """A source, a store and a configuration, and the daemons that are started on them."""
+    """A source, a store, a configuration, and the daemons of them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -40,7 +40,7 @@ class Machine:
         self.configure()
 
     def configure(self, **values: str) -> None:
-        """Write the configuration; unless it is given: an interval of a year, and no upkeep."""
+        """Write the configuration; by default with an interval of a year and no upkeep."""
         settings = {
             "snapshot_paths": str(self.source),
             "snapshot_dir": str(self.store),
@@ -59,7 +59,7 @@ class Machine:
         )
 
     def start(self, environ: Mapping[str, str] | None = None) -> "Daemon":
-        """Start a daemon, and return when it serves the store."""
+        """Start a daemon, and return once it serves the store."""
         daemon = self.launch(environ)
         wait_until("the daemon answers", lambda: daemon.answers() or daemon.ended())
         if daemon.ended():
@@ -72,20 +72,20 @@ class Machine:
         arguments: tuple[str, ...] = (),
         wrapper: tuple[str, ...] = (),
     ) -> "Daemon":
-        """Start a daemon, in a wrapper that becomes it, and return at once."""
+        """Start a daemon, in a wrapper that execs it, and return at once."""
         daemon = Daemon(self, len(self.daemons), environ or {}, arguments, wrapper)
         self.daemons.append(daemon)
         return daemon
 
     def snapshots(self) -> list[SnapshotSummary]:
-        """What is in the store, newest first."""
+        """Return the snapshots in the store, newest first."""
         if not (self.store / "ciuic-store.json").exists():
             return []
         with open_store(str(self.store)) as store:
             return list_snapshots(store)
 
     def close(self) -> None:
-        """End what is left of the daemons."""
+        """End all daemons."""
         for daemon in self.daemons:
             daemon.kill()
 
@@ -111,23 +111,23 @@ class Daemon:
             )
 
     def log(self) -> str:
-        """All that it has said."""
+        """Return its log."""
         return self._log.read_text(errors="surrogateescape")
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
-        """Return when ``text`` is in the log so many times."""
+        """Return once ``text`` is in the log ``count`` times."""
         try:
             wait_until(f"'{text}' in the log", lambda: self.log().count(text) >= count)
         except AssertionError as error:
             raise AssertionError(f"{error}; the log: {self.log()}") from None
 
     def answers(self) -> bool:
-        """It serves the store: not another that was there before."""
+        """Whether this daemon, and no earlier one, serves the store."""
         status = request_status(str(self._machine.store))
         return status is not None and status["pid"] == self.process.pid
 
     def ended(self) -> bool:
-        """It is not running any more."""
+        """Whether it has ended."""
         return self.process.poll() is not None
 
     def signal(self, number: signal.Signals) -> None:
@@ -139,12 +139,12 @@ class Daemon:
         return self.process.wait(deadline_s)
 
     def stop(self) -> int:
-        """Ask it to end as a service manager does; returns the exit code."""
+        """End it with SIGTERM; return the exit code."""
         self.signal(signal.SIGTERM)
         return self.exit_code(deadline_s=10)
 
     def kill(self) -> None:
-        """End it without asking; harmless when it has ended."""
+        """Kill it; harmless after its end."""
         if not self.ended():
             self.process.kill()
             # A stopped process dies of SIGKILL too.

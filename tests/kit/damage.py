@@ -1,23 +1,24 @@
-"""Damage to a store, of the kinds that disks, cables and people do."""
+"""Damage to a store, as by disks, cables and people."""
 
 import os
+import struct
 from pathlib import Path
 
-from ciuic.hashing import data_id
-from ciuic.store import open_store
-from ciuic.store.index import ChunkPlace
-from ciuic.store.layout import pack_name
+from ciuic.store.index.places import ChunkPlace
+from ciuic.store.records.layout import pack_name
+from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
 
-__all__ = ["flip_byte", "flip_content", "pack_of", "packs", "place_of"]
+__all__ = ["erase_headers", "flip_byte", "flip_content", "pack_of", "packs", "place_of"]
 
 
 def packs(store: Path) -> list[Path]:
-    """The packs, the largest first."""
-    return sorted((store / "packs").iterdir(), key=lambda one: one.stat().st_size, reverse=True)
+    """Return the packs, the largest first."""
+    return sorted((store / "packs").iterdir(), key=lambda path: path.stat().st_size, reverse=True)
 
 
 def flip_byte(path: Path, offset: int) -> None:
-    """Turn all bits of one byte round; a negative offset counts from the end."""
+    """Invert all bits of a byte; a negative offset counts from the end."""
     with path.open("r+b") as file:
         file.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
         byte = file.read(1)
@@ -26,18 +27,29 @@ def flip_byte(path: Path, offset: int) -> None:
 
 
 def place_of(store: Path, content: bytes) -> ChunkPlace:
-    """Where the chunk with this plain content lies."""
+    """Return the place of the chunk with this plain content."""
     name = data_id(content)
     with open_store(str(store)) as opened:
         return opened.reader.places([name])[name]
 
 
 def pack_of(store: Path, content: bytes) -> Path:
-    """The pack that holds the chunk with this plain content."""
-    return store / "packs" / pack_name(place_of(store, content).pack)
+    """Return the pack of the chunk with this plain content."""
+    return store / "packs" / pack_name(place_of(store, content).pack_id)
 
 
 def flip_content(store: Path, content: bytes) -> None:
-    """Flip one bit field in the stored bytes of the frame that holds this content."""
+    """Invert the last byte of the frame of this content."""
     place = place_of(store, content)
     flip_byte(pack_of(store, content), place.offset_bytes + place.frame_bytes - 1)
+
+
+def erase_headers(store: Path, content: bytes) -> None:
+    """Erase the header before a chunk's frame, and the pack's footer."""
+    pack, place = pack_of(store, content), place_of(store, content)
+    data = bytearray(pack.read_bytes())
+    (footer_offset,) = struct.unpack_from("<Q", data, len(data) - 32)
+    data[footer_offset:] = bytes(len(data) - footer_offset)
+    end = place.offset_bytes + place.frame_bytes - len(content)
+    data[place.offset_bytes : end] = bytes(end - place.offset_bytes)
+    pack.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Distributed checkpoints: archives of one tensor each, and what these are called."""
+"""Distributed checkpoints: archives of one tensor each, and the names of the tensors."""
 
 import pickle
 from collections.abc import Mapping
@@ -9,28 +9,28 @@ __all__ = ["Index", "Info", "Metadata", "Size", "distributed"]
 
 
 class Size(tuple[int, ...]):
-    """What pickles like a ``torch.Size``."""
+    """A class that pickles like ``torch.Size``."""
 
     def __reduce__(self):
         return Size, (tuple(self),)
 
 
 class Index:
-    """What a distributed checkpoint calls a part of a tensor."""
+    """The key of a part of a tensor in ``.metadata``."""
 
     def __init__(self, fqn: object, offset: object) -> None:
         self.fqn, self.offset, self.index = fqn, offset, 0
 
 
 class Info:
-    """Where it says that a part lies."""
+    """The place of a part in ``.metadata``."""
 
     def __init__(self, relative_path: object, offset: object, length: object) -> None:
         self.relative_path, self.offset, self.length = relative_path, offset, length
 
 
 class Metadata:
-    """All that it says."""
+    """The content of ``.metadata``."""
 
     def __init__(self, *stored: tuple[Index, Info]) -> None:
         self.state_dict_metadata: dict[str, str] = {}
@@ -38,7 +38,7 @@ class Metadata:
 
 
 def distributed(files: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
-    """The files of a checkpoint, by their names, for the tensors in each; ``.metadata`` is one."""
+    """Return the files of a checkpoint by name, for the tensors in each, and ``.metadata``."""
     found = {}
     stored = []
     for file, tensors in files.items():

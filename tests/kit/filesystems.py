@@ -1,16 +1,18 @@
-"""Real file systems in files: made, mounted through a loop device, and gone after the test."""
+"""Real file systems in files: made, mounted through a loop device, and removed after the test."""
 
 import contextlib
+import fcntl
 import gc
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-__all__ = ["Disk", "disk", "need_root", "tmpfs"]
+__all__ = ["Disk", "clone_range", "disk", "need_root", "tmpfs"]
 
 _MKFS = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0"),
@@ -19,8 +21,24 @@ _MKFS = {
 }
 
 
+_FICLONERANGE = 0x4020_940D
+_CLONE_RANGE = struct.Struct("=qQQQ")
+
+
+def clone_range(
+    source_fd: int, source_offset: int, length_bytes: int, target_fd: int, target_offset: int
+) -> None:
+    """Make a range of the target share the source's blocks: ioctl_ficlonerange(2).
+
+    Offsets and length are multiples of the file system's block size, except that the range may
+    end where the source does.
+    """
+    arguments = _CLONE_RANGE.pack(source_fd, source_offset, length_bytes, target_offset)
+    fcntl.ioctl(target_fd, _FICLONERANGE, arguments)
+
+
 def need_root() -> None:
-    """Skip unless this is root, who alone may mount."""
+    """Skip the test unless it runs as root, which may mount."""
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a file system")
 
@@ -49,22 +67,22 @@ class Disk:
         _run(*_MKFS[kind], *mkfs, self._image)
 
     def mount(self, *options: str) -> None:
-        """Mount it; with ``ro`` among the options read-only."""
+        """Mount it with these options."""
         _run("mount", "-o", ",".join(("loop", *options)), self._image, self.path)
 
     def remount(self, *options: str) -> None:
-        """Change how it is mounted."""
+        """Change its mount options."""
         _run("mount", "-o", ",".join(("remount", *options)), self.path)
 
     def unmount(self) -> None:
-        """Take it away; harmless twice."""
-        # Not os.path.ismount: after a power cut XFS answers every question with an error.
+        """Unmount it; harmless twice."""
+        # Not os.path.ismount: after the power cut, XFS answers every call with an error.
         if f" {self.path} " in Path("/proc/self/mountinfo").read_text():
-            gc.collect()  # what a failed test has left open must not hide why it failed
+            gc.collect()  # files left open by a failed test would hide why it failed
             _run("umount", self.path)
 
     def lose_inodes(self, *paths: Path) -> None:
-        """Files of an ext4 keep their names and nothing else: asked for, they are EUCLEAN."""
+        """Break inodes of an ext4: names stay, and the files give EUCLEAN."""
         numbers = [path.stat().st_ino for path in paths]
         self.unmount()
         for number in numbers:
@@ -72,17 +90,17 @@ class Disk:
         self.mount("errors=continue")
 
     def cut_power(self) -> None:
-        """What was not on the disk at this moment is lost: XFS_IOC_GOINGDOWN without a flush."""
+        """Lose everything that is not durable: XFS_IOC_GOINGDOWN without a flush."""
         _run("xfs_io", "-x", "-c", "shutdown", self.path)
 
     def free_bytes(self) -> int:
-        """What an ordinary user could still write."""
+        """Return the free space for an ordinary user."""
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize
 
     def leave_free(self, size_bytes: int) -> None:
-        """Fill it up with a file ``ballast`` until so much is left; 0: not one byte."""
-        # XFS gives back what it has set aside for a file that grows once that is closed: again.
+        """Fill it with a file ``ballast`` until this much is free; 0: not a single byte."""
+        # XFS frees its reservation for a growing file when the file is closed, so fill again.
         for _ in range(3):
             self._fill(size_bytes)
             _run("sync", "-f", self.path)
@@ -104,7 +122,7 @@ class Disk:
 def disk(
     kind: str, directory: Path, *, size_mib: int = 320, mkfs: Sequence[str] = ()
 ) -> Iterator[Disk]:
-    """A mounted file system for the duration of a ``with`` block, made with further options."""
+    """A mounted file system, made with further options, inside a ``with`` block."""
     need_root()
     if shutil.which(_MKFS[kind][0]) is None:
         pytest.skip(f"{_MKFS[kind][0]} is not installed")

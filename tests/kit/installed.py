@@ -1,7 +1,7 @@
-"""The installed entry points, found on PATH and run as a person's shell or script runs them.
+"""The installed entry points, found on PATH and run as a user's shell or script runs them.
 
-``run`` starts a process. ``run_here`` calls the entry point's function in this one, with streams
-as strict as a process has: for tables of cases where only the answer matters.
+``run`` starts a process. ``run_here`` calls the entry point's function in this process, with
+streams as strict as those of a process: for tables of cases where only the output matters.
 """
 
 import io
@@ -24,7 +24,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind: its exit code and its two streams, bytes as surrogates."""
+    """The exit code and the two streams of a command, undecodable bytes as surrogates."""
 
     code: int
     out: str
@@ -32,16 +32,16 @@ class Outcome:
 
     @property
     def document(self) -> Any:
-        """The one JSON document on stdout."""
+        """The JSON document on stdout."""
         return json.loads(self.out)
 
     def said(self) -> str:
-        """All of it, for the message of an assertion."""
+        """All fields, for the message of an assertion."""
         return f"exit code {self.code}\nstdout: {self.out}\nstderr: {self.err}"
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the commands see: found on PATH, no configuration, and nothing of the caller's own."""
+    """Return an environment with ciuic on PATH, and without the caller's configuration."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     path = os.pathsep.join((str(BIN), os.environ.get("PATH", os.defpath)))
     return {**kept, "PATH": path, "TERM": "xterm-256color", **(more or {})}
@@ -102,8 +102,8 @@ class Place:
     def configure(self, text: str | None = None) -> None:
         """Write the configuration: ``text``, or the keys that every test needs.
 
-        Without a priority of its own, a snapshot that is taken in this process would leave the
-        tests after it behind everything else on the machine.
+        It sets io_priority: a snapshot in this process would otherwise lower the priority of all
+        later tests.
         """
         default = f"snapshot_paths = {self.source}\nsnapshot_dir = {self.store}\n"
         default += "io_priority = none\n"
@@ -116,23 +116,23 @@ class Place:
         return run("ciuic", "--config", self.config, *arguments, **how)
 
     def run_here(self, *arguments: str | Path) -> Outcome:
-        """The same in this process."""
+        """Run it in this process."""
         return run_here("--config", self.config, *arguments)
 
     def snapshot(self, *arguments: str) -> str:
-        """Take a snapshot that must succeed; returns its ID."""
+        """Take a snapshot that must succeed; return its ID."""
         done = self.run_here("snapshot", *arguments)
         assert done.code == 0, done.said()
         return done.out.strip()
 
     def ids(self) -> list[str]:
-        """What is listed, newest first."""
+        """Return the listed snapshots, newest first."""
         lines = self.run_here("list", "--machine-readable").out.splitlines()
         return [line.split("|")[0] for line in lines]
 
 
 def contents(top: Path) -> dict[str, tuple[object, ...]]:
-    """All that a restore must bring back of a tree, by path; directories' times included."""
+    """Return all that a restore must restore of a tree, by path, with the times of directories."""
     found: dict[str, tuple[object, ...]] = {}
     for path in [top, *sorted(top.rglob("*"))]:
         status = path.lstat()

@@ -1,11 +1,11 @@
-"""What a disk may hold after the power went, at any moment of a recorded run.
+"""The states that a disk may have after a power cut, at any moment of a recorded run.
 
-Two kinds of file systems. ``ORDERED`` is what ext4 does by default: changes of names, lengths and
-modes reach the disk in the order in which they were made, any fsync takes all earlier ones with it,
-and a file that grows shows no bytes that were not written to it. ``WEAKEST`` is all that POSIX
-promises: what was not synced is there or not, each name and each sector by itself, in any order;
-where a length is there and its bytes are not, anything may stand. Only two things hold in it that
-POSIX leaves open: a name is never torn, and a rename does not lose the file under both names.
+There are two kinds of file systems. ``ORDERED`` is ext4 by default: changes of names, lengths and
+modes reach the disk in order, each fsync makes all earlier ones durable, and a growing file shows
+only bytes that were written to it. ``WEAKEST`` is all that POSIX promises: each name and each
+sector that was not synced is on the disk or not, independently and in any order; a durable length
+without its bytes may show any bytes. Two rules of ``WEAKEST`` go beyond POSIX: a name is never
+torn, and a rename does not lose the file under both names.
 """
 
 import random
@@ -35,23 +35,23 @@ WEAKEST: Final = "weakest"
 SECTOR: Final = 512
 PAGE: Final = 4096
 EXTREMES: Final = ("nothing", "everything", "names only", "data only")
-"""Of what was not synced: the states that most mistakes show in. Others are drawn by chance."""
+"""The states of unsynced changes that reveal most bugs. Other states are random."""
 
 _Pending = tuple[int, Operation]
 
 
 class _Name(NamedTuple):
-    """What a name meant from some operation on."""
+    """The inode of a name from an operation on."""
 
     at: int
     node: int | None
 
 
 class Disk:
-    """A disk while operations go by: what is durable, and what may or may not be.
+    """A disk while operations are replayed: what is durable, and what may be.
 
     Attributes:
-        passed: How many operations have gone by.
+        passed: The number of replayed operations.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -69,19 +69,19 @@ class Disk:
         self._committed = 0
 
     def advance(self) -> Operation:
-        """The next operation goes by."""
-        one = self._journal.operations[self.passed]
+        """Replay the next operation."""
+        change = self._journal.operations[self.passed]
         at, self.passed = self.passed, self.passed + 1
-        match one:
+        match change:
             case Names(changes):
                 for directory, name, node in changes:
                     names = self._names.setdefault(directory, {})
                     names.setdefault(name, [_Name(-1, None)]).append(_Name(at, node))
             case Write(node) | Truncate(node) | Attribute(node):
-                self._pending.setdefault(node, []).append((at, one))
+                self._pending.setdefault(node, []).append((at, change))
             case Sync():
-                self._settle(one)
-        return one
+                self._settle(change)
+        return change
 
     def _settle(self, sync: Sync) -> None:
         if sync.node is None:
@@ -89,7 +89,7 @@ class Disk:
         else:
             directories = [sync.node] if sync.node in self._names else []
             nodes = [sync.node]
-        # In place and without a new length, fdatasync leaves ext4's journal of names alone.
+        # After writes in place without a new length, fdatasync does not commit ext4's journal.
         if not sync.data_only or directories or self._grows(sync):
             self._committed = max(self._committed, sync.begun)
         for number in directories:
@@ -100,10 +100,10 @@ class Disk:
     def _grows(self, sync: Sync) -> bool:
         assert sync.node is not None
         size_bytes = len(self._content.get(sync.node, b""))
-        for at, one in self._pending.get(sync.node, []):
-            if at < sync.begun and isinstance(one, Truncate):
+        for at, change in self._pending.get(sync.node, []):
+            if at < sync.begun and isinstance(change, Truncate):
                 return True
-            if at < sync.begun and isinstance(one, Write) and one.end > size_bytes:
+            if at < sync.begun and isinstance(change, Write) and change.end > size_bytes:
                 return True
         return False
 
@@ -113,13 +113,13 @@ class Disk:
                 del history[0]
 
     def _settle_node(self, node: int, begun: int) -> None:
-        """What was done to an inode before is durable, and nobody can tell it from the rest."""
+        """Make all earlier changes of an inode durable."""
         left = []
-        for at, one in self._pending.pop(node, []):
+        for at, change in self._pending.pop(node, []):
             if at >= begun:
-                left.append((at, one))
+                left.append((at, change))
                 continue
-            match one:
+            match change:
                 case Write(_, offset, data):
                     self._content[node] = overwritten(self._content.get(node, b""), offset, data)
                 case Truncate(_, size_bytes):
@@ -130,21 +130,21 @@ class Disk:
             self._pending[node] = left
 
     def sample(self, kind: str, rng: random.Random, extreme: str = "") -> Image:
-        """One thing that the disk may hold if the power goes now."""
+        """Return a state that the disk may have if the power goes now."""
         if kind == ORDERED:
             return _Ordered(self, rng, extreme).image()
         return _Weakest(self, rng, extreme).image()
 
     @property
     def is_settled(self) -> bool:
-        """Everything that was done is durable: the disk can hold one thing only."""
+        """Whether everything is durable, so that only one state is possible."""
         return not self._pending and all(
             len(history) == 1 for names in self._names.values() for history in names.values()
         )
 
 
 class _Sample:
-    """What both kinds have in common: the tree is made of single decisions."""
+    """The base of both kinds: the tree results from single decisions."""
 
     def __init__(self, disk: Disk, rng: random.Random, extreme: str) -> None:
         self._disk = disk
@@ -152,7 +152,7 @@ class _Sample:
         self._keeps_names = {"names only": True, "everything": True}.get(extreme, False)
         self._keeps_data = {"data only": True, "everything": True}.get(extreme, False)
         self._by_chance = not extreme
-        # Half of the draws lose a little or keep a little; even odds would show neither.
+        # Half of the draws lose a little or keep a little; even odds would do neither.
         self._odds = rng.choice((0.05, 0.5, 0.95))
 
     def _chance(self) -> bool:
@@ -196,37 +196,37 @@ class _Ordered(_Sample):
         for directory, names in self._disk._names.items():
             chosen = found[directory] = {}
             for name, history in names.items():
-                node = [one.node for one in history if one.at < self._until][-1:]
+                node = [binding.node for binding in history if binding.at < self._until][-1:]
                 if node and node[0] is not None:
                     chosen[name] = node[0]
         return found
 
     def _content(self, base: bytes, pending: list[_Pending]) -> bytes:
-        """Writes in order up to some moment; of the last one some pages."""
+        """Return the writes up to a random moment; of the last write, some pages."""
         data = base
-        changes = [one for one in pending if not isinstance(one[1], Attribute)]
-        for number, (at, one) in enumerate(changes):
-            if isinstance(one, Truncate) and at >= self._until:
-                changes = changes[:number]  # what comes after it goes to blocks of its own
+        changes = [change for change in pending if not isinstance(change[1], Attribute)]
+        for number, (at, change) in enumerate(changes):
+            if isinstance(change, Truncate) and at >= self._until:
+                changes = changes[:number]  # later writes go to other blocks
                 break
         if self._by_chance:
             count = self._rng.randint(0, len(changes))
         else:
             count = len(changes) if self._keeps_data else 0
-        for _, one in changes[:count]:
-            if isinstance(one, Write):
-                data = overwritten(data, one.offset, one.data)
-            elif isinstance(one, Truncate):
-                data = cut(data, one.size_bytes)
+        for _, change in changes[:count]:
+            if isinstance(change, Write):
+                data = overwritten(data, change.offset, change.data)
+            elif isinstance(change, Truncate):
+                data = cut(data, change.size_bytes)
         if self._by_chance and count < len(changes):
-            one = changes[count][1]
-            if isinstance(one, Write):
-                data = self._torn(data, one)
+            change = changes[count][1]
+            if isinstance(change, Write):
+                data = self._torn(data, change)
         return data
 
-    def _torn(self, data: bytes, one: Write) -> bytes:
-        """Of bytes that were there before any page may be new; a file grows from its end."""
-        for start, part in pieces(one, PAGE):
+    def _torn(self, data: bytes, change: Write) -> bytes:
+        """Return the content: any existing page may be new; a file grows from its end."""
+        for start, part in pieces(change, PAGE):
             is_inside = start + len(part) <= len(data)
             if self._chance():
                 data = overwritten(data, start, part)
@@ -235,9 +235,9 @@ class _Ordered(_Sample):
         return data
 
     def _keep_attributes(self, attributes: Attributes, pending: list[_Pending]) -> None:
-        for at, one in pending:
-            if isinstance(one, Attribute) and at < self._until:
-                attributes[one.key] = one.value
+        for at, change in pending:
+            if isinstance(change, Attribute) and at < self._until:
+                attributes[change.key] = change.value
 
 
 class _Weakest(_Sample):
@@ -260,19 +260,26 @@ class _Weakest(_Sample):
         return found
 
     def _keep_renamed(self, chosen: dict[tuple[int, bytes], int]) -> None:
-        """A file's old name does not go before its new one has come."""
+        """Keep a file's old name until its new name is there."""
         operations = self._disk._journal.operations
         changed = True
         while changed:
             changed = False
             for (directory, name), at in chosen.items():
-                one = self._disk._names[directory][name][at]
-                moved = operations[one.at] if one.at >= 0 else None
-                if one.node is not None or not isinstance(moved, Names) or len(moved.changes) < 2:
+                binding = self._disk._names[directory][name][at]
+                moved = operations[binding.at] if binding.at >= 0 else None
+                if (
+                    binding.node is not None
+                    or not isinstance(moved, Names)
+                    or len(moved.changes) < 2
+                ):
                     continue
                 to_directory, to_name, _ = moved.changes[0]
                 reached = self._disk._names[to_directory][to_name]
-                if reached[chosen[to_directory, to_name]].at < one.at and reached[0].at < one.at:
+                if (
+                    reached[chosen[to_directory, to_name]].at < binding.at
+                    and reached[0].at < binding.at
+                ):
                     chosen[directory, name] = max(0, at - 1)
                     changed = at > 0
 
@@ -280,58 +287,58 @@ class _Weakest(_Sample):
         data = base
         longest = len(base)
         how = self._rng.choice(("whole", "sectors", "pages", "begin"))
-        for _, one in pending:
-            if isinstance(one, Truncate):
+        for _, change in pending:
+            if isinstance(change, Truncate):
                 if self._by_chance and not self._chance():
                     continue
                 if self._by_chance or self._keeps_data or self._keeps_names:
-                    data, longest = cut(data, one.size_bytes), one.size_bytes
-            elif isinstance(one, Write):
-                longest = max(longest, one.end)
-                data = self._part(data, one, how)
+                    data, longest = cut(data, change.size_bytes), change.size_bytes
+            elif isinstance(change, Write):
+                longest = max(longest, change.end)
+                data = self._part(data, change, how)
         if self._keeps_names and not self._keeps_data:
-            return cut(data, longest)  # its length is there, and its bytes are not
+            return cut(data, longest)  # the length is durable, the bytes are not
         if self._by_chance and len(data) < longest and self._chance():
             rest = longest - len(data)
             data += bytes(rest) if self._chance() else self._rng.randbytes(rest)
         return data
 
-    def _part(self, data: bytes, one: Write, how: str) -> bytes:
+    def _part(self, data: bytes, change: Write, how: str) -> bytes:
         if not self._by_chance:
-            return overwritten(data, one.offset, one.data) if self._keeps_data else data
+            return overwritten(data, change.offset, change.data) if self._keeps_data else data
         if how == "whole":
-            return overwritten(data, one.offset, one.data) if self._chance() else data
+            return overwritten(data, change.offset, change.data) if self._chance() else data
         if how == "begin":
-            parts = list(pieces(one, SECTOR))
+            parts = list(pieces(change, SECTOR))
             for start, part in parts[: self._rng.randint(0, len(parts))]:
                 data = overwritten(data, start, part)
             return data
-        for start, part in pieces(one, SECTOR if how == "sectors" else PAGE):
+        for start, part in pieces(change, SECTOR if how == "sectors" else PAGE):
             if self._chance():
                 data = overwritten(data, start, part)
         return data
 
     def _keep_attributes(self, attributes: Attributes, pending: list[_Pending]) -> None:
-        for _, one in pending:
+        for _, change in pending:
             kept = self._chance() if self._by_chance else self._keeps_names
-            if isinstance(one, Attribute) and kept:
-                attributes[one.key] = one.value
+            if isinstance(change, Attribute) and kept:
+                attributes[change.key] = change.value
 
 
-def pieces(one: Write, unit: int) -> Iterator[tuple[int, bytes]]:
-    """A write, cut where the disk may cut it."""
-    start, end = one.offset, one.end
+def pieces(operation: Write, unit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield a write in the pieces that the disk writes atomically."""
+    start, end = operation.offset, operation.end
     while start < end:
         stop = min(end, start - start % unit + unit)
-        yield start, one.data[start - one.offset : stop - one.offset]
+        yield start, operation.data[start - operation.offset : stop - operation.offset]
         start = stop
 
 
 def disks(journal: Journal) -> Iterator[Disk]:
-    """One disk, given out after each operation and when a command has ended."""
+    """Yield the same disk after each operation and at the end of each command."""
     disk = Disk(journal)
     yield disk
     while disk.passed < len(journal.operations):
-        one = disk.advance()
-        if not isinstance(one, Mark) or one.what == "end":
+        operation = disk.advance()
+        if not isinstance(operation, Mark) or operation.what == "end":
             yield disk

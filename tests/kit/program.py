@@ -1,4 +1,4 @@
-"""The real ``ciuic`` in a process of its own, as a user types it."""
+"""The real ``ciuic`` in a process of its own, as a user runs it."""
 
 import json
 import os
@@ -17,32 +17,34 @@ CIUIC = (
     "-c",
     "import sys; sys.argv[0] = 'ciuic'; from ciuic.cli import main; main()",
 )
-"""What the entry point runs, so that no test depends on where pip puts scripts."""
+"""The code of the entry point, so that no test depends on where pip puts scripts."""
 NOBODY = 65534
 _AS_SOMEBODY = """
-import ctypes, difflib, importlib, os, pkgutil, sys, urllib.parse
+import contextlib, ctypes, difflib, grp, importlib, os, pkgutil, pwd, sys, urllib.parse
 import ciuic
 for module in pkgutil.walk_packages(ciuic.__path__, "ciuic."):
     importlib.import_module(module.name)
 from ciuic.config import load_settings
+from ciuic.errors import ConfigError
 user, config = int(sys.argv[1]), sys.argv[3]
-load_settings(config)
+with contextlib.suppress(ConfigError):  # root refuses the configuration of another user
+    load_settings(config)
 os.setgroups([])
 os.setgid(user)
 os.setuid(user)
-# As after an exec: what lies in /proc/self is the process's own again.
+# As after an exec: the process owns its entries in /proc/self again.
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 sys.argv = ["ciuic", *sys.argv[2:]]
 from ciuic.cli import main
 main()
 """
-# Everything is loaded before the rights are given up: a Python that lies in root's home can't be
-# run by anybody else, and these tests are about the rights on the source and the store.
+# All modules are loaded before the rights are dropped: no other user can run a Python in root's
+# home, and these tests are about the rights on the source and the store.
 _LIMIT_S = 120
 
 
 class Outcome(NamedTuple):
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -54,9 +56,12 @@ class Outcome(NamedTuple):
         return json.loads(self.out)
 
 
+_NOT_FOR_COMMANDS = {"CIUIC_CONFIG", "CIUIC_LONG", "CIUIC_NO_SKIPS", "CIUIC_SEED"}
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a command: this one, without a configuration of its own."""
-    environ = {key: value for key, value in os.environ.items() if key != "CIUIC_CONFIG"}
+    """Return this process's environment without a configuration and variables for tests."""
+    environ = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_COMMANDS}
     return {**environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "error", **(extra or {})}
 
 
@@ -66,12 +71,12 @@ def ciuic(
     user: int | None = None,
     cwd: str | Path | None = None,
 ) -> Outcome:
-    """Run a command to its end. A traceback is a failure of the test, whatever the test is.
+    """Run a command to its end; a traceback always fails the test.
 
     Args:
-        arguments: Those of ``ciuic``; with ``user`` the first two are ``--config FILE``.
+        arguments: The arguments of ``ciuic``; with ``user`` the first two are ``--config FILE``.
         wrapper: A program to run it under, and its arguments.
-        user: Whose rights it has; None for this process's own.
+        user: The user to run as; None for this process's user.
         cwd: Its working directory.
     """
     command = CIUIC if user is None else (sys.executable, "-c", _AS_SOMEBODY, str(user))
@@ -91,5 +96,5 @@ def ciuic(
 
 
 def as_nobody() -> int | None:
-    """The user to run as so that permissions count; None when the test is no root already."""
+    """Return the user to run as so that permissions apply; None if the test is not root."""
     return NOBODY if os.geteuid() == 0 else None

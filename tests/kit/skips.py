@@ -1,4 +1,4 @@
-"""A skipped test must be allowed by name: a suite that skips what matters proves nothing."""
+"""Every reason for a skip must be allowed: a suite that skips important tests proves nothing."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ _ALLOWED = Path(__file__).parents[1] / "allowed-skips.txt"
 
 
 class SkipGuard:
-    """Fails the session if a test was skipped for a reason that nobody has allowed."""
+    """Fails the session if a test was skipped for a reason that is not allowed."""
 
     def __init__(self) -> None:
         self.unallowed: list[str] = []
@@ -27,11 +27,11 @@ class SkipGuard:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for one in self.unallowed:
-            terminalreporter.write_line(f"skipped without leave: {one}", red=True)
+        for skip in self.unallowed:
+            terminalreporter.write_line(f"skipped without permission: {skip}", red=True)
 
 
 def install(config: pytest.Config) -> None:
-    """Put the guard to work where ``CIUIC_NO_SKIPS`` asks for it."""
+    """Register the guard if ``CIUIC_NO_SKIPS`` is set."""
     if os.environ.get("CIUIC_NO_SKIPS"):
         config.pluginmanager.register(SkipGuard(), "skip-guard")

@@ -1,4 +1,4 @@
-"""A snapshot whose file is spelled as one likes: by slices, and by what no writer would write."""
+"""Snapshots with a recipe of the test: with slices, and with pieces that no writer would write."""
 
 import os
 from collections.abc import Sequence
@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 
 from ciuic.catalog import find_snapshot
-from ciuic.hashing import data_id
-from ciuic.store import Store, open_store
-from ciuic.store.nodes import Piece, RecipeBuilder, TreeBuilder, iter_tree
-from ciuic.verbs.browse import root_entry
+from ciuic.store.adding import begin_adding
+from ciuic.store.records.recipe_nodes import Piece, RecipeBuilder
+from ciuic.store.records.tree_nodes import TreeBuilder, iter_tree
+from ciuic.store.store import Store, open_store
+from ciuic.system.hashing import data_id
+from ciuic.view.located import root_entry
 
 __all__ = ["commit_spelled", "spell"]
 
@@ -18,7 +20,7 @@ __all__ = ["commit_spelled", "spell"]
 def commit_spelled(
     store_path: Path, name: bytes, pieces: Sequence[Piece], *, chunks: Sequence[bytes] = ()
 ) -> str:
-    """Commit the newest snapshot again, but with other pieces for a file at its root's top."""
+    """Commit the newest snapshot again, with other pieces for a file in its root."""
     with open_store(os.fspath(store_path), write=True) as store:
         return spell(store, name, pieces, chunks=chunks)
 
@@ -26,10 +28,10 @@ def commit_spelled(
 def spell(
     store: Store, name: bytes, pieces: Sequence[Piece], *, chunks: Sequence[bytes] = ()
 ) -> str:
-    """As ``commit_spelled``, in a store that is open for writing; returns the snapshot's ID."""
+    """Do it in a store that is open for writing; return the snapshot's ID."""
     newest = store.manifest(find_snapshot(store, "latest").id)
     top = root_entry(store, newest.roots[0])
-    writer = store.writer()
+    writer = begin_adding(store)
     writer.add_data([(data_id(chunk), chunk) for chunk in chunks])
     recipe = RecipeBuilder(writer.put_node)
     for piece in pieces:

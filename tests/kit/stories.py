@@ -1,6 +1,6 @@
-"""The stories that power cuts are tried on: each is recorded anew from the real program.
+"""The stories for power cuts; each is recorded from the real program.
 
-To cover another command, add a ``story.run(...)`` where the store has something for it to do.
+To cover another command, add a ``story.run(...)`` where the store has work for it.
 """
 
 import os
@@ -16,7 +16,7 @@ __all__ = ["STORIES", "train"]
 
 
 def train(source: Path, rng: random.Random) -> None:
-    """A training goes on: a few files change, a few are new, one grows, one is large."""
+    """Change the source as a training does: changed, new, growing and large files."""
     for _ in range(5):
         path = source / f"d{rng.randrange(3)}" / f"f{rng.randrange(4)}"
         path.parent.mkdir(exist_ok=True)
@@ -27,7 +27,7 @@ def train(source: Path, rng: random.Random) -> None:
 
 
 def first_snapshots(directory: Path, rng: random.Random) -> Story:
-    """A store is made and filled; one snapshot finds nothing new."""
+    """Make and fill a store; one snapshot finds no change."""
     story = StoreStory("first snapshots", directory)
     story.run("init")
     train(story.source, rng)
@@ -39,7 +39,7 @@ def first_snapshots(directory: Path, rng: random.Random) -> Story:
 
 
 def after_a_cut(directory: Path, rng: random.Random) -> Story:
-    """A snapshot is taken where the one before was cut short."""
+    """Take a snapshot after an interrupted one."""
     story = StoreStory("after a cut", directory)
     story.make_store()
     train(story.source, rng)
@@ -47,9 +47,9 @@ def after_a_cut(directory: Path, rng: random.Random) -> Story:
     train(story.source, rng)
     begin = len(story.journal.operations)
     story.run("snapshot")
-    moments = [one.passed for one in disks(story.journal) if not one.is_settled]
-    end = rng.choice([one for one in moments if one > begin])
-    disk = next(one for one in disks(story.journal) if one.passed == end)
+    moments = [state.passed for state in disks(story.journal) if not state.is_settled]
+    end = rng.choice([moment for moment in moments if moment > begin])
+    disk = next(state for state in disks(story.journal) if state.passed == end)
     story.begin_again(disk.sample(WEAKEST, rng))
     story.run("snapshot")
     train(story.source, rng)
@@ -58,7 +58,7 @@ def after_a_cut(directory: Path, rng: random.Random) -> Story:
 
 
 def into_a_new_place(directory: Path, rng: random.Random) -> Story:
-    """Nothing stands in the target yet."""
+    """Restore into a missing target."""
     story = RestoreStory("restore into a new place", directory)
     train(story.source, rng)
     (story.source / "d1" / "deep" / "er").mkdir(parents=True)
@@ -71,7 +71,7 @@ def into_a_new_place(directory: Path, rng: random.Random) -> Story:
 
 
 def over_what_is_there(directory: Path, rng: random.Random) -> Story:
-    """Some files are right, some differ, some are of another kind, some are too many."""
+    """Restore over a target with equal, different, extra files, and files of other kinds."""
     story = RestoreStory("restore over what is there", directory, delete=True)
     _prepare_change(story, rng)
     target = story.top / "source"
@@ -87,7 +87,7 @@ def over_what_is_there(directory: Path, rng: random.Random) -> Story:
 
 
 def in_place(directory: Path, rng: random.Random) -> Story:
-    """The files that were snapshotted have gone on changing, and come back."""
+    """Restore files in place after they have changed."""
     story = RestoreStory("restore in place", directory, in_place=True)
     _prepare_change(story, rng)
     train(story.source, rng)
@@ -108,7 +108,7 @@ def _prepare_change(story: RestoreStory, rng: random.Random) -> None:
 
 
 def forgotten(directory: Path, rng: random.Random) -> Story:
-    """Tags and a pin come and go; snapshots go to the trash, and one comes back."""
+    """Change tags and a pin; forget snapshots, and bring one back."""
     story = StoreStory("forget", directory)
     story.make_store()
     for _ in range(3):
@@ -126,7 +126,7 @@ def forgotten(directory: Path, rng: random.Random) -> Story:
 
 
 def pruned(directory: Path, rng: random.Random) -> Story:
-    """Packs are dead, worn and whole; a snapshot is in the trash, and then for good."""
+    """Prune unneeded, fragmented and needed packs; a snapshot in the trash expires."""
     story = StoreStory("prune", directory)
     story.make_store()
     for number in range(4):
@@ -135,7 +135,7 @@ def pruned(directory: Path, rng: random.Random) -> Story:
         (story.source / "d0" / "kept").write_bytes(b"%d" % (number // 2) * 20_000)
         story.take()
         if not number:
-            # Packs with nothing else in them: they are dead as soon as this one is forgotten.
+            # Packs with nothing else in them: unneeded once this snapshot is forgotten.
             (story.source / "passing").write_bytes(rng.randbytes(20_000))
             story.take()
             (story.source / "passing").unlink()
@@ -149,7 +149,7 @@ def pruned(directory: Path, rng: random.Random) -> Story:
 
 
 def repaired(directory: Path, rng: random.Random) -> Story:
-    """Packs have rotten or were cut, a manifest too; parity and copies have what they held."""
+    """Repair damaged packs and a manifest from parity and copies."""
     story = StoreStory("repair", directory)
     story.make_store()
     for _ in range(2):

@@ -1,38 +1,40 @@
-"""Stories of a store, recorded, and what must be true of every state that a power cut leaves.
+"""Recorded stories of a store, and what must hold in every state after a power cut.
 
-A ``StoreStory`` is a sequence of commands on one store; each step knows what the store held before
-and after. A new command needs one line in a story: what must hold follows from the two.
-A ``RestoreStory`` is one restore over a target. Both know how to look at a directory that has
-been made from a state, as ``ciuic`` would find it.
+A ``StoreStory`` is a sequence of commands on one store; each step knows the content of the store
+before and after. A new command needs one line in a story: what must hold follows from both.
+A ``RestoreStory`` is one restore over a target. Both can check a directory made from a state.
 """
 
-import hashlib
 import os
 import random
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from ciuic.catalog import damaged_manifests, list_snapshots
+from ciuic.ids import SnapshotId
+from ciuic.maintain.repair.apply import apply_repair
+from ciuic.maintain.repair.plan import plan_repair
 from ciuic.model import Root
-from ciuic.store import Store, create_store, open_store
-from ciuic.store.parity import PARITY_DEFAULT
-from ciuic.store.trash import Trash
-from ciuic.verbs.mend import apply_repair
-from ciuic.verbs.repair import plan_repair
-from ciuic.verbs.restore import RestoreRequest, restore
-from ciuic.verbs.take import TakeRequest, take_snapshot
-from ciuic.verbs.verify import verify_all
+from ciuic.restore.restore import restore
+from ciuic.restore.targets import RestoreRequest
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.directory.create import create_store
+from ciuic.store.parity.shape import PARITY_DEFAULT
+from ciuic.store.snapshots.trash_files import TrashFiles
+from ciuic.store.store import Store, open_store
+from ciuic.verify.verify import verify_all
 from tests.kit.clock import ManualClock
-from tests.kit.journal import Image, Journal, Recorder, write_image
-from tests.kit.powercut import EXTREMES, ORDERED, WEAKEST, disks
+from tests.kit.journal import Image, Journal, write_image
 from tests.kit.program import Outcome
+from tests.kit.recorder import Recorder
 from tests.kit.trees import Photo, differences, photograph
 
-__all__ = ["Case", "Report", "RestoreStory", "StoreStory", "Story", "cases", "sampled", "survive"]
+__all__ = ["RestoreStory", "StoreStory", "Story"]
 
 CHUNK_BYTES: Final = 4096
 _LATER_NS: Final = 100_000_000_000
@@ -40,7 +42,7 @@ _LEFTOVER: Final = b".ciuic-restore-"
 
 
 class Kept(NamedTuple):
-    """What a snapshot is: it never changes, but for what people write on it."""
+    """The content of a snapshot: only its tags and pin ever change."""
 
     taken_ns: int
     roots: tuple[Root, ...]
@@ -48,18 +50,18 @@ class Kept(NamedTuple):
 
 
 class Holdings(NamedTuple):
-    """What a store holds: snapshots that are listed, in the trash, and gone for good."""
+    """The snapshots of a store: listed, in the trash, and expired."""
 
-    live: dict[str, Kept]
-    trash: frozenset[str]
-    retired: frozenset[str]
+    live: dict[SnapshotId, Kept]
+    trash: frozenset[SnapshotId]
+    retired: frozenset[SnapshotId]
 
 
 _NOTHING: Final = Holdings({}, frozenset(), frozenset())
 
 
 class Step(NamedTuple):
-    """One command of a story: where it begins, from where on it has been reported done."""
+    """One command of a story: where it begins, and from where on it was reported done."""
 
     begin: int
     said: int
@@ -70,7 +72,7 @@ class Step(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What holds when the power goes: what was before a command, and what is after it."""
+    """The allowed contents at a moment: before a command, or after it."""
 
     before: Holdings | None
     after: Holdings | None
@@ -78,20 +80,20 @@ class Moment(NamedTuple):
 
 
 class Story(Protocol):
-    """Something recorded that can be checked."""
+    """A recorded run that can be checked."""
 
     name: str
     journal: Journal
 
     def phase(self, cut: int) -> int:
-        """Moments of one phase promise the same."""
+        """Return the phase of a moment; all moments of a phase promise the same."""
 
     def check(self, cut: int, directory: Path, scratch: Path, rng: random.Random) -> None:
-        """Look at a state after so many operations; raises AssertionError."""
+        """Check a state after this many operations; raise AssertionError."""
 
 
 def holdings(store: Store, *, is_damaged: bool = False) -> Holdings:
-    """What an open store says that it holds; damage fails unless it is expected."""
+    """Return the content of an open store; unexpected damage fails."""
     assert is_damaged or damaged_manifests(store) == {}
     live = {}
     for summary in list_snapshots(store):
@@ -99,40 +101,40 @@ def holdings(store: Store, *, is_damaged: bool = False) -> Holdings:
         words = (summary.tags, summary.pinned)
         assert (manifest.summary.tags, manifest.summary.pinned) == words
         live[summary.id] = Kept(summary.taken_ns, manifest.roots, words)
-    trash = frozenset(one.id for one in store.trash())
+    trash = frozenset(SnapshotId(entry.id) for entry in store.trash.read())
     if not is_damaged:
         for name in trash:
-            Trash(store.path).read(name, None)  # whole without the copy of its manifest
-    return Holdings(live, trash, Trash(store.path).retired())
+            TrashFiles(store.path).read(name, None)  # whole without the copy of its manifest
+    return Holdings(live, trash, TrashFiles(store.path).retired())
 
 
 class Recording(Protocol):
-    """Runs commands, and takes down what they do to a disk."""
+    """Runs commands, and records what they do to a disk."""
 
     def run(self, *arguments: str | Path, codes: Sequence[int] = (0,)) -> Outcome:
         """Run ``ciuic`` to its end."""
 
     @property
     def position(self) -> int:
-        """How much was taken down so far: moments are counted in this."""
+        """The current moment: the number of recorded operations."""
 
     def reported(self, begin: int) -> int:
-        """When the command that began there had said its last word."""
+        """Return when the command that began there had printed its last line."""
 
 
 class StoreStory:
-    """Commands on a store that lies alone on a disk.
+    """Commands on a store that is alone on a disk.
 
     Args:
-        name: For people.
-        directory: Its own, for everything but the disk.
-        top: The disk, empty; None to make a directory that is recorded call by call.
-        recording: Takes down what happens to another disk.
+        name: For messages.
+        directory: A directory for everything except the disk.
+        top: The empty disk; None to make a directory that is recorded call by call.
+        recording: Records what happens to another disk.
 
     Attributes:
-        source: What is snapshotted; it lies on another disk.
+        source: The root of the snapshots, on another disk.
         store: The store.
-        journal: What was recorded call by call.
+        journal: The operations, recorded call by call.
     """
 
     def __init__(
@@ -167,12 +169,12 @@ class StoreStory:
         self._config.write_text("".join(lines))
 
     def make_store(self) -> None:
-        """A store that is there already, and durable, with small chunks: many packs and nodes."""
+        """Make an existing, durable store with small chunks: many packs and nodes."""
         create_store(str(self.store), ManualClock(), chunk_bytes=CHUNK_BYTES)
         self._begin_here()
 
     def run(self, *arguments: str, codes: Sequence[int] = (0,), mends: bool = True) -> Outcome:
-        """Run a command and remember what the store held before and after."""
+        """Run a command, and record the content of the store before and after."""
         begin = self._recording.position
         outcome = self._recording.run("--config", self._config, *arguments, codes=codes)
         after = self._look(is_damaged=self._is_damaged and not mends)
@@ -191,12 +193,12 @@ class StoreStory:
         return recorder
 
     def newest(self, number: int = 0) -> str:
-        """The ID of a snapshot, counted from the newest."""
+        """Return the ID of a snapshot, counted from the newest."""
         live = self._now.live if self._now is not None else {}
-        return sorted(live, key=lambda one: live[one].taken_ns)[-1 - number]
+        return sorted(live, key=lambda snapshot_id: live[snapshot_id].taken_ns)[-1 - number]
 
     def take(self) -> None:
-        """A snapshot that is no part of the story: it is there, and durable."""
+        """Take a durable snapshot before the story begins."""
         request = TakeRequest((os.fsencode(self.source),), base_interval_s=0)
         with open_store(str(self.store), write=True) as store:
             taken = take_snapshot(store, request, clock=ManualClock(time.time_ns() + _LATER_NS))
@@ -204,9 +206,9 @@ class StoreStory:
         self._begin_here()
 
     def forget(self, *names: str) -> None:
-        """Snapshots go to the trash before the story begins."""
+        """Forget snapshots before the story begins."""
         with open_store(str(self.store), write=True) as store:
-            store.forget(names, time.time_ns())
+            store.trash.forget([SnapshotId(name) for name in names], time.time_ns())
         self._begin_here()
 
     def _begin_here(self) -> None:
@@ -214,13 +216,13 @@ class StoreStory:
         self._recording = self._record_calls()
 
     def begin_again(self, image: Image) -> None:
-        """The power went, this is what the disk holds, and from here the story goes on."""
+        """Continue the story from this state after a power cut."""
         write_image(image, self.top)
         self._steps = []
         self._begin_here()
 
     def damage(self, harm: Callable[[Path], None]) -> None:
-        """Something happens to the store at rest; the next command is to mend it."""
+        """Damage the idle store; the next command must repair it."""
         before = read_tree(self.store)
         harm(self.store)
         self._harmed = [
@@ -248,14 +250,14 @@ class StoreStory:
 
     def phase(self, cut: int) -> int:
         """See ``Story``."""
-        return sum([(cut > one.begin) + (cut > one.said) for one in self._steps])
+        return sum([(cut > step.begin) + (cut > step.said) for step in self._steps])
 
     def check(self, cut: int, directory: Path, scratch: Path, rng: random.Random) -> None:
-        """Every promise about the store, and that it goes on."""
+        """Check every promise about the store, and that it still works."""
         moment = self._moment(cut)
         path = str(directory / "store")
         if moment.before is None:
-            # There is no store, a part of one, or a whole one: init finishes whatever it is.
+            # No store, a partial store, or a complete one: init completes all of them.
             create_store(path, ManualClock())
             moment = Moment(_NOTHING, moment.after)
         clock = ManualClock(time.time_ns() + _LATER_NS)
@@ -268,7 +270,7 @@ class StoreStory:
                 check_sound(store)
             if found.live:
                 self._check_restored(store, rng.choice(sorted(found.live)), scratch)
-            # What is in the trash is as good as what is listed: proved by bringing it back.
+            # Snapshots in the trash are complete too: bringing them back proves it.
             brought = sorted(found.trash - found.live.keys())
         request = TakeRequest(
             (os.fsencode(self.source),), base_interval_s=0, base=rng.random() < 0.3
@@ -277,7 +279,7 @@ class StoreStory:
             repair(path, clock)
         with open_store(path, write=True) as store:
             for name in brought:
-                store.bring_back(name)
+                store.trash.bring_back(name)
             again = take_snapshot(store, request, clock=clock)
             assert again.trouble_count == 0, again.trouble
         assert os.listdir(directory / "store" / "tmp") == []
@@ -290,7 +292,7 @@ class StoreStory:
             self._check_restored(store, again.id, scratch)
             del self._photos[again.id]
 
-    def _check_restored(self, store: Store, name: str, scratch: Path) -> None:
+    def _check_restored(self, store: Store, name: SnapshotId, scratch: Path) -> None:
         out = scratch / "out"
         request = RestoreRequest(
             (os.fsencode(self.source),), destination=os.fsencode(out), hot=False
@@ -303,7 +305,7 @@ class StoreStory:
 
 
 def check_holdings(moment: Moment, found: Holdings) -> None:
-    """Each snapshot is where it was before the command or where it is after it."""
+    """Check that each snapshot is where it was before the command or where it is after it."""
     before = moment.before or _NOTHING
     after = moment.after or before
     possible = before.live.keys() | after.live.keys()
@@ -313,23 +315,25 @@ def check_holdings(moment: Moment, found: Holdings) -> None:
     had = possible | before.trash | after.trash
     assert found.trash <= had, "in the trash, and was never a snapshot"
     for name in had:
-        states = {one for holding in (before, after) for one in where(name, holding)}
+        states = {state for holding in (before, after) for state in where(name, holding)}
         assert where(name, found) & states or "nowhere" in states, f"{name} is lost"
         if where(name, before) != {"nowhere"} == where(name, found):
             assert name in found.retired, f"the ID {name} may be used again"
     for name, kept in found.live.items():
         known = [holding.live[name] for holding in (before, after) if name in holding.live]
-        assert any((kept.taken_ns, kept.roots) == (one.taken_ns, one.roots) for one in known)
-        assert kept.words in [one.words for one in known], f"{name} says what nobody wrote"
+        assert any(
+            (kept.taken_ns, kept.roots) == (summary.taken_ns, summary.roots) for summary in known
+        )
+        assert kept.words in [summary.words for summary in known], f"{name} says what nobody wrote"
 
 
 def read_tree(top: Path) -> dict[Path, bytes]:
-    """What every file below has in it."""
+    """Return the content of every file below."""
     return {path: path.read_bytes() for path in top.rglob("*") if path.is_file()}
 
 
 def where(name: str, holding: Holdings) -> set[str]:
-    """Where a snapshot is; listed as well as in the trash counts as both."""
+    """Return where a snapshot is; it may be both listed and in the trash."""
     found = {"live"} if name in holding.live else set()
     if name in holding.trash:
         found.add("trash")
@@ -337,20 +341,20 @@ def where(name: str, holding: Holdings) -> set[str]:
 
 
 def repair(path: str, clock: ManualClock) -> None:
-    """Mend what can be mended."""
+    """Repair what can be repaired."""
     with open_store(path, write=True) as store:
         plan = plan_repair(store, parity=PARITY_DEFAULT)
         apply_repair(store, plan, parity=PARITY_DEFAULT, clock=clock)
 
 
 def check_sound(store: Store) -> None:
-    """Everything that is listed reads, decodes and hashes right."""
+    """Check that all listed snapshots can be read, decoded and verified."""
     report = verify_all(store, checksum=True, clock=ManualClock())
     assert report.ok, report.as_json()
 
 
 class RestoreStory:
-    """One restore over a target that lies alone on a disk; the store lies on another one."""
+    """One restore over a target that is alone on a disk; the store is on another disk."""
 
     def __init__(
         self, name: str, directory: Path, *, delete: bool = False, in_place: bool = False
@@ -375,13 +379,13 @@ class RestoreStory:
         self._said = 0
 
     def take(self) -> None:
-        """The snapshot that will be put back."""
+        """Take the snapshot to restore."""
         request = TakeRequest((os.fsencode(self.source),), base_interval_s=0)
         with open_store(str(self._store), write=True) as store:
             take_snapshot(store, request, clock=ManualClock(time.time_ns() + _LATER_NS))
 
     def run(self) -> None:
-        """Put it back, over whatever stands in the target by now."""
+        """Restore it over the current target."""
         self._old = self._photograph(self.top)
         recorder = Recorder(self.top, self._directory)
         options = ("--overwrite", "--delete") if self._delete else ("--overwrite",)
@@ -395,7 +399,7 @@ class RestoreStory:
     @staticmethod
     def _photograph(top: Path) -> dict[bytes, Photo]:
         found = photograph(top, holes=False)
-        del found[b"."]  # nobody restores the directory that the target lies in
+        del found[b"."]  # the restore does not touch the directory of the target
         return found
 
     def phase(self, cut: int) -> int:
@@ -403,7 +407,7 @@ class RestoreStory:
         return int(cut > self._said)
 
     def check(self, cut: int, directory: Path, scratch: Path, rng: random.Random) -> None:
-        """Every file is old or new; what was reported is all new; a second run finishes."""
+        """Check that files are old or new, reported files are new, and a second run finishes."""
         del scratch, rng
         found = self._photograph(directory)
         if cut > self._said:
@@ -411,7 +415,7 @@ class RestoreStory:
         for path, photo in found.items():
             if os.path.basename(path).startswith(_LEFTOVER):
                 continue
-            known = [one[path] for one in (self._old, self._new) if path in one]
+            known = [tree[path] for tree in (self._old, self._new) if path in tree]
             assert known, f"{path!r} is neither old nor new"
             self._check_either(path, photo, known)
         for path in self._old:
@@ -419,18 +423,18 @@ class RestoreStory:
         self._check_again(directory)
 
     def _may_be_gone(self, path: bytes) -> bool:
-        """No call puts a directory at the place of a file, or the other way round."""
+        """No single call can replace a file by a directory, or a directory by a file."""
         if path not in self._new:
             return self._delete
         return stat.S_ISDIR(self._old[path].mode) != stat.S_ISDIR(self._new[path].mode)
 
     @staticmethod
     def _check_either(path: bytes, found: Photo, known: list[Photo]) -> None:
-        kinds = [stat.S_IFMT(one.mode) for one in known]
+        kinds = [stat.S_IFMT(photo.mode) for photo in known]
         assert stat.S_IFMT(found.mode) in kinds, path
         if not stat.S_ISDIR(found.mode):
             assert (found.size_bytes, found.content, found.rdev) in [
-                (one.size_bytes, one.content, one.rdev) for one in known
+                (photo.size_bytes, photo.content, photo.rdev) for photo in known
             ], f"{path!r} is torn"
 
     def _check_again(self, directory: Path) -> None:
@@ -446,89 +450,3 @@ class RestoreStory:
             done = restore(store, manifest, request, clock=ManualClock())
         assert done.failed == []
         assert differences(self._new, self._photograph(directory)) == []
-
-
-# Many states
-
-
-class Case(NamedTuple):
-    """A state to look at: when the power goes, on what kind of disk, what is left."""
-
-    cut: int
-    kind: str
-    extreme: str
-    number: int
-
-
-class Report(NamedTuple):
-    """How many states were looked at; those that a case before has shown already are not."""
-
-    cases: int
-    states: int
-
-
-def cases(journal: Journal, draws: int) -> list[Case]:
-    """All extremes, and so many draws of each kind, at every moment that leaves a choice."""
-    found = []
-    for disk in disks(journal):
-        ways = [*EXTREMES, *[""] * draws] if not disk.is_settled else ["everything"]
-        for kind in (WEAKEST, ORDERED):
-            found += [Case(disk.passed, kind, way, number) for number, way in enumerate(ways)]
-    return found
-
-
-def sampled(every: list[Case], count: int, rng: random.Random) -> list[Case]:
-    """So many cases: half of them of the kind that most mistakes show in, the rest by chance."""
-    telling = [case for case in every if (case.kind, case.extreme) == (WEAKEST, "names only")]
-    first = rng.sample(telling, min(count // 2, len(telling)))
-    left = sorted({*every} - {*first})
-    return sorted([*first, *rng.sample(left, min(count - len(first), len(left)))])
-
-
-def survive(story: Story, chosen: Iterable[Case], seed: int, scratch: Path, failed: Path) -> Report:
-    """Make each state, and look at it; the first that breaks a promise fails, by name.
-
-    Args:
-        story: What was recorded.
-        chosen: Which states.
-        seed: Of everything that is drawn.
-        scratch: A directory to make states in; best in memory.
-        failed: Where a state that fails is left to be looked at.
-    """
-    by_cut: dict[int, list[Case]] = {}
-    for case in chosen:
-        by_cut.setdefault(case.cut, []).append(case)
-    seen: set[bytes] = set()
-    count = 0
-    directory = scratch / "state"
-    for disk in disks(story.journal):
-        for case in by_cut.get(disk.passed, ()):
-            count += 1
-            rng = random.Random(f"{seed} {story.name} {case}")
-            image = disk.sample(case.kind, rng, case.extreme)
-            key = digest(image) + b"%d" % story.phase(case.cut)
-            if key in seen:
-                continue
-            seen.add(key)
-            write_image(image, directory)
-            try:
-                story.check(case.cut, directory, scratch, rng)
-            except Exception as error:
-                done = [str(one)[:100] for one in story.journal.operations[: case.cut][-3:]]
-                error.add_note(f"story {story.name!r}, seed {seed}, {case}, behind {done}")
-                write_image(image, failed)
-                error.add_note(f"as the disk was before anybody looked: {failed}")
-                raise
-    shutil.rmtree(directory, ignore_errors=True)
-    return Report(count, len(seen))
-
-
-def digest(image: Image) -> bytes:
-    """The same for two states that no program can tell apart."""
-    found = hashlib.blake2b()
-    for inside, number in image.walk():
-        content = image.content.get(number, b"")
-        attributes = sorted(image.attributes.get(number, {}).items())
-        head = (inside, number, image.nodes[number], attributes, len(content))
-        found.update(repr(head).encode() + content)
-    return found.digest()

@@ -1,9 +1,9 @@
-"""Files of tensors: made here as the formats say, and kept as the real libraries wrote them.
+"""Files of tensors: made here by the formats' rules, and saved files of the real libraries.
 
-``saved/`` has what torch 2.13, safetensors 0.8, gguf, h5py 3.16 and numpy 2 wrote of one state:
+``saved/`` has files by torch 2.13, safetensors 0.8, gguf, h5py 3.16 and numpy 2 of one state:
 ``w``, 200 by 150 of fp32, ``b``, five numbers, ``h``, 300 by 200 of bf16; all zeros but the first
 and the last element of ``w`` (1, 2) and of ``h`` (3, 4); and a model of Keras 3.15 with ``w``. Of a
-distributed checkpoint of ``layer.w`` and ``layer.b``, ``named.metadata`` is what lies beside it.
+distributed checkpoint of ``layer.w`` and ``layer.b``, ``named.metadata`` is the file beside it.
 """
 
 import io
@@ -25,17 +25,19 @@ _OBJECT_BYTES = 256
 
 
 def saved(name: str) -> bytes:
-    """A file that a real library wrote: ``state.pt``, for one."""
+    """Return a file that a real library wrote, such as ``state.pt``."""
     return zlib.decompress((_SAVED / f"{name}.zlib").read_bytes())
 
 
 def safetensors(tensors: dict[str, bytes], *, note: str = "") -> bytes:
-    """Tensors of bytes in this order; a note makes the header longer."""
-    return typed({name: ("U8", [len(one)], one) for name, one in tensors.items()}, note=note)
+    """Return a safetensors file of byte tensors in this order; a note makes the header longer."""
+    return typed(
+        {name: ("U8", [len(tensor)], tensor) for name, tensor in tensors.items()}, note=note
+    )
 
 
 def typed(tensors: dict[str, tuple[str, list[int], bytes]], *, note: str = "") -> bytes:
-    """The same for tensors of any type and shape."""
+    """Return a safetensors file of tensors of any type and shape."""
     table: dict[str, object] = {"__metadata__": {"note": note}}
     at = 0
     for name, (dtype, shape, data) in tensors.items():
@@ -54,9 +56,9 @@ def hdf5(
     names: str = ascii_lowercase,
     groups: Sequence[str] = (),
 ) -> bytes:
-    """Datasets of fp32 in a group of the newest kind, behind headers and so many bytes.
+    """Return datasets of fp32 in a group of the newest kind, after headers and padding.
 
-    The group lies in those that are named, each in the one before it.
+    The group is inside ``groups``, which are nested in this order.
     """
     begin = 96
     first = begin + _OBJECT_BYTES * (1 + len(groups))
@@ -79,25 +81,25 @@ def hdf5(
 
 
 def _link(name: str, address: int) -> bytes:
-    """A member of a group."""
+    """Return a member of a group."""
     return b"\x01\x00" + bytes([len(name)]) + name.encode() + struct.pack("<Q", address)
 
 
 def _object(messages: list[tuple[int, bytes]]) -> bytes:
-    """An object's header of version 2."""
+    """Return an object header of version 2."""
     body = b"".join([struct.pack("<BHB", kind, len(data), 0) + data for kind, data in messages])
     return (b"OHDR\x02\x00" + struct.pack("<B", len(body)) + body).ljust(_OBJECT_BYTES, b"\0")
 
 
 def npy(data: bytes) -> bytes:
-    """An array of bytes."""
+    """Return an array of bytes."""
     file = io.BytesIO()
     np.save(file, np.frombuffer(data, np.uint8))
     return file.getvalue()
 
 
 def npz(tensors: dict[str, bytes]) -> bytes:
-    """Arrays of bytes."""
+    """Return arrays of bytes."""
     file = io.BytesIO()
     arrays = {name: np.frombuffer(data, np.uint8) for name, data in tensors.items()}
     np.savez(file, **arrays)  # type: ignore[arg-type] - a name could be that of its option
@@ -105,7 +107,7 @@ def npz(tensors: dict[str, bytes]) -> bytes:
 
 
 def torch_zip(tensors: list[bytes], *, stem: str = "archive", pickle: bytes = b"pickle") -> bytes:
-    """What ``torch.save`` writes, as far as its layout goes."""
+    """Return a file with the layout of ``torch.save``."""
     file = io.BytesIO()
     members = [("data.pkl", pickle), ("byteorder", b"little")]
     members += [(f"data/{number}", data) for number, data in enumerate(tensors)]

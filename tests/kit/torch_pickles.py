@@ -13,14 +13,14 @@ __all__ = ["Parameter", "Pickles", "Storage", "Tensor", "pickles_of_torch"]
 
 
 class Storage:
-    """What torch's pickler tells of a storage: its type, its name, how many elements it has."""
+    """The persistent ID of a storage in torch's pickles: type, name, number of elements."""
 
     def __init__(self, kind: str, key: str, count: int) -> None:
         self.told = ("storage", getattr(sys.modules["torch"], kind), key, "cpu", count)
 
 
 class Tensor:
-    """What pickles like a tensor of torch's."""
+    """A class that pickles like a torch tensor."""
 
     def __init__(self, storage: Storage, *shape: int, offset: int = 0, dtype: str = "") -> None:
         strides = (1,) * len(shape)
@@ -36,7 +36,7 @@ class Tensor:
 
 
 class Parameter:
-    """A tensor that pickles as a parameter."""
+    """A class that pickles like a torch parameter."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -55,7 +55,7 @@ Pickles = Callable[..., bytes]
 
 
 def pickles_of_torch(monkeypatch: pytest.MonkeyPatch) -> Pickles:
-    """Pickles a state as torch would; there are names of torch's to be pickled, and no more."""
+    """Pickles a state as torch does; only the names of torch's classes are needed."""
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
     for name in ("FloatStorage", "BFloat16Storage", "LongStorage", "UntypedStorage", "OddStorage"):
         setattr(torch, name, type(name, (), {"__module__": "torch"}))

@@ -1,4 +1,4 @@
-"""Looking at directory trees as closely as the kernel allows, to compare two of them exactly."""
+"""Exact comparison of directory trees, by everything that the kernel shows."""
 
 import hashlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ciuic.scan import mount_of, mounts
+from ciuic.source.mounts import mount_of, mounts
 
 __all__ = ["Photo", "data_ranges", "differences", "photograph", "status_tree", "walk"]
 
@@ -15,7 +15,7 @@ _PAGE = 4096
 
 
 class Photo(NamedTuple):
-    """All of an entry that a restore has to bring back."""
+    """Everything of an entry that a restore must restore."""
 
     mode: int
     uid: int
@@ -30,7 +30,7 @@ class Photo(NamedTuple):
 
 
 def walk(top: str | bytes | Path) -> Iterator[tuple[bytes, bytes, os.stat_result]]:
-    """Every entry below and including ``top``: its path from there, its whole path, its status."""
+    """Yield every entry from ``top`` on: its relative path, its full path, its status."""
     base = os.fsencode(top)
     waiting = [b""]
     while waiting:
@@ -43,13 +43,13 @@ def walk(top: str | bytes | Path) -> Iterator[tuple[bytes, bytes, os.stat_result
 
 
 def photograph(top: str | bytes | Path, *, holes: bool = True) -> dict[bytes, Photo]:
-    """Every entry of a tree by its path, sockets left out: no snapshot holds them.
+    """Return every entry of a tree by its path, without sockets, which no snapshot holds.
 
-    XFS counts blocks that it has only set aside for a file as data, so its holes are not compared;
-    who wants to see them writes all to the disk first and asks for ``data_ranges``.
+    XFS counts reserved blocks of a file as data, so holes are not compared there. To compare them,
+    sync the files first and use ``data_ranges``.
     """
     holes = holes and _kind_of(os.fsencode(top)) != b"xfs"
-    found = [one for one in walk(top) if not stat.S_ISSOCK(one[2].st_mode)]
+    found = [entry for entry in walk(top) if not stat.S_ISSOCK(entry[2].st_mode)]
     groups: dict[tuple[int, int], list[bytes]] = {}
     for inside, _, status in found:
         if not stat.S_ISDIR(status.st_mode):
@@ -97,7 +97,7 @@ def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
 
 
 def data_ranges(fd: int, size_bytes: int) -> tuple[tuple[int, int], ...]:
-    """Where the data of a file is: start and end of each stretch between holes."""
+    """Return the data ranges of a file: start and end of each range between holes."""
     found: list[tuple[int, int]] = []
     end = 0
     while end < size_bytes:
@@ -111,28 +111,28 @@ def data_ranges(fd: int, size_bytes: int) -> tuple[tuple[int, int], ...]:
 
 
 def differences(expected: dict[bytes, Photo], actual: dict[bytes, Photo]) -> list[str]:
-    """What two photographs do not share, in words; nothing when they are equal."""
+    """Return the differences of two photographs in words; empty if they are equal."""
     found = [f"missing: {path!r}" for path in sorted(expected.keys() - actual.keys())]
     found += [f"unexpected: {path!r}" for path in sorted(actual.keys() - expected.keys())]
     for path in sorted(expected.keys() & actual.keys()):
-        for field, one, other in zip(Photo._fields, expected[path], actual[path], strict=True):
-            if one != other:
-                found.append(f"{path!r}: {field} is {other!r} instead of {one!r}")
+        for field, wanted, other in zip(Photo._fields, expected[path], actual[path], strict=True):
+            if wanted != other:
+                found.append(f"{path!r}: {field} is {other!r} instead of {wanted!r}")
     return found
 
 
 def status_tree(top: str | bytes | Path) -> dict[bytes, tuple[int, ...]]:
-    """Everything that moves when somebody touches anything: inodes and change times included."""
+    """Return everything that changes with any write, with inodes and change times."""
     return {
         inside: (
-            one.st_ino,
-            one.st_mode,
-            one.st_nlink,
-            one.st_uid,
-            one.st_gid,
-            one.st_size,
-            one.st_mtime_ns,
-            one.st_ctime_ns,
+            status.st_ino,
+            status.st_mode,
+            status.st_nlink,
+            status.st_uid,
+            status.st_gid,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
         )
-        for inside, _, one in walk(top)
+        for inside, _, status in walk(top)
     }

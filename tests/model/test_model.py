@@ -1,4 +1,4 @@
-"""A store against a dictionary: whatever is done, a snapshot is what was there when it was taken.
+"""A store against a dictionary: after any operations, a snapshot equals the source of its time.
 
 Hypothesis draws the steps: files change, snapshots are taken, forgotten, brought back, pinned,
 pruned; processes are killed at a durable step; packs rot; the catalog goes. The dictionary has a
@@ -31,20 +31,27 @@ from hypothesis.stateful import (
 )
 
 from ciuic.errors import CorruptionError, UsageError
-from ciuic.hashing import data_id
+from ciuic.maintain.forget import (
+    ForgetPlan,
+    apply_forget,
+    bring_back,
+    plan_forget,
+    plan_forget_by_id,
+)
+from ciuic.maintain.label import change_tags, set_pinned
+from ciuic.maintain.prune.apply import apply_prune
+from ciuic.maintain.prune.plan import plan_prune
+from ciuic.maintain.repair.apply import apply_repair
+from ciuic.maintain.repair.plan import plan_repair
+from ciuic.maintain.scrub.scrub import scrub
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.retention import parse_policy
-from ciuic.store import open_store
-from ciuic.store.frame import DATA
-from ciuic.store.index import IndexDamagedError
-from ciuic.store.inspect import pack_frames
-from ciuic.store.sweep import DEAD_FRACTION
-from ciuic.verbs.forget import ForgetPlan, apply_forget, bring_back, plan_forget, plan_forget_by_id
-from ciuic.verbs.label import change_tags, set_pinned
-from ciuic.verbs.mend import apply_repair
-from ciuic.verbs.prune import apply_prune, plan_prune
-from ciuic.verbs.repair import plan_repair
-from ciuic.verbs.scrub import scrub
+from ciuic.store.gc.usage import DEAD_FRACTION
+from ciuic.store.health.inspect import pack_frames
+from ciuic.store.index.database import IndexDamagedError
+from ciuic.store.records.kinds import DATA
+from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
 from tests.kit.box import Box
 from tests.kit.trees import Photo, photograph
 
@@ -394,7 +401,7 @@ class StoreMachine(RuleBasedStateMachine):
     @patiently
     def _put_back(self, name: str) -> None:
         with open_store(str(self.box.store), write=True) as store:
-            if name in {one.id for one in store.trash()}:
+            if name in {one.id for one in store.trash.read()}:
                 assert bring_back(store, name).id == name
 
     @rule(at=which, pinned=st.booleans(), tag=st.sampled_from(["x", "z"]), add=st.booleans())
@@ -471,7 +478,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         killed_at(step, lambda: self._prune(0.0))
         with open_store(str(self.box.store), write=True) as store:
-            left = {one.id for one in store.trash()}
+            left = {one.id for one in store.trash.read()}
             assert left <= self.trash.keys()
         self.gone |= self.trash.keys() - left
         self.trash = {name: one for name, one in self.trash.items() if name in left}
@@ -553,7 +560,7 @@ class StoreMachine(RuleBasedStateMachine):
         listed = {one.id: one for one in self.box.snapshots()}
         assert listed.keys() == self.live.keys()
         with open_store(str(self.box.store)) as store:
-            assert {one.id for one in store.trash()} == self.trash.keys()
+            assert {one.id for one in store.trash.read()} == self.trash.keys()
         for name, expected in self.live.items():
             assert listed[name].pinned == expected.pinned
             assert set(listed[name].tags) == set(expected.tags)

@@ -1,4 +1,4 @@
-"""A run's checkpoints over their whole life: whatever becomes of it, what is kept reads back."""
+"""The checkpoints of a run over their whole life: all kept ones can be read."""
 
 import os
 import tempfile
@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ciuic.store import open_store
-from ciuic.store.nodes import iter_pieces
-from ciuic.verbs.forget import apply_forget, plan_forget_by_id
-from ciuic.verbs.prune import apply_prune, plan_prune
+from ciuic.maintain.forget import apply_forget, plan_forget_by_id
+from ciuic.maintain.prune.apply import apply_prune
+from ciuic.maintain.prune.plan import plan_prune
+from ciuic.store.records.recipe_nodes import iter_pieces
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 
 KIB = 1024

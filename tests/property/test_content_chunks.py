@@ -1,4 +1,4 @@
-"""Cuts by content: every byte once, wherever blocks end, and the same from the same place on."""
+"""Cuts by content: every byte once, for any block sizes, and the same cuts from the same start."""
 
 import random
 from collections.abc import Sequence

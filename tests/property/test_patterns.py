@@ -1,4 +1,4 @@
-"""Patterns of what is left out: against a plain reading of the rules, one character at a time."""
+"""Exclude patterns against a plain implementation of the rules, one character at a time."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ciuic.scan import Exclusions
+from ciuic.source.exclusions import Exclusions
 
 PIECES = ["a", "b", "/", "?", "*", "*", "*a", "**", "**/", "[ab]", "[!a]", "[/b]"]
 
@@ -74,12 +74,12 @@ def test_a_pattern_is_read_or_refused(pattern):
     try:
         Exclusions([pattern]).match_path(b"/a", b"5]")
     except ValueError as error:
-        assert "runs backwards" in str(error)
+        assert "is reversed" in str(error)
 
 
 @pytest.mark.parametrize("pattern", ["[[", "[[]", "[a&&b]", "[a||b]", "[a~~b]"])
 @pytest.mark.filterwarnings("error")
-def test_what_has_a_meaning_elsewhere_stands_for_itself(pattern):
+def test_characters_special_elsewhere_are_literal(pattern):
     exclusions = Exclusions([pattern])
     bracket = pattern in {"[[", "[[]"}
     assert exclusions.match_path(b"/", b"[" if pattern == "[[]" else b"[[") == bracket

@@ -1,4 +1,4 @@
-"""Whatever a directory holds: two snapshots of it come back, each exactly as it was."""
+"""Any directory: two snapshots of it can be restored exactly."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Cuts by tensors: every byte once, the same for the same tensors, whatever a file says."""
+"""Cuts by tensors: every byte once, the same for the same tensors, for any file."""
 
 from itertools import accumulate, pairwise
 
@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.chunking import TensorChunker
-from ciuic.chunking.tensor import SMALL_BYTES
-from ciuic.chunking.tensors import NAME_BYTES_MAX, Span, layout
+from ciuic.chunking.by_tensor import SMALL_BYTES
+from ciuic.formats.headers import NAME_BYTES_MAX, Span
+from ciuic.formats.spans import layout
 from tests.kit.tensors import npy, safetensors, saved, torch_zip
 
 SIZE_BYTES = st.sampled_from([4096, 64 * 1024, 1024 * 1024])

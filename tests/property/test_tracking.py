@@ -1,4 +1,4 @@
-"""A file is spelled by what has changed in it: whatever the changes, every byte is the new one."""
+"""Recipes of changed files: for any changes, every byte is the new one."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -6,15 +6,23 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.capture import Range
 from ciuic.chunking import Chunker, FixedChunker
-from ciuic.hashing import data_id
-from ciuic.store.index import ChunkPlace
-from ciuic.store.nodes import Piece
-from ciuic.verbs.tracking import ITEMS_MAX, Gap, Kept, believed, believed_whole, respell
+from ciuic.snapshot.read.changed_ranges import (
+    ITEMS_MAX,
+    Gap,
+    Kept,
+    plan_changes,
+    unchanged_chunks,
+    unchanged_whole_chunks,
+)
+from ciuic.source.byte_range import ByteRange
+from ciuic.store.index.places import ChunkPlace
+from ciuic.store.records.recipe_nodes import Piece
+from ciuic.system.hashing import data_id
 
 LEFT_MIN = 0.25
-"""Less than this of a region is not worth keeping: ciuic/verbs/tracking.py says why."""
+"""Less than this of a region is not worth keeping. See
+ciuic/snapshot/read/changed_ranges.py."""
 
 CHUNK_BYTES = st.sampled_from([8, 64, 400])
 
@@ -89,31 +97,31 @@ def recipes(draw: st.DrawFn, chunks: Chunks, chunk_bytes: int) -> list[Piece]:
 
 
 @st.composite
-def changes(draw: st.DrawFn, old_size: int) -> tuple[int, list[Range]]:
+def changes(draw: st.DrawFn, old_size: int) -> tuple[int, list[ByteRange]]:
     """A new length and what has changed: nothing, all, or ranges that may touch one another."""
     longer = st.integers(old_size, 2 * old_size + 40)
     new_size = draw(st.one_of(st.just(old_size), st.integers(0, old_size), longer))
     if draw(st.integers(0, 9)) == 0:
-        return new_size, [Range(0, new_size)] if new_size else []
+        return new_size, [ByteRange(0, new_size)] if new_size else []
     most = draw(st.sampled_from([0, 5, 5, 60]))
     ends = draw(st.lists(st.integers(0, new_size), max_size=2 * most, unique=True).map(sorted))
-    found = [Range(a, b - a) for a, b in zip(ends[::2], ends[1::2], strict=False)]
+    found = [ByteRange(a, b - a) for a, b in zip(ends[::2], ends[1::2], strict=False)]
     if draw(st.booleans()):
-        found = [Range(a, b - a) for a, b in itertools.pairwise(ends)]
+        found = [ByteRange(a, b - a) for a, b in itertools.pairwise(ends)]
     return new_size, list(_with_growth(found, min(old_size, new_size), new_size))
 
 
-def _with_growth(changed: Sequence[Range], old_size: int, new_size: int) -> Iterator[Range]:
+def _with_growth(changed: Sequence[ByteRange], old_size: int, new_size: int) -> Iterator[ByteRange]:
     """All beyond the old end has changed."""
     for start, length in changed:
         end = min(start + length, old_size)
         if start < end:
-            yield Range(start, end - start)
+            yield ByteRange(start, end - start)
     if old_size < new_size:
-        yield Range(old_size, new_size - old_size)
+        yield ByteRange(old_size, new_size - old_size)
 
 
-def changed_bytes(old: bytes, new_size: int, changed: Sequence[Range]) -> bytes:
+def changed_bytes(old: bytes, new_size: int, changed: Sequence[ByteRange]) -> bytes:
     """The new content: other bytes wherever something has changed, and nowhere else."""
     new = bytearray(old[:new_size].ljust(new_size, b"\xee"))
     for start, length in changed:
@@ -152,7 +160,7 @@ def check_plan(plan: Sequence[Kept | Gap], new_size: int) -> None:
     assert at == new_size
 
 
-def inside(ranges: Sequence[Range | Gap | Kept], start: int, end: int) -> list[int]:
+def inside(ranges: Sequence[ByteRange | Gap | Kept], start: int, end: int) -> list[int]:
     """Of each range that reaches into a region, the bytes that are in it."""
     parts = [
         min(one.offset_bytes + one.length_bytes, end) - max(one.offset_bytes, start)
@@ -162,7 +170,7 @@ def inside(ranges: Sequence[Range | Gap | Kept], start: int, end: int) -> list[i
 
 
 def check_regions(
-    plan: Sequence[Kept | Gap], changed: Sequence[Range], new_size: int, chunker: Chunker
+    plan: Sequence[Kept | Gap], changed: Sequence[ByteRange], new_size: int, chunker: Chunker
 ) -> None:
     """A region is read as a whole, or exactly what has changed of it; then enough is kept."""
     gaps = [one for one in plan if isinstance(one, Gap)]
@@ -190,7 +198,7 @@ def test_what_is_kept_and_what_is_read_make_the_new_file(
     new = changed_bytes(old, new_size, changed)
     chunker = data.draw(chunkers(chunk_bytes))
 
-    plan = list(respell(pieces, changed, new_size, chunker=chunker))
+    plan = list(plan_changes(pieces, changed, new_size, chunker=chunker))
 
     check_plan(plan, new_size)
     check_regions(plan, changed, new_size, chunker)
@@ -198,7 +206,7 @@ def test_what_is_kept_and_what_is_read_make_the_new_file(
 
 
 @given(st.data(), CHUNK_BYTES)
-def test_what_is_believed_is_what_a_full_read_finds(data: st.DataObject, chunk_bytes: int) -> None:
+def test_trusted_changes_equal_those_of_a_full_read(data: st.DataObject, chunk_bytes: int) -> None:
     chunks = Chunks()
     pieces = data.draw(recipes(chunks, chunk_bytes))
     old = chunks.whole(pieces)
@@ -206,7 +214,9 @@ def test_what_is_believed_is_what_a_full_read_finds(data: st.DataObject, chunk_b
     new = changed_bytes(old, new_size, changed)
     chunker = data.draw(chunkers(chunk_bytes))
 
-    found = list(believed(pieces, changed, new_size, chunker=chunker, chunk_bytes=chunk_bytes))
+    found = list(
+        unchanged_chunks(pieces, changed, new_size, chunker=chunker, chunk_bytes=chunk_bytes)
+    )
 
     for one in found:
         assert chunker.before(one.offset_bytes) == one.offset_bytes
@@ -215,7 +225,7 @@ def test_what_is_believed_is_what_a_full_read_finds(data: st.DataObject, chunk_b
 
 
 @given(st.data(), CHUNK_BYTES)
-def test_what_is_believed_of_a_file_cut_by_content_is_whole_chunks_that_are_there(
+def test_reused_pieces_of_a_file_cut_by_content_are_whole_existing_chunks(
     data: st.DataObject, chunk_bytes: int
 ) -> None:
     chunks = Chunks()
@@ -227,7 +237,7 @@ def test_what_is_believed_of_a_file_cut_by_content_is_whole_chunks_that_are_ther
     def places(ids: Sequence[bytes]) -> dict[bytes, ChunkPlace]:
         return {one: ChunkPlace(b"", 0, 0, 0, len(chunks.data[one]), 1) for one in ids}
 
-    found = list(believed_whole(pieces, changed, new_size, places=places))
+    found = list(unchanged_whole_chunks(pieces, changed, new_size, places=places))
 
     for one in found:
         assert one.piece.id == data_id(new[one.offset_bytes :][: one.length_bytes])
@@ -248,7 +258,7 @@ def test_a_file_may_change_for_generations(
     for _ in range(generations):
         new_size, changed = data.draw(changes(len(new)))
         new = changed_bytes(new, new_size, changed)
-        plan = list(respell(pieces, changed, new_size, chunker=chunker))
+        plan = list(plan_changes(pieces, changed, new_size, chunker=chunker))
         pieces = spelled(chunks, plan, new, chunker)
         assert chunks.whole(pieces) == new
         # Nothing that went before, read or kept, can make a recipe grow without end.
@@ -268,7 +278,7 @@ def test_what_has_not_changed_is_taken_over_as_it_is() -> None:
     whole, tail = chunks.add(bytes(range(64))), chunks.add(b"tail")
     pieces = [Piece(64, whole), Piece(1000, b""), Piece(5, whole, 9), Piece(4, tail)]
 
-    plan = list(respell(pieces, [], 1073, chunker=FixedChunker(64)))
+    plan = list(plan_changes(pieces, [], 1073, chunker=FixedChunker(64)))
 
     assert [one.piece for one in plan if isinstance(one, Kept)] == pieces
 
@@ -278,7 +288,7 @@ def test_neighbours_are_joined_if_one_goes_on_where_the_other_ends() -> None:
     joined = [Piece(9, name, 1), Piece(20, name, 10), Piece(3, b""), Piece(4, b"")]
     apart = [Piece(5, name, 40), Piece(5, name, 50), Piece(5, name, 2), Piece(9, name, 7)]
 
-    plan = list(respell(joined + apart, [], 60, chunker=FixedChunker(64)))
+    plan = list(plan_changes(joined + apart, [], 60, chunker=FixedChunker(64)))
 
     assert [one.piece for one in plan if isinstance(one, Kept)] == [
         Piece(29, name, 1),
@@ -292,7 +302,7 @@ def test_a_region_that_has_changed_is_cut_like_any_read() -> None:
     chunks = Chunks()
     pieces = [Piece(64, chunks.add(bytes([number]) * 64)) for number in range(5)]
 
-    plan = list(respell(pieces, [Range(60, 72)], 320, chunker=FixedChunker(64)))
+    plan = list(plan_changes(pieces, [ByteRange(60, 72)], 320, chunker=FixedChunker(64)))
 
     assert plan == [
         Kept(0, Piece(60, pieces[0].id)),
@@ -306,11 +316,13 @@ def test_a_region_that_has_changed_is_cut_like_any_read() -> None:
 def test_a_region_that_is_down_to_crumbs_is_read_as_a_whole() -> None:
     chunks = Chunks()
     pieces = [Piece(400, chunks.add(bytes([number]) * 400)) for number in range(3)]
-    crumbs = [Range(400 + 5 * number, 1) for number in range(ITEMS_MAX // 2 + 1)]
-    mostly = [Range(800, 301)]
+    crumbs = [ByteRange(400 + 5 * number, 1) for number in range(ITEMS_MAX // 2 + 1)]
+    mostly = [ByteRange(800, 301)]
 
-    plan = list(respell(pieces, [*crumbs, *mostly], 1200, chunker=FixedChunker(400)))
+    plan = list(plan_changes(pieces, [*crumbs, *mostly], 1200, chunker=FixedChunker(400)))
     assert plan == [Kept(0, pieces[0]), Gap(400, 800)]
 
-    fewer = list(respell(pieces, [*crumbs[1:-1], Range(800, 300)], 1200, chunker=FixedChunker(400)))
+    fewer = list(
+        plan_changes(pieces, [*crumbs[1:-1], ByteRange(800, 300)], 1200, chunker=FixedChunker(400))
+    )
     assert sum(one.length_bytes for one in fewer if isinstance(one, Gap)) == len(crumbs) - 2 + 300

@@ -1,4 +1,4 @@
-"""Whatever bytes the trash and the list of retired IDs hold, nothing but ciuic's errors comes."""
+"""Any bytes in the trash and in the list of retired IDs raise only errors of ciuic."""
 
 import json
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ciuic.clock import local_time_text, rfc3339
 from ciuic.errors import CorruptionError
-from ciuic.store.manifest import decode_manifest, encode_manifest
-from ciuic.store.sealed import seal
-from ciuic.store.trash import _Entry, _Retired, decode_forgotten, decode_retired
+from ciuic.store.records.manifest import decode_manifest, encode_manifest
+from ciuic.store.records.sealed import seal
+from ciuic.store.snapshots.trash_files import _Entry, _Retired, decode_forgotten, decode_retired
+from ciuic.system.clock import local_time_text, rfc3339
 from tests.property.test_parsers import (
     MANIFEST,
     SUMMARY,
@@ -103,7 +103,7 @@ def test_the_entry_of_another_snapshot_is_refused(name):
     "name", ["", "cs-12345", "cs-ABCDEF", "0123ab", "cs-0123ab\n", "cs-0123ab/"]
 )
 def test_a_list_of_what_is_no_id_is_damage(name):
-    with pytest.raises(CorruptionError, match="what can't be one"):
+    with pytest.raises(CorruptionError, match="not a snapshot ID"):
         decode_retired(seal(_Retired(1, ["cs-0123ab", name])))
 
 

@@ -1,8 +1,8 @@
-"""Buffers that are used again."""
+"""Reused buffers."""
 
 import os
 
-from ciuic.memory import BufferPool
+from ciuic.system.buffers import BufferPool
 
 
 def test_a_buffer_is_given_out_again_and_to_one_user_at_a_time():

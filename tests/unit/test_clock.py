@@ -1,4 +1,4 @@
-"""Times as text, and times that people write."""
+"""Times as text, and times that users write."""
 
 import os
 import time
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.clock import SystemClock, from_local_text, is_future, local_time_text, rfc3339
+from ciuic.system.clock import SystemClock, from_local_text, is_future, local_time_text, rfc3339
 
 NS = 10**9
 
 
 @pytest.fixture
 def berlin():
-    """Local time is that of a place with summer time."""
+    """Local time has daylight saving time."""
     before = os.environ.get("TZ")
     os.environ["TZ"] = "CET-1CEST,M3.5.0,M10.5.0/3"
     time.tzset()
@@ -74,7 +74,7 @@ def test_what_is_no_time_is_none(text):
 
 
 @pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31 23:59", "0001-01-01T00:00:00+00:00"])
-def test_years_that_no_clock_shows_are_times_all_the_same(text):
+def test_years_that_no_clock_shows_are_valid_times(text):
     assert isinstance(from_local_text(text), int)
 
 

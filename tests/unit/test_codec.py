@@ -1,4 +1,4 @@
-"""Codecs: what is chosen, and what is refused."""
+"""Codecs: which is chosen, and which bytes are refused."""
 
 import random
 import threading
@@ -9,6 +9,7 @@ import zstandard
 
 from ciuic import codec
 from ciuic.codec import planes
+from ciuic.codec.plan import PAIRS, ZSTD, Column, Plan
 from ciuic.errors import CorruptionError, UnknownFormatError
 
 SIZE = 256 * 1024
@@ -244,14 +245,14 @@ def test_numbers_that_begin_anywhere_shrink_as_much():
         assert bytes(codec.decode(number, stored, len(other))) == other
 
 
-@pytest.mark.parametrize("coding", [planes.ZSTD, planes.PAIRS])
+@pytest.mark.parametrize("coding", [ZSTD, PAIRS])
 @pytest.mark.parametrize("base", [0, 100, 250])
 def test_a_column_comes_back_whatever_its_values(coding, base):
     rng = np.random.default_rng(base)
     values = rng.choice([0, 1, 17, 255], p=[0.9, 0.05, 0.04, 0.01], size=2 * SIZE)
     plain = values.astype(np.uint8).tobytes()
-    columns = (planes.Column(1, coding, base), planes.Column(1, coding, base))
-    stored = planes.encode(plain, planes.Plan(2, 0, columns, 1.0))
+    columns = (Column(1, coding, base), Column(1, coding, base))
+    stored = planes.encode(plain, Plan(2, 0, columns, 1.0))
     assert len(stored) < len(plain) / 2
     assert bytes(planes.decode(stored, len(plain))) == plain
 
@@ -288,7 +289,7 @@ def test_threads_do_not_share_what_must_not_be_shared():
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 4, 8, 16])
-def test_a_header_that_lies_about_the_width_costs_little(width):
+def test_a_header_with_a_wrong_width_costs_little(width):
     """Of no lie and no width does it come to more than the other half of an exponent."""
     numbers = np.random.default_rng(5).normal(0, 0.02, 100_000)
     for plain, worst in (

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.clock import SystemClock
 from ciuic.control import (
     LINE_BYTES_MAX,
     SimpleRequest,
@@ -35,7 +34,9 @@ from ciuic.errors import (
     StoreFullError,
     UsageError,
 )
-from ciuic.model import TakeReport, Trouble
+from ciuic.model import ExcludeRules, PathWarning
+from ciuic.snapshot.report import TakeReport
+from ciuic.system.clock import SystemClock
 from ciuicd.control import Job, Server
 
 REPORT = TakeReport(
@@ -50,7 +51,7 @@ REPORT = TakeReport(
     stored_bytes=7,
     freeze_s=0.5,
     total_s=0.75,
-    trouble=(Trouble(b"/a\xff\n", "unreadable"),),
+    trouble=(PathWarning(b"/a\xff\n", "unreadable"),),
     trouble_count=1,
 )
 
@@ -136,14 +137,14 @@ def test_a_request_and_its_parse_are_inverse():
         b"\xff\xfe",
     ],
 )
-def test_a_request_that_makes_no_sense_is_a_usage_error_of_bounded_length(line):
+def test_an_invalid_request_is_a_usage_error_of_bounded_length(line):
     with pytest.raises(UsageError) as caught:
         parse_request(line)
     assert len(caught.value.message) < 400
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_the_parser_raise_anything_else(line):
+def test_any_bytes_make_the_parser_raise_only_a_usage_error(line):
     try:
         parse_request(line)
     except UsageError as error:
@@ -151,11 +152,22 @@ def test_no_bytes_make_the_parser_raise_anything_else(line):
 
 
 @pytest.mark.parametrize("kind", [BusyError, StoreFullError, ConfigError, CorruptionError])
-def test_an_error_arrives_as_what_it_was(kind):
+def test_an_error_arrives_in_its_own_class(kind):
     sent = kind("it went wrong", hint="Do this.")
     got = error_from_document(error_document(sent)["error"])
     assert type(got) is kind
     assert (got.message, got.hint) == ("it went wrong", "Do this.")
+
+
+def test_a_private_class_of_errors_arrives_as_its_public_base():
+    class _InnerError(CorruptionError):
+        def __init__(self) -> None:
+            super().__init__("inner")
+
+    got = error_from_document(error_document(_InnerError())["error"])
+
+    assert type(got) is CorruptionError
+    assert got.message == "inner"
 
 
 @pytest.mark.parametrize(
@@ -173,22 +185,25 @@ def test_a_snapshot_comes_back_as_the_document_that_the_command_prints(store, se
     assert services.jobs[0].tags == ("x", "y")
 
 
-def test_roots_of_any_bytes_arrive_as_they_were(store, services):
+def test_roots_of_any_bytes_arrive_unchanged(store, services):
     every = bytes(range(1, 256))
-    request_snapshot(store, roots=(b"/" + every, b"/b"), exclude=("*.pyc", "/\udcff\u20ac"))
+    rules = ExcludeRules(
+        ("*.pyc", "/\udcff\u20ac"), 1 << 40, caches=True, if_present=(".no\udcff",)
+    )
+    request_snapshot(store, roots=(b"/" + every, b"/b"), exclude=rules)
     request_snapshot(store)
-    assert services.jobs[0].scope == ((b"/" + every, b"/b"), ("*.pyc", "/\udcff\u20ac"))
+    assert services.jobs[0].scope == ((b"/" + every, b"/b"), rules)
     assert services.jobs[1].scope is None
 
 
-def test_a_root_that_stands_for_no_bytes_is_refused(store, services):
+def test_a_root_with_characters_that_are_no_bytes_is_refused(store, services):
     with connect(store) as client:
         client.sendall(encode_line({"do": "snapshot", "roots": ["/\u20ac"]}))
         assert answer(client)["error"]["kind"] == "usage"
     assert services.jobs == []
 
 
-def test_progress_is_told_while_a_snapshot_is_taken(store, services):
+def test_progress_is_reported_while_a_snapshot_is_taken(store, services):
     services.outcome = None
     heard = []
 
@@ -205,7 +220,7 @@ def test_progress_is_told_while_a_snapshot_is_taken(store, services):
     assert heard[1] == {"state": "taking", "files": 10, "bytes": 2000, "path": "/data/\udcff"}
 
 
-def test_a_failed_snapshot_raises_what_the_daemon_ran_into(store, services):
+def test_a_failed_snapshot_raises_the_error_of_the_daemon(store, services):
     services.outcome = StoreFullError("no room")
     with pytest.raises(StoreFullError, match="no room"):
         request_snapshot(store)
@@ -220,7 +235,7 @@ def test_pause_resume_and_reload_answer_with_the_status(store, services):
         request_done(store, "reload")
 
 
-def test_nobody_listening_is_none_and_not_an_error(tmp_path):
+def test_without_a_listening_daemon_the_answer_is_none(tmp_path):
     assert request_status(str(tmp_path)) is None
     assert request_status(str(tmp_path / "missing")) is None
     stale = socket.socket(socket.AF_UNIX)
@@ -285,7 +300,7 @@ def test_a_server_does_not_remove_a_socket_that_is_not_its_own(tmp_path, service
     second.close()
 
 
-def test_a_store_that_is_not_there_can_not_be_served(tmp_path, services):
+def test_a_missing_store_can_not_be_served(tmp_path, services):
     with pytest.raises(StoreError, match="cannot listen"):
         Server(str(tmp_path / "missing"), services, SystemClock())
 
@@ -296,7 +311,7 @@ def test_a_request_that_is_too_long_is_refused(store):
         assert "longer than" in answer(client)["error"]["message"]
 
 
-def test_clients_that_hang_up_early_or_say_nonsense_cost_nothing(store):
+def test_clients_that_hang_up_early_or_send_nonsense_do_no_harm(store):
     for line in (b"", b"half a line", b"\n", b"\x00\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n{}\n"):
         with connect(store) as client:
             client.sendall(line)
@@ -347,9 +362,9 @@ def test_a_stranger_may_ask_for_the_status_and_nothing_else(store, services):
     os.seteuid(65534)
     try:
         assert request_status(store)["state"] == "idle"
-        with pytest.raises(StoreError, match="user 65534 may ask"):
+        with pytest.raises(StoreError, match="user 65534 may only ask"):
             request_snapshot(store)
-        with pytest.raises(StoreError, match="user 65534 may ask"):
+        with pytest.raises(StoreError, match="user 65534 may only ask"):
             request_done(store, "pause")
     finally:
         os.seteuid(0)
@@ -361,7 +376,30 @@ def test_a_stranger_may_ask_for_the_status_and_nothing_else(store, services):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to speak as another user")
-def test_a_user_whom_the_socket_does_not_let_in_is_told_so(store):
+def test_idle_clients_of_another_user_do_not_keep_root_out(store):
+    os.chmod(os.path.join(store, "control.sock"), 0o666)
+    parents = [store, *[str(one) for one in Path(store).parents if one.stat().st_mode & 0o1 == 0]]
+    modes = [os.stat(path).st_mode for path in parents]
+    for path in parents:
+        os.chmod(path, 0o755)
+    os.seteuid(65534)
+    try:
+        idle = [connect(store) for _ in range(12)]
+        with pytest.raises(BusyError, match="too many clients"):
+            request_status(store)
+    finally:
+        os.seteuid(0)
+        for path, mode in zip(parents, modes, strict=True):
+            os.chmod(path, mode)
+    assert request_status(store)["state"] == "idle"
+    assert request_done(store, "pause")
+    for client in idle:
+        client.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to speak as another user")
+def test_a_user_without_access_to_the_socket_gets_an_error(store):
     os.seteuid(65534)
     try:
         with pytest.raises(StoreError, match="permission denied"):
@@ -373,17 +411,17 @@ def test_a_user_whom_the_socket_does_not_let_in_is_told_so(store):
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (b"", "hung up"),
-        (b'{"status": {}}', "hung up"),
-        (b"nonsense\n", "makes no sense"),
-        (b"[]\n", "makes no sense"),
-        (b'{"status": 3}\n', "makes no sense"),
-        (b'{"report": {}}\n', "makes no sense"),
-        (b"[" * 100_000 + b"\n", "makes no sense"),
-        (b"\xff\n", "makes no sense"),
+        (b"", "closed the connection"),
+        (b'{"status": {}}', "closed the connection"),
+        (b"nonsense\n", "invalid reply"),
+        (b"[]\n", "invalid reply"),
+        (b'{"status": 3}\n', "invalid reply"),
+        (b'{"report": {}}\n', "invalid reply"),
+        (b"[" * 100_000 + b"\n", "invalid reply"),
+        (b"\xff\n", "invalid reply"),
     ],
 )
-def test_a_server_that_makes_no_sense_is_a_store_error(tmp_path, reply, said):
+def test_an_invalid_reply_is_a_store_error(tmp_path, reply, said):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "control.sock"))
         listener.listen()
@@ -401,8 +439,8 @@ def test_a_server_that_makes_no_sense_is_a_store_error(tmp_path, reply, said):
         thread.join()
 
 
-def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("ciuic.control._ANSWER_S", 0.05)
+def test_a_silent_server_is_an_error_after_the_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("ciuic.control.client._ANSWER_S", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "control.sock"))
         listener.listen()
@@ -410,11 +448,11 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
             request_status(str(tmp_path))
 
 
-def test_a_disk_that_fails_is_no_daemon_that_is_silent(tmp_path, monkeypatch):
+def test_a_failing_disk_is_not_reported_as_a_silent_daemon(tmp_path, monkeypatch):
     def broken(*_: object, **__: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "open", broken)
     store = tmp_path / ("long" * 40)
-    with pytest.raises(StoreError, match="can't be asked: Input/output error"):
+    with pytest.raises(StoreError, match=r"cannot connect to the daemon of .*: Input/output error"):
         request_status(str(store))

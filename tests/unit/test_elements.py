@@ -1,4 +1,4 @@
-"""How far apart two stretches of numbers are: against numpy, and against what formats say."""
+"""The distance of two arrays: against numpy, and for the types of the formats."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Chunks of one size: cut at its multiples and nowhere else, whatever that size is."""
+"""Chunks of one size: cut at multiples of any size, and only there."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.chunking import FixedChunker
-from ciuic.store import open_store
-from ciuic.store.header import FIXED
-from ciuic.store.nodes import iter_pieces
+from ciuic.store.records.header import FIXED
+from ciuic.store.records.recipe_nodes import iter_pieces
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 
 MIB = 1024 * 1024

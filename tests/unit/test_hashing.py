@@ -1,8 +1,8 @@
-"""Content addresses are of one domain each; checksums are what the page says."""
+"""Content addresses have a domain; checksums are as docs/format.md says."""
 
 import pytest
 
-from ciuic.hashing import ID_BYTES, checksum, data_id, node_id, pack_id
+from ciuic.system.hashing import ID_BYTES, checksum, data_id, node_id, pack_id_of
 
 DATA = b"epoch 1\n"
 
@@ -14,7 +14,7 @@ def test_the_address_of_file_bytes_is_the_one_that_b3sum_prints():
 
 
 def test_the_same_bytes_have_another_address_in_every_domain():
-    addresses = {data_id(DATA), node_id(2, DATA), node_id(3, DATA), pack_id(DATA)}
+    addresses = {data_id(DATA), node_id(2, DATA), node_id(3, DATA), pack_id_of(DATA)}
     assert len(addresses) == 4
 
 

@@ -1,4 +1,4 @@
-"""The store's header: what is refused, by which name, and with which advice."""
+"""The store's header: what is refused, with which error and which hint."""
 
 import json
 
@@ -6,9 +6,11 @@ import pytest
 
 from ciuic.chunking import ContentChunker
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UsageError
-from ciuic.store import create_store, layout
-from ciuic.store.header import Chunking, Header, read_header
-from ciuic.store.sealed import seal
+from ciuic.store.directory.create import create_store
+from ciuic.store.directory.find import read_header
+from ciuic.store.records import layout
+from ciuic.store.records.header import Chunking, Header
+from ciuic.store.records.sealed import seal
 from tests.kit.clock import ManualClock
 
 KIB = 1024
@@ -56,9 +58,7 @@ def test_a_new_store_has_an_id_of_its_own(tmp_path):
         (16 * 1024 * KIB, 4096 * KIB, 1024 * KIB),
     ],
 )
-def test_lengths_that_nobody_asks_for_follow_from_the_longest(
-    tmp_path, size_bytes, average_bytes, least_bytes
-):
+def test_missing_lengths_follow_from_the_maximum(tmp_path, size_bytes, average_bytes, least_bytes):
     path = str(tmp_path / "store")
     create_store(path, ManualClock(0), chunk_bytes=size_bytes)
     found = read_header(path).chunking
@@ -70,7 +70,7 @@ def test_lengths_that_are_asked_for_are_recorded_and_others_are_not(tmp_path):
     lengths = {"chunk_bytes": 65_536, "average_bytes": 8192, "least_bytes": 8192}
     create_store(str(tmp_path / "one"), ManualClock(0), **lengths)
     assert read_header(str(tmp_path / "one")).chunking == Chunking("content", 65_536, 8192, 8192)
-    with pytest.raises(UsageError, match="don't rise"):
+    with pytest.raises(UsageError, match="not in ascending order"):
         create_store(str(tmp_path / "two"), ManualClock(0), **lengths | {"least_bytes": 16_384})
     assert not (tmp_path / "two").exists()
     create_store(str(tmp_path / "three"), ManualClock(0), chunking="tensors")
@@ -95,11 +95,11 @@ def content(size_bytes, average_bytes, least_bytes):
         (content(65_536, 128, 64), "an average of 128 bytes"),
         (content(2**24, 2**23, 512), "an average of 8388608 bytes"),
         (content(65_536, -4096, 512), "an average of -4096 bytes"),
-        (content(65_536, 4096, 65), "a least length of 65 bytes"),
-        (content(65_536, 4096, 32), "a least length of 32 bytes"),
-        (content(2**24, 2**22, 2**21), "a least length of 2097152 bytes"),
-        (content(65_536, 2**17, 512), "don't rise"),
-        (content(65_536, 4096, 8192), "don't rise"),
+        (content(65_536, 4096, 65), "a minimum length of 65 bytes"),
+        (content(65_536, 4096, 32), "a minimum length of 32 bytes"),
+        (content(2**24, 2**22, 2**21), "a minimum length of 2097152 bytes"),
+        (content(65_536, 2**17, 512), "not in ascending order"),
+        (content(65_536, 4096, 8192), "not in ascending order"),
         (content(2**25, 4096, 512), str(2**25)),
         ({"chunking": {"kind": "fixed", "size_bytes": 4095}}, "4095"),
         ({"chunking": {"kind": "fixed", "size_bytes": 2**25}}, str(2**25)),
@@ -109,6 +109,16 @@ def test_what_is_not_known_is_refused_by_name(store, changes, words):
     rewrite(store, **changes)
     with pytest.raises(UnknownFormatError, match=words):
         read_header(str(store))
+
+
+@pytest.mark.parametrize("field", ["required_to_write", "optional"])
+def test_features_that_a_reader_may_ignore_come_back(store, field):
+    rewrite(store, **{field: ["later", "still-later"]})
+    found = read_header(str(store))
+    assert getattr(found, field) == ["later", "still-later"]
+    assert bool(found.problem_for_writers) == (field == "required_to_write")
+    assert json.loads(found.encode()).keys() == {*json.loads(HEADER.encode()), field}
+    assert "required_to_write" not in json.loads(HEADER.encode())
 
 
 def test_the_version_is_looked_at_before_the_checksum(store):
@@ -141,7 +151,7 @@ def test_what_is_no_header_is_damage(store, data):
         read_header(str(store))
 
 
-def test_what_stands_where_a_store_should_be_is_said(tmp_path):
+def test_the_error_says_what_is_at_the_path_of_the_store(tmp_path):
     with pytest.raises(StoreError, match="there is no store") as missing:
         read_header(str(tmp_path / "nothing"))
     assert "init" in missing.value.hint
@@ -151,7 +161,7 @@ def test_what_stands_where_a_store_should_be_is_said(tmp_path):
     with pytest.raises(StoreError, match="not a store"):
         read_header(str(tmp_path))
     (tmp_path / layout.PACKS).mkdir()
-    with pytest.raises(StoreError, match="not finished being created"):
+    with pytest.raises(StoreError, match="never completely created"):
         read_header(str(tmp_path))
     (tmp_path / layout.PACKS / ("0" * 64)).write_bytes(b"")
     with pytest.raises(CorruptionError, match="lost its header"):

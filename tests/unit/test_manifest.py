@@ -1,4 +1,4 @@
-"""Manifests: what they hold, and what is refused."""
+"""Manifests: their content, and what is refused."""
 
 import json
 import tracemalloc
@@ -6,13 +6,18 @@ import tracemalloc
 import msgspec
 import pytest
 
-from ciuic.clock import local_time_text
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.hashing import data_id
-from ciuic.model import Root, SnapshotSummary, Trouble
-from ciuic.store.files import read_regular
-from ciuic.store.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest, encode_manifest
-from ciuic.store.sealed import seal
+from ciuic.model import ExcludeRules, PathWarning, Root, SnapshotSummary
+from ciuic.store.directory.files import read_regular
+from ciuic.store.records.manifest import (
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+from ciuic.store.records.sealed import seal
+from ciuic.system.clock import local_time_text
+from ciuic.system.hashing import data_id
 
 ID = "cs-1a2b3c"
 ROOTS = (Root(b"/a \xff\\x", bytes(range(32))), Root(b"/gone", b"", "No such file or directory"))
@@ -28,6 +33,7 @@ SUMMARY = SnapshotSummary(
     ("b", "a"),
     1,
     tuple(one.path for one in ROOTS),
+    host="host",
 )
 ONE = Manifest(
     SUMMARY,
@@ -36,8 +42,8 @@ ONE = Manifest(
     "ciuic 0",
     6,
     0.25,
-    ("*.tmp", "/caf\udcff"),
-    (Trouble(b"/a \xff\\x/b", "in flux"), Trouble(b"/s", "is a socket", harmless=True)),
+    ExcludeRules(("*.tmp", "/caf\udcff"), 10, caches=True, if_present=(".no\udcff",)),
+    (PathWarning(b"/a \xff\\x/b", "in flux"), PathWarning(b"/s", "is a socket", harmless=True)),
 )
 
 
@@ -61,7 +67,7 @@ def test_a_strict_reader_of_json_can_read_it():
 
 
 def test_words_that_are_no_unicode_cost_no_snapshot():
-    odd = Trouble(b"/a", "in flux: open for writing by \udcff\ud800 (pid 7)")
+    odd = PathWarning(b"/a", "in flux: open for writing by \udcff\ud800 (pid 7)")
     words = msgspec.structs.replace(
         ONE, host="h\udcff", trouble=(odd,), roots=(Root(b"/gone", b"", "No \udcff"),)
     )
@@ -109,7 +115,7 @@ def test_counts_that_nothing_has_are_damage(name, number):
 
 @pytest.mark.parametrize("moment", [-(1 << 63) - 1, 1 << 63, 10**30])
 def test_a_time_that_no_calendar_has_is_damage(moment):
-    with pytest.raises(CorruptionError, match="at a time"):
+    with pytest.raises(CorruptionError, match="its time is out of range"):
         decode_manifest(changed(taken_ns=moment), ID)
 
 
@@ -120,7 +126,7 @@ def test_the_times_at_the_ends_can_be_shown(moment):
     assert local_time_text(summary.taken_ns)
 
 
-def test_what_is_not_utf_8_is_damage_wherever_it_stands():
+def test_bytes_that_are_not_utf_8_are_damage_at_any_place():
     """A decoder that passes over a field does not look into it."""
     text = encode_manifest(ONE).replace(b'"format"', b'"x": "\xff",\n  "format"', 1)
     sealed = text[:-68] + b"0" * 64 + text[-4:]

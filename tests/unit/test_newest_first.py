@@ -1,4 +1,4 @@
-"""Which snapshot was committed later, as far as times and parents tell."""
+"""The order of commits, as far as times and parents show it."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Nodes: how lists are cut, and what a small change costs."""
+"""Nodes: how lists are cut, and the cost of a small change."""
 
 import itertools
 
@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from ciuic.errors import ChunkMissingError, CorruptionError
-from ciuic.hashing import data_id, node_id
-from ciuic.model import FLUX, Entry
-from ciuic.store import nodes
-from ciuic.store.frame import RECIPE, TREE
-from ciuic.store.nodes import Piece, RecipeBuilder, TreeBuilder
+from ciuic.model import BEING_WRITTEN, Entry
+from ciuic.store.records import nodes, recipe_nodes, tree_nodes
+from ciuic.store.records.kinds import RECIPE, TREE
+from ciuic.store.records.recipe_nodes import Piece, RecipeBuilder
+from ciuic.store.records.tree_nodes import TreeBuilder
+from ciuic.system.hashing import data_id, node_id
 
 
 class Memory:
@@ -71,28 +72,29 @@ def pieces_of(count):
 
 
 def test_every_field_of_an_entry_comes_back(memory):
-    one = Entry(b"\xff", 0o120777, 2**32 - 1, 7, -1, 2**63 - 1, 2**64 - 1)
+    one = Entry(b"\xff", 0o120777, 2**32 - 1, 7, -1, 2**63 - 1, 2**64 - 1, content=b"to")
+    xattrs = ((b"n", b"v"), (b"o", b""))
     other = Entry(
-        b"\xff\x00", 1, 2, 3, 4, 5, 6, 7, FLUX, b"c", 8, 9, 10 << 32, ((b"n", b"v"), (b"o", b""))
+        b"\xff\x01", 0o100001, 2, 3, 4, 5, 6, 7, BEING_WRITTEN, bytes(32), 8, 9, 10 << 32, xattrs
     )
     builder = TreeBuilder(memory.put)
     builder.add(one)
     builder.add(other)
-    assert list(nodes.iter_tree(memory.get, *builder.finish())) == [one, other]
+    assert list(tree_nodes.iter_tree(memory.get, *builder.finish())) == [one, other]
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 2048, 2049, 5000, 40_000])
 def test_directories_of_every_size_come_back(memory, count):
     names = names_of(count)
     name, level = directory(memory, names)
-    assert [one.name for one in nodes.iter_tree(memory.get, name, level)] == names
+    assert [one.name for one in tree_nodes.iter_tree(memory.get, name, level)] == names
     assert (level > 0) == (memory.written > 1)
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 512, 513, 3000, 40_000])
 def test_recipes_of_every_size_come_back(memory, count):
     pieces = pieces_of(count)
-    assert list(nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
+    assert list(recipe_nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
 
 
 def test_a_name_is_found_by_reading_one_node_a_level(memory):
@@ -101,18 +103,18 @@ def test_a_name_is_found_by_reading_one_node_a_level(memory):
     assert level >= 1
     for wanted in (names[0], names[777], names[-1]):
         memory.read = 0
-        found = nodes.Lookup(memory.get, name, level).find(wanted)
+        found = tree_nodes.Lookup(memory.get, name, level).find(wanted)
         assert found is not None
         assert found.name == wanted
         assert memory.read == level + 1
     for missing in (b"", b"file 000000x", b"zzz"):
-        assert nodes.Lookup(memory.get, name, level).find(missing) is None
+        assert tree_nodes.Lookup(memory.get, name, level).find(missing) is None
 
 
 def test_an_empty_directory_has_a_node(memory):
     name, level = directory(memory, [])
     assert (level, memory.written) == (0, 1)
-    assert nodes.Lookup(memory.get, name, level).find(b"x") is None
+    assert tree_nodes.Lookup(memory.get, name, level).find(b"x") is None
 
 
 def test_one_more_file_in_a_large_directory_rewrites_one_leaf_and_what_is_above(memory):
@@ -136,15 +138,15 @@ def test_one_changed_chunk_of_a_large_file_rewrites_one_leaf_and_what_is_above(m
 
 def test_a_file_of_one_chunk_needs_no_node(memory):
     one = entry(b"f", size_bytes=5, content=data_id(b"x"))
-    assert list(nodes.iter_pieces(memory.get, one)) == [Piece(5, data_id(b"x"))]
-    assert list(nodes.iter_pieces(memory.get, entry(b"empty"))) == []
+    assert list(recipe_nodes.iter_pieces(memory.get, one)) == [Piece(5, data_id(b"x"))]
+    assert list(recipe_nodes.iter_pieces(memory.get, entry(b"empty"))) == []
 
 
 def test_fields_that_were_added_later_are_ignored(memory):
     fields = list(msgspec.msgpack.decode(msgspec.msgpack.encode(entry(b"name", size_bytes=9))))
     other = [b"other", *fields[1:7]]
     name = memory.raw(TREE, 0, [[*fields, "added", {}], other], b"added")
-    assert list(nodes.iter_tree(memory.get, name, 0)) == [
+    assert list(tree_nodes.iter_tree(memory.get, name, 0)) == [
         entry(b"name", size_bytes=9),
         entry(b"other"),
     ]
@@ -155,7 +157,7 @@ def test_pieces_that_do_not_add_up_are_damage(memory, change):
     one = recipe(memory, pieces_of(40))
     one.size_bytes += change
     with pytest.raises(CorruptionError, match="pieces are"):
-        list(nodes.iter_pieces(memory.get, one))
+        list(recipe_nodes.iter_pieces(memory.get, one))
 
 
 @pytest.mark.parametrize(
@@ -175,13 +177,13 @@ def test_pieces_that_do_not_add_up_are_damage(memory, change):
 def test_pieces_that_no_file_has_are_damage(memory, piece):
     name = memory.raw(RECIPE, 0, [piece])
     with pytest.raises(CorruptionError):
-        list(nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5, content=name, level=1)))
+        list(recipe_nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5, content=name, level=1)))
 
 
 def test_slices_come_back(memory):
     name = data_id(b"chunk")
     pieces = [Piece(4096, name), Piece(1, b""), Piece(7, name, 1), Piece(2**40, name, 2**63 - 1)]
-    assert list(nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
+    assert list(recipe_nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
 
 
 def test_a_piece_has_one_spelling_so_that_equal_files_have_equal_ids(memory):
@@ -194,24 +196,24 @@ def test_a_piece_has_one_spelling_so_that_equal_files_have_equal_ids(memory):
 @pytest.mark.parametrize("start", [0, 3, 8])
 def test_a_slice_is_cut_out_of_its_chunk_and_never_beyond_its_end(start):
     chunk = memoryview(b"0123456789")
-    found = nodes.cut(chunk, Piece(2, data_id(chunk), start))
+    found = recipe_nodes.cut(chunk, Piece(2, data_id(chunk), start))
     assert bytes(found) == b"%d%d" % (start, start + 1)
     with pytest.raises(CorruptionError, match="shorter"):
-        nodes.cut(chunk, Piece(11 - start, data_id(chunk), start))
+        recipe_nodes.cut(chunk, Piece(11 - start, data_id(chunk), start))
 
 
 def test_a_length_without_content_is_damage(memory):
     with pytest.raises(CorruptionError):
-        list(nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5)))
+        list(recipe_nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5)))
 
 
 @pytest.mark.parametrize("level", [-1, 1, 9, 2**63])
 def test_a_node_of_another_level_than_expected_is_damage(memory, level):
     name, _ = directory(memory, [b"a"])
     with pytest.raises(CorruptionError):
-        list(nodes.iter_tree(memory.get, name, level))
+        list(tree_nodes.iter_tree(memory.get, name, level))
     with pytest.raises(CorruptionError):
-        nodes.Lookup(memory.get, name, level).find(b"a")
+        tree_nodes.Lookup(memory.get, name, level).find(b"a")
 
 
 @pytest.mark.parametrize("top", [nodes.LEVEL_MAX + 1, -1, -900])
@@ -221,7 +223,7 @@ def test_towers_of_nodes_are_refused_at_their_top(memory, top):
         below = memory.raw(TREE, level, [[1, b"", below]])
     memory.read = 0
     with pytest.raises(CorruptionError, match=f"level {top}"):
-        list(nodes.iter_tree(memory.get, below, top))
+        list(tree_nodes.iter_tree(memory.get, below, top))
     assert memory.read <= 1
 
 
@@ -244,7 +246,7 @@ def test_towers_of_nodes_are_refused_at_their_top(memory, top):
 def test_what_is_no_node_is_damage(memory, data):
     name = memory.put(TREE, data)
     with pytest.raises(CorruptionError):
-        list(nodes.iter_tree(memory.get, name, 0))
+        list(tree_nodes.iter_tree(memory.get, name, 0))
 
 
 OUT_OF_RANGE = [
@@ -269,9 +271,9 @@ def test_values_that_no_file_has_are_damage(memory, change):
     one = msgspec.structs.replace(entry(b"a"), **change)
     name = memory.raw(TREE, 0, [entry(b"0"), one])
     with pytest.raises(CorruptionError, match="out of range"):
-        list(nodes.iter_tree(memory.get, name, 0))
+        list(tree_nodes.iter_tree(memory.get, name, 0))
     with pytest.raises(CorruptionError, match="out of range"):
-        nodes.Lookup(memory.get, name, 0).find(b"a")
+        tree_nodes.Lookup(memory.get, name, 0).find(b"a")
 
 
 def stacked(memory, kind, leaf, count):
@@ -287,7 +289,7 @@ def stacked(memory, kind, leaf, count):
 def test_a_tree_that_names_its_nodes_over_and_over_is_refused_at_once(memory, leaf):
     top = stacked(memory, TREE, leaf, 100)
     with pytest.raises(CorruptionError, match=r"in order|empty"):
-        list(nodes.iter_tree(memory.get, top, nodes.LEVEL_MAX))
+        list(tree_nodes.iter_tree(memory.get, top, nodes.LEVEL_MAX))
     assert memory.read <= 2 + nodes.LEVEL_MAX
 
 
@@ -296,7 +298,7 @@ def test_a_recipe_whose_nodes_hold_nothing_is_refused_at_once(memory):
         top = stacked(memory, RECIPE, leaf, 100)
         one = entry(b"f", size_bytes=5, content=top, level=nodes.LEVEL_MAX + 1)
         with pytest.raises(CorruptionError, match=r"empty|longer"):
-            list(nodes.iter_pieces(memory.get, one))
+            list(recipe_nodes.iter_pieces(memory.get, one))
         assert memory.read <= 6 + nodes.LEVEL_MAX
 
 
@@ -305,23 +307,25 @@ def test_an_index_that_names_nothing_is_refused(memory, kind):
     top = memory.raw(kind, 1, [])
     one = entry(b"f", size_bytes=1, content=top, level=2)
     walk = (
-        nodes.iter_tree(memory.get, top, 1) if kind == TREE else nodes.iter_pieces(memory.get, one)
+        tree_nodes.iter_tree(memory.get, top, 1)
+        if kind == TREE
+        else recipe_nodes.iter_pieces(memory.get, one)
     )
-    with pytest.raises(CorruptionError, match="refers to nothing"):
+    with pytest.raises(CorruptionError, match="has no children"):
         list(walk)
 
 
 def test_a_missing_leaf_is_named_and_what_comes_before_it_is_had(memory):
     names = names_of(20_000)
     name, level = directory(memory, names)
-    leaf = nodes.Lookup(memory.get, name, level).find(names[-1])
+    leaf = tree_nodes.Lookup(memory.get, name, level).find(names[-1])
     assert leaf is not None
     last = [key for key, data in memory.nodes.items() if names[-1] in data and data[1] == 0]
     for key in last:
         del memory.nodes[key]
     found = []
     with pytest.raises(ChunkMissingError, match="is missing"):
-        found.extend(one.name for one in nodes.iter_tree(memory.get, name, level))
+        found.extend(one.name for one in tree_nodes.iter_tree(memory.get, name, level))
     assert len(found) > 10_000
     assert found == names[: len(found)]
 
@@ -334,25 +338,25 @@ def test_the_pieces_from_any_byte_on_are_those_that_a_walk_finds(memory, count):
     whole = list(zip(starts, pieces, strict=False))
     for number in {0, count // 3, count - 1}:
         for offset in {starts[number], starts[number + 1] - 1}:
-            assert list(nodes.pieces_from(memory.get, one, offset)) == whole[number:]
+            assert list(recipe_nodes.pieces_from(memory.get, one, offset)) == whole[number:]
 
 
 def test_the_pieces_behind_a_byte_are_found_by_reading_one_node_a_level(memory):
     one = recipe(memory, pieces_of(5000))
     memory.read = 0
-    next(nodes.pieces_from(memory.get, one, one.size_bytes - 1))
+    next(recipe_nodes.pieces_from(memory.get, one, one.size_bytes - 1))
     assert memory.read == one.level
 
 
 def test_a_file_of_one_chunk_has_one_piece_from_any_byte_on(memory):
     one = entry(b"file", size_bytes=9, content=b"c" * 32)
-    assert list(nodes.pieces_from(memory.get, one, 5)) == [(0, Piece(9, b"c" * 32))]
+    assert list(recipe_nodes.pieces_from(memory.get, one, 5)) == [(0, Piece(9, b"c" * 32))]
 
 
-def test_an_index_that_lies_about_lengths_is_damage(memory):
+def test_an_index_node_with_wrong_lengths_is_damage(memory):
     leaf = memory.raw(RECIPE, 0, [[5, b"c" * 32]])
     for counts in ([10], [5], [4, 6], [6, 4], [0, 10], [-5, 15], [5, 4], [5, 6], [2**63, 5]):
         top = memory.raw(RECIPE, 1, [[count, b"", leaf] for count in counts])
         one = entry(b"f", size_bytes=10, content=top, level=2)
         with pytest.raises(CorruptionError, match="pieces are"):
-            list(nodes.pieces_from(memory.get, one, 0))
+            list(recipe_nodes.pieces_from(memory.get, one, 0))

@@ -1,4 +1,4 @@
-"""Which tests are begun first."""
+"""Which tests run first."""
 
 import subprocess
 import sys

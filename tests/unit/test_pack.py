@@ -1,4 +1,4 @@
-"""Packs: read from the end, or walked from the start."""
+"""Packs: read from the footer, or scanned from the start."""
 
 import os
 import struct
@@ -6,8 +6,10 @@ import struct
 import pytest
 
 from ciuic.errors import CorruptionError
-from ciuic.hashing import checksum, data_id, pack_id
-from ciuic.store import frame, pack
+from ciuic.store.directory import pack_file
+from ciuic.store.format import frame, pack
+from ciuic.store.records import kinds
+from ciuic.system.hashing import checksum, data_id, pack_id_of
 
 PARTS = [b"a" * 300, bytes(range(256)), b"c"]
 
@@ -17,10 +19,10 @@ def example(tmp_path):
     """A pack of three frames: its ID, its bytes, its frames; written where it can be opened."""
     data, packed = pack.MAGIC, []
     for part in PARTS:
-        one, payload = frame.encode_frame(frame.DATA, [(data_id(part), part)])
+        one, payload = frame.encode_frame(kinds.DATA, [(data_id(part), part)])
         packed.append(pack.PackedFrame(len(data), one, one.encode_header()))
         data += one.encode_header() + bytes(payload)
-    name, end = pack.encode_footer(packed, len(data))
+    name, end = pack.encode_footer(packed, len(data), bytes(16))
     return name, data + end, packed
 
 
@@ -41,22 +43,23 @@ def reading(tmp_path):
 
 def with_footer(data, footer, count):
     """The pack with another footer, whose checksum is right, and its new ID."""
+    footer += bytes(16)
     start = int.from_bytes(data[-32:-24], "little")
     trailer = struct.pack("<QIIQ8s", start, len(footer), count, checksum(footer), b"CIUICEND")
-    return data[:start] + footer + trailer, pack_id(footer)
+    return data[:start] + footer + trailer, pack_id_of(footer)
 
 
 def test_the_footer_and_a_walk_agree(example, reading):
     name, data, packed = example
-    assert reading(pack.read_footer, data, name) == packed
-    assert reading(pack.walk_frames, data) == packed
+    assert reading(pack_file.read_footer, data, name) == packed
+    assert reading(pack_file.walk_frames, data) == packed
 
 
 def test_the_name_binds_every_frame(example):
     name, _, packed = example
     footer = b"".join([one.offset_bytes.to_bytes(8, "little") + one.header for one in packed])
-    assert pack_id(footer) == name
-    assert pack.encode_footer(packed[:2], 100)[0] != name
+    assert pack_id_of(footer + bytes(16)) == name
+    assert pack.encode_footer(packed[:2], 100, bytes(16))[0] != name
 
 
 def test_a_pack_that_is_cut_anywhere_has_no_footer_and_gives_the_frames_before_the_cut(
@@ -66,9 +69,9 @@ def test_a_pack_that_is_cut_anywhere_has_no_footer_and_gives_the_frames_before_t
     ends = [one.offset_bytes + one.frame.total_bytes for one in packed]
     for length in [*range(0, len(data), 13), len(data) - 1]:
         with pytest.raises(CorruptionError):
-            reading(pack.read_footer, data[:length], name)
+            reading(pack_file.read_footer, data[:length], name)
         whole = [one for one, end in zip(packed, ends, strict=True) if end <= length]
-        assert reading(pack.walk_frames, data[:length]) == whole
+        assert reading(pack_file.walk_frames, data[:length]) == whole
 
 
 def test_every_changed_byte_behind_the_frames_is_noticed(example, reading):
@@ -78,21 +81,21 @@ def test_every_changed_byte_behind_the_frames_is_noticed(example, reading):
         changed = bytearray(data)
         changed[at] ^= 0x20
         with pytest.raises(CorruptionError):
-            reading(pack.read_footer, bytes(changed), name)
-    assert reading(pack.walk_frames, data[:start] + bytes(len(data) - start)) == packed
+            reading(pack_file.read_footer, bytes(changed), name)
+    assert reading(pack_file.walk_frames, data[:start] + bytes(len(data) - start)) == packed
 
 
 def test_the_footer_of_another_pack_is_refused(example, reading):
     _, data, _ = example
     with pytest.raises(CorruptionError, match="another pack"):
-        reading(pack.read_footer, data, bytes(32))
+        reading(pack_file.read_footer, data, bytes(32))
 
 
 def test_a_walk_ends_at_a_damaged_header(example, reading):
     _, data, packed = example
     changed = bytearray(data)
     changed[packed[1].offset_bytes + 12] ^= 1
-    assert reading(pack.walk_frames, bytes(changed)) == packed[:1]
+    assert reading(pack_file.walk_frames, bytes(changed)) == packed[:1]
 
 
 @pytest.mark.parametrize("offset", [0, 7, 10**6, 2**63, 2**64 - 1])
@@ -101,7 +104,7 @@ def test_a_footer_that_lists_a_frame_elsewhere_is_refused(example, reading, offs
     footer = offset.to_bytes(8, "little") + packed[0].header
     changed, name = with_footer(data, footer, 1)
     with pytest.raises(CorruptionError, match="not in the pack"):
-        reading(pack.read_footer, changed, name)
+        reading(pack_file.read_footer, changed, name)
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
@@ -109,8 +112,8 @@ def test_a_footer_of_another_number_of_frames_is_refused(example, reading, count
     _, data, packed = example
     footer = b"".join([one.offset_bytes.to_bytes(8, "little") + one.header for one in packed])
     changed, name = with_footer(data, footer, count)
-    with pytest.raises(CorruptionError, match="as many frames"):
-        reading(pack.read_footer, changed, name)
+    with pytest.raises(CorruptionError, match="number of frames"):
+        reading(pack_file.read_footer, changed, name)
 
 
 def test_a_footer_with_half_an_entry_is_refused(example, reading):
@@ -118,11 +121,11 @@ def test_a_footer_with_half_an_entry_is_refused(example, reading):
     footer = (8).to_bytes(8, "little") + packed[0].header + b"1234"
     changed, name = with_footer(data, footer, 2)
     with pytest.raises(CorruptionError, match="cut short"):
-        reading(pack.read_footer, changed, name)
+        reading(pack_file.read_footer, changed, name)
 
 
 @pytest.mark.parametrize("data", [b"", b"CIUICPK1", b"CIUICPK1" + bytes(31)])
 def test_a_file_that_is_too_short_is_no_pack(data, reading):
     with pytest.raises(CorruptionError, match="cut short"):
-        reading(pack.read_footer, data, bytes(32))
-    assert reading(pack.walk_frames, data) == []
+        reading(pack_file.read_footer, data, bytes(32))
+    assert reading(pack_file.walk_frames, data) == []

@@ -1,4 +1,4 @@
-"""Parity: what is damaged within its reach is mended to the bit, and no file is believed."""
+"""Parity: damage within reach is repaired exactly, and no file is trusted."""
 
 import contextlib
 import mmap
@@ -13,29 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.errors import CiuicError, CorruptionError, StoreError
-from ciuic.store import galois
-from ciuic.store.frame import DATA, encode_frame
-from ciuic.store.mending import Mender, opened_mender
-from ciuic.store.packfile import PACK_BYTES, PackFile
-from ciuic.store.parity import (
-    Parity,
-    ParityMaker,
-    Shape,
-    _encode_header,
-    coder_for,
-    inspect_parity,
-    make_parity,
-    parity_path,
-    shape_for,
-    shape_while_writing,
-    write_parity,
-)
+from ciuic.errors import CiuicError, CorruptionError
+from ciuic.ids import SessionId
+from ciuic.store.format.frame import encode_frame
+from ciuic.store.packs import pack_writer
+from ciuic.store.packs.pack_writer import PACK_BYTES, PackFile
+from ciuic.store.parity.encoding import encode_header
+from ciuic.store.parity.parity_file import Parity, inspect_parity, parity_path
+from ciuic.store.parity.parity_writer import ParityMaker, make_parity, write_parity
+from ciuic.store.parity.rebuild import ParityReader, open_parity_reader
+from ciuic.store.parity.shape import Shape, shape_for, shape_while_writing
+from ciuic.store.records.kinds import DATA
+from ciuic.system.core import core
+from tests.kit.reach import reach_bytes
 
 PACK = bytes(range(32))
 SIZES = [1, 511, 4096, 20_000, 130_001, 1_100_000, 3_000_003]
 ZEROS = 8 * 1024
 MIB = 1024 * 1024
+BLOCK = 4096
 
 
 class Kept:
@@ -55,16 +51,16 @@ class Kept:
         self.parity = Path(parity_path(str(directory), PACK))
 
     @contextlib.contextmanager
-    def mender(self) -> Iterator[Mender]:
+    def reader(self) -> Iterator[ParityReader]:
         with (
             self.pack.open("rb") as file,
-            opened_mender(str(self.directory), PACK, file.fileno()) as one,
+            open_parity_reader(str(self.directory), PACK, file.fileno()) as one,
         ):
             yield one
 
     def mended(self) -> bytes:
-        with self.mender() as mender:
-            return mender.read(len(self.data), 0)
+        with self.reader() as reader:
+            return reader.read(len(self.data), 0)
 
     def harm(self, begin: int, length: int) -> None:
         """Every byte of a stretch turns into another one."""
@@ -95,8 +91,8 @@ def test_a_sound_pack_is_read_as_it_is(kept):
     assert kept.inspect() == ""
 
 
-def test_any_stretch_within_reach_is_mended(kept):
-    size, length = len(kept.data), min(len(kept.data), kept.shape.reach_bytes)
+def test_any_stretch_within_reach_is_repaired(kept):
+    size, length = len(kept.data), min(len(kept.data), reach_bytes(kept.shape))
     chance = random.Random(1)
     for begin in {0, size - length, *[chance.randrange(size - length + 1) for _ in range(8)]}:
         kept.harm(begin, length)
@@ -104,22 +100,22 @@ def test_any_stretch_within_reach_is_mended(kept):
         kept.restore()
 
 
-def test_a_pack_that_lost_its_end_is_mended(kept):
-    for length in {1, min(len(kept.data), kept.shape.reach_bytes)}:
+def test_a_truncated_pack_is_repaired_by_parity(kept):
+    for length in {1, min(len(kept.data), reach_bytes(kept.shape))}:
         os.truncate(kept.pack, len(kept.data) - length)
         assert kept.mended() == kept.data
         kept.restore()
 
 
-def test_a_stretch_of_zeros_is_mended(kept):
-    length = min(len(kept.data), kept.shape.reach_bytes)
+def test_a_stretch_of_zeros_is_repaired(kept):
+    length = min(len(kept.data), reach_bytes(kept.shape))
     with kept.pack.open("r+b") as file:
         file.write(bytes(length))
 
     assert kept.mended() == kept.data
 
 
-def test_what_stands_behind_the_end_of_a_pack_is_not_part_of_it(kept):
+def test_bytes_after_the_end_of_a_pack_are_not_part_of_it(kept):
     with kept.pack.open("ab") as file:
         file.write(b"more")
 
@@ -127,17 +123,17 @@ def test_what_stands_behind_the_end_of_a_pack_is_not_part_of_it(kept):
 
 
 def test_any_part_of_a_damaged_pack_can_be_read(kept):
-    kept.harm(0, min(len(kept.data), kept.shape.reach_bytes))
+    kept.harm(0, min(len(kept.data), reach_bytes(kept.shape)))
     chance = random.Random(2)
-    with kept.mender() as mender:
+    with kept.reader() as reader:
         for _ in range(20):
             begin = chance.randrange(len(kept.data))
             length = chance.randrange(1, 10_000)
-            assert mender.read(length, begin) == kept.data[begin : begin + length]
-        assert mender.read(10, len(kept.data)) == b""
+            assert reader.read(length, begin) == kept.data[begin : begin + length]
+        assert reader.read(10, len(kept.data)) == b""
 
 
-def test_scattered_sectors_are_mended_as_many_as_there_are_rows_in_each_place(tmp_path):
+def test_scattered_sectors_are_repaired_up_to_the_number_of_rows(tmp_path):
     kept = Kept(tmp_path, 3_000_000)
     shape = kept.shape
     per = shape.segment_bytes // shape.sector_bytes
@@ -157,10 +153,10 @@ def test_beyond_reach_the_rest_can_still_be_read(tmp_path):
     kept = Kept(tmp_path, 3_000_000)
     kept.harm(500_000, 2 * kept.shape.parity_bytes)
 
-    with kept.mender() as mender:
-        assert mender.read(100_000, 0) == kept.data[:100_000]
+    with kept.reader() as reader:
+        assert reader.read(100_000, 0) == kept.data[:100_000]
         with pytest.raises(CorruptionError, match="more is damaged"):
-            mender.read(1_000_000, 500_000)
+            reader.read(1_000_000, 500_000)
 
 
 def test_a_pack_that_lost_more_of_its_end_than_parity_has_is_hopeless(tmp_path):
@@ -182,6 +178,7 @@ def test_random_damage_within_reach_is_repaired_bit_exactly(data, tmp_path_facto
     # The parity's own file is damaged too, and each sector of it that is lost is one row less.
     table = 80 + 8 * (sectors := -(-size // shape.sector_bytes) + shape.rows * per)
     table += 8 * -(-sectors // 511)
+    table = -(-table // 4096) * 4096
     for row, place in data.draw(
         st.sets(st.tuples(st.integers(0, shape.rows - 1), st.integers(0, per - 1)), max_size=5),
         label="lost of the parity",
@@ -198,6 +195,41 @@ def test_random_damage_within_reach_is_repaired_bit_exactly(data, tmp_path_facto
             kept.harm(begin + at, data.draw(st.integers(1, shape.sector_bytes - at)))
 
     assert kept.mended() == kept.data
+
+
+def rows_at(kept):
+    """Where the rows begin in the parity's file, by docs/format.md."""
+    shape = kept.shape
+    sums = -(-len(kept.data) // shape.sector_bytes) + shape.parity_bytes // shape.sector_bytes
+    return -(-(80 + 8 * (sums + -(-sums // 511))) // BLOCK) * BLOCK
+
+
+@given(data=st.data())
+def test_any_four_blocks_of_a_pack_can_be_lost_whatever_its_length(data, tmp_path_factory):
+    """All of them, in a pack of up to four; a block of the parity that is lost counts as one."""
+    size = data.draw(st.one_of(st.integers(1, 40_000), st.integers(1, 2_000_000)), label="size")
+    kept = Kept(tmp_path_factory.mktemp("kept"), size, data.draw(st.sampled_from([0.001, 0.04])))
+    blocks = -(-size // BLOCK)
+    lost = data.draw(st.sets(st.integers(0, blocks - 1), max_size=4), label="lost of the pack")
+    of_parity = -(-kept.parity.stat().st_size // BLOCK)
+    if len(lost) < min(4, blocks):
+        harm(kept.parity, BLOCK * data.draw(st.integers(0, of_parity - 1), label="parity"), BLOCK)
+    for block in lost:
+        kept.harm(block * BLOCK, BLOCK)
+
+    assert kept.mended() == kept.data
+
+
+@pytest.mark.parametrize("blocks", range(1, 8))
+def test_a_pack_of_four_blocks_can_be_lost_as_a_whole(tmp_path, blocks):
+    kept = Kept(tmp_path, blocks * BLOCK - 100)
+    os.truncate(kept.pack, 0)
+
+    if blocks <= 4:
+        assert kept.mended() == kept.data
+    else:
+        with pytest.raises(CorruptionError, match="more of the pack is missing"):
+            kept.mended()
 
 
 @given(data=st.data())
@@ -232,9 +264,9 @@ def has_lost_sums(kept):
 
 def test_each_end_of_the_parity_file_is_enough(tmp_path):
     kept = Kept(tmp_path, 3_000_000)
-    front = kept.parity.stat().st_size - kept.shape.parity_bytes
-    begin = kept.shape.parity_bytes + front // 2
-    for at, length in ((0, front // 2), (begin, front // 2)):
+    begin = rows_at(kept)
+    end = begin + kept.shape.parity_bytes
+    for at, length in ((0, begin), (end, kept.parity.stat().st_size - end)):
         harm(kept.parity, at, length)
         kept.harm(100_000, 50_000)
 
@@ -251,7 +283,7 @@ def test_a_page_that_is_damaged_in_both_tables_counts_as_lost(tmp_path):
     shape = Shape(2, 2, 512, 511 * 512)  # each page has the checksums of one segment or row
     kept.data = random.Random(7).randbytes(2 * shape.segment_bytes)
     kept.restore()
-    maker = ParityMaker(shape)
+    maker = ParityMaker(shape, core())
     buffer = mmap.mmap(-1, len(kept.data))
     buffer[:] = kept.data
     maker.add(buffer, len(kept.data))
@@ -269,8 +301,7 @@ def test_a_page_that_is_damaged_in_both_tables_counts_as_lost(tmp_path):
 
 def test_what_of_a_parity_file_that_was_cut_is_left_is_used(tmp_path):
     kept = Kept(tmp_path, 3_000_000)
-    table = (kept.parity.stat().st_size - kept.shape.parity_bytes) // 2
-    os.truncate(kept.parity, table + 2 * kept.shape.segment_bytes)
+    os.truncate(kept.parity, rows_at(kept) + 2 * kept.shape.segment_bytes)
     kept.harm(200_000, 2 * kept.shape.segment_bytes - kept.shape.sector_bytes + 1)
 
     assert kept.mended() == kept.data
@@ -297,12 +328,12 @@ def test_the_parity_of_another_pack_is_refused(tmp_path):
     with (
         kept.pack.open("rb") as file,
         pytest.raises(CorruptionError, match="another pack"),
-        opened_mender(str(tmp_path), other, file.fileno()),
+        open_parity_reader(str(tmp_path), other, file.fileno()),
     ):
         pass
 
 
-def test_a_pack_without_parity_is_told_as_such(tmp_path):
+def test_a_pack_without_parity_is_reported(tmp_path):
     kept = Kept(tmp_path, 50_000)
     kept.parity.unlink()
     assert kept.inspect() == "it is missing"
@@ -332,14 +363,14 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
 @pytest.mark.parametrize("size", [1, 50_000, 2**40, 2**64 - 1])
-def test_a_header_that_lies_costs_neither_memory_nor_time(tmp_path, lie, size):
+def test_a_hostile_header_costs_neither_memory_nor_time(tmp_path, lie, size):
     kept = Kept(tmp_path, 50_000)
-    header = _encode_header(PACK, size, lie)
+    header = encode_header(PACK, size, lie)
     kept.parity.write_bytes(header + bytes(100_000) + header)
 
     tracemalloc.start()
     try:
-        with pytest.raises(CorruptionError), kept.mender():
+        with pytest.raises(CorruptionError), kept.reader():
             pass
         assert kept.inspect()
         assert tracemalloc.get_traced_memory()[1] < 100 * 1024 * 1024
@@ -347,9 +378,9 @@ def test_a_header_that_lies_costs_neither_memory_nor_time(tmp_path, lie, size):
         tracemalloc.stop()
 
 
-def test_a_frame_read_from_parity_that_lies_is_not_longer_than_was_asked(tmp_path):
+def test_a_frame_rebuilt_from_hostile_parity_is_not_longer_than_requested(tmp_path):
     kept = Kept(tmp_path, 50_000)
-    header = _encode_header(PACK, 400_000, Shape(100, 4, 4096, 4096))
+    header = encode_header(PACK, 400_000, Shape(100, 4, 4096, 4096))
     kept.parity.write_bytes(header + bytes(50_000) + header)
 
     with pytest.raises(CorruptionError):
@@ -365,7 +396,8 @@ def test_shapes_hold_their_pack_and_take_their_share(share, size):
     assert shape.segments + shape.rows <= 256
     assert (shape.segments - 1) * shape.segment_bytes < size <= shape.segments * shape.segment_bytes
     assert shape.segment_bytes % shape.sector_bytes == 0
-    assert shape.rows == 1 or (shape.rows - 1) / shape.segments < share
+    assert shape.rows >= min(4, shape.segments)
+    assert shape.rows <= 4 or (shape.rows - 1) / shape.segments < share
     assert shape.rows / shape.segments >= share - 1e-9
 
 
@@ -374,7 +406,7 @@ def test_a_pack_that_grows_gets_the_same_parity_as_one_that_is_there(tmp_path, s
     full = 5 * 1024 * 1024
     shape = shape_while_writing(full, share)
     data = random.Random(4).randbytes(full + 1234)
-    maker = ParityMaker(shape)
+    maker = ParityMaker(shape, core())
     buffer = mmap.mmap(-1, 1024 * 1024)
     for at in range(0, len(data), len(buffer)):
         part = data[at : at + len(buffer)]
@@ -386,50 +418,19 @@ def test_a_pack_that_grows_gets_the_same_parity_as_one_that_is_there(tmp_path, s
     kept.restore()
     write_parity(str(tmp_path), PACK, maker)
 
-    kept.harm(777_777, min(shape.reach_bytes, len(data) - 777_777))
+    kept.harm(777_777, min(reach_bytes(shape), len(data) - 777_777))
     assert kept.mended() == data
     assert kept.inspect() == ""
 
 
 def test_a_pack_that_outgrows_its_shape_is_known_as_such():
-    maker = ParityMaker(Shape(2, 1, 4096, 4096))
+    maker = ParityMaker(Shape(2, 1, 4096, 4096), core())
     buffer = mmap.mmap(-1, 8192)
 
     maker.add(buffer, 8192)
     assert maker.fits
     maker.add(buffer, 1)
     assert not maker.fits
-
-
-@pytest.fixture
-def no_library(monkeypatch):
-    """Takes ISA-L away when it is called."""
-
-    def missing(place):
-        raise OSError(f"{place}: cannot open shared object file")
-
-    def take_away():
-        forget()
-        monkeypatch.setattr(galois.ctypes, "PyDLL", missing)
-
-    def forget():
-        galois._library.cache_clear()
-        coder_for.cache_clear()
-
-    yield take_away
-    monkeypatch.undo()
-    forget()
-
-
-def test_without_the_library_parity_is_refused_and_damage_stays_damage(tmp_path, no_library):
-    kept = Kept(tmp_path, 50_000)
-    no_library()
-
-    with pytest.raises(StoreError, match="pyeclib") as refused:
-        ParityMaker(shape_for(1000, 0.04))
-    assert "parity = 0" in refused.value.hint
-    with pytest.raises(CorruptionError, match="ISA-L"):
-        kept.mended()
 
 
 def test_parity_that_cannot_be_written_leaves_nothing(tmp_path):
@@ -449,7 +450,7 @@ def test_parity_that_cannot_be_written_leaves_nothing(tmp_path):
 def test_a_pack_gets_its_parity_while_it_is_written(tmp_path, size):
     kept = Kept(tmp_path, 1)
     frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(1024 * 1024))])
-    pack = PackFile(str(tmp_path / "tmp"), parity=0.04)
+    pack = PackFile(str(tmp_path / "tmp"), SessionId(bytes(8)), parity=0.04)
     while pack.size_bytes + frame.total_bytes <= size:
         pack.add(frame, payload)
     pack.complete()
@@ -463,7 +464,7 @@ def test_a_pack_gets_its_parity_while_it_is_written(tmp_path, size):
     # In space: the share and the tables, whatever the length; and all of it within reach.
     assert made.size_bytes == len(kept.data)
     assert made.shape.parity_bytes <= 0.042 * len(kept.data) + 4096
-    length = min(made.shape.reach_bytes, len(kept.data))
+    length = min(reach_bytes(made.shape), len(kept.data))
     for begin in (0, len(kept.data) - length):
         kept.harm(begin, length)
         assert kept.mended() == kept.data
@@ -471,7 +472,8 @@ def test_a_pack_gets_its_parity_while_it_is_written(tmp_path, size):
 
 
 @pytest.mark.parametrize("count", [1, 4, 9, 20])
-def test_a_helper_makes_the_same_pack_and_the_same_parity(tmp_path, count):
+def test_a_helper_makes_the_same_pack_and_the_same_parity(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(pack_writer, "new_label", lambda session_id: session_id + bytes(8))
     rng = random.Random(count)
     frames = [
         encode_frame(DATA, [(bytes([number]) * 32, rng.randbytes(MIB + number))])
@@ -480,14 +482,20 @@ def test_a_helper_makes_the_same_pack_and_the_same_parity(tmp_path, count):
     made = []
     with ThreadPoolExecutor(1) as thread:
         for helper in (None, thread):
-            pack = PackFile(str(tmp_path), parity=0.04, expected_bytes=count * MIB, helper=helper)
+            pack = PackFile(
+                str(tmp_path),
+                SessionId(bytes(8)),
+                parity=0.04,
+                expected_bytes=count * MIB,
+                helper=helper,
+            )
             for frame, payload in frames:
                 pack.add(frame, payload)
             name = pack.complete()
             parity = pack.parity()
             pack.close()
             assert parity is not None
-            parts = b"".join([bytes(one) for one in parity.parts(name)])
+            parts = b"".join([bytes(one) for one in parity.pieces(name)])
             made.append((name, Path(pack.path).read_bytes(), parts))
     assert made[0] == made[1]
     assert len(made[0][1]) > count * MIB
@@ -499,7 +507,9 @@ def test_the_parity_of_a_pack_that_becomes_as_long_as_was_expected_is_not_read_b
 ):
     """It shows in how it is cut: to the byte, or for the length that was expected."""
     frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(MIB))])
-    pack = PackFile(str(tmp_path), parity=0.04, expected_bytes=expected_mib * MIB)
+    pack = PackFile(
+        str(tmp_path), SessionId(bytes(8)), parity=0.04, expected_bytes=expected_mib * MIB
+    )
     for _ in range(20):
         pack.add(frame, payload)
     name = pack.complete()
@@ -518,17 +528,17 @@ def test_the_parity_of_a_pack_that_becomes_as_long_as_was_expected_is_not_read_b
     assert name
     (tmp_path / "tmp").mkdir(exist_ok=True)
     write_parity(str(tmp_path), PACK, made)
-    for begin in (0, len(kept.data) - made.shape.reach_bytes):
-        kept.harm(begin, made.shape.reach_bytes)
+    for begin in (0, len(kept.data) - reach_bytes(made.shape)):
+        kept.harm(begin, reach_bytes(made.shape))
         assert kept.mended() == kept.data
         kept.restore()
 
 
 @pytest.mark.parametrize("ends", ["when more comes", "when it is completed", "when it is given up"])
-def test_a_helper_that_can_not_write_is_told_of_and_leaves_nothing(tmp_path, ends):
+def test_a_helper_that_can_not_write_is_reported_and_leaves_nothing(tmp_path, ends):
     frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(3 * MIB))])
     with ThreadPoolExecutor(1) as helper:
-        pack = PackFile(str(tmp_path), parity=0.04, helper=helper)
+        pack = PackFile(str(tmp_path), SessionId(bytes(8)), parity=0.04, helper=helper)
         other = os.open(pack.path, os.O_RDONLY)
         os.dup2(other, pack.fd)  # as good as a disk that refuses every write
         os.close(other)
@@ -545,7 +555,7 @@ def test_a_helper_that_can_not_write_is_told_of_and_leaves_nothing(tmp_path, end
 
 
 def test_a_pack_without_parity_has_none_computed(tmp_path):
-    pack = PackFile(str(tmp_path), parity=0.0)
+    pack = PackFile(str(tmp_path), SessionId(bytes(8)), parity=0.0)
     pack.complete()
 
     assert pack.parity() is None

@@ -1,15 +1,15 @@
-"""What is said about disks and their schedulers; on made-up directories in the shape of sysfs."""
+"""Messages about disks and their schedulers, with made-up directories like sysfs."""
 
 import os
 
 import pytest
 
-from ciuic.priority import describe_schedulers, lower_priority, schedulers_of
+from ciuic.system.priority import describe_schedulers, lower_priority, schedulers_of
 
 
 @pytest.fixture
 def sysfs(tmp_path):
-    """Makes block devices; returns the directory that stands for /sys/dev/block."""
+    """Return a function that makes block devices, and a directory in place of /sys/dev/block."""
     numbers = tmp_path / "dev-block"
     numbers.mkdir()
 
@@ -52,7 +52,7 @@ def test_a_logical_volume_has_those_of_the_disks_below_it(sysfs, tmp_path):
     assert schedulers_of(str(tmp_path), show(volume)) == {"sda": "bfq", "sdb": "none"}
 
 
-def test_a_device_without_a_queue_and_a_path_that_is_not_there_can_not_be_told(sysfs, tmp_path):
+def test_a_device_without_a_queue_and_a_missing_path_have_no_scheduler(sysfs, tmp_path):
     _, show = sysfs
     bare = tmp_path / "devices" / "odd" / "odd1"
     bare.mkdir(parents=True)
@@ -67,11 +67,11 @@ def test_the_description_tells_what_heeds_the_priority_from_what_does_not(monkey
         "/b": {"nvme0n1": "none", "nvme1n1": "kyber"},
         "/c": {},
     }
-    monkeypatch.setattr("ciuic.priority.schedulers_of", disks.__getitem__)
+    monkeypatch.setattr("ciuic.system.priority.schedulers_of", disks.__getitem__)
     assert describe_schedulers(["/a", "/b", "/c"]) == (
-        "heeded by sda (bfq), sdb (mq-deadline); "
-        "without effect on nvme0n1 (none), nvme1n1 (kyber), whose scheduler knows none; "
-        "can't be told for /c"
+        "honored by sda (bfq), sdb (mq-deadline); "
+        "ignored by the I/O scheduler of nvme0n1 (none), nvme1n1 (kyber); "
+        "scheduler unknown for /c"
     )
 
 

@@ -1,4 +1,4 @@
-"""Other processes answer while they can; whatever happens to them, nobody waits or fails."""
+"""Other processes answer while they can; after any failure, no caller waits or fails."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.processes import Processes
+from ciuic.system.processes import Processes
 
 ANSWERS = "tests.kit.answers"
 LAST = bytes(range(256))
@@ -106,7 +106,7 @@ def test_only_one_imports_what_they_need(processes: Processes) -> None:
     assert imported_by < found
 
 
-def test_before_they_know_all_they_need_nobody_answers() -> None:
+def test_workers_do_not_answer_before_they_are_ready() -> None:
     with Processes(ANSWERS, ["first", "second"]) as processes:
         assert processes.ask(b"anybody") is None
         processes.begin(LAST)
@@ -135,7 +135,7 @@ def test_none_is_left_unburied(processes: Processes) -> None:
 def test_one_that_is_stuck_is_not_waited_for(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciuic.processes._PATIENCE_S", 0.01)
+    monkeypatch.setattr("ciuic.system.processes._PATIENCE_S", 0.01)
     found = pids(processes)
     for pid in found:
         os.kill(pid, signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_a_module_that_is_not_there_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("program", ["", "/usr/bin/training", "/no/such/python3"])
-def test_where_no_interpreter_can_be_started_nobody_answers(
+def test_without_an_interpreter_no_worker_answers(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
@@ -166,7 +166,7 @@ def test_where_no_interpreter_can_be_started_nobody_answers(
         assert processes.ask(b"anybody") is None
 
 
-def test_a_single_processor_is_left_to_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_processor_is_left_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     with Processes(ANSWERS, ["first", "second"]) as processes:
         processes.begin(LAST)
@@ -178,7 +178,7 @@ def test_they_end_with_a_parent_that_is_killed() -> None:
     program = (
         "import os, sys, time\n"
         "os.sched_getaffinity = lambda _: {0, 1}\n"
-        "from ciuic.processes import Processes\n"
+        "from ciuic.system.processes import Processes\n"
         f"processes = Processes({ANSWERS!r}, ['first', 'second'])\n"
         "processes.begin(b'')\n"
         "found = set()\n"

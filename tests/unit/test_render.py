@@ -1,4 +1,4 @@
-"""What reaches a terminal is safe, and what reaches a program is exact."""
+"""Output for a terminal is safe, and output for programs is exact."""
 
 import contextlib
 import io
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ciuic.cli.render import as_json_text, mode_text, print_table, printable
+from ciuic.cli.render import as_json_text, mode_text, printable
+from ciuic.cli.table import print_table
 from ciuic.units import format_bytes, format_duration, parse_duration_s, parse_size_bytes
 
 

@@ -1,4 +1,4 @@
-"""What a retention policy keeps, by examples, and against a slow rule written another way."""
+"""What a retention policy keeps: examples, and a slow independent implementation."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -35,7 +35,7 @@ def decide(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
 
 
 def kept(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
-    """Times of what stays, oldest first."""
+    """Times of the kept snapshots, oldest first."""
     decisions = decide(snapshots, policy, now_ns, damaged=damaged)
     return sorted(one.snapshot.taken_ns for one in decisions if one.keep)
 
@@ -73,42 +73,42 @@ def test_policies_are_read_and_written_again(text, shown):
         ("-7d", "not a duration"),
         ("7 days", "not a duration"),
         ("last=3", "not a duration"),
-        ("0", "keeps nothing"),
-        ("0d", "keeps nothing"),
+        ("0", "would keep nothing"),
+        ("0d", "would keep nothing"),
         ("521.5w", "more than ten years"),
         ("9" * 500 + "d", "not a duration"),
-        ("last:0", "count from 1"),
-        ("last:-1", "count from 1"),
-        ("last:1.5", "count from 1"),
-        ("last:03", "count from 1"),
-        ("last:1000000", "count from 1"),
-        ("last:\u0663", "count from 1"),
-        ("last:", "count from 1"),
-        ("last:3:4", "count from 1"),
-        ("last:3 daily:7", "count from 1"),
+        ("last:0", "count of at least 1"),
+        ("last:-1", "count of at least 1"),
+        ("last:1.5", "count of at least 1"),
+        ("last:03", "count of at least 1"),
+        ("last:1000000", "count of at least 1"),
+        ("last:\u0663", "count of at least 1"),
+        ("last:", "count of at least 1"),
+        ("last:3:4", "count of at least 1"),
+        ("last:3 daily:7", "count of at least 1"),
         ("hourly", "not a duration"),
-        ("hourly, daily:7", "count from 1"),
-        ("hourli:24, daily:7", "'hourli' is none of last, hourly, daily, weekly, monthly"),
-        ("Daily:7", "'Daily' is none of"),
-        ("yearly:1", "'yearly' is none of"),
+        ("hourly, daily:7", "count of at least 1"),
+        ("hourli:24, daily:7", "'hourli' is not one of last, hourly, daily, weekly, monthly"),
+        ("Daily:7", "'Daily' is not one of"),
+        ("yearly:1", "'yearly' is not one of"),
         ("7d, 30d", "two durations, 7d and 30d"),
         ("7d, last:3, 7d", "two durations"),
         ("7d, 0d, last:3", "two durations"),
-        ("0d, last:3", "keeps nothing"),
+        ("0d, last:3", "would keep nothing"),
         ("7, last:3", "not a duration"),
-        ("7d last:3", "'7d last' is none of"),
-        ("7d:3", "'7d' is none of"),
+        ("7d last:3", "'7d last' is not one of"),
+        ("7d:3", "'7d' is not one of"),
         ("last:3, week", "not a duration"),
         ("hour, daily:7", "not a duration"),
-        ("daily:7, daily:8", "daily is there twice"),
+        ("daily:7, daily:8", "daily appears twice"),
         ("last:3,", "is empty"),
         (",last:3", "is empty"),
         ("last:3,,daily:7", "is empty"),
-        (":", "none of"),
-        ("x" * 1000 + ":1", "none of"),
+        (":", "not one of"),
+        ("x" * 1000 + ":1", "not one of"),
     ],
 )
-def test_a_slip_in_a_policy_is_no_policy(text, why):
+def test_a_policy_with_a_mistake_is_refused(text, why):
     with pytest.raises(ValueError, match=why) as caught:
         parse_policy(text)
     assert len(str(caught.value)) < 250, "a message is a sentence, whatever was typed"
@@ -139,7 +139,7 @@ def test_any_text_is_a_policy_that_keeps_something_or_refused(text):
 # Natural periods
 
 
-def test_of_each_hour_the_newest_stays():
+def test_the_newest_snapshot_of_each_hour_stays():
     snapshots = [
         taken("2026-06-15 12:00"),
         taken("2026-06-15 12:59"),
@@ -229,7 +229,7 @@ def test_the_rules_are_united_and_each_says_its_word():
             "daily 1 of 2: 2026-06-15",
             "monthly 1 of 2: 2026-06",
             "the newest",
-            "the newest that is whole",
+            "the newest without damage",
         ),
         ("last 2 of 2",),
         (),
@@ -249,7 +249,7 @@ def test_a_duration_and_counts_are_united_as_well():
     ]
     decisions = decide(snapshots, "monthly:2, 2d", now_ns=taken("2026-06-15 13:00").taken_ns)
     assert [one.why for one in decisions] == [
-        ("monthly 1 of 2: 2026-06", "younger than 2d", "the newest", "the newest that is whole"),
+        ("monthly 1 of 2: 2026-06", "younger than 2d", "the newest", "the newest without damage"),
         ("younger than 2d",),
         ("younger than 2d",),
         ("monthly 2 of 2: 2026-05",),
@@ -263,14 +263,14 @@ def test_a_duration_keeps_what_is_younger_to_the_nanosecond():
     assert kept(snapshots, "1d") == [NOW_NS - DAY + 1, NOW_NS]
 
 
-def test_what_was_taken_in_the_future_counts_as_young():
-    """The clock went wrong once: nobody's snapshot goes for that."""
+def test_a_snapshot_of_the_future_counts_as_young():
+    """The clock was wrong once: no snapshot may be forgotten for that."""
     snapshots = [taken(NOW_NS + 400 * DAY), taken(NOW_NS + DAY), taken(NOW_NS)]
     assert kept(snapshots, "1d") == [NOW_NS, NOW_NS + DAY, NOW_NS + 400 * DAY]
 
 
-def test_what_is_dated_in_the_future_takes_the_place_of_nothing():
-    """The clock was ahead for a while: what is taken after that must not go at once."""
+def test_a_snapshot_of_the_future_replaces_no_other():
+    """The clock was ahead for a while: later snapshots must not be forgotten at once."""
     ahead = [taken(NOW_NS + day * DAY) for day in range(365, 370)]
     before = [taken(NOW_NS - day * DAY) for day in range(3)]
     for policy in ("last:2", "daily:2", "2d", "last:1, 2d"):
@@ -279,7 +279,7 @@ def test_what_is_dated_in_the_future_takes_the_place_of_nothing():
             ("dated in the future", "the newest"),
             *[("dated in the future",)] * 4,
         ]
-        assert decisions[5].why[-2:] == ("the newest", "the newest that is whole")
+        assert decisions[5].why[-2:] == ("the newest", "the newest without damage")
         assert [one.keep for one in decisions[5:]] == [True, True, False]
 
 
@@ -297,7 +297,7 @@ def test_a_clock_may_be_a_minute_ahead():
 
 
 def test_a_clock_that_is_behind_costs_nothing():
-    """A machine that comes up in 1970: what it takes there stays, and all the rest."""
+    """A machine starts in 1970: its snapshots of that time stay, and so do all others."""
     real = [taken(NOW_NS - day * DAY, name=f"cs-00000{day}") for day in range(5)]
     moments = sorted(one.taken_ns for one in real)
     behind = [taken(hour * HOUR, parent="cs-000000") for hour in range(3)]
@@ -321,7 +321,7 @@ def test_snapshots_of_other_roots_are_counted_by_themselves():
 # What no policy takes
 
 
-def test_what_is_pinned_stays():
+def test_a_pinned_snapshot_stays():
     snapshots = [taken(NOW_NS - 900 * DAY, pinned=True), taken(NOW_NS - 2), taken(NOW_NS - 1)]
     assert kept(snapshots, "last:1") == [NOW_NS - 900 * DAY, NOW_NS - 1]
 
@@ -334,29 +334,29 @@ def test_the_newest_that_is_whole_stays():
     assert kept(snapshots, "1s", damaged=[one.id for one in snapshots]) == [3]
 
 
-def test_a_snapshot_with_trouble_is_whole_only_if_there_is_no_better_one():
+def test_a_snapshot_with_warnings_counts_as_whole_only_without_a_better_one():
     good, flux, damaged = taken(1), taken(2, trouble=1), taken(3)
     assert kept([good, flux, damaged], "1s", damaged=[damaged.id]) == [1, 3]
     assert kept([flux, damaged], "1s", damaged=[damaged.id]) == [2, 3]
 
 
-def test_of_each_set_of_roots_the_newest_that_is_whole_stays():
-    """Whole ones of another directory are no reason to let go of the last whole one of this."""
+def test_the_newest_whole_snapshot_of_each_set_of_roots_stays():
+    """Whole snapshots of another directory do not replace the last whole one of this directory."""
     whole = [taken(NOW_NS - days * DAY) for days in (31, 30)]
     troubled = [taken(NOW_NS - hours * HOUR, trouble=3) for hours in range(1, 30)]
     other = taken(NOW_NS, roots=OTHER)
     decisions = decide([*whole, *troubled, other], "last:1")
     assert [(one.snapshot.taken_ns, one.why) for one in decisions if one.keep] == [
-        (NOW_NS, ("last 1 of 1", "the newest", "the newest that is whole")),
+        (NOW_NS, ("last 1 of 1", "the newest", "the newest without damage")),
         (NOW_NS - HOUR, ("last 1 of 1",)),
-        (NOW_NS - 30 * DAY, ("the newest of /home that is whole",)),
+        (NOW_NS - 30 * DAY, ("the newest of /home without damage",)),
     ]
     assert NOW_NS - 30 * DAY in kept([*whole, *troubled, other], "7d")
     all_troubled = [taken(one.taken_ns, trouble=1) for one in (*whole, *troubled)]
     assert NOW_NS - HOUR in kept([*all_troubled, other], "1s"), "if there is no better one"
 
 
-def test_one_that_holds_more_roots_will_do_for_fewer_and_none_else():
+def test_a_snapshot_with_more_roots_counts_for_a_set_with_fewer():
     alone, other = taken(NOW_NS - 9 * DAY), taken(NOW_NS - 8 * DAY, roots=OTHER)
     both = taken(NOW_NS - 7 * DAY, roots=BOTH)
     assert kept([alone, other, both], "1s") == [both.taken_ns]
@@ -371,20 +371,20 @@ def test_one_that_holds_more_roots_will_do_for_fewer_and_none_else():
         other.taken_ns,
         spoiled.taken_ns,
     ]
-    # It may have been left out of one of the directory above it.
+    # A snapshot of the directory above may have left it out.
     above = taken(NOW_NS - 5 * DAY, roots=(b"/",))
     assert alone.taken_ns in kept([alone, above], "1s")
-    # A root less is another set: nothing newer has all of it.
+    # A set with one root less is another set: no newer snapshot has all of it.
     assert kept([both, taken(NOW_NS)], "1s") == [both.taken_ns, NOW_NS]
 
 
-def test_many_roots_are_told_in_short():
+def test_many_roots_are_shortened():
     many = tuple(b"/root/%d" % number for number in range(5))
     decisions = decide([taken(NOW_NS - DAY, roots=many), taken(NOW_NS)], "1s")
     assert decisions[1].why == ("the only snapshot of /root/0, /root/1, /root/2 and 2 more",)
 
 
-def test_the_only_one_of_its_roots_stays_whatever_is_wrong_with_it():
+def test_the_only_snapshot_of_its_roots_stays_even_if_it_is_damaged():
     only, now = taken(NOW_NS - DAY, roots=OTHER, trouble=1), taken(NOW_NS)
     decisions = decide([only, now], "1s", damaged=[only.id])
     assert decisions[1].why == ("the only snapshot of /other",)
@@ -394,8 +394,8 @@ def test_the_only_one_of_its_roots_stays_whatever_is_wrong_with_it():
         assert found == [other.taken_ns, NOW_NS], "another one has them, and is sound"
 
 
-def test_another_directory_each_day_does_not_keep_all_of_them_for_ever():
-    """The sets that were taken last count: one that is taken still is never crowded out."""
+def test_another_directory_each_day_does_not_keep_all_of_them_forever():
+    """The most recent sets count: a set that is still in use stays among them."""
     whole = taken(NOW_NS - 400 * DAY)
     single = [taken(NOW_NS - day * DAY, roots=(b"/run/%d" % day,)) for day in range(2, 302)]
     now = taken(NOW_NS, trouble=1)
@@ -405,7 +405,7 @@ def test_another_directory_each_day_does_not_keep_all_of_them_for_ever():
     assert found[1:-1] == sorted(one.taken_ns for one in single)[-99:]
 
 
-def test_what_is_protected_is_whole_at_a_time_that_has_come():
+def test_the_newest_whole_snapshot_is_not_of_the_future_if_there_is_another():
     whole, ahead = taken(NOW_NS - DAY), taken(NOW_NS + DAY)
     later = taken(NOW_NS, trouble=1, parent=ahead.id)
 
@@ -414,17 +414,17 @@ def test_what_is_protected_is_whole_at_a_time_that_has_come():
 
     assert guarded(whole, ahead, later) == {
         later.id: ["the newest"],
-        whole.id: ["the newest that is whole"],
+        whole.id: ["the newest without damage"],
     }
-    # It is the only one without trouble: what there is besides stays as well.
+    # It is the only snapshot without warnings; the newest of the others stays as well.
     assert guarded(ahead, later) == {
-        later.id: ["the newest", "the newest that is whole"],
-        ahead.id: ["the newest that is whole"],
+        later.id: ["the newest", "the newest without damage"],
+        ahead.id: ["the newest without damage"],
     }
     # Nothing was taken after it.
     assert guarded(whole, ahead) == {
         ahead.id: ["the newest"],
-        whole.id: ["the newest", "the newest that is whole"],
+        whole.id: ["the newest", "the newest without damage"],
     }
 
 
@@ -432,7 +432,7 @@ def test_without_snapshots_there_is_nothing_to_decide():
     assert decide([], "last:1") == []
 
 
-def test_of_two_of_one_moment_the_greater_id_is_newer():
+def test_the_greater_id_of_two_snapshots_of_one_moment_is_newer():
     first, second = taken(5, name="cs-00000a"), taken(5, name="cs-00000b")
     for order in ([first, second], [second, first]):
         (decision,) = [one for one in decide(order, "last:1") if one.keep]
@@ -471,7 +471,7 @@ RULES = st.dictionaries(
 
 
 def period(rule, moment):
-    """By arithmetic on days, where the program formats dates."""
+    """Computed with days; the program formats dates instead."""
     hours = moment // HOUR
     days = hours // 24
     if rule == "hourly":
@@ -530,7 +530,7 @@ def test_a_longer_policy_keeps_all_that_a_shorter_one_keeps(snapshots, first, se
 
 
 @given(stores(), RULES)
-def test_what_was_kept_is_kept_again(snapshots, rules):
+def test_a_second_run_of_a_policy_keeps_the_same_snapshots(snapshots, rules):
     """Deciding twice forgets no more than deciding once."""
     text = ", ".join(f"{rule}:{count}" for rule, count in rules.items())
     stays = [one.snapshot for one in decide(snapshots, text) if one.keep]

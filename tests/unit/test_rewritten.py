@@ -1,4 +1,4 @@
-"""Which files are known to be written in place, by what real programs write where they can."""
+"""Which files count as written in place, with files of real programs where possible."""
 
 import random
 import shutil

@@ -86,7 +86,7 @@ def test_a_snapshot_now_serves_the_slot_and_the_next_one_comes_in_time(now, inte
 
 
 @given(moments, intervals, st.integers(0, 200))
-def test_no_slot_gets_two_snapshots_however_often_one_looks(start, interval, looks):
+def test_no_slot_gets_two_snapshots(start, interval, looks):
     taken: list[int] = []
     for look in range(looks):
         now = start + look * interval // 7
@@ -96,7 +96,7 @@ def test_no_slot_gets_two_snapshots_however_often_one_looks(start, interval, loo
     assert len(slots) == len(set(slots))
 
 
-def test_a_snapshot_serves_the_roots_that_it_holds_and_no_others():
+def test_a_snapshot_serves_only_its_own_roots():
     assert covers([b"/a", b"/b"], [b"/a", b"/b"])
     assert covers([b"/"], [b"/a", b"/b/c"])
     assert covers([b"/"], [b"/"])

@@ -1,4 +1,4 @@
-"""Sealed documents: JSON for everybody, with a checksum for those who check."""
+"""Sealed documents: JSON for all readers, with a checksum for those that check it."""
 
 import json
 
@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from ciuic.errors import CorruptionError
-from ciuic.hashing import data_id
-from ciuic.store.sealed import seal, unseal
+from ciuic.store.records.sealed import seal, unseal
+from ciuic.system.hashing import data_id
 
 
 class Document(msgspec.Struct):

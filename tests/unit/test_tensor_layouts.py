@@ -1,4 +1,4 @@
-"""Where tensors lie, by the headers of files that are right, and of files that lie."""
+"""Tensor layouts, from the headers of correct and of hostile files."""
 
 import io
 import json
@@ -8,17 +8,17 @@ import zipfile
 import numpy as np
 import pytest
 
-from ciuic.chunking.tensors import (
+from ciuic.formats import hdf5
+from ciuic.formats.headers import (
     HEADER_BYTES_MAX,
-    MAGIC_BYTES,
     NAME_BYTES_MAX,
     SPANS_MAX,
+    Headers,
+    NoLayoutError,
     Span,
-    hdf5,
-    layout,
 )
-from ciuic.chunking.tensors.described import described
-from ciuic.chunking.tensors.headers import Headers, NoLayoutError
+from ciuic.formats.names import described
+from ciuic.formats.spans import MAGIC_BYTES, layout
 from tests.kit.tensors import hdf5 as hdf5_file
 from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
 
@@ -221,7 +221,7 @@ def test_parts_of_a_checkpoint_may_have_ten_thousand_tensors():
         b"SQLite format 3\0" + bytes(1000),
     ],
 )
-def test_other_files_are_told_by_their_first_bytes(data):
+def test_other_files_are_recognized_by_their_first_bytes(data):
     source = Source(data)
     assert layout(source.read, len(data)) is None
     assert source.read_bytes <= MAGIC_BYTES
@@ -257,12 +257,12 @@ def tables(**changes: object) -> bytes:
         struct.pack("<Q", 2) + b"{}" + bytes(100),
     ],
 )
-def test_a_table_that_lies_is_not_believed(data):
+def test_an_inconsistent_table_is_rejected(data):
     assert spans_of(tables())
     assert spans_of(data) is None
 
 
-def test_tensors_that_overlap_are_not_believed():
+def test_overlapping_tensors_are_rejected():
     one, other = ({"dtype": "U8", "shape": [60], "data_offsets": [at, at + 60]} for at in (0, 40))
     text = json.dumps({"a": one, "b": other}).encode()
     assert spans_of(struct.pack("<Q", len(text)) + text + bytes(100)) is None
@@ -410,7 +410,7 @@ def patched(data: bytes, at: int, value: bytes) -> bytes:
     return data[:at] + value + data[at + len(value) :]
 
 
-def test_an_archive_that_lies_is_not_believed():
+def test_an_inconsistent_archive_is_rejected():
     good = torch_zip([LARGE, LARGE])
     assert spans_of(good) is not None
     central = good.rindex(b"PK\x01\x02")
@@ -495,7 +495,7 @@ def test_gguf_tensors_begin_at_multiples_of_their_alignment():
         b"GGUF" + struct.pack("<IQQ", 3, SPANS_MAX + 1, 0) + bytes(300_000),
     ],
 )
-def test_gguf_that_lies_is_not_believed(data):
+def test_inconsistent_gguf_is_rejected(data):
     assert spans_of(gguf(tensors=(tensor_info(0, 10),)))
     assert spans_of(data) is None
 
@@ -511,7 +511,7 @@ def test_arrays_of_unknown_kinds_have_no_width():
     assert spans_of(good[:20]) is None
 
 
-def test_more_tensors_than_anybody_has_are_not_looked_at():
+def test_more_than_the_maximum_of_tensors_are_not_read():
     few = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
     table = {str(at): few | {"data_offsets": [at, at + 1]} for at in range(SPANS_MAX + 1)}
     text = json.dumps(table).encode()

@@ -1,13 +1,15 @@
-"""Durations and sizes as people write them and as they read them."""
+"""Durations and sizes, as users write and read them."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.units import (
+    counted,
     format_bytes,
     format_duration,
     format_files,
+    inflected,
     parse_duration_s,
     parse_size_bytes,
 )
@@ -115,3 +117,17 @@ def test_one_file_is_not_files():
 def test_a_size_beyond_all_numbers_is_refused(text):
     with pytest.raises(ValueError, match="more than any disk"):
         parse_size_bytes(text)
+
+
+def test_1_is_singular_and_all_other_numbers_are_plural():
+    assert [counted(number, "chunk") for number in (0, 1, 2, 1000)] == [
+        "0 chunks",
+        "1 chunk",
+        "2 chunks",
+        "1,000 chunks",
+    ]
+    assert [counted(number, "hot copy", "hot copies") for number in (1, 2)] == [
+        "1 hot copy",
+        "2 hot copies",
+    ]
+    assert [inflected(number, "was", "were") for number in (0, 1, 2)] == ["were", "was", "were"]

@@ -10,8 +10,10 @@ import pytest
 
 from ciuic.catalog import find_snapshot
 from ciuic.errors import CorruptionError, PathNotFoundError
-from ciuic.store import open_store
-from ciuic.verbs.browse import Change, diff, find, locate
+from ciuic.store.store import open_store
+from ciuic.view.diff import Change, diff
+from ciuic.view.listing import find
+from ciuic.view.locator import locate
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
 
@@ -66,9 +68,7 @@ def test_a_path_is_found_however_it_is_spelled(taken: Box) -> None:
         ("../elsewhere", "covers"),
     ],
 )
-def test_a_path_that_is_not_there_is_answered_with_what_is_near(
-    taken: Box, path: str, hint: str
-) -> None:
+def test_a_missing_path_is_answered_with_similar_names(taken: Box, path: str, hint: str) -> None:
     with open_store(str(taken.store)) as store:
         manifest = store.manifest(find_snapshot(store, "latest").id)
         with pytest.raises(PathNotFoundError) as caught:
@@ -109,7 +109,7 @@ def test_only_files_are_printed(taken: Box, path: str) -> None:
     assert taken.ciuic("cat", "latest", taken.source / path).code == 2
 
 
-def test_a_difference_is_told_by_its_kind(taken: Box) -> None:
+def test_a_difference_is_shown_with_its_kind(taken: Box) -> None:
     write(taken.source / "a" / "file", b"FILE")
     write(taken.source / "new" / "inner", b"new")
     (taken.source / "train.log").chmod(0o600)
@@ -134,13 +134,13 @@ def test_a_difference_is_told_by_its_kind(taken: Box) -> None:
     assert (back["new"], back["new/inner"], back["holes"]) == ("-", "-", "+")
 
 
-def test_nothing_changed_is_no_difference(taken: Box) -> None:
+def test_a_snapshot_without_changes_shows_no_difference(taken: Box) -> None:
     taken.take()
     ids = [one.id for one in taken.snapshots()]
     assert changes(taken, ids[1], ids[0]) == {}
 
 
-def test_a_directory_that_became_a_file_loses_what_it_held(taken: Box) -> None:
+def test_a_file_that_replaces_a_directory_removes_its_content(taken: Box) -> None:
     (taken.source / "a" / "b" / "model.pt").unlink()
     (taken.source / "a" / "b").rmdir()
     write(taken.source / "a" / "b", b"a file now")
@@ -149,9 +149,7 @@ def test_a_directory_that_became_a_file_loses_what_it_held(taken: Box) -> None:
     assert changes(taken, ids[1], ids[0]) == {"a/b": "T", "a/b/model.pt": "-"}
 
 
-def test_a_root_that_is_missing_from_one_snapshot_is_not_all_deleted(
-    taken: Box, tmp_path: Path
-) -> None:
+def test_a_root_that_one_snapshot_lacks_is_not_shown_as_deleted(taken: Box, tmp_path: Path) -> None:
     taken.source.rename(tmp_path / "away")
     taken.take()
     ids = [one.id for one in taken.snapshots()]

@@ -1,4 +1,4 @@
-"""Restores into places that others write to meanwhile."""
+"""Restores into directories that other programs write to."""
 
 import itertools
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ciuic import durable
-from ciuic.verbs import filling
-from ciuic.verbs.output import Output
+from ciuic.restore.place import large_files, present_files
+from ciuic.restore.place.output import Output
+from ciuic.system import durable
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.trees import differences, photograph
@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def changed(box: Box) -> Box:
-    """A file of many pieces, the last of which has changed since its snapshot."""
+    """A file of many pieces whose last piece has changed since its snapshot."""
     path = box.source / "model"
     path.write_bytes(random.Random(1).randbytes(12 * MIB))
     box.take()
@@ -36,7 +36,7 @@ def test_an_old_file_that_changes_after_it_was_compared_is_not_copied_from(
 ) -> None:
     path = changed.source / "model"
     wanted = changed.read(path)
-    compare = filling.held
+    compare = large_files.matching_parts
 
     def then_write(*arguments: object) -> bytearray:
         found = compare(*arguments)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def test_an_old_file_that_changes_after_it_was_compared_is_not_copied_from(
                 file.write(b"written meanwhile")
         return found
 
-    monkeypatch.setattr(filling, "held", then_write)
+    monkeypatch.setattr(large_files, "matching_parts", then_write)
     report = changed.restore(path, overwrite=True)
 
     assert report.failed == []
@@ -56,7 +56,7 @@ def test_an_old_file_that_changes_after_it_was_compared_is_not_copied_from(
     assert report.cloned_bytes == 0
 
 
-def test_a_kernel_that_copies_nothing_before_the_end_is_not_believed(
+def test_a_short_copy_by_the_kernel_is_noticed(
     changed: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = changed.source / "model"
@@ -69,7 +69,7 @@ def test_a_kernel_that_copies_nothing_before_the_end_is_not_believed(
     assert report.cloned_bytes == 11 * MIB
 
 
-def test_an_old_file_that_stands_still_is_copied_from(changed: Box) -> None:
+def test_unchanged_bytes_of_an_old_file_are_copied(changed: Box) -> None:
     path = changed.source / "model"
     wanted = changed.read(path)
 
@@ -79,14 +79,16 @@ def test_an_old_file_that_stands_still_is_copied_from(changed: Box) -> None:
     assert report.cloned_bytes == 11 * MIB
 
 
-def test_a_file_that_may_have_changed_within_a_tick_of_the_clock_is_looked_into(box: Box) -> None:
+def test_a_file_that_may_have_changed_within_a_tick_of_the_clock_is_read(box: Box) -> None:
     path = box.source / "log"
     path.write_bytes(b"first")
     box.take(clock=ManualClock(path.stat().st_ctime_ns))
     looked: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
-        look = filling._open_old
-        patch.setattr(filling, "_open_old", lambda job: looked.append(job.path) or look(job))
+        look = present_files.open_present
+        patch.setattr(
+            present_files, "open_present", lambda job: looked.append(job.path) or look(job)
+        )
         box.restore(path, overwrite=True)
         assert looked == [os.fsencode(path)]
         looked.clear()
@@ -127,7 +129,7 @@ def test_files_whose_directory_goes_before_they_have_names_cost_no_others(
     assert differences(expected, photograph(out / "source")) == []
 
 
-def test_what_only_looks_left_over_and_can_not_be_removed_is_left(box: Box) -> None:
+def test_a_file_that_only_looks_like_a_leftover_and_can_not_be_removed_stays(box: Box) -> None:
     (box.source / "file").write_bytes(b"content")
     box.take()
     out = box.directory / "out"

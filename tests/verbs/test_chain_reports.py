@@ -1,4 +1,4 @@
-"""What reports tell of chunks that are stored as differences."""
+"""Reports about chunks that are stored as deltas."""
 
 import itertools
 import os
@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from ciuic.catalog import find_snapshot
-from ciuic.store import open_store
-from ciuic.verbs.browse import locate
-from ciuic.verbs.chunks import Frames, StoredChunk, codec_name, file_chunks
-from ciuic.verbs.tensors import diff_tensors
-from ciuic.verbs.weigh import weigh
+from ciuic.report.breakdown import break_down
+from ciuic.report.chunks import Frames, StoredChunk, codec_name, file_chunks
+from ciuic.report.tensors import diff_tensors
+from ciuic.store.store import open_store
+from ciuic.view.locator import locate
 from tests.kit.box import Box
 from tests.kit.damage import place_of
 from tests.kit.tensors import typed
-from tests.verbs.test_chains import training
+from tests.verbs.test_delta_chains import training
 
 KIB = 1024
 SIZE = 1024 * KIB
@@ -41,16 +41,16 @@ def chunks(box: Box) -> list[StoredChunk]:
         return list(file_chunks(store, Frames(store), entry))
 
 
-def test_a_difference_is_told_with_all_that_it_builds_on(run: tuple[Box, list[bytes]]) -> None:
+def test_a_delta_is_shown_with_all_its_bases(run: tuple[Box, list[bytes]]) -> None:
     box, saves = run
     headers, *found = chunks(box)
-    assert headers.references == ()
+    assert headers.delta_bases == ()
     assert len(found) == 2
     for number, chunk in enumerate(found):
         versions = [one[number * 512 * KIB :][: 512 * KIB] for one in saves]
         places = [place_of(box.store, one) for one in reversed(versions)]
         assert [one.frame_bytes for one in chunk.chain] == [one.frame_bytes for one in places]
-        assert chunk.references == tuple([one.reference for one in places[:2]])
+        assert chunk.delta_bases == tuple([base for one in places[:2] for base in one.delta_bases])
         assert chunk.read_bytes == sum([one.frame_bytes for one in places])
         assert [codec_name(one.codec) for one in chunk.chain] == ["delta", "delta", "planes"]
         assert chunk.stored_bytes < 0.9 * chunk.chain[-1].frame_bytes
@@ -62,7 +62,7 @@ def test_what_reading_costs_is_weighed_against_standing_alone(
     box, _ = run
     headers, *tensor = chunks(box)
     with open_store(str(box.store)) as store:
-        found = weigh(store, find_snapshot(store, "latest").id)
+        found = break_down(store, find_snapshot(store, "latest").id)
     chains = found.chains
 
     assert (chains.deltas, chains.depth_max) == (2, 2)
@@ -76,20 +76,23 @@ def test_what_reading_costs_is_weighed_against_standing_alone(
     assert chains.own_bytes == own_bytes < chains.alone_bytes < chains.read_bytes
     assert chains.read_cost == pytest.approx(read_bytes / alone_bytes, rel=0.01)
     assert found.codecs["delta"].count == 4
+    # With the delta bases that the tensor needs: each chunk counts once.
     assert found.elements["F32"].stored_bytes == pytest.approx(
-        sum([one.stored_bytes for one in tensor]), rel=0.01
+        sum([one.read_bytes for one in tensor]), rel=0.01
     )
 
 
-def test_a_chain_whose_end_is_gone_is_told_as_far_as_it_goes(run: tuple[Box, list[bytes]]) -> None:
+def test_a_chain_with_a_missing_end_is_shown_as_far_as_it_goes(
+    run: tuple[Box, list[bytes]],
+) -> None:
     box, saves = run
     place = place_of(box.store, saves[0][: 512 * KIB])
     for pack in (box.store / "packs").iterdir():
-        if pack.name.startswith(place.pack.hex()):
+        if pack.name.startswith(place.pack_id.hex()):
             pack.unlink()
     first = chunks(box)[1]
     assert len(first.chain) == 2
-    assert len(first.references) == 2
+    assert len(first.delta_bases) == 2
     assert "gone" in first.what or "in no pack" in first.what
 
 

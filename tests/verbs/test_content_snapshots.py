@@ -1,4 +1,4 @@
-"""Snapshots of files that are cut by their content: what has only moved is not stored again."""
+"""Snapshots of files cut by content: moved bytes are not stored again."""
 
 import json
 import os
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.store import open_store
-from ciuic.store.header import CONTENT, FIXED, TENSORS, Chunking, read_header
-from ciuic.store.nodes import HOLE, iter_pieces
-from ciuic.verbs import reading
+from ciuic.snapshot.read import cutting
+from ciuic.store.directory.find import read_header
+from ciuic.store.records.header import CONTENT, FIXED, TENSORS, Chunking
+from ciuic.store.records.recipe_nodes import HOLE, iter_pieces
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 
 KIB = 1024
@@ -79,14 +80,14 @@ def test_stores_of_the_other_kinds_cut_as_ever(tmp_path: Path, kind: str) -> Non
 def test_a_library_without_its_extension_is_not_used(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "IS_COMPILED", False)
+    monkeypatch.setattr(cutting, "IS_COMPILED", False)
     path = box.source / "tokenizer.json"
     path.write_bytes(vocabulary(1))
     box.take()
     assert set(pieces(box, path)[:-1]) == {CHUNK}
 
 
-def test_init_is_told_how_files_are_cut(box: Box, tmp_path: Path) -> None:
+def test_init_options_set_how_files_are_cut(box: Box, tmp_path: Path) -> None:
     for number, (arguments, expected) in enumerate(
         {
             (): Chunking("content", MIB, MIB // 2, MIB // 8),
@@ -124,7 +125,7 @@ def test_a_file_of_one_chunk_is_not_cut(box: Box) -> None:
     assert box.entries()[bytes(box.source / str(CHUNK))].level == 0
 
 
-def test_holes_end_chunks_and_what_lies_behind_them_is_found_again(box: Box) -> None:
+def test_holes_end_chunks_and_the_chunks_after_them_are_found_again(box: Box) -> None:
     path, other = box.source / "sparse", box.source / "dense"
     data = random.Random(3).randbytes(20 * CHUNK)
     with path.open("wb") as file:

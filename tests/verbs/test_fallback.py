@@ -1,4 +1,4 @@
-"""``restore --fallback``: how much it reads, whom it believes, and what ends it."""
+"""``restore --fallback``: how much it reads, what it trusts, and what ends it."""
 
 import contextlib
 import os
@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import CorruptionError, StoreError
-from ciuic.hashing import data_id
-from ciuic.limits import raise_open_files_limit
-from ciuic.scan import DirectoryHandle
-from ciuic.store import open_store
-from ciuic.store.index import ChunkPlace
-from ciuic.store.layout import pack_name
-from ciuic.store.reader import StoreReader
-from ciuic.verbs.sources import find_in_file, read_origin
+from ciuic.maintain.repair.sources import find_in_file, read_origin
+from ciuic.source.directory import DirectoryHandle
+from ciuic.store.index.places import ChunkPlace
+from ciuic.store.packs.open_packs import OpenPacks
+from ciuic.store.packs.reader import StoreReader
+from ciuic.store.records.layout import pack_name
+from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
+from ciuic.system.limits import raise_open_files_limit
+from ciuic.view.locator import Locator
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of
 from tests.kit.program import Outcome, ciuic
@@ -28,7 +30,7 @@ MIB = 1024 * 1024
 
 @contextlib.contextmanager
 def held_open(files: list[Path]) -> Iterator[None]:
-    """Somebody is writing these files."""
+    """A program has these files open for writing."""
     raise_open_files_limit()
     with contextlib.ExitStack() as opened:
         for file in files:
@@ -66,10 +68,10 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.mark.parametrize("state", ["damaged", "in flux"])
 @pytest.mark.parametrize("place", ["all/{}", "d{}/file"], ids=["files", "directories"])
-def test_what_it_reads_and_lists_does_not_grow_with_the_files_it_looks_for(
+def test_a_fallback_reads_and_lists_no_more_for_more_files(
     box: Box, tmp_path: Path, reads: list[bytes], listed: list[bytes], state: str, place: str
 ) -> None:
-    """Half of them are in the snapshot before, all in the one before that, beside others."""
+    """The snapshot before has half of the files; the one before that has all, and others."""
     files = [box.source / place.format(number) for number in range(FILES)]
     for file in files:
         file.parent.mkdir(exist_ok=True)
@@ -98,7 +100,7 @@ def test_what_it_reads_and_lists_does_not_grow_with_the_files_it_looks_for(
     for file in files[:2]:
         restored = tmp_path / "out" / "source" / file.relative_to(box.source)
         assert restored.read_bytes() == b"first " + os.fsencode(file)
-    # Once by the walk, and once for each older snapshot that is asked.
+    # Once by the walk, and once for each older snapshot that is searched.
     assert max(Counter(reads).values()) <= 3
     assert max(Counter(listed).values()) <= 3
 
@@ -133,20 +135,20 @@ def test_a_node_that_is_damaged_is_tried_once_and_not_for_each_path_below_it(
     assert (tmp_path / "out" / "source" / "d" / "0").read_bytes().startswith(b"0 ")
 
 
-# A store that fails
+# I/O errors of the store
 
 
 def denied(box: Box, path: Path, *arguments: str | Path) -> Outcome:
-    """Run a command that may not open one file of the store."""
+    """Run a command that is not allowed to open one of the files of the store."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", str(path), "-e", "trace=openat")
+    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", path.name, "-e", "trace=openat")
     inject = "inject=openat:error=EACCES"
     return ciuic("--config", box.config, *arguments, wrapper=(*trace, "-e", inject))
 
 
 @pytest.mark.parametrize("what", ["pack", "manifest"])
-def test_a_store_that_fails_is_not_taken_for_a_snapshot_without_the_path(
+def test_an_error_of_the_store_is_not_taken_for_a_snapshot_without_the_path(
     box: Box, tmp_path: Path, what: str
 ) -> None:
     model = box.source / "model"
@@ -154,7 +156,7 @@ def test_a_store_that_fails_is_not_taken_for_a_snapshot_without_the_path(
     older = box.take().id
     with open_store(str(box.store)) as store:
         tree = store.manifest(older).roots[0].tree
-        pack = box.store / "packs" / pack_name(store.reader.places([tree])[tree].pack)
+        pack = box.store / "packs" / pack_name(store.reader.places([tree])[tree].pack_id)
     model.write_bytes(b"half")
     with held_open([model]):
         newer = box.take().id
@@ -172,7 +174,7 @@ def test_a_store_that_fails_is_not_taken_for_a_snapshot_without_the_path(
     assert (out / "model").read_bytes() == b"whole"
 
 
-def test_a_store_that_fails_is_not_taken_for_one_without_an_intact_version(box: Box) -> None:
+def test_an_error_of_the_store_is_not_taken_for_a_missing_intact_version(box: Box) -> None:
     model = box.source / "model"
     model.write_bytes(os.urandom(1000))
     oldest = box.take().id
@@ -194,21 +196,22 @@ def test_a_store_that_fails_is_not_taken_for_one_without_an_intact_version(box: 
     assert [one["intact_in"] for one in told["damaged"]] == [oldest]
 
 
-def test_a_store_that_fails_is_not_taken_for_a_file_without_the_bytes(box: Box) -> None:
-    """As ``repair`` asks the files for what packs have lost."""
+def test_an_error_of_the_store_is_not_taken_for_a_file_without_the_bytes(box: Box) -> None:
+    """``repair`` searches the files for lost chunks."""
     model = box.source / "model"
     model.write_bytes(b"content")
     name = box.take().id
     path, wanted = os.fsencode(model), {data_id(b"content")}
     with open_store(str(box.store)) as store:
         manifest = store.manifest(name)
-        [origin] = find_in_file(store, manifest, path, wanted)
+        locator = Locator(store, manifest)
+        [origin] = find_in_file(store, manifest, locator, path, wanted)
         store.reader.close()
         (box.store / "packs").rename(box.store / "packs away")
         (box.store / "packs").write_bytes(b"no directory")
 
         for ask in (
-            lambda: list(find_in_file(store, manifest, path, wanted)),
+            lambda: list(find_in_file(store, manifest, Locator(store, manifest), path, wanted)),
             lambda: read_origin(store, origin),
         ):
             with pytest.raises(StoreError, match="Not a directory") as caught:
@@ -216,7 +219,7 @@ def test_a_store_that_fails_is_not_taken_for_a_file_without_the_bytes(box: Box) 
             assert not isinstance(caught.value, CorruptionError)
 
 
-# What is asked for twice, and what nobody asked for
+# Paths that were requested twice, or not
 
 
 def test_a_path_that_was_asked_for_twice_comes_back_at_both_places(
@@ -238,20 +241,20 @@ def test_a_path_that_was_asked_for_twice_comes_back_at_both_places(
     assert (tmp_path / "out" / "sub" / "model").read_bytes() == b"older"
 
 
-# What is known to be damaged
+# Known damage
 
 
 @pytest.fixture
 def frames(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
     """How often the frames at each place are read."""
     counted: Counter[tuple[bytes, int]] = Counter()
-    read = StoreReader._read
+    read = OpenPacks.read
 
-    def counting(reader: StoreReader, place: ChunkPlace) -> bytes:
-        counted[place.pack, place.offset_bytes] += 1
-        return read(reader, place)
+    def counting(packs: OpenPacks, place: ChunkPlace) -> bytes:
+        counted[place.pack_id, place.offset_bytes] += 1
+        return read(packs, place)
 
-    monkeypatch.setattr(StoreReader, "_read", counting)
+    monkeypatch.setattr(OpenPacks, "read", counting)
     return counted
 
 
@@ -259,7 +262,7 @@ def place_of(box: Box, content: bytes) -> tuple[bytes, int]:
     with open_store(str(box.store)) as store:
         name = data_id(content)
         place = store.reader.places([name])[name]
-    return place.pack, place.offset_bytes
+    return place.pack_id, place.offset_bytes
 
 
 @pytest.mark.parametrize("count", [2, 20])
@@ -282,15 +285,15 @@ def test_a_damaged_chunk_is_read_once_however_many_snapshots_share_it(
 
     assert report.failed == []
     assert (tmp_path / "out" / "source" / "model").read_bytes() == b"first"
-    # With others of its frame, and then by itself.
+    # Once with the others of its frame, and once alone.
     assert frames[lost] == 2
 
 
 @pytest.mark.parametrize("keeps_old", [False, True])
-def test_of_a_large_file_nothing_is_read_if_a_chunk_of_it_is_known_to_be_damaged(
+def test_a_large_file_with_a_known_damaged_chunk_is_not_read(
     box: Box, tmp_path: Path, frames: Counter[tuple[bytes, int]], *, keeps_old: bool
 ) -> None:
-    """Ten versions share their end, which is damaged; the oldest has another one."""
+    """Ten versions share their damaged end; the oldest has another end."""
     model = box.source / "model"
     begins = [os.urandom(MIB) for _ in range(11)]
     shared, whole = os.urandom(MIB), os.urandom(MIB)
@@ -317,8 +320,8 @@ def test_of_a_large_file_nothing_is_read_if_a_chunk_of_it_is_known_to_be_damaged
     assert [frames[one] for one in between] == [0] * 9
 
 
-def test_a_damaged_chunk_that_the_target_holds_is_no_loss(box: Box, tmp_path: Path) -> None:
-    """Of the newest file it is at another place, and of the older one where it stands already."""
+def test_a_damaged_chunk_that_the_target_has_is_not_lost(box: Box, tmp_path: Path) -> None:
+    """It is at another offset in the newest file, and at the same offset in the older one."""
     model = box.source / "model"
     shared, first, second = os.urandom(MIB), os.urandom(MIB), os.urandom(MIB)
     model.write_bytes(first + shared)
@@ -350,12 +353,33 @@ def test_a_damaged_node_is_read_once_however_many_snapshots_share_it(
     tree = box.entries()[os.fsencode(inner)].content
     with open_store(str(box.store)) as store:
         place = store.reader.places([tree])[tree]
-    flip_byte(box.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1)
+    flip_byte(box.store / "packs" / place.pack_id.hex(), place.offset_bytes + place.frame_bytes - 1)
     frames.clear()
 
     report = box.restore(to=tmp_path / "out", fallback=True)
 
     assert report.failed == []
     assert (tmp_path / "out" / "source" / "inner" / "file").read_bytes() == b"first"
-    # The node lies in one frame with that of the directory above, which one snapshot has.
-    assert frames[place.pack, place.offset_bytes] <= 2
+    # The node is in a frame with the node of the directory above, which one snapshot has.
+    assert frames[place.pack_id, place.offset_bytes] <= 2
+
+
+@pytest.mark.parametrize("which", ["older", "newer"])
+def test_an_older_snapshot_that_can_not_be_read_is_named_where_it_may_have_been_wanted(
+    box: Box, tmp_path: Path, which: str
+) -> None:
+    names = []
+    for content in (b"older" * 2000, b"middle" * 2000, b"newer" * 2000):
+        (box.source / "model").write_bytes(content)
+        names.append(box.take().id)
+    wanted = names[1] if which == "older" else names[0]
+    unread = names[0] if which == "older" else names[1]
+    flip_content(box.store, (b"middle" if which == "older" else b"older") * 2000)
+    (box.store / "snapshots" / f"{unread}.json").write_bytes(b"{}")
+    out = tmp_path / "out"
+
+    done = box.ciuic("restore", "-s", wanted, "-p", box.source, "-d", out, "--fallback", "--json")
+
+    assert done.code == 4
+    named = [one["path"] for one in done.document["notes"]]
+    assert named == ([unread] if which == "older" else [])

@@ -1,4 +1,4 @@
-"""A snapshot whose manifest is gone keeps its data until somebody forgets it by name."""
+"""A snapshot with a lost manifest keeps its data until a user forgets it by name."""
 
 import json
 import os
@@ -9,11 +9,17 @@ import pytest
 
 from ciuic.catalog import damaged_manifests, lost_snapshots
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UsageError
-from ciuic.store import open_store
-from ciuic.verbs.forget import ForgetPlan, apply_forget, plan_forget_by_id
-from ciuic.verbs.mend import apply_repair, mend_entrance
-from ciuic.verbs.prune import PruneReport, apply_prune, plan_prune
-from ciuic.verbs.repair import RepairPlan, plan_repair
+from ciuic.ids import SnapshotId
+from ciuic.maintain.forget import ForgetPlan, apply_forget, plan_forget_by_id
+from ciuic.maintain.prune.apply import apply_prune
+from ciuic.maintain.prune.plan import plan_prune
+from ciuic.maintain.prune.report import PruneReport
+from ciuic.maintain.repair.apply import apply_repair
+from ciuic.maintain.repair.entrance import repair_entrance
+from ciuic.maintain.repair.plan import plan_repair
+from ciuic.maintain.repair.report import RepairPlan
+from ciuic.store import store as store_module
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte
 from tests.kit.trees import Photo, differences, photograph
@@ -52,7 +58,7 @@ class Owner:
             return apply_prune(store, plan, clock=self.box.clock)
 
     def repair(self) -> RepairPlan:
-        mend_entrance(str(self.box.store), apply=True)
+        repair_entrance(str(self.box.store), apply=True)
         with open_store(str(self.box.store), write=True) as store:
             plan = plan_repair(store, parity=self.box.parity)
             apply_repair(store, plan, parity=self.box.parity, clock=self.box.clock)
@@ -83,7 +89,7 @@ def owner(box: Box) -> Owner:
 
 
 def assert_refused(owner: Owner, name: str) -> None:
-    """A prune says which snapshot keeps it from its work, and what to do, and takes nothing."""
+    """A prune names the snapshot that stops it and the remedy, and removes nothing."""
     before = owner.packs()
     with pytest.raises(CorruptionError, match=f"the manifest of {name} is gone") as caught:
         owner.prune()
@@ -94,7 +100,9 @@ def assert_refused(owner: Owner, name: str) -> None:
 
 
 @pytest.mark.parametrize("catalog", ["kept", "gone"])
-def test_what_a_repair_has_set_aside_keeps_its_data(owner: Owner, catalog: str) -> None:
+def test_prune_keeps_the_data_of_a_manifest_that_a_repair_set_aside(
+    owner: Owner, catalog: str
+) -> None:
     name = owner.ids[1]
     whole = owner.manifest(name).read_bytes()
     flip_byte(owner.manifest(name), 100)
@@ -105,7 +113,7 @@ def test_what_a_repair_has_set_aside_keeps_its_data(owner: Owner, catalog: str) 
     owner.forget(owner.ids[0])
     assert owner.lost() == [name]
     assert_refused(owner, name)
-    # The next snapshot brings the catalog up to date, which must not make it forget.
+    # The next snapshot updates the chunk index, which must still know of the lost one.
     owner.box.take()
     assert_refused(owner, name)
 
@@ -117,9 +125,7 @@ def test_what_a_repair_has_set_aside_keeps_its_data(owner: Owner, catalog: str) 
 
 
 @pytest.mark.parametrize("aside", ["kept", "removed"])
-def test_a_manifest_that_somebody_has_removed_is_known_to_the_catalog(
-    owner: Owner, aside: str
-) -> None:
+def test_the_chunk_index_still_knows_a_removed_manifest(owner: Owner, aside: str) -> None:
     name = owner.ids[1]
     if aside == "kept":
         owner.manifest(name).unlink()
@@ -149,7 +155,7 @@ def test_a_lost_directory_of_manifests_costs_no_data(owner: Owner) -> None:
     assert all(owner.comes_back(name) for name in owner.ids)
 
 
-def test_the_snapshot_that_is_lost_is_given_up_by_its_whole_name_and_then_goes(
+def test_a_lost_snapshot_is_given_up_by_its_full_id(
     owner: Owner,
 ) -> None:
     name = owner.ids[1]
@@ -212,7 +218,41 @@ def test_one_whose_copy_is_damaged_too_is_missed_until_it_is_given_up(tmp_path: 
     assert not (owner.box.store / "parity" / f"{name}.json").exists()
 
 
-def test_what_was_forgotten_in_whatever_way_is_not_missed(owner: Owner) -> None:
+def test_one_whose_manifest_and_copy_are_damaged_is_given_up_by_its_whole_name(
+    tmp_path: Path,
+) -> None:
+    owner = Owner(Box(tmp_path, parity=0.04))
+    name = owner.ids[1]
+    for place in ("snapshots", "parity"):
+        flip_byte(owner.box.store / place / f"{name}.json", 100)
+    with pytest.raises(CorruptionError, match=f"the manifest of {name}"):
+        owner.prune()
+    with pytest.raises(CorruptionError, match=name) as caught:
+        owner.forget(name[:-1])
+    assert f"ciuic forget {name}" in caught.value.hint
+    done = owner.box.ciuic("forget", name)
+    assert done.code == 0, done.err
+    assert f"abandoned {name}" in done.err
+    assert not owner.manifest(name).exists()
+    assert (owner.box.store / "quarantine" / f"{name}.json").exists()
+    assert owner.lost() == []
+    assert owner.prune().freed_bytes > MIB
+    assert all(owner.comes_back(one) for one in (owner.ids[0], owner.ids[2]))
+    assert owner.repair().is_damaged is False
+
+
+def test_one_with_a_damaged_manifest_and_a_sound_copy_is_forgotten_and_not_given_up(
+    tmp_path: Path,
+) -> None:
+    owner = Owner(Box(tmp_path, parity=0.04))
+    name = owner.ids[1]
+    flip_byte(owner.manifest(name), 100)
+    plan = owner.forget(name)
+    assert plan.given_up == ()
+    assert [one.id for one, _ in plan.forgotten] == [name]
+
+
+def test_a_snapshot_that_was_forgotten_in_any_way_is_not_reported_as_lost(owner: Owner) -> None:
     first, second, third = owner.ids
     owner.forget(first)
     assert owner.lost() == []
@@ -231,7 +271,7 @@ def test_what_was_forgotten_in_whatever_way_is_not_missed(owner: Owner) -> None:
     assert owner.lost() == []
 
 
-def test_a_rotten_row_of_the_catalog_invents_no_snapshot(owner: Owner) -> None:
+def test_a_damaged_row_of_the_chunk_index_adds_no_snapshot(owner: Owner) -> None:
     with open_store(str(owner.box.store), write=True) as store:
         size, mtime, row = store.index.snapshots()[owner.ids[0]]
         for name in ("cs-abcdef", "cs-abcdeg", "../x", ""):
@@ -246,13 +286,8 @@ def test_a_lost_id_is_not_given_to_another_snapshot(
 ) -> None:
     lost = owner.ids[1]
     owner.manifest(lost).unlink()
-    real = os.urandom
     drawn = [lost, "cs-5e77ed"]
-
-    def again(size: int) -> bytes:
-        return bytes.fromhex(drawn.pop(0)[3:]) if size == 3 and drawn else real(size)
-
-    monkeypatch.setattr(os, "urandom", again)
+    monkeypatch.setattr(store_module, "random_snapshot_id", lambda: SnapshotId(drawn.pop(0)))
     assert owner.box.take().id == "cs-5e77ed"
 
 
@@ -285,5 +320,5 @@ def test_the_commands_say_what_is_lost_and_what_to_do(owner: Owner) -> None:
     assert dry.document["given_up"] == [name]
     assert dry.document["prune"]["freed_bytes"] > MIB
     assert forgotten.code == 0
-    assert f"gave up {name}, whose manifest is lost" in forgotten.err
+    assert f"abandoned {name}, whose manifest is lost" in forgotten.err
     assert box.ciuic("verify", "--all").code == 0

@@ -1,11 +1,11 @@
-"""Prune takes what nobody needs, all of it and nothing else, and says beforehand what that is."""
+"""Prune removes everything unneeded and nothing else, and says so before."""
 
 import contextlib
-import itertools
 import os
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,20 +25,30 @@ from ciuic.errors import (
     StoreFullError,
     UnknownFormatError,
 )
-from ciuic.hashing import ID_BYTES, data_id
-from ciuic.store import Store, frame, layout, open_store, removal, rewrite, sweep
-from ciuic.store.index import Index
-from ciuic.store.mark import Marks
-from ciuic.store.pack import MAGIC, PackedFrame, encode_footer
-from ciuic.store.packfile import PackFile
-from ciuic.store.parity import Parity, inspect_parity, shape_for
-from ciuic.store.removal import unlink_pack
-from ciuic.verbs.prune import PruneReport, apply_prune, foresee_prune, plan_prune
-from ciuic.verbs.verify import verify_all
+from ciuic.ids import SessionId
+from ciuic.maintain.prune.apply import apply_prune
+from ciuic.maintain.prune.plan import plan_prune
+from ciuic.maintain.prune.report import PruneReport
+from ciuic.store.format import frame
+from ciuic.store.format.pack import MAGIC, PackedFrame, encode_footer
+from ciuic.store.gc import remove, rewrite_output, usage
+from ciuic.store.gc.mark import Marks
+from ciuic.store.gc.remove import unlink_pack
+from ciuic.store.index.chunk_index import ChunkIndex
+from ciuic.store.packs.pack_writer import PackFile
+from ciuic.store.parity.parity_file import Parity, inspect_parity
+from ciuic.store.parity.shape import shape_for
+from ciuic.store.records import kinds, layout, sealed
+from ciuic.store.snapshots.trash import Trash
+from ciuic.store.store import Store, open_store
+from ciuic.system import hashing
+from ciuic.system.hashing import ID_BYTES, data_id
+from ciuic.verify.verify import verify_all
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.filesystems import disk
 from tests.kit.program import CIUIC, environment
+from tests.kit.pruning import forget, names_of, prune, wear
 from tests.kit.trees import Photo, differences, photograph
 
 KIB = 1024
@@ -46,29 +56,8 @@ MIB = 1024 * 1024
 DAY_S = 86_400.0
 
 
-def forget(box: Box, *names: str) -> None:
-    with open_store(str(box.store), write=True) as store:
-        for name in names:
-            store.forget([name], box.clock.now_ns())
-
-
-def prune(box: Box, *, dry_run: bool = False, trash_s: float = 0, after: int = 0) -> PruneReport:
-    """Prune in this process; with ``after``, asked to stop when it has asked so many times."""
-    asked = 0
-
-    def cancelled() -> bool:
-        nonlocal asked
-        asked += 1
-        return 0 < after < asked
-
-    with open_store(str(box.store), write=True) as store:
-        plan = plan_prune(store, trash_s=trash_s, now_ns=box.clock.now_ns(), cancelled=cancelled)
-        act = foresee_prune if dry_run else apply_prune
-        return act(store, plan, clock=box.clock, cancelled=cancelled)
-
-
 def figures(report: PruneReport) -> dict[str, Any]:
-    """What a dry run has to say in advance."""
+    """The figures that a dry run must predict."""
     shown = report.as_json()
     return {key: shown[key] for key in shown if key not in {"dry_run", "total_s"}}
 
@@ -85,7 +74,7 @@ def state(box: Box) -> dict[str, bytes]:
 
 
 def assert_restores(box: Box, known: dict[str, dict[bytes, Photo]]) -> None:
-    """Everything that is kept is sound, and comes back as it was."""
+    """Every kept snapshot is sound and can be restored."""
     report = box.verify()
     assert report.ok, report.as_json()
     for name, photo in known.items():
@@ -96,37 +85,10 @@ def assert_restores(box: Box, known: dict[str, dict[bytes, Photo]]) -> None:
 
 @pytest.fixture
 def worn(box: Box) -> Box:
-    """A store whose packs are: wholly dead, mostly dead in frames of either kind, and whole.
-
-    The last of three snapshots is the one to keep; its photograph is ``kept`` below.
-    """
-    rng = random.Random(7)
-    for number in range(300):
-        path = box.source / f"d{number % 7}" / f"small{number}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(rng.randbytes(2000) + b"%d" % number)
-    for number in range(6):
-        (box.source / f"large{number}").write_bytes(rng.randbytes(3 * MIB + number))
-    box.take()
-    for number in range(300):
-        if number % 9:
-            (box.source / f"d{number % 7}" / f"small{number}").unlink()
-    for number in range(5):
-        (box.source / f"large{number}").unlink()
-    (box.source / "second").write_bytes(rng.randbytes(MIB))
-    box.take()
-    (box.source / "second").unlink()
-    (box.source / "third").write_bytes(rng.randbytes(MIB))
-    box.take()
-    return box
+    return wear(box)
 
 
-def names_of(box: Box) -> list[str]:
-    """IDs, oldest first."""
-    return [one.id for one in reversed(box.snapshots())]
-
-
-def test_what_only_forgotten_snapshots_needed_goes_and_the_rest_stays(worn):
+def test_prune_removes_exactly_the_chunks_of_forgotten_snapshots(worn):
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     before = pack_bytes(worn)
@@ -164,7 +126,7 @@ def test_a_second_prune_finds_nothing_to_do(worn):
     assert state(worn) == before
 
 
-def test_what_lies_in_the_trash_is_needed_until_its_time_is_over(worn):
+def test_chunks_of_snapshots_in_the_trash_are_kept_until_they_expire(worn):
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first)
@@ -178,14 +140,14 @@ def test_what_lies_in_the_trash_is_needed_until_its_time_is_over(worn):
     assert later.freed_bytes > 15 * MIB
     with open_store(str(worn.store), write=True) as store:
         with pytest.raises(CiuicError):
-            store.bring_back(first)
-        store.bring_back(second)
+            store.trash.bring_back(first)
+        store.trash.bring_back(second)
     assert_restores(worn, known)
     assert len(worn.snapshots()) == 2
 
 
 def test_a_snapshot_after_a_prune_reuses_nothing_that_is_gone(worn):
-    """The catalog must not say of a chunk that it is there because it was."""
+    """The chunk index must not list chunks that are gone."""
     first, second, _ = names_of(worn)
     out = worn.directory / "out"
     worn.restore(snapshot=first, to=out)
@@ -198,15 +160,15 @@ def test_a_snapshot_after_a_prune_reuses_nothing_that_is_gone(worn):
     assert_restores(worn, {again.id: photograph(worn.source)})
 
 
-def test_a_catalog_that_is_gone_or_wrong_costs_nothing(worn):
-    """What is needed is read from manifests, trees and footers only."""
+def test_a_lost_or_wrong_chunk_index_costs_nothing(worn):
+    """The needed chunks are read from manifests, trees and footers only."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
     whole = figures(prune(worn, dry_run=True))
     (worn.store / layout.CATALOG).unlink()
     assert figures(prune(worn, dry_run=True)) == whole
-    # Rows that call every needed chunk unknown, and packs that it never heard of are none.
+    # Wrong rows for every needed chunk; the packs it names do not exist.
     with open_store(str(worn.store), write=True) as store:
         names = [name for rows in store.index.chunk_ids() for name, _ in rows]
         store.index.drop_chunks(names)
@@ -215,11 +177,11 @@ def test_a_catalog_that_is_gone_or_wrong_costs_nothing(worn):
     assert_restores(worn, known)
 
 
-# What stops it
+# Errors that stop it
 
 
 @pytest.mark.parametrize("what", ["manifest", "tree", "trashed"])
-def test_what_can_not_be_read_stops_it_before_anything_is_removed(worn, what):
+def test_an_unreadable_file_stops_prune_before_anything_is_removed(worn, what):
     first, second, _ = names_of(worn)
     forget(worn, first)
     if what == "manifest":
@@ -231,7 +193,7 @@ def test_what_can_not_be_read_stops_it_before_anything_is_removed(worn, what):
             root = store.manifest(second).roots[0].tree
             place = store.reader.places([root])[root]
         flip_byte(
-            worn.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1
+            worn.store / "packs" / place.pack_id.hex(), place.offset_bytes + place.frame_bytes - 1
         )
     else:
         flip_byte(worn.store / "trash" / f"{first}.json", 200)
@@ -244,17 +206,17 @@ def test_what_can_not_be_read_stops_it_before_anything_is_removed(worn, what):
 
 
 def test_a_lost_manifest_whose_copy_is_left_stops_it(worn):
-    """What it refers to may be brought back by a repair, and must be there then."""
+    """A repair may bring the manifest back, and its chunks must exist then."""
     _, second, third = names_of(worn)
     with open_store(str(worn.store), write=True) as store:
-        store.keep_copies(second)
+        store.manifests.copies.keep(second, store.header)
     (worn.store / "snapshots" / f"{second}.json").unlink()
     before = state(worn)
     with pytest.raises(CorruptionError, match=second):
         prune(worn)
     assert state(worn) == before
     with open_store(str(worn.store), write=True) as store:
-        store.give_up([second])
+        store.trash.give_up([second])
     assert prune(worn).freed_bytes > 0
     assert third in names_of(worn)
 
@@ -284,19 +246,19 @@ def test_parity_without_its_pack_goes_and_what_strangers_left_stays(worn):
 def foreign_pack(box: Box, changed: Callable[[bytes], bytes], *, reference: bytes = b"") -> Path:
     """A pack with one frame whose header was changed, checksums included, in the store."""
     plain = os.urandom(5000)
-    one, payload = frame.encode_frame(frame.DATA, [(data_id(plain), plain)])
+    one, payload = frame.encode_frame(kinds.DATA, [(data_id(plain), plain)])
     if reference:
-        one = one._replace(reference=reference)
+        one = one._replace(delta_bases=(reference,))
     header = changed(one.encode_header())
     packed = PackedFrame(len(MAGIC), one, header)
-    name, end = encode_footer([packed], len(MAGIC) + one.total_bytes)
+    name, end = encode_footer([packed], len(MAGIC) + one.total_bytes, bytes(16))
     path = box.store / "packs" / name.hex()
     path.write_bytes(MAGIC + header + bytes(payload) + end)
     return path
 
 
 def test_a_pack_of_a_later_version_stops_it(worn):
-    """Nobody can know what it needs."""
+    """It is not known what the snapshot needs."""
 
     def of_kind_9(header: bytes) -> bytes:
         table = header[frame.HEADER_BYTES :]
@@ -335,8 +297,8 @@ def test_it_does_stop_when_it_is_asked_to(worn):
         prune(worn, after=1)
 
 
-def test_stopped_while_it_rewrites_it_keeps_what_has_moved(worn):
-    """Or whoever is stopped each time before a new pack is full never gets anywhere."""
+def test_a_prune_that_is_stopped_while_it_rewrites_keeps_the_new_packs(worn):
+    """Otherwise a prune that is stopped before each full pack would never progress."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
@@ -348,7 +310,7 @@ def test_stopped_while_it_rewrites_it_keeps_what_has_moved(worn):
 
     with open_store(str(worn.store), write=True) as store:
         plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
-        one, other, *_ = [rewrite.pack_path(store.path, use.pack) for use in plan.rewritten]
+        one, other, *_ = [usage.pack_path(store.path, use.pack_id) for use in plan.rewritten]
         with pytest.raises(CancelledError):
             apply_prune(
                 store, plan, clock=worn.clock, cancelled=lambda: bool(moved), progress=rewrites
@@ -364,25 +326,25 @@ def test_stopped_while_it_rewrites_it_keeps_what_has_moved(worn):
 
 def is_half_pruned(box: Box) -> bool:
     with open_store(str(box.store)) as store:
-        return store.is_half_pruned
+        return store.prune_mark.is_set
 
 
 class PowerCut(BaseException):
-    """As nothing catches a machine that is off."""
+    """Not caught by anything, as a power cut is not."""
 
 
-def test_that_it_has_begun_is_known_when_the_trash_is_empty(worn, monkeypatch):
-    """Or what had expired would be in no trash, and its packs would stay until more expires."""
+def test_a_begun_prune_is_recorded_before_the_trash_is_emptied(worn, monkeypatch):
+    """Otherwise the packs of expired snapshots would stay until others expire."""
     first, second, _ = names_of(worn)
     forget(worn, first, second)
-    empty_trash = Store.empty_trash
+    empty_trash = Trash.empty
 
     def cut_short(store: Store, names: Any) -> None:
         empty_trash(store, names)
         raise PowerCut
 
     with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        patch.setattr(Store, "empty_trash", cut_short)
+        patch.setattr(Trash, "empty", cut_short)
         prune(worn)
     assert is_half_pruned(worn)
     assert prune(worn).removed.packs
@@ -401,7 +363,7 @@ def test_only_what_was_begun_is_called_unfinished(worn):
     assert sorted(os.listdir(worn.store)) == before
 
 
-# Damage that it meets
+# Damage
 
 
 def test_a_pack_whose_footer_is_gone_is_left_alone_and_named(worn):
@@ -421,8 +383,8 @@ def test_a_pack_whose_footer_is_gone_is_left_alone_and_named(worn):
     assert_restores(worn, known)
 
 
-def test_a_worn_pack_with_a_needed_part_that_is_damaged_stays(worn):
-    """A repair may still bring it back; what can be read of it moves all the same."""
+def test_a_fragmented_pack_with_damaged_needed_bytes_stays(worn):
+    """A repair may still restore it; its readable chunks move to a new pack."""
     first, second, _ = names_of(worn)
     forget(worn, first, second)
     shutil.rmtree(worn.store / "parity", ignore_errors=True)
@@ -442,10 +404,10 @@ def test_a_worn_pack_with_a_needed_part_that_is_damaged_stays(worn):
 
 
 def stored_twice(box: Box, content: bytes) -> Path:
-    """Another pack with a chunk, beside garbage: the first one is the one to keep."""
-    sink = PackFile(str(box.store / "tmp"))
-    one, payload = frame.encode_frame(frame.DATA, [(data_id(content), content)])
-    other, more = frame.encode_frame(frame.DATA, [(data_id(b"dead"), b"dead")])
+    """Another pack with the chunk, beside garbage: the first pack must stay."""
+    sink = PackFile(str(box.store / "tmp"), SessionId(bytes(8)))
+    one, payload = frame.encode_frame(kinds.DATA, [(data_id(content), content)])
+    other, more = frame.encode_frame(kinds.DATA, [(data_id(b"dead"), b"dead")])
     sink.add(other, more)
     sink.add(one, payload)
     path = box.store / "packs" / sink.complete().hex()
@@ -455,8 +417,8 @@ def stored_twice(box: Box, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("bad", ["first", "second", "neither", "both"])
-def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
-    """Left by a crash, or by a loss that healed. The catalog knows one place, maybe the wrong."""
+def test_prune_keeps_a_sound_copy_of_a_chunk_in_two_packs(box, bad):
+    """Left by a crash or a repair. The chunk index has one place, maybe the wrong one."""
     content = random.Random(3).randbytes(200_000)
     (box.source / "file").write_bytes(content)
     box.take()
@@ -478,7 +440,7 @@ def test_of_a_chunk_in_two_packs_a_sound_copy_stays(box, bad):
 
 
 def test_a_copy_is_read_again_by_every_prune(box):
-    """What was sound when a daemon began to run need not be any more."""
+    """A copy that was sound when the daemon started may be damaged now."""
     content = random.Random(3).randbytes(200_000)
     (box.source / "file").write_bytes(content)
     box.take()
@@ -491,59 +453,101 @@ def test_a_copy_is_read_again_by_every_prune(box):
     assert box.read(box.source / "file") == content
 
 
-def test_what_a_difference_builds_on_is_needed_with_it():
-    """Whether the catalog knows of it or not."""
+def test_the_delta_base_of_a_needed_delta_is_needed():
+    """With and without an entry in the chunk index."""
     a, b, c, d, e, f = [data_id(b"%d" % number) for number in range(6)]
-    index = Index("", write=True)
-    one, _ = frame.encode_frame(frame.DATA, [(name, name) for name in (a, c, d)])
+    index = ChunkIndex("", write=True)
+    one, _ = frame.encode_frame(kinds.DATA, [(name, name) for name in (a, c, d)])
     index.add_pack(bytes(ID_BYTES), 1, [PackedFrame(8, one, one.encode_header())])
     marks = Marks(index)
     marks.add_data([a])
     for name, base in ((b, c), (a, b), (d, a), (c, e), (e, a), (f, d)):
-        marks.add_reference(name, base)
-    marks.follow_references()
-    needed = [marks.is_needed(frame.DATA, one) for one in (a, b, c, d, e, f)]
+        marks.add_delta_base(name, base)
+    marks.follow_delta_bases()
+    needed = [marks.is_needed(kinds.DATA, one) for one in (a, b, c, d, e, f)]
     assert needed == [True, True, True, False, True, False]
     assert [marks.has_one_use(one) for one in (a, b, c, d, e, f)] == [
         *(False, True, True, False, True, False)
     ]
 
 
-# What counts as needed
+# Needed chunks
 
 
 def test_ids_that_begin_alike_are_never_mixed_up(tmp_path):
-    """Whoever may write a training's files can make two chunks whose IDs share 8 bytes."""
+    """A user who writes training files can make two chunks whose IDs share 8 bytes."""
     start = bytes(range(8))
     alike = [start + bytes([number]) * 24 for number in range(6)]
-    index = Index(str(tmp_path / "catalog"), write=True)
+    index = ChunkIndex(str(tmp_path / "catalog"), write=True)
     frames = []
-    for kind, names in ((frame.TREE, alike[:3]), (frame.DATA, alike[3:])):
+    for kind, names in ((kinds.TREE, alike[:3]), (kinds.DATA, alike[3:])):
         one, _ = frame.encode_frame(kind, [(name, name) for name in names])
         frames.append(PackedFrame(8, one, one.encode_header()))
     index.add_pack(b"p" * ID_BYTES, 1, frames)
     marks = Marks(index)
     assert marks.add_node(alike[1])
     assert not marks.add_node(alike[1])
-    assert [marks.is_needed(frame.TREE, one) for one in alike[:3]] == [False, True, False]
+    assert [marks.is_needed(kinds.TREE, one) for one in alike[:3]] == [False, True, False]
     assert marks.add_node(alike[0]), "another node, which has to be read too"
     unlisted = start + b"x" * 24
     assert marks.add_node(unlisted)
     assert not marks.add_node(unlisted)
-    # Data chunks refer to nothing: one that is kept without need costs no more than its room.
+    # Data chunks refer to no other chunk: keeping one without need costs only its space.
     marks.add_data([alike[4]])
-    assert marks.is_needed(frame.DATA, alike[4])
+    assert marks.is_needed(kinds.DATA, alike[4])
     index.close()
+
+
+def test_a_prune_distinguishes_chunks_whose_ids_begin_alike(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pair of IDs that share 8 bytes is known: a hash with only the last bytes makes some."""
+
+    hash_data, hash_node = hashing.data_id, hashing.node_id
+
+    def data_alike(plain: bytes) -> bytes:
+        return bytes(8) + hash_data(plain)[8:]
+
+    def node_alike(kind: int, plain: bytes) -> bytes:
+        return bytes(8) + hash_node(kind, plain)[8:]
+
+    for module in list(sys.modules.values()):
+        if module is hashing or module is sealed:
+            continue  # the store's header is sealed already
+        if getattr(module, "data_id", None) is hash_data:
+            monkeypatch.setattr(module, "data_id", data_alike)
+        if getattr(module, "node_id", None) is hash_node:
+            monkeypatch.setattr(module, "node_id", node_alike)
+    for number in range(4):
+        (box.source / f"file{number}").write_bytes(random.Random(number).randbytes(MIB + number))
+    box.take()
+    for number in range(2):
+        (box.source / f"file{number}").unlink()
+    (box.source / "file4").write_bytes(random.Random(4).randbytes(MIB))
+    box.take()
+    first, second = names_of(box)
+    with open_store(str(box.store)) as store:
+        ids = {name for rows in store.index.chunk_ids() for name, _ in rows}
+    assert len({one[:8] for one in ids}) == 1 < len(ids)
+    known = photograph(box.source)
+
+    forget(box, first)
+    prune(box)
+
+    assert names_of(box) == [second]
+    assert box.verify().ok
+    box.restore(to=box.directory / "out")
+    assert differences(known, photograph(box.directory / "out" / "source")) == []
 
 
 @given(st.sets(st.binary(min_size=32, max_size=32), max_size=200), st.data())
 @settings(max_examples=60)
 def test_marks_are_a_set(names: set[bytes], data: st.DataObject) -> None:
     listed = sorted(names)
-    index = Index("", write=True)
+    index = ChunkIndex("", write=True)
     half = len(listed) // 2
     for number, (kind, part) in enumerate(
-        ((frame.TREE, listed[:half]), (frame.DATA, listed[half:]))
+        ((kinds.TREE, listed[:half]), (kinds.DATA, listed[half:]))
     ):
         if part:
             one, _ = frame.encode_frame(kind, [(name, b"") for name in part])
@@ -557,29 +561,29 @@ def test_marks_are_a_set(names: set[bytes], data: st.DataObject) -> None:
         else:
             marks.add_data([name])
     for number, name in enumerate(listed):
-        kind = frame.TREE if number < half else frame.DATA
+        kind = kinds.TREE if number < half else kinds.DATA
         assert marks.is_needed(kind, name) == (name in wanted)
     index.close()
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 5000])
-def test_of_any_number_of_chunks_those_that_are_needed_are_found(count):
-    """However many stretches the IDs are searched in; the first and the last ID too."""
+def test_the_needed_chunks_are_found_among_any_number(count):
+    """For any number of ranges of IDs that are searched; the first and the last ID too."""
     chance = random.Random(count)
     names = sorted([bytes(32), b"\xff" * 32, *(chance.randbytes(32) for _ in range(count))])
-    index = Index("", write=True)
-    one, _ = frame.encode_frame(frame.DATA, [(name, b"") for name in names])
+    index = ChunkIndex("", write=True)
+    one, _ = frame.encode_frame(kinds.DATA, [(name, b"") for name in names])
     index.add_pack(bytes(32), 1, [PackedFrame(8, one, one.encode_header())])
     marks = Marks(index)
     marks.add_data(names[::3])
-    found = [marks.is_needed(frame.DATA, name) for name in names]
+    found = [marks.is_needed(kinds.DATA, name) for name in names]
     assert found == [number % 3 == 0 for number in range(len(names))]
-    assert not any(marks.is_needed(frame.DATA, chance.randbytes(32)) for _ in range(100))
+    assert not any(marks.is_needed(kinds.DATA, chance.randbytes(32)) for _ in range(100))
     index.close()
 
 
 def test_a_pack_is_left_alone_until_enough_of_it_is_dead(box):
-    """One large file of ten chunks, one after the other no longer needed."""
+    """One large file of ten chunks that become unneeded one after the other."""
     parts = [random.Random(number).randbytes(MIB) for number in range(10)]
     path = box.source / "file"
     path.write_bytes(b"".join(parts))
@@ -591,7 +595,7 @@ def test_a_pack_is_left_alone_until_enough_of_it_is_dead(box):
         *old, _ = names_of(box)
         forget(box, *old)
         report = prune(box)
-        worn = dead / 10 > sweep.DEAD_FRACTION
+        worn = dead / 10 > usage.DEAD_FRACTION
         assert pack.exists() is not worn, dead
         assert (
             bytes.fromhex(pack.name) in {bytes.fromhex(one.name) for one in packs(box.store)}
@@ -615,10 +619,10 @@ CONTENTS = 12
     )
 )
 @settings(max_examples=25)
-def test_whatever_is_taken_and_forgotten_every_kept_snapshot_reads_back(
+def test_every_kept_snapshot_reads_back_after_any_series_of_snapshots_and_prunes(
     steps: list[tuple[set[int], set[int], bool]],
 ) -> None:
-    """And the packs hold little more than what is needed, as the dry run has foretold."""
+    """And the packs hold little more than the needed chunks, as the dry run predicted."""
     rng = random.Random(5)
     contents = [rng.randbytes(rng.choice((30, 5000, 70_000))) for _ in range(CONTENTS)]
     with tempfile.TemporaryDirectory(prefix="ciuic-test-") as directory:
@@ -651,11 +655,11 @@ def test_whatever_is_taken_and_forgotten_every_kept_snapshot_reads_back(
                 assert box.read(box.source / f"f{number}", name) == contents[number]
 
 
-# Beside readers, and on a disk without room
+# Beside readers, and on a full disk
 
 
-def test_a_reader_that_looked_before_reads_on_after(worn):
-    """It knows old places, by the catalog or by footers: whatever it has not opened has moved."""
+def test_a_reader_that_opened_the_store_before_a_prune_still_reads_after_it(worn):
+    """It knows old places from the chunk index or from footers; all unopened packs have moved."""
     first, second, third = names_of(worn)
     forget(worn, first, second)
     contents = {path: path.read_bytes() for path in worn.source.rglob("*") if path.is_file()}
@@ -673,7 +677,7 @@ def test_a_reader_that_looked_before_reads_on_after(worn):
                 assert b"".join(read_entry(store, entry)) == content
 
 
-def test_a_reader_that_asked_the_packs_misses_nothing_that_moved_or_came_since(worn):
+def test_a_reader_without_chunk_index_finds_chunks_that_moved_or_were_added_since(worn):
     first, second, _ = names_of(worn)
     with open_store(str(worn.store)) as store:
         store.reader.places([b"x" * ID_BYTES])  # in no pack: it asks all of them
@@ -688,15 +692,15 @@ def test_a_reader_that_asked_the_packs_misses_nothing_that_moved_or_came_since(w
 
 
 def read_entry(store: Any, entry: Any) -> Iterator[bytes]:
-    from ciuic.verbs.browse import read_file
+    from ciuic.view.content import read_file
 
     yield from read_file(store, entry)
 
 
-def test_restores_that_run_meanwhile_come_to_their_end(worn, monkeypatch):
-    """Real ones, one after the other, while pack after pack goes."""
-    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", 60 * KIB)
-    monkeypatch.setattr(rewrite, "PACK_BYTES", 60 * KIB)
+def test_restores_that_run_beside_a_prune_finish(worn, monkeypatch):
+    """Real restores, one after the other, while packs are removed."""
+    monkeypatch.setattr(rewrite_output, "_PORTION_BYTES_MIN", 60 * KIB)
+    monkeypatch.setattr(rewrite_output, "PACK_BYTES", 60 * KIB)
     rng = random.Random(11)
     for number in range(12):
         (worn.source / "late").write_bytes(rng.randbytes(300 * KIB))
@@ -732,7 +736,7 @@ def test_restores_that_run_meanwhile_come_to_their_end(worn, monkeypatch):
                 progress.notify_all()
 
     def rewrites(what: str, done: int, total: int) -> None:
-        # Packs go while a restore is under way, and restores end while packs go.
+        # Packs are removed while a restore runs, and restores end while packs are removed.
         if what == "rewrite" and 0 < done < total:
             with progress:
                 progress.wait_for(lambda: begun > ended and ended >= min(done, 4), timeout=60)
@@ -775,11 +779,11 @@ def test_on_a_disk_that_is_full_dead_packs_make_the_room_for_the_rest(
         forget(box, *names_of(box)[:2])
         place.leave_free(64 * KIB)
         if is_late:
-            # They go beside other work, and may take longer than that.
-            unlink = removal.unlink_pack
+            # They are removed beside other work, and that may take longer.
+            unlink = remove.unlink_pack
             never = threading.Event()
             monkeypatch.setattr(
-                removal, "unlink_pack", lambda *which: never.wait(0.3) or unlink(*which)
+                remove, "unlink_pack", lambda *which: never.wait(0.3) or unlink(*which)
             )
             freed_bytes = prune(box).freed_bytes
         else:
@@ -791,8 +795,8 @@ def test_on_a_disk_that_is_full_dead_packs_make_the_room_for_the_rest(
 
 
 @pytest.mark.root
-def test_without_any_room_it_says_so_and_nothing_is_lost(tmp_path):
-    """Nothing is wholly dead, so that nothing can go before something is written."""
+def test_a_prune_without_any_space_reports_it_and_loses_nothing(tmp_path):
+    """No pack is without needed chunks, so nothing can be removed before something is written."""
     with disk("ext4", tmp_path, size_mib=60) as place:
         box = Box(tmp_path)
         box.store = place.path / "store"
@@ -820,17 +824,17 @@ def test_without_any_room_it_says_so_and_nothing_is_lost(tmp_path):
 
 
 def full(*_: object) -> None:
-    """As on a disk without room."""
+    """As on a full disk."""
     raise StoreFullError("no space left")
 
 
-def test_a_catalog_that_has_no_room_to_forget_gives_way(worn, monkeypatch):
-    """Its journal can be as large as itself; packs must not stay for want of that."""
+def test_a_chunk_index_without_space_to_remove_packs_is_built_again(worn, monkeypatch):
+    """Its journal can be as large as itself; packs must not stay because of that."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
 
-    monkeypatch.setattr(Index, "remove_packs", full)
+    monkeypatch.setattr(ChunkIndex, "remove_packs", full)
     report = prune(worn)
     assert report.removed.packs >= 1
     monkeypatch.undo()
@@ -840,15 +844,15 @@ def test_a_catalog_that_has_no_room_to_forget_gives_way(worn, monkeypatch):
 
 
 def test_no_pack_goes_while_the_trash_still_needs_it(worn, monkeypatch):
-    """New packs are written while the trash is emptied, and the old ones wait for that."""
+    """New packs are written while the trash is emptied; the old packs stay until it is empty."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
     told = threading.Event()
-    commit, empty_trash, unlink = Index.commit, Store.empty_trash, unlink_pack
+    commit, empty_trash, unlink = ChunkIndex.commit, Trash.empty, unlink_pack
     left: list[int] = []
 
-    def commits(index: Index) -> None:
+    def commits(index: ChunkIndex) -> None:
         commit(index)
         told.set()
 
@@ -863,29 +867,31 @@ def test_no_pack_goes_while_the_trash_still_needs_it(worn, monkeypatch):
 
     with open_store(str(worn.store), write=True) as store:
         plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
-        monkeypatch.setattr(Index, "commit", commits)
-        monkeypatch.setattr(Store, "empty_trash", slowly)
-        monkeypatch.setattr(removal, "unlink_pack", watched)
+        monkeypatch.setattr(ChunkIndex, "commit", commits)
+        monkeypatch.setattr(Trash, "empty", slowly)
+        monkeypatch.setattr(remove, "unlink_pack", watched)
         assert apply_prune(store, plan, clock=worn.clock).removed.packs
     assert len(left) == len(plan.removed) + len(plan.rewritten)
     assert not any(left)
     assert_restores(worn, known)
 
 
-def test_packs_that_nobody_needs_go_although_a_worn_one_can_not_be_emptied(worn, monkeypatch):
-    """Or one bad place on the disk would keep all room for ever."""
+def test_unneeded_packs_are_removed_although_a_fragmented_one_can_not_be_rewritten(
+    worn, monkeypatch
+):
+    """Otherwise one bad sector would keep all space occupied."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
     with open_store(str(worn.store), write=True) as store:
         plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
-        dead = {layout.pack_name(one.pack) for one in plan.removed}
+        dead = {layout.pack_name(one.pack_id) for one in plan.removed}
         assert dead
 
         def fails(*_: object) -> None:
             raise StoreError("the disk says no")
 
-        monkeypatch.setattr(rewrite, "sync_packs", fails)
+        monkeypatch.setattr(rewrite_output, "sync_packs", fails)
         with pytest.raises(StoreError, match="the disk says no"):
             apply_prune(store, plan, clock=worn.clock)
     monkeypatch.undo()
@@ -903,7 +909,7 @@ def test_a_new_pack_that_can_not_be_written_costs_nothing(worn, monkeypatch):
     def fails(*_: object) -> None:
         raise StoreError("the disk says no")
 
-    monkeypatch.setattr(rewrite, "sync_packs", fails)
+    monkeypatch.setattr(rewrite_output, "sync_packs", fails)
     with pytest.raises(StoreError, match="the disk says no"):
         prune(worn)
     monkeypatch.undo()
@@ -914,8 +920,8 @@ def test_a_new_pack_that_can_not_be_written_costs_nothing(worn, monkeypatch):
     assert_restores(worn, known)
 
 
-def test_what_goes_with_a_worn_pack_is_not_read(worn, monkeypatch):
-    """Of packs that are nearly dead, most of the disk's work would be for nothing."""
+def test_the_garbage_of_a_fragmented_pack_is_not_read(worn, monkeypatch):
+    """Reading packs of almost only garbage would be wasted work."""
     first, second, _ = names_of(worn)
     forget(worn, first, second)
     asked: dict[str, list[tuple[int, int]]] = {}
@@ -931,12 +937,12 @@ def test_what_goes_with_a_worn_pack_is_not_read(worn, monkeypatch):
         plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
         wanted = {}
         for use in plan.rewritten:
-            frames = sweep.read_frames(store.path, use.pack)
+            frames = usage.read_frames(store.path, use.pack_id)
             kept = [
-                any(sweep.kept_chunks(use.pack, one.frame, plan.marks, plan.census.keepers))
+                any(usage.kept_chunks(use.pack_id, one.frame, plan.marks, plan.usage.retained))
                 for one in frames
             ]
-            wanted[sweep.pack_path(store.path, use.pack)] = list(zip(frames, kept, strict=True))
+            wanted[usage.pack_path(store.path, use.pack_id)] = list(zip(frames, kept, strict=True))
         monkeypatch.setattr(os, "posix_fadvise", advised)
         apply_prune(store, plan, clock=worn.clock)
     assert asked.keys() == wanted.keys()
@@ -950,12 +956,12 @@ def test_what_goes_with_a_worn_pack_is_not_read(worn, monkeypatch):
 
 
 def test_small_portions_give_the_same_store(worn, monkeypatch):
-    """Where there is little room many small packs are made, and old ones go sooner."""
+    """With little space, many small packs are written, and old ones are removed sooner."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
-    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", 20 * KIB)
-    monkeypatch.setattr(rewrite, "PACK_BYTES", 20 * KIB)
+    monkeypatch.setattr(rewrite_output, "_PORTION_BYTES_MIN", 20 * KIB)
+    monkeypatch.setattr(rewrite_output, "PACK_BYTES", 20 * KIB)
     foreseen = prune(worn, dry_run=True)
     report = prune(worn)
     assert figures(report) == figures(foreseen)
@@ -964,68 +970,41 @@ def test_small_portions_give_the_same_store(worn, monkeypatch):
     assert prune(worn).freed_bytes == 0
 
 
-@pytest.mark.parametrize(("portion_bytes", "syncs"), [(rewrite.PACK_BYTES, 1), (200 * KIB, 2)])
-def test_a_new_pack_is_not_taken_for_the_old_one_of_its_name_that_goes(
-    worn, monkeypatch, portion_bytes, syncs
-):
-    """A prune was killed before it told the catalog, and what it had written has rotten since."""
-    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", portion_bytes)
-    monkeypatch.setattr(rewrite, "PACK_BYTES", portion_bytes)
-    first, second, third = names_of(worn)
-    known = {third: photograph(worn.source)}
+def test_a_new_pack_never_has_the_name_of_another_pack(worn: Box) -> None:
+    """So a removal that takes effect late, or a leftover, cannot hit it."""
+    first, second, _ = names_of(worn)
     forget(worn, first, second)
+    old = {path.name for path in packs(worn.store)}
     other = worn.directory / "other"
     shutil.copytree(worn.store, other)
+    prune(worn)
+    new = {path.name: path for path in packs(worn.store) if path.name not in old}
     original, worn.store = worn.store, other
     prune(worn)
+    again = {path.name: path for path in packs(worn.store) if path.name not in old}
     worn.store = original
-    old = {path.name for path in packs(worn.store)}
-    new = [
-        path for path in packs(other) if path.name not in old and path.stat().st_size > 200 * KIB
+    frames = [
+        sorted(path.read_bytes()[: -(32 + 16)] for path in made.values()) for made in (new, again)
     ]
-    for path in new:
-        shutil.copy2(path, worn.store / "packs" / path.name)
-        for one in sweep.read_frames(str(other), bytes.fromhex(path.name)):
-            at = one.offset_bytes + one.frame.header_bytes
-            flip_byte(worn.store / "packs" / path.name, at)
-
-    written = threading.Event()
-    unlink, sync = removal.unlink_pack, rewrite.sync_packs
-
-    def late(store_path: str, name: bytes) -> None:
-        written.wait(0.3)  # as on a disk that takes its time
-        unlink(store_path, name)
-
-    made = itertools.count(1)
-
-    def synced(store_path: str) -> None:
-        sync(store_path)
-        if next(made) == syncs:
-            written.set()
-
-    monkeypatch.setattr(removal, "unlink_pack", late)
-    monkeypatch.setattr(rewrite, "sync_packs", synced)
-    report = prune(worn)
-    assert report.written.packs >= 1
-    assert {path.name for path in new} & {path.name for path in packs(worn.store)}
-    monkeypatch.undo()
-    assert_restores(worn, known)
+    assert [len(one) for one in frames[0]] == [len(one) for one in frames[1]]
+    assert new.keys().isdisjoint(again)
+    assert len({name[:16] for name in new}) == 1, "the session's ID"
 
 
 @pytest.mark.parametrize("chunks_kept", [50_000, 50, 0])
-def test_what_fits_in_memory_of_the_footers_is_read_once(worn, monkeypatch, chunks_kept):
+def test_footers_that_fit_in_memory_are_read_once(worn, monkeypatch, chunks_kept):
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
     read: list[bytes] = []
-    usual = sweep.read_frames
+    usual = usage.read_frames
 
-    def counted(store_path: str, name: bytes, *, heal: bool = False) -> list[PackedFrame]:
+    def counted(store_path: str, name: bytes, *, repair: bool = False) -> list[PackedFrame]:
         read.append(name)
-        return usual(store_path, name, heal=heal)
+        return usual(store_path, name, repair=repair)
 
-    monkeypatch.setattr(sweep, "_CHUNKS_KEPT", chunks_kept)
-    monkeypatch.setattr(sweep, "read_frames", counted)
+    monkeypatch.setattr(usage, "_CHUNKS_KEPT", chunks_kept)
+    monkeypatch.setattr(usage, "read_frames", counted)
     with open_store(str(worn.store), write=True) as store:
         plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
         count = len(store.pack_files())
@@ -1034,13 +1013,13 @@ def test_what_fits_in_memory_of_the_footers_is_read_once(worn, monkeypatch, chun
     else:
         assert len(read) == (count if chunks_kept else 2 * count)
     monkeypatch.undo()
-    assert len(plan.census.uses) == count
+    assert len(plan.usage.uses) == count
     assert prune(worn).rewritten.packs == len(plan.rewritten) > 0
     assert_restores(worn, known)
 
 
 def test_a_new_pack_has_parity_that_was_made_while_it_was_written(box):
-    """How long it becomes is known well enough beforehand: it need not be read back."""
+    """Its length can be estimated well enough without reading it back."""
     rng = random.Random(12)
     for number in range(24):
         (box.source / f"f{number:02}").write_bytes(rng.randbytes(MIB))
@@ -1067,7 +1046,7 @@ def test_a_new_pack_has_parity_that_was_made_while_it_was_written(box):
 
 @pytest.mark.parametrize("share", [0, 0.5, 1], ids=["once", "early", "late"])
 @pytest.mark.parametrize("is_full", [False, True], ids=["room", "full"])
-def test_the_catalog_is_right_without_being_made_anew(worn, monkeypatch, share, is_full):
+def test_the_chunk_index_is_right_without_being_rebuilt(worn, monkeypatch, share, is_full):
     """Every chunk has a row, and every row leads to the chunk that it names.
 
     Also where a chunk lies in two packs, as a prune that is killed before it tells the catalog
@@ -1075,8 +1054,8 @@ def test_the_catalog_is_right_without_being_made_anew(worn, monkeypatch, share, 
     """
     first, second, _ = names_of(worn)
     forget(worn, first, second)
-    monkeypatch.setattr(rewrite, "_PORTION_BYTES_MIN", 200 * KIB)
-    monkeypatch.setattr(rewrite, "PACK_BYTES", 200 * KIB)
+    monkeypatch.setattr(rewrite_output, "_PORTION_BYTES_MIN", 200 * KIB)
+    monkeypatch.setattr(rewrite_output, "PACK_BYTES", 200 * KIB)
     if share:
         other = worn.directory / "other"
         shutil.copytree(worn.store, other)
@@ -1089,7 +1068,7 @@ def test_the_catalog_is_right_without_being_made_anew(worn, monkeypatch, share, 
         for path in new[: int(share * len(new))]:
             shutil.copy(path, worn.store / "packs")
     if is_full:
-        monkeypatch.setattr(Index, "remove_packs", full)
+        monkeypatch.setattr(ChunkIndex, "remove_packs", full)
     prune(worn)
     monkeypatch.undo()
     with open_store(str(worn.store)) as store:
@@ -1098,7 +1077,7 @@ def test_the_catalog_is_right_without_being_made_anew(worn, monkeypatch, share, 
         listed = {
             name
             for pack in store.pack_files()
-            for one in sweep.read_frames(store.path, pack)
+            for one in usage.read_frames(store.path, pack)
             for name, _ in one.frame.chunks
         }
         assert index.known(sorted(listed)) == listed
@@ -1108,10 +1087,10 @@ def test_the_catalog_is_right_without_being_made_anew(worn, monkeypatch, share, 
             for name, place in places.items():
                 _, plain = store.reader.frame(place)
                 part = bytes(plain[place.start_bytes : place.start_bytes + place.length_bytes])
-                frame.check_chunk(place.kind, name, part)
+                kinds.check_chunk(place.kind, name, part)
 
 
-# As users meet it
+# The command
 
 
 def test_the_command_says_what_it_would_do_and_what_it_did(worn):
@@ -1134,7 +1113,7 @@ def test_the_command_says_what_it_would_do_and_what_it_did(worn):
     assert sorted(done.document["expired"]) == sorted([first, second])
 
 
-def test_wrong_input_is_told_in_one_sentence(worn):
+def test_wrong_input_is_refused_in_one_sentence(worn):
     for arguments in (("--trash", "soon"), ("--trash", ""), ("--wait", "-1"), ("cs-123456",)):
         done = worn.ciuic("prune", *arguments)
         assert done.code == 2, (arguments, done)
@@ -1144,7 +1123,7 @@ def test_wrong_input_is_told_in_one_sentence(worn):
     assert missing.err.startswith("ciuic: ")
 
 
-def test_it_waits_for_whoever_writes_and_then_says_who(worn):
+def test_prune_waits_for_a_writer_and_then_names_it(worn):
     with open_store(str(worn.store), write=True):
         done = worn.ciuic("prune", "--wait", "0")
     assert done.code == 5

@@ -1,4 +1,4 @@
-"""Snapshots of ``torch.save`` files: a tensor follows the one of its name, not of its number."""
+"""Snapshots of ``torch.save`` files: the delta base of a tensor has its name, not its number."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.chunking.tensors.described import NAMES_BYTES_MAX
+from ciuic.formats.names import NAMES_BYTES_MAX
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
 from tests.kit.tensors import torch_zip

@@ -1,4 +1,4 @@
-"""ciuic repair: what can be mended is, to the bit; nothing is deleted; looking changes nothing."""
+"""ciuic repair: exact, deletes nothing, and changes nothing without --apply."""
 
 import contextlib
 import itertools
@@ -7,22 +7,25 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ciuic import durable
-from ciuic.capture.frozen import give_up
 from ciuic.errors import CancelledError, CorruptionError, StoreFullError
-from ciuic.hashing import data_id
-from ciuic.store import galois, layout, open_store
-from ciuic.store.frame import DATA
-from ciuic.store.pack import footer_frames
-from ciuic.store.parity import coder_for, inspect_parity
-from ciuic.verbs import doctor
-from ciuic.verbs.mend import apply_repair, mend_entrance
-from ciuic.verbs.repair import RepairPlan, plan_repair
+from ciuic.maintain.repair.apply import apply_repair
+from ciuic.maintain.repair.entrance import repair_entrance
+from ciuic.maintain.repair.plan import plan_repair
+from ciuic.maintain.repair.report import RepairPlan
+from ciuic.source.freeze.places import remove_copies
+from ciuic.store.adding import begin_adding
+from ciuic.store.format.pack import footer_frames
+from ciuic.store.parity import rebuild
+from ciuic.store.parity.parity_file import inspect_parity
+from ciuic.store.records import layout
+from ciuic.store.records.kinds import DATA
+from ciuic.store.store import open_store
+from ciuic.system import durable
+from ciuic.system.hashing import data_id
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
 from tests.kit.filesystems import disk, tmpfs
@@ -38,7 +41,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 class Patient:
-    """A store with two snapshots, and what it was before it was harmed."""
+    """A store with two snapshots, and its state before the damage."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
@@ -61,8 +64,8 @@ class Patient:
             return plan_repair(store, parity=parity)
 
     def repair(self, *, parity: float = SHARE) -> RepairPlan:
-        """Apply what there is to do; returns what was found."""
-        mend_entrance(str(self.store), apply=True)
+        """Make a plan and apply it; returns the plan."""
+        repair_entrance(str(self.store), apply=True)
         with open_store(str(self.store), write=True) as store:
             plan = plan_repair(store, parity=parity)
             apply_repair(store, plan, parity=parity, clock=self.box.clock)
@@ -78,7 +81,7 @@ class Patient:
         """The pack of the newest snapshot's root."""
         with open_store(str(self.store)) as store:
             tree = store.manifest(self.ids[0]).roots[0].tree
-            return self.store / "packs" / store.reader.places([tree])[tree].pack.hex()
+            return self.store / "packs" / store.reader.places([tree])[tree].pack_id.hex()
 
     def without_parity(self) -> None:
         for path in (self.store / "parity").iterdir():
@@ -95,14 +98,14 @@ class Patient:
         return sorted(os.listdir(directory)) if directory.exists() else []
 
     def restored(self) -> dict[bytes, Photo]:
-        """What comes back of the newest snapshot."""
+        """Restore the newest snapshot."""
         out = self.box.directory / "out"
         shutil.rmtree(out, ignore_errors=True)
         self.box.restore(to=out)
         return photograph(out / "source")
 
     def is_well(self) -> bool:
-        """Every snapshot is sound, the newest one is the source, and there is nothing to do."""
+        """Every snapshot is sound, the newest one equals the source, and no repair is needed."""
         same = self.restored() == self.photo
         plan = self.plan()
         return same and self.box.verify().ok and not plan.is_damaged and not plan.has_work
@@ -119,10 +122,10 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Patient:
-    """Without clones: where files have them, they would mend whatever the tests destroy."""
+    """Without reflink copies: these would repair all damage of the tests."""
     it = Patient(Box(tmp_path, chunk_bytes=64 * KIB, parity=SHARE))
     with open_store(str(it.store)) as store:
-        give_up(store.header.store_id, [os.fsencode(it.box.source)], keep=0)
+        remove_copies(store.header.store_id, [os.fsencode(it.box.source)], keep=0)
     return it
 
 
@@ -134,14 +137,14 @@ def test_a_sound_store_needs_nothing_and_nothing_is_changed(patient):
     assert files_of(patient.store) == patient.before
 
 
-def test_looking_changes_nothing(patient):
+def test_a_repair_without_apply_changes_nothing(patient):
     flip_content(patient.store, patient.model[: 64 * KIB])
     (patient.store / "snapshots" / f"{patient.ids[0]}.json").write_bytes(b"{}")
     harmed = files_of(patient.store)
 
     plan = patient.plan()
 
-    assert [one.whole for one in plan.packs] == [True]
+    assert [one.is_repairable for one in plan.packs] == [True]
     assert [one.id for one in plan.manifests] == [patient.ids[0]]
     assert files_of(patient.store) == harmed
 
@@ -149,7 +152,7 @@ def test_looking_changes_nothing(patient):
 @pytest.mark.parametrize(
     "harm", ["flip", "stretch", "cut", "footer", "magic", "zeros", "empty sector"]
 )
-def test_what_parity_reaches_is_mended_to_the_bit(patient, harm):
+def test_damage_within_the_reach_of_parity_is_repaired_exactly(patient, harm):
     pack = patient.data_pack()
     size = pack.stat().st_size
     match harm:
@@ -174,7 +177,7 @@ def test_what_parity_reaches_is_mended_to_the_bit(patient, harm):
 
     plan = patient.repair()
 
-    assert [(one.pack.hex(), one.whole) for one in plan.packs] == [(pack.name, True)]
+    assert [(one.pack_id.hex(), one.is_repairable) for one in plan.packs] == [(pack.name, True)]
     after = files_of(patient.store)
     assert after.pop(f"quarantine/{pack.name}") == harmed
     assert after == patient.before
@@ -185,7 +188,7 @@ def test_every_pack_at_once(patient):
     for path in packs(patient.store):
         flip_byte(path, path.stat().st_size // 2)
 
-    assert all(one.whole for one in patient.repair().packs)
+    assert all(one.is_repairable for one in patient.repair().packs)
     assert patient.is_well()
 
 
@@ -202,48 +205,23 @@ def test_restore_and_cat_need_no_repair(patient):
     assert not patient.box.verify().ok
 
 
-@contextlib.contextmanager
-def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine without ISA-L."""
-    real = galois.ctypes.PyDLL
-
-    def missing(place: str | None, **options: bool) -> object:
-        if place is None:
-            return real(place, **options)  # the C library
-        raise OSError(f"{place}: cannot open shared object file")
-
-    for one in (galois._library, coder_for):
-        one.cache_clear()
-    monkeypatch.setattr(galois.ctypes, "PyDLL", missing)
-    try:
-        yield
-    finally:
-        monkeypatch.undo()
+@pytest.fixture
+def no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the compiled core."""
+    monkeypatch.setattr(rebuild, "core", lambda: None)
 
 
-def test_doctor_tells_that_the_library_is_missing(monkeypatch):
-    assert not [
-        one for one in doctor._machine(doctor.Subject(None, None, None)) if one.about == "parity"
-    ]
-
-    with no_library(monkeypatch):
-        found = list(doctor._machine(doctor.Subject(None, None, None)))
-
-    assert [one.level for one in found if one.about == "parity"] == ["warning"]
-
-
-def test_without_the_library_everything_else_is_restored(patient, monkeypatch):
+@pytest.mark.usefixtures("no_core")
+def test_without_the_compiled_core_damage_is_still_repaired(patient):
     flip_content(patient.store, patient.model[: 64 * KIB])
 
-    with no_library(monkeypatch):
-        report = patient.box.restore(to=patient.box.directory / "out")
+    report = patient.box.restore(to=patient.box.directory / "out")
 
-    assert [os.path.basename(one.path) for one in report.failed] == [b"model"]
-    restored = photograph(patient.box.directory / "out" / "source")
-    assert patient.photo.keys() - restored.keys() == {b"model"}
+    assert not report.failed
+    assert photograph(patient.box.directory / "out" / "source") == patient.photo
 
 
-def test_a_truncated_pack_is_restored_without_a_catalog_too(patient):
+def test_a_truncated_pack_is_restored_without_a_chunk_index(patient):
     pack = patient.data_pack()
     os.truncate(pack, pack.stat().st_size - 30_000)
     (patient.store / "catalog.sqlite").unlink()
@@ -259,7 +237,7 @@ def test_beyond_reach_the_live_file_has_the_bytes(patient):
     plan = patient.repair()
 
     (bad,) = plan.packs
-    assert not bad.whole
+    assert not bad.is_repairable
     assert bad.lost
     assert {one.how for one in plan.origins.values()} == {"live file"}
     assert not plan.is_hopeless
@@ -270,7 +248,7 @@ END_BYTES = 6_000
 
 
 def had_from_the_end(patient: Patient, pack: Path, whole: bytes) -> set[bytes]:
-    """Chunks that lay in the last bytes of a pack and can be read, wherever they are."""
+    """The chunks in the last bytes of a pack that can still be read from anywhere."""
     frames = footer_frames(
         lambda length, offset: whole[offset : offset + length], len(whole), bytes.fromhex(pack.name)
     )
@@ -286,13 +264,13 @@ def had_from_the_end(patient: Patient, pack: Path, whole: bytes) -> set[bytes]:
     return found
 
 
-def test_what_parity_gives_back_of_a_pack_that_is_beyond_it_outlives_the_repair(patient):
-    """Its end is cut off, and there is no catalog: only parity knows what lay there."""
+def test_chunks_that_parity_restores_of_a_pack_beyond_repair_outlive_the_repair(patient):
+    """Its end is cut off, and there is no chunk index: only parity has those chunks."""
     pack = patient.data_pack()
     whole = pack.read_bytes()
     (patient.box.source / "model").unlink()
     (patient.box.source / "sub" / "middle").unlink()
-    # In what order the chunks lie is the threads' affair, and with it what a damage leaves.
+    # The order of the chunks depends on threads, and so does what the damage leaves.
     for begin, length in itertools.product(
         range(100_000, 300_000, 49_999), range(33_000, 65_000, 3_000)
     ):
@@ -302,7 +280,7 @@ def test_what_parity_gives_back_of_a_pack_that_is_beyond_it_outlives_the_repair(
         (patient.store / "catalog.sqlite").unlink(missing_ok=True)
         (bad,) = patient.plan().packs
         had = had_from_the_end(patient, pack, whole)
-        if had and not bad.whole:
+        if had and not bad.is_repairable:
             break
     else:
         pytest.fail("no damage is beyond parity in the middle and within it at the end")
@@ -313,13 +291,13 @@ def test_what_parity_gives_back_of_a_pack_that_is_beyond_it_outlives_the_repair(
     assert had_from_the_end(patient, pack, whole) >= had
 
 
-def test_a_changed_live_file_is_not_taken_for_what_it_was(patient):
+def test_a_changed_live_file_is_not_used_for_a_repair(patient):
     patient.destroy(patient.data_pack(), 100_000, 300_000)
     (patient.box.source / "model").write_bytes(noise(900 * KIB, 5))
 
     plan = patient.repair()
 
-    # What lies in between may be of another file, which has not changed.
+    # The chunks in between may belong to another file, which has not changed.
     assert all(os.path.basename(one.path) != b"model" for one in plan.origins.values())
     assert plan.is_hopeless
     assert [one.id for one in plan.remaining] == patient.ids
@@ -329,7 +307,7 @@ def test_a_changed_live_file_is_not_taken_for_what_it_was(patient):
     assert (plan.remaining[0].files_left, plan.remaining[0].files) == (3, 4)
 
 
-def test_a_snapshot_taken_later_mends_what_nobody_had(patient):
+def test_a_later_snapshot_repairs_chunks_without_another_copy(patient):
     patient.destroy(patient.data_pack(), 100_000, 300_000)
     model = patient.box.source / "model"
     os.rename(model, patient.box.directory / "away")
@@ -356,24 +334,25 @@ def test_another_pack_has_the_chunk(patient):
     with open_store(str(patient.store), write=True) as store:
         again = [(data_id(one), one) for one in patient.chunks()]
         store.index.drop_chunks([name for name, _ in again])
-        writer = store.writer(parity=0.0)
+        writer = begin_adding(store, parity=0.0)
         writer.add_data(again)
         writer.finish()
-    flip_byte(patient.store / "packs" / first.pack.hex(), first.offset_bytes + 200)
+    flip_byte(patient.store / "packs" / first.pack_id.hex(), first.offset_bytes + 200)
     (patient.box.source / "model").unlink()
 
     plan = patient.repair()
 
     (bad,) = plan.packs
-    assert {how for _, how in bad.healed.values()} == {"another pack"}
+    assert {saved.source for saved in bad.saved.values()} == {"another pack"}
     assert not plan.is_hopeless
     assert patient.box.verify().ok
 
 
 @pytest.mark.parametrize("harm", ["footer", "header", "magic"])
-def test_a_pack_that_only_says_itself_wrong_stands_under_its_own_name_again(patient, harm):
+def test_a_pack_with_a_damaged_header_or_footer_is_written_anew(patient, harm):
     pack = patient.data_pack()
     sound = pack.read_bytes()
+    old = set(packs(patient.box.store))
     patient.without_parity()
     match harm:
         case "footer":
@@ -385,12 +364,17 @@ def test_a_pack_that_only_says_itself_wrong_stands_under_its_own_name_again(pati
 
     patient.repair()
 
-    assert pack.read_bytes() == sound
+    (new,) = set(packs(patient.box.store)) - old
+    label_bytes, trailer_bytes = 16, 32
+    footer = int.from_bytes(sound[-trailer_bytes:][:8], "little")
+    end = len(sound) - trailer_bytes - label_bytes
+    assert new.read_bytes()[:end] == sound[:end]
+    assert footer < end
     assert patient.quarantine() == [pack.name]
     assert patient.is_well()
 
 
-def test_what_is_sound_in_a_hopeless_pack_goes_to_a_new_one(patient):
+def test_the_sound_frames_of_a_pack_beyond_repair_are_written_to_a_new_pack(patient):
     patient.without_parity()
     pack = patient.data_pack()
     patient.destroy(pack, 100_000, 300_000)
@@ -408,7 +392,7 @@ def test_what_is_sound_in_a_hopeless_pack_goes_to_a_new_one(patient):
     assert damaged == {os.fsencode(patient.box.source / "model")}
 
 
-def test_a_pack_of_which_nothing_is_left(patient):
+def test_a_pack_without_any_sound_byte_is_repaired_from_elsewhere(patient):
     pack = patient.data_pack()
     pack.write_bytes(noise(pack.stat().st_size, 9))
 
@@ -426,8 +410,8 @@ def test_a_pack_that_is_empty_or_nearly_so(patient, content):
     assert patient.is_well()
 
 
-def test_damage_beyond_reach_is_mended_in_part(patient):
-    """Nobody has what lies in the middle; parity still has what was hit by itself."""
+def test_damage_beyond_reach_is_repaired_in_part(patient):
+    """No source has the middle; parity still has the single damaged chunk."""
     pack = patient.data_pack()
     patient.destroy(pack, 500_000, 300_000)
     size = pack.stat().st_size
@@ -438,7 +422,7 @@ def test_damage_beyond_reach_is_mended_in_part(patient):
 
     plan = patient.repair()
 
-    healed = [how for one in plan.packs for _, how in one.healed.values()]
+    healed = [saved.source for one in plan.packs for saved in one.saved.values()]
     assert plan.is_hopeless
     assert set(healed) <= {"parity"}
     assert not patient.plan().packs
@@ -495,7 +479,7 @@ def test_a_manifest_that_is_gone_comes_back(patient):
 def test_a_lost_directory_of_snapshots_comes_back(patient):
     shutil.rmtree(patient.store / "snapshots")
 
-    assert mend_entrance(str(patient.store), apply=False)
+    assert repair_entrance(str(patient.store), apply=False)
     assert not (patient.store / "snapshots").exists()
     patient.repair()
 
@@ -507,7 +491,7 @@ def test_a_damaged_header_is_put_back_from_its_copy(patient, content):
     header = patient.store / layout.HEADER
     header.unlink() if content is None else header.write_bytes(content)
 
-    assert mend_entrance(str(patient.store), apply=False)
+    assert repair_entrance(str(patient.store), apply=False)
     patient.repair()
 
     assert header.read_bytes() == patient.before[layout.HEADER]
@@ -516,26 +500,28 @@ def test_a_damaged_header_is_put_back_from_its_copy(patient, content):
 
 def test_a_forgotten_snapshot_does_not_come_back(patient):
     with open_store(str(patient.store), write=True) as store:
-        store.forget([patient.ids[1]], patient.box.clock.now_ns())
+        store.trash.forget([patient.ids[1]], patient.box.clock.now_ns())
     patient.repair()
     assert [one.id for one in patient.box.snapshots()] == patient.ids[:1]
 
     with open_store(str(patient.store), write=True) as store:
-        copy = store.manifest_copy(patient.ids[1])
-        store.empty_trash([patient.ids[1]])
+        copy = store.manifests.copies.read(patient.ids[1])
+        store.trash.empty([patient.ids[1]])
         assert copy is not None
-        store.put_copy(f"{patient.ids[1]}.json", copy)  # as a run that was killed could leave it
+        store.manifests.copies.put(
+            f"{patient.ids[1]}.json", copy
+        )  # as a run that was killed could leave it
     patient.repair()
 
     assert [one.id for one in patient.box.snapshots()] == patient.ids[:1]
 
 
-def test_a_damaged_list_of_retired_snapshots_brings_nobody_back(patient):
+def test_a_damaged_list_of_retired_snapshots_brings_no_snapshot_back(patient):
     with open_store(str(patient.store), write=True) as store:
-        copy = store.manifest_copy(patient.ids[1])
-        store.forget([patient.ids[1]], patient.box.clock.now_ns())
-        store.empty_trash([patient.ids[1]])
-        store.put_copy(f"{patient.ids[1]}.json", copy)
+        copy = store.manifests.copies.read(patient.ids[1])
+        store.trash.forget([patient.ids[1]], patient.box.clock.now_ns())
+        store.trash.empty([patient.ids[1]])
+        store.manifests.copies.put(f"{patient.ids[1]}.json", copy)
     flip_byte(patient.store / layout.RETIRED, 30)
 
     plan = patient.repair()
@@ -549,7 +535,7 @@ def test_a_damaged_list_of_retired_snapshots_brings_nobody_back(patient):
 @pytest.mark.parametrize("has_copy", [True, False])
 def test_a_damaged_entry_of_the_trash(patient, has_copy):
     with open_store(str(patient.store), write=True) as store:
-        store.forget([patient.ids[1]], patient.box.clock.now_ns())
+        store.trash.forget([patient.ids[1]], patient.box.clock.now_ns())
     name = f"{patient.ids[1]}.json"
     if not has_copy:
         (patient.store / "parity" / name).unlink()
@@ -559,7 +545,7 @@ def test_a_damaged_entry_of_the_trash(patient, has_copy):
 
     assert patient.quarantine() == [f"trash-{name}"]
     with open_store(str(patient.store), write=True) as store:
-        assert [one.id for one in store.trash()] == patient.ids[1:] * has_copy
+        assert [one.id for one in store.trash.read()] == patient.ids[1:] * has_copy
 
 
 def test_a_manifest_without_a_copy_is_set_aside(patient):
@@ -572,16 +558,16 @@ def test_a_manifest_without_a_copy_is_set_aside(patient):
     assert plan.is_hopeless
     assert patient.quarantine() == [name]
     assert [one.id for one in patient.box.snapshots()] == patient.ids[1:]
-    # It is missed until somebody gives it up, and a repair has nothing more to do about it.
+    # It counts as lost until a user gives it up; a repair can do nothing more.
     again = patient.plan()
     assert again.is_hopeless
     assert not again.has_work
     with open_store(str(patient.store), write=True) as store:
-        store.give_up([patient.ids[0]])
+        store.trash.give_up([patient.ids[0]])
     assert not patient.plan().is_damaged
 
 
-def test_missing_and_damaged_parity_is_made_anew(patient):
+def test_missing_and_damaged_parity_is_rebuilt(patient):
     parity = sorted(one for one in (patient.store / "parity").iterdir() if len(one.name) == 64)
     parity[0].unlink()
     flip_byte(parity[1], parity[1].stat().st_size // 2)
@@ -605,7 +591,7 @@ def test_a_store_that_was_without_parity_gets_it(tmp_path):
     assert patient.is_well()
 
 
-def test_a_lost_or_wrong_catalog_is_made_anew(patient):
+def test_a_lost_or_wrong_chunk_index_is_rebuilt(patient):
     with open_store(str(patient.store), write=True) as store:
         store.index.drop_chunks([data_id(patient.model[: 64 * KIB])])
         store.index.commit()
@@ -629,7 +615,7 @@ def test_strangers_are_left_alone(patient):
 
 
 def harmed_everywhere(patient):
-    """Something for every step of a repair."""
+    """Damage for every step of a repair."""
     patient.destroy(patient.data_pack(), 100_000, 300_000)
     flip_byte(patient.node_pack(), 200)
     flip_byte(patient.store / "snapshots" / f"{patient.ids[0]}.json", 100)
@@ -662,7 +648,7 @@ def test_a_repair_that_is_stopped_between_any_two_steps_goes_on(patient):
 
 def test_a_repair_that_is_killed_at_any_moment_goes_on(patient):
     harmed_everywhere(patient)
-    # Those whose bytes are beyond reach until they are stored again: which, the threads decide.
+    # The chunks that are lost until they are stored again: which ones depends on threads.
     lost = patient.photo.keys() - patient.restored().keys()
     chance = random.Random(6)
     command = [*CIUIC, "--config", str(patient.box.config), "repair", "--apply"]
@@ -703,11 +689,11 @@ def test_a_disk_that_is_full_costs_nothing(tmp_path):
 
 
 @pytest.mark.root
-def test_a_hot_copy_has_the_bytes(tmp_path):
+def test_a_reflink_copy_has_the_bytes(tmp_path):
     with disk("xfs", tmp_path / "disks") as mounted:
         patient = Patient(Box(mounted.path, chunk_bytes=64 * KIB, parity=SHARE))
         patient.destroy(patient.data_pack(), 100_000, 300_000)
-        # Of every file: which chunks lie where the damage is, the threads decide.
+        # Every file: which chunks are at the damaged place depends on threads.
         for name in ("model", "sub/middle", "sub/note"):
             (patient.box.source / name).write_bytes(b"changed since")
 
@@ -731,10 +717,10 @@ class TestCommand:
         again = patient.box.ciuic("repair")
 
         assert looked.code == 4
-        assert f"pack {pack.name[:12]}: a stretch of it is damaged: would be mended" in looked.out
+        assert f"pack {pack.name[:12]}: a stretch of it is damaged: would be repaired" in looked.out
         assert "nothing was changed; run 'ciuic repair --apply'" in looked.err
         assert done.code == 0
-        assert "mended by its parity" in done.out
+        assert "repaired by its parity" in done.out
         assert f"quarantine/{pack.name}" in done.err
         assert again.code == 0
         assert again.out == "nothing is damaged\n"
@@ -793,7 +779,7 @@ class TestCommand:
 def test_no_pack_is_seen_without_its_parity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who kills a writer leaves what the next snapshot takes over: it must be within reach."""
+    """A killed writer leaves packs that the next snapshot uses: they must have parity."""
     box, seen = Box(tmp_path, parity=SHARE), []
 
     def killed(fd: int, temporary: str, final: str) -> None:

@@ -1,4 +1,4 @@
-"""Scrubbing: rot is found, told once, remembered, and healed by the next snapshot."""
+"""Scrub: damage is found, reported once, remembered, and repaired by the next snapshot."""
 
 import copy
 import os
@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 from ciuic.catalog import find_snapshot
-from ciuic.store import open_store
-from ciuic.verbs.scrub import (
-    Budget,
-    Costs,
-    DamagedPack,
-    Health,
-    ScrubReport,
-    health,
-    parse_budget,
-    scrub,
-)
+from ciuic.maintain.scrub.budget import Budget, parse_budget
+from ciuic.maintain.scrub.pack_health import Health, health
+from ciuic.maintain.scrub.report import DamagedPack, ScrubReport, complete_costs, search_for
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
@@ -69,14 +63,14 @@ def test_a_sound_store_is_sound_and_every_byte_of_its_packs_was_read(two: Box) -
     assert known(two).oldest_ns == two.clock.now_ns()
 
 
-def test_damage_is_told_once_as_packs_chunks_files_and_snapshots(two: Box) -> None:
+def test_damage_is_reported_once_as_packs_chunks_files_and_snapshots(two: Box) -> None:
     shared = (two.source / "sub" / "shared").read_bytes()
     flip_content(two.store, shared[:MIB])
     report = scrubbed(two)
     assert not report.ok
     [pack] = report.damaged
     assert pack.is_new
-    assert pack.check.pack.hex() == pack_of_first(two, shared)
+    assert pack.check.pack_id.hex() == pack_of_first(two, shared)
     assert len(pack.check.bad) == len(pack.lost) == 1
     ids = tuple(one.id for one in two.snapshots())
     assert [(os.fsdecode(one.path), one.snapshots) for one in pack.files] == [
@@ -89,7 +83,7 @@ def test_damage_is_told_once_as_packs_chunks_files_and_snapshots(two: Box) -> No
     assert [one.is_new for one in again.damaged] == [False], "it is there still, and no news"
 
 
-def test_a_file_that_two_packs_cost_is_told_once_and_neither_is_called_needless(box: Box) -> None:
+def test_a_file_affected_by_two_packs_is_reported_once(box: Box) -> None:
     parts = [os.urandom(MIB) for _ in range(2)]
     file = write(box.source / "model", parts[0])
     box.take()
@@ -101,16 +95,16 @@ def test_a_file_that_two_packs_cost_is_told_once_and_neither_is_called_needless(
     assert outcome.code == 4
     assert outcome.out.count("1 chunk lost") == 2
     assert outcome.out.count(str(file)) == 1
-    assert outcome.out.count("1 chunk lost, which costs no further file") == 1
+    assert outcome.out.count("1 chunk lost; no other file is affected") == 1
     assert "no snapshot" not in outcome.out
 
 
 def pack_of_first(box: Box, content: bytes) -> str:
-    """The pack in which damage was found, by the chunk that is still whole beside it."""
+    """The damaged pack, found by a chunk in it that is still whole."""
     return pack_of(box.store, content[MIB:]).name
 
 
-def test_what_was_found_is_remembered_and_told_by_the_next_scrub_that_reads_others(
+def test_known_damage_is_reported_by_a_scrub_that_reads_other_packs(
     two: Box,
 ) -> None:
     flip_content(two.store, (two.source / "model").read_bytes()[:MIB])
@@ -124,7 +118,7 @@ def test_what_was_found_is_remembered_and_told_by_the_next_scrub_that_reads_othe
     assert report.stopped == "budget"
     assert report.read_packs == 1, "a new pack, which comes before those that were checked"
     assert report.damaged == []
-    assert [one.pack for one in report.known] == [damaged.check.pack]
+    assert [one.pack_id for one in report.known] == [damaged.check.pack_id]
     assert not report.ok
     two.take()
     assert two.ciuic("scrub").code == 4
@@ -132,7 +126,7 @@ def test_what_was_found_is_remembered_and_told_by_the_next_scrub_that_reads_othe
     two.take()
     outcome = two.ciuic("scrub", "--budget", "1KiB")
     assert outcome.code == 4
-    assert f"pack {damaged.check.pack.hex()[:12]}: DAMAGED since" in outcome.out
+    assert f"pack {damaged.check.pack_id.hex()[:12]}: DAMAGED since" in outcome.out
 
 
 def test_packs_that_were_checked_longest_ago_come_first_and_a_budget_is_kept(box: Box) -> None:
@@ -165,12 +159,12 @@ def test_packs_that_were_checked_lately_are_left_alone_if_asked(two: Box) -> Non
     assert scrubbed(two, rest_s=3600).read_packs == 0
     two.clock = ManualClock(two.clock.now_ns() + HOUR_NS)
     assert scrubbed(two, rest_s=3600).read_packs == len(packs(two.store))
-    # A check of the future was noted before the clock was set back.
+    # A check of the future was recorded before the clock was set back.
     two.clock = ManualClock(two.clock.now_ns() - 1000 * HOUR_NS)
     assert scrubbed(two, rest_s=3600).read_packs == len(packs(two.store))
 
 
-def test_a_snapshot_taken_later_heals_what_is_lost_and_all_snapshots_with_it(two: Box) -> None:
+def test_a_later_snapshot_repairs_lost_chunks_for_all_snapshots(two: Box) -> None:
     flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
     assert not two.verify().ok
     two.take()
@@ -197,7 +191,7 @@ def test_damage_that_only_seemed_to_be_there_is_forgotten_by_the_next_scrub(two:
     assert place_of(two.store, content) == place
 
 
-def test_what_another_pack_has_as_well_is_damaged_and_not_lost(two: Box) -> None:
+def test_a_damaged_chunk_that_another_pack_has_is_not_lost(two: Box) -> None:
     content = (two.source / "model").read_bytes()[:MIB]
     pack = pack_of(two.store, content)
     aside = pack.rename(two.directory / "aside")
@@ -213,8 +207,8 @@ def test_what_another_pack_has_as_well_is_damaged_and_not_lost(two: Box) -> None
     assert found.saved >= 1
     assert found.files == []
     assert two.verify().ok
-    # Nothing points to the damaged one any more, which a prune might take for the one to keep.
-    assert place_of(two.store, content).pack.hex() != pack.name
+    # The chunk index no longer names the damaged copy, which a prune might have kept.
+    assert place_of(two.store, content).pack_id.hex() != pack.name
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "empty"])
@@ -225,7 +219,7 @@ def test_a_pack_that_is_gone_or_cut_is_damage_and_names_files(two: Box, how: str
     else:
         os.truncate(pack, 0 if how == "empty" else 5000)
     report = scrubbed(two)
-    assert [one.check.pack.hex() for one in report.damaged] == [pack.name]
+    assert [one.check.pack_id.hex() for one in report.damaged] == [pack.name]
     files = {one.path for pack in report.damaged for one in pack.files}
     files |= {one.path for one in report.missing}
     names = ("sub/shared", "twin/shared", "model")
@@ -246,17 +240,17 @@ def test_a_lost_footer_is_damage_that_costs_no_file(two: Box) -> None:
     assert two.verify().ok
 
 
-def test_damaged_nodes_cost_what_lies_below_them(two: Box) -> None:
+def test_damaged_nodes_affect_everything_below_them(two: Box) -> None:
     tree = two.entries()[os.fsencode(two.source / "sub")].content
     with open_store(str(two.store)) as store:
         place = store.reader.places([tree])[tree]
-    flip_byte(two.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1)
+    flip_byte(two.store / "packs" / place.pack_id.hex(), place.offset_bytes + place.frame_bytes - 1)
     [found] = scrubbed(two).damaged
     assert tree in found.lost
     assert os.fsencode(two.source / "sub") in {one.path for one in found.files}
 
 
-def test_a_manifest_that_cannot_be_read_is_told(two: Box) -> None:
+def test_an_unreadable_manifest_is_reported(two: Box) -> None:
     name = two.snapshots()[1].id
     flip_byte(two.store / "snapshots" / f"{name}.json", 100)
     report = scrubbed(two)
@@ -266,7 +260,9 @@ def test_a_manifest_that_cannot_be_read_is_told(two: Box) -> None:
 
 
 @pytest.mark.parametrize("where", ["snapshots", "parity"])
-def test_of_a_manifest_and_its_copy_either_is_told_and_costs_nothing(box: Box, where: str) -> None:
+def test_damage_to_a_manifest_or_to_its_copy_is_reported_and_affects_nothing(
+    box: Box, where: str
+) -> None:
     box.parity = 0.04
     write(box.source / "file", b"x")
     name = box.take().id
@@ -286,7 +282,7 @@ def test_rotten_parity_is_found_before_it_is_needed(box: Box) -> None:
     flip_byte(largest, largest.stat().st_size // 2)
     report = scrubbed(box)
     [found] = report.damaged
-    assert found.check.pack.hex() == largest.name
+    assert found.check.pack_id.hex() == largest.name
     assert "its parity is damaged" in found.check.what
     assert (found.lost, found.files) == ((), [])
     assert known(box).lost_chunks == 0
@@ -295,7 +291,7 @@ def test_rotten_parity_is_found_before_it_is_needed(box: Box) -> None:
     assert scrubbed(box).ok, "a store without parity lacks nothing"
 
 
-def test_what_parity_can_mend_is_damaged_and_not_lost(box: Box) -> None:
+def test_chunks_that_parity_can_repair_are_damaged_and_not_lost(box: Box) -> None:
     box.parity = 0.04
     content = os.urandom(2 * MIB)
     write(box.source / "file", content)
@@ -319,7 +315,7 @@ class BrokenOffError(BaseException):
     """Not an Exception: nothing under test may catch it, as nothing catches an interrupt."""
 
 
-def test_whatever_ends_a_scrub_it_remembers_what_it_read(two: Box) -> None:
+def test_a_scrub_records_what_it_read_however_it_ends(two: Box) -> None:
     def breaks_off(*_: int) -> None:
         raise BrokenOffError
 
@@ -328,20 +324,20 @@ def test_whatever_ends_a_scrub_it_remembers_what_it_read(two: Box) -> None:
     assert known(two).unchecked == len(packs(two.store)) - 1
 
 
-def test_damage_is_told_when_it_is_found_and_before_it_is_remembered(two: Box) -> None:
-    """Or who is killed between the two would never tell it."""
+def test_damage_is_reported_when_found_and_before_it_is_remembered(two: Box) -> None:
+    """Otherwise a scrub that is killed between the two would never report it."""
     flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
     told: list[tuple[bytes, int]] = []
 
     def breaks_off(pack: DamagedPack) -> None:
-        told.append((pack.check.pack, len(pack.lost)))
+        told.append((pack.check.pack_id, len(pack.lost)))
         raise BrokenOffError
 
     with pytest.raises(BrokenOffError):
         scrubbed(two, found=breaks_off)
     assert known(two).damaged == ()
     [found] = scrubbed(two).damaged
-    assert told == [(found.check.pack, 1)]
+    assert told == [(found.check.pack_id, 1)]
     assert found.is_new
 
 
@@ -368,7 +364,7 @@ def test_a_snapshot_is_taken_while_a_pack_is_being_read(two: Box) -> None:
     assert taken[0] == two.snapshots()[0].id
 
 
-def test_without_a_catalog_the_checks_begin_anew(two: Box) -> None:
+def test_without_a_chunk_index_the_checks_start_again(two: Box) -> None:
     scrubbed(two)
     (two.store / "catalog.sqlite").unlink()
     assert known(two).unchecked == len(packs(two.store))
@@ -376,8 +372,8 @@ def test_without_a_catalog_the_checks_begin_anew(two: Box) -> None:
     assert known(two).unchecked == 0
 
 
-def test_damage_stays_known_when_packs_are_recorded_anew(two: Box) -> None:
-    """Another pack is gone, and the catalog is made anew from the footers of the others."""
+def test_damage_stays_known_when_packs_are_recorded_again(two: Box) -> None:
+    """Another pack is gone, and the chunk index is built again from the other footers."""
     content = (two.source / "sub" / "shared").read_bytes()[:MIB]
     flip_content(two.store, content)
     scrubbed(two)
@@ -390,8 +386,12 @@ def test_a_budget_is_a_time_or_a_size() -> None:
     assert parse_budget("10m") == Budget(duration_s=600)
     assert parse_budget("10 GiB") == Budget(size_bytes=10 * 1024**3)
     assert parse_budget("10M") == Budget(size_bytes=10 * MIB)
-    for text in ("0", "0s", "", "10x", "-5m", "m", "1e3"):
+    assert parse_budget("10GiB") == parse_budget("10g") == Budget(size_bytes=10 * 1024**3)
+    for text in ("0s", "", "10x", "-5m", "m", "1e3", "0B"):
         with pytest.raises(ValueError, match="neither a time"):
+            parse_budget(text)
+    for text in ("10", " 10 ", "0", "1.5"):
+        with pytest.raises(ValueError, match="has no unit: write a time such as 10m"):
             parse_budget(text)
 
 
@@ -433,10 +433,10 @@ def test_a_store_without_packs_or_snapshots_is_sound(box: Box) -> None:
     assert box.ciuic("scrub").code == 0
 
 
-def test_what_cannot_be_remembered_is_told_with_what_it_costs_all_the_same(
+def test_damage_that_can_not_be_remembered_is_still_reported_with_its_files(
     two: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciuic.verbs.scrub._LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr("ciuic.maintain.scrub.scrub._LOCK_WAIT_S", 0.2)
     flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
     with open_store(str(two.store), write=True):
         outcome = run_here("--config", two.config, "scrub", "--json")
@@ -453,7 +453,7 @@ def test_what_cannot_be_remembered_is_told_with_what_it_costs_all_the_same(
     [
         ("error=EIO", "1", 0),
         ("error=EIO", "1+", 4),
-        # Success, and nothing was read: what a cable with a loose contact might do.
+        # Success without data, as with a loose cable.
         ("retval=4194304", "1", 0),
     ],
 )
@@ -472,7 +472,7 @@ def test_a_bad_read_is_read_again_before_it_is_called_damage(
     assert known(two).lost_chunks == 0
 
 
-def test_damage_deep_below_what_snapshots_share_is_told_for_each_of_them(box: Box) -> None:
+def test_damage_below_a_shared_tree_is_reported_for_each_snapshot(box: Box) -> None:
     content = os.urandom(MIB)
     write(box.source / "a" / "b" / "c" / "file", content)
     ids = [box.take().id]
@@ -486,7 +486,7 @@ def test_damage_deep_below_what_snapshots_share_is_told_for_each_of_them(box: Bo
 
 
 def broken_off(box: Box) -> ScrubReport:
-    """A scrub to which somebody says to end when it has found damage."""
+    """A scrub that is stopped when it has found damage."""
     found: list[DamagedPack] = []
     report = scrubbed(box, cancelled=lambda: bool(found), found=found.append)
     assert len(report.damaged) == 1
@@ -496,7 +496,7 @@ def broken_off(box: Box) -> ScrubReport:
 
 @pytest.fixture
 def costly(box: Box) -> Box:
-    """A file that is lost to each of three snapshots, among directories of which some change."""
+    """A file that is lost in three snapshots, among directories that change in part."""
     content = os.urandom(MIB)
     for number in range(3):
         for name in ("d/e/f", "g", "h/i"):
@@ -508,21 +508,26 @@ def costly(box: Box) -> Box:
     return box
 
 
+def begin_again(report: ScrubReport, box: Box) -> None:
+    with open_store(str(box.store)) as store:
+        report.pending = search_for(report, store.header.store_id)
+
+
 def paths_of(report: ScrubReport) -> list[tuple[str, tuple[str, ...]]]:
     [pack] = report.damaged
     return [(os.fsdecode(one.path), one.snapshots) for one in pack.files]
 
 
-def test_what_damage_costs_is_found_out_however_often_that_is_broken_off(costly: Box) -> None:
+def test_the_search_for_damaged_files_finishes_however_often_it_is_interrupted(costly: Box) -> None:
     ids = [one.id for one in costly.snapshots()]
     report = broken_off(costly)
     (costly.source / "d" / "e" / "lost").unlink()
-    report.costs = None
+    begin_again(report, costly)
     at_once = copy.deepcopy(report)
-    assert Costs(at_once).find(str(costly.store))
-    costs, attempts = Costs(report), 1
-    while not costs.find(str(costly.store), lambda: True):
-        # There is no end of snapshots, and each has directories that are looked at for it alone.
+    assert complete_costs(at_once, str(costly.store))
+    attempts = 1
+    while not complete_costs(report, str(costly.store), lambda: True):
+        # Many snapshots, each with directories of its own.
         write(costly.source / "d" / f"later {attempts}" / "new", os.urandom(100))
         costly.take()
         attempts += 1
@@ -532,45 +537,48 @@ def test_what_damage_costs_is_found_out_however_often_that_is_broken_off(costly:
     assert paths_of(report) == paths_of(at_once)
 
 
-def test_the_search_goes_on_where_the_scrub_itself_broke_off(costly: Box) -> None:
-    def finds(costs: Costs) -> int:
+def test_the_search_continues_where_the_scrub_stopped(costly: Box) -> None:
+    def finds(report: ScrubReport) -> int:
         count = 1
-        while not costs.find(str(costly.store), lambda: True):
+        while not complete_costs(report, str(costly.store), lambda: True):
             count += 1
         return count
 
     report = broken_off(costly)
-    half_done, report.costs = report.costs, None
+    half_done, report.pending = report.pending, None
     assert half_done is not None
-    assert finds(Costs(copy.deepcopy(report))) == finds(half_done) + 1
+    anew = copy.deepcopy(report)
+    begin_again(anew, costly)
+    report.pending = half_done
+    assert finds(anew) == finds(report) + 1
     assert len(paths_of(report)) == 1
 
 
-def test_what_is_stored_again_or_forgotten_before_its_cost_is_known_costs_nothing(
+def test_lost_chunks_that_are_stored_again_or_forgotten_affect_no_file(
     costly: Box,
 ) -> None:
     names = [one.id for one in costly.snapshots()]
     for healed in (False, True):
         report = broken_off(costly)
-        costs = Costs(report)
+        begin_again(report, costly)
         for _ in range(12):
-            assert not costs.find(str(costly.store), lambda: True)
+            assert not complete_costs(report, str(costly.store), lambda: True)
         if healed:
             assert costly.take().new_bytes >= MIB, "it stands in its file still"
         else:
             with open_store(str(costly.store), write=True) as store:
-                store.forget(names[:1], costly.clock.now_ns())
+                store.trash.forget(names[:1], costly.clock.now_ns())
             assert costly.ciuic("prune", "--trash", "0").code == 4, "a pack is damaged"
-        assert costs.find(str(costly.store))
+        assert complete_costs(report, str(costly.store))
         file = str(costly.source / "d" / "e" / "lost")
         assert paths_of(report) == ([] if healed else [(file, (names[1], names[2]))])
 
 
-def test_a_scrub_that_finds_more_damage_does_not_begin_the_search_anew(costly: Box) -> None:
+def test_a_scrub_that_finds_more_damage_does_not_restart_the_search(costly: Box) -> None:
     report = broken_off(costly)
-    costs = Costs(report)
+    begin_again(report, costly)
     attempts = 1
-    while not costs.find(str(costly.store), lambda: True):
+    while not complete_costs(report, str(costly.store), lambda: True):
         with open_store(str(costly.store), write=True) as store:
             store.index.drop_chunks([os.urandom(32)])
             store.index.commit()

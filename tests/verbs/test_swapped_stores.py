@@ -1,4 +1,4 @@
-"""A store that goes, or whose place another one takes, while it is scrubbed: no damage of it."""
+"""A store that disappears or is replaced during a scrub is not reported as damaged."""
 
 import os
 import shutil
@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 
 from ciuic.errors import CorruptionError, StoreError
-from ciuic.store import create_store, open_store
-from ciuic.verbs import scrub as scrubbing
-from ciuic.verbs.scrub import Costs, DamagedPack, health, lost_before, scrub
-from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.maintain.scrub import damage_cost
+from ciuic.maintain.scrub import scrub as scrubbing
+from ciuic.maintain.scrub.pack_health import health
+from ciuic.maintain.scrub.report import (
+    DamagedPack,
+    ScrubReport,
+    complete_costs,
+    lost_before,
+    search_for,
+)
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.directory.create import create_store
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_content, pack_of
@@ -21,7 +32,7 @@ KIB = 1024
 
 
 class Place:
-    """A damaged store, and what comes to light at its path."""
+    """A damaged store, and another store that appears at its path."""
 
     def __init__(self, box: Box, other: Path) -> None:
         self.box = box
@@ -49,19 +60,19 @@ class Place:
         self.box.store.rename(self.other)
         self.away.rename(self.box.store)
 
-    def scrub(self, cancelled: Callable[[], bool] = lambda: False) -> scrubbing.ScrubReport:
+    def scrub(self, cancelled: Callable[[], bool] = lambda: False) -> ScrubReport:
         return scrub(
             str(self.box.store), clock=self.box.clock, cancelled=cancelled, found=self.told.append
         )
 
     def check(self) -> None:
-        """What was told and is remembered is of the first store, and the other one is as it was."""
-        assert {one.check.pack.hex() for one in self.told} <= {self.pack}
+        """Reports and records are about the first store, and the other store is unchanged."""
+        assert {one.check.pack_id.hex() for one in self.told} <= {self.pack}
         assert all(len(one.lost) == 1 for one in self.told)
         assert files_of(self.other) == self.untouched
         with open_store(str(self.box.store)) as store:
             known = health(store)
-        assert {one.pack.hex() for one in known.damaged} <= {self.pack}
+        assert {one.pack_id.hex() for one in known.damaged} <= {self.pack}
         assert known.lost_chunks <= 1
 
 
@@ -83,8 +94,8 @@ def place(request: pytest.FixtureRequest, box: Box) -> Place:
     return Place(box, other)
 
 
-def test_whenever_the_store_goes_the_scrub_ends_with_that(place: Place) -> None:
-    """It goes whenever the scrub asks whether to go on, which it does before each read."""
+def test_a_scrub_ends_with_an_error_whenever_the_store_disappears(place: Place) -> None:
+    """The store disappears at each check for cancellation, which comes before each read."""
     spare = place.box.directory / "spare"
     shutil.copytree(place.box.store, spare)
     for at in range(1, 1000):
@@ -116,11 +127,13 @@ def test_whenever_the_store_goes_the_scrub_ends_with_that(place: Place) -> None:
     assert place.told
 
 
-@pytest.mark.parametrize("step", ["_can_be_had", "_sound_copies", "_damaged_manifests", "_checks"])
-def test_what_is_missed_after_the_store_has_gone_is_not_told(
+@pytest.mark.parametrize(
+    "step", ["is_readable", "sound_copies", "damaged_manifests", "recorded_checks"]
+)
+def test_chunks_missing_after_the_store_disappeared_are_not_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """In the middle of a step that found the store there."""
+    """In the middle of a step that has found the store."""
     before = getattr(scrubbing, step)
 
     def swapped(*arguments: Any) -> Any:
@@ -137,7 +150,7 @@ def test_what_is_missed_after_the_store_has_gone_is_not_told(
     place.check()
 
 
-def test_what_damage_costs_is_not_looked_for_in_another_store(
+def test_damaged_files_are_not_searched_in_another_store(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = os.fsencode(place.box.source / "file")
@@ -146,25 +159,25 @@ def test_what_damage_costs_is_not_looked_for_in_another_store(
         report = lost_before(store)
     newest = place.box.snapshots()[0].id
     assert report is not None
-    costs = Costs(report)
     path = str(place.box.store)
     place.swap()
     with pytest.raises(StoreError):
-        costs.find(path)
+        complete_costs(report, path)
     place.swap_back()
-    assert not costs.find(path, lambda: True)
-    known = scrubbing.list_snapshots
+    assert not complete_costs(report, path, lambda: True)
+    known = damage_cost.list_snapshots
 
     def swapped(store: Any) -> Any:
         place.swap()
         return known(store)
 
     with monkeypatch.context() as patched:
-        patched.setattr(scrubbing, "list_snapshots", swapped)
+        patched.setattr(damage_cost, "list_snapshots", swapped)
+        report.pending = search_for(report, store.header.store_id)
         with pytest.raises(StoreError):
-            Costs(report).find(path)
+            complete_costs(report, path)
     assert not report.is_complete
     place.swap_back()
-    assert costs.find(path)
+    assert complete_costs(report, path)
     assert [(one.path, one.snapshots) for one in report.missing] == [(file, (newest,))]
     assert files_of(place.other) == place.untouched

@@ -1,4 +1,4 @@
-"""Taking snapshots: what is in them, what is read for them, and what may go wrong meanwhile."""
+"""Taking snapshots: their content, what is read, and failures meanwhile."""
 
 import contextlib
 import mmap
@@ -17,12 +17,16 @@ from typing import Any
 
 import pytest
 
+from ciuic.codec import get_ready
 from ciuic.errors import BusyError, CancelledError, UsageError
-from ciuic.model import FLUX, SKIPPED, UNREADABLE, WHOLE
-from ciuic.store import open_store, packfile
-from ciuic.store.pack import PackedFrame, read_footer
-from ciuic.verbs.gather import Gatherer
-from ciuic.verbs.take import TakeRequest, take_snapshot
+from ciuic.model import BEING_WRITTEN, CONSISTENT, SKIPPED, UNREADABLE
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.snapshot.walk.visitor import Visitor
+from ciuic.store.directory.pack_file import read_footer
+from ciuic.store.format.pack import PackedFrame
+from ciuic.store.packs import pack_writer
+from ciuic.store.store import open_store
 from tests.kit.box import Box, settle
 from tests.kit.clock import ManualClock
 from tests.kit.damage import pack_of, packs
@@ -343,16 +347,16 @@ def test_a_name_that_is_another_file_by_now_does_not_speak_for_its_former_other_
     write(box.source / "latest", b"the last save")
     os.link(box.source / "latest", box.source / "previous")
     saved = write(box.directory / "saved", b"the new one")
-    visit = Gatherer._visit_link
+    visit = Visitor._visit_file
     as_it_was = {"latest": b"the last save", "previous": b"the last save"}
     in_between = {"latest": b"the new one", "previous": b"the last save"}
 
-    def after_a_save(self: Gatherer, parent: Any, name: bytes, status: os.stat_result) -> bool:
+    def after_a_save(self: Visitor, parent: Any, name: bytes, *seen: Any) -> None:
         if name == b"previous":
             os.rename(saved, box.source / "latest")
-        return visit(self, parent, name, status)
+        visit(self, parent, name, *seen)
 
-    monkeypatch.setattr(Gatherer, "_visit_link", after_a_save)
+    monkeypatch.setattr(Visitor, "_visit_file", after_a_save)
     box.take()
     with open_store(str(box.store)) as store:
         (root,) = store.manifest(box.snapshots()[0].id).roots
@@ -526,7 +530,7 @@ def test_growing_a_large_file_stores_only_what_is_new(box: Box) -> None:
     assert box.take().new_bytes == 100
 
 
-def test_the_next_snapshot_heals_what_was_lost_from_the_store(three: Box, tmp_path: Path) -> None:
+def test_the_next_snapshot_repairs_what_the_store_lost(three: Box, tmp_path: Path) -> None:
     first = three.snapshots()[0].id
     for pack in packs(three.store):
         pack.unlink()
@@ -540,7 +544,7 @@ def test_the_next_snapshot_heals_what_was_lost_from_the_store(three: Box, tmp_pa
 
 
 @pytest.mark.parametrize("which", ["data", "nodes"])
-def test_the_next_snapshot_heals_one_lost_pack(three: Box, which: str) -> None:
+def test_the_next_snapshot_repairs_a_lost_pack(three: Box, which: str) -> None:
     data = pack_of(three.store, b"small")
     lost = [one for one in packs(three.store) if (one == data) == (which == "data")]
     assert len(lost) == 1
@@ -550,7 +554,7 @@ def test_the_next_snapshot_heals_one_lost_pack(three: Box, which: str) -> None:
     assert report.ok, report.as_json()
 
 
-def test_a_pack_that_was_cut_short_is_healed(three: Box) -> None:
+def test_a_truncated_pack_is_repaired(three: Box) -> None:
     largest = packs(three.store)[0]
     os.truncate(largest, largest.stat().st_size // 2)
     three.take()
@@ -617,7 +621,39 @@ def test_a_file_that_changes_once_while_it_is_read_is_read_again(
     assert live_box.verify().ok
 
 
-def test_a_file_that_never_stands_still_is_marked_and_read_again_by_the_next_snapshot(
+@pytest.mark.parametrize("size", [100, 200_000, 300_000, MIB, 3 * MIB])
+@pytest.mark.parametrize("old_size", [100, 3 * MIB])
+def test_a_file_that_is_replaced_by_one_of_another_size_before_it_is_read_is_whole(
+    live_box: Box, old_size: int, size: int
+) -> None:
+    """What the walk saw says nothing of what the name leads to when it is opened."""
+    versions = [random_bytes(old_size), random_bytes(size)]
+    victim = write(live_box.source / "a victim", versions[0])
+    write(live_box.source / "b", b"")
+    write(live_box.directory / "next", versions[1])
+    hook = Hook(asked(2), lambda: (live_box.directory / "next").rename(victim))
+    report = live_box.take(cancelled=hook)
+    assert report.trouble == ()
+    assert live_box.entries()[os.fsencode(victim)].state == CONSISTENT
+    assert live_box.read(victim) in versions
+    assert live_box.verify().ok
+
+
+@pytest.mark.parametrize("size", [100, 6 * MIB])
+def test_a_file_whose_names_come_and_go_while_it_is_read_is_whole(live_box: Box, size: int) -> None:
+    victim = write(live_box.source / "victim", random_bytes(size))
+    numbers = iter(range(10_000))
+
+    def link() -> None:
+        os.link(victim, live_box.directory / f"name {next(numbers)}")
+
+    when = reading(victim) if size > MIB else asked(1)
+    assert live_box.take(cancelled=Hook(when, link, times=1000)).trouble == ()
+    assert next(numbers) > 0
+    assert live_box.read(victim) == victim.read_bytes()
+
+
+def test_a_file_that_changes_all_the_time_is_marked_and_read_again(
     live_box: Box, tmp_path: Path
 ) -> None:
     victim = write(live_box.source / "victim", random_bytes(6 * MIB))
@@ -630,14 +666,14 @@ def test_a_file_that_never_stands_still_is_marked_and_read_again_by_the_next_sna
     report = live_box.take(cancelled=Hook(reading(victim), change, times=1000))
     assert report.trouble_count == 1
     assert "in flux" in report.trouble[0].what
-    assert live_box.entries()[os.fsencode(victim)].state == FLUX
+    assert live_box.entries()[os.fsencode(victim)].state == BEING_WRITTEN
     assert live_box.verify().ok
     back = live_box.restore(to=tmp_path / "out")
     assert back.failed == []
     assert "in flux" in back.notes[0].what
     again = live_box.take()
     assert again.read_bytes == 6 * MIB
-    assert live_box.entries()[os.fsencode(victim)].state == WHOLE
+    assert live_box.entries()[os.fsencode(victim)].state == CONSISTENT
     assert live_box.read(victim) == victim.read_bytes()
 
 
@@ -785,7 +821,7 @@ def test_a_snapshot_that_is_asked_to_stop_commits_nothing(box: Box, number: sign
         time.sleep(0.001)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode in {0, 1, 130}
+    assert process.returncode in {0, 128 + number}
     assert b"Traceback" not in err
     assert len(box.snapshots()) == (process.returncode == 0)
     assert os.listdir(box.store / "tmp") == []
@@ -923,7 +959,7 @@ def test_the_store_inside_a_root_is_left_out_by_itself(tmp_path: Path) -> None:
         ("link", "readlinkat", "EIO"),
     ],
 )
-def test_what_can_not_even_be_looked_at_is_marked_and_survives_a_restore_that_deletes(
+def test_a_name_without_a_status_is_marked_and_survives_a_restore_that_deletes(
     box: Box, name: str, call: str, error: str
 ) -> None:
     if shutil.which("strace") is None:
@@ -952,7 +988,7 @@ def test_what_can_not_even_be_looked_at_is_marked_and_survives_a_restore_that_de
     assert differences(before, photograph(box.source)) == []
     write(box.source / "other", b"changed")
     assert box.take().trouble_count == 0
-    assert box.entries()[bytes(path)].state == WHOLE
+    assert box.entries()[bytes(path)].state == CONSISTENT
 
 
 def test_a_directory_that_vanishes_is_named_and_has_no_entry(box: Box, tmp_path: Path) -> None:
@@ -1046,7 +1082,7 @@ def test_a_base_snapshot_taken_with_the_clock_ahead_stops_no_later_one(box: Box)
 
 
 def test_a_pattern_without_a_meaning_is_refused(box: Box) -> None:
-    with pytest.raises(UsageError, match="range 5-1 in a set runs backwards"):
+    with pytest.raises(UsageError, match=r"range 5-1 in .* is reversed"):
         box.take(exclude=("step_[5-10]*",))
     assert box.snapshots() == []
 
@@ -1229,6 +1265,7 @@ def test_paths_longer_than_the_system_allows_come_back(box: Box, tmp_path: Path)
 @pytest.mark.root
 def test_the_root_of_the_file_system_is_a_root_like_any_other(tmp_path: Path) -> None:
     """In a process whose root is a temporary directory: nothing else is in reach."""
+    get_ready(numbers=True)  # nothing can be imported from there
     child = os.fork()
     if child == 0:
         code = 1
@@ -1278,7 +1315,7 @@ def everything_from_the_top() -> None:
 def test_a_pack_ends_before_its_footer_is_too_long_to_be_read_at_once(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packfile, "_PACK_CHUNKS", 100)
+    monkeypatch.setattr(pack_writer, "_PACK_CHUNKS", 100)
     for number in range(1_000):
         write(box.source / f"{number}", b"%d" % number)
     box.take()

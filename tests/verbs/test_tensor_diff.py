@@ -1,4 +1,4 @@
-"""What became of the tensors of files between two snapshots."""
+"""The changes of tensors between two snapshots."""
 
 import os
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 
 from ciuic.catalog import find_snapshot
 from ciuic.codec.elements import Distance, compare
-from ciuic.hashing import data_id
-from ciuic.store import open_store
-from ciuic.store.nodes import iter_pieces
-from ciuic.store.reader import StoreReader
-from ciuic.verbs.tensors import FileTensors, TensorChange, diff_tensors, relative
+from ciuic.report.tensors import FileTensors, TensorChange, diff_tensors, relative
+from ciuic.store.packs.reader import StoreReader
+from ciuic.store.records.recipe_nodes import iter_pieces
+from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content
 from tests.kit.tensors import safetensors, saved, torch_zip, typed
@@ -55,7 +55,7 @@ def f32(array: np.ndarray) -> tuple[str, list[int], bytes]:
 
 @pytest.mark.parametrize("chunk_bytes", [4096, MIB])
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
-def test_a_tensor_is_told_by_its_share_of_equal_elements_and_its_distance(
+def test_a_tensor_has_its_share_of_equal_elements_and_its_distance(
     tmp_path: Path, name: str, chunk_bytes: int
 ) -> None:
     box = Box(tmp_path, chunk_bytes=chunk_bytes)
@@ -173,7 +173,7 @@ def test_a_file_whose_pickle_is_readable_in_one_only_is_matched_by_its_archive(b
     assert {change.distance for change in told.values()} == {None}
 
 
-def test_what_came_went_and_changed_its_type_or_shape_is_told(box: Box) -> None:
+def test_added_and_removed_tensors_and_changed_types_and_shapes_are_shown(box: Box) -> None:
     a = floats(100)
     path = box.source / "a.safetensors"
     path.write_bytes(typed({"type": f32(a), "shape": f32(a), "long": f32(a), "gone": f32(a)}))
@@ -241,13 +241,13 @@ def test_damage_spoils_the_tensor_that_it_is_in(box: Box) -> None:
     assert found.same == 1
 
 
-def test_damage_to_the_headers_is_told_of_the_file(box: Box) -> None:
+def test_damage_to_the_headers_is_reported_for_the_file(box: Box) -> None:
     _, one, last = two_versions(box)
     (path,) = box.source.iterdir()
     with open_store(str(box.store)) as store:
         headers = next(iter_pieces(store.reader.node, box.entries(one)[os.fsencode(path)])).id
         place = store.reader.places([headers])[headers]
-    flip_byte(box.store / "packs" / place.pack.hex(), place.offset_bytes + place.frame_bytes - 1)
+    flip_byte(box.store / "packs" / place.pack_id.hex(), place.offset_bytes + place.frame_bytes - 1)
     found = only(box, one, last)
     assert "checksum" in found.what
     assert (found.same, found.changes) == (0, ())
@@ -343,7 +343,7 @@ def test_several_new_steps_are_each_compared_with_the_nearest_there_was(box: Box
     }
 
 
-def test_many_tensors_are_compared_several_at_a_time_and_told_in_order(box: Box) -> None:
+def test_many_tensors_are_compared_in_parallel_and_shown_in_order(box: Box) -> None:
     arrays = {f"t{number}": floats(number + 1, number) for number in range(600)}
     path = box.source / "a.safetensors"
     path.write_bytes(typed({name: f32(one) for name, one in arrays.items()}))
@@ -359,7 +359,7 @@ def test_many_tensors_are_compared_several_at_a_time_and_told_in_order(box: Box)
         assert change.distance == wanted
 
 
-def test_progress_is_told_by_tensors(box: Box) -> None:
+def test_progress_counts_tensors(box: Box) -> None:
     path = box.source / "a.safetensors"
     for value in (b"a", b"b"):
         path.write_bytes(safetensors({str(number): value * 9 for number in range(5)}))

@@ -1,4 +1,4 @@
-"""Snapshots of files of tensors: a tensor that is there twice is stored once, wherever it lies."""
+"""Snapshots of files of tensors: a tensor that occurs twice is stored once."""
 
 import random
 from pathlib import Path
@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ciuic.codec import planes
-from ciuic.store import create_store, open_store
-from ciuic.store.header import FIXED
-from ciuic.store.nodes import iter_pieces
+from ciuic.codec import probing
+from ciuic.codec.plan import Plan
+from ciuic.store.directory.create import create_store
+from ciuic.store.records.header import FIXED
+from ciuic.store.records.recipe_nodes import iter_pieces
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip, typed
@@ -132,12 +134,12 @@ def test_widths_that_a_header_tells_are_not_probed(
     data = (weights.view("<u4") >> 16).astype("<u2").tobytes()
     widths = set()
 
-    def noted(sample: bytes, width: int, skip: int = 0) -> planes.Plan:
+    def noted(sample: bytes, width: int, skip: int = 0) -> Plan:
         widths.add(width)
         return plan(sample, width, skip)
 
-    plan = planes.plan
-    monkeypatch.setattr(planes, "plan", noted)
+    plan = probing.plan
+    monkeypatch.setattr(probing, "plan", noted)
     (box.source / "m.safetensors").write_bytes(typed({"w": (element, [len(data) // 2], data)}))
     assert box.take().stored_bytes < 0.75 * len(data)
     assert widths == tried

@@ -1,4 +1,4 @@
-"""A pack or manifest that its file system can't give out is damage of that one, and no more."""
+"""A pack or manifest that its file system can't read is damage of that file only."""
 
 import errno
 import os
@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import CorruptionError, UnreachableError
-from ciuic.store import open_store
-from ciuic.verbs.mend import apply_repair
-from ciuic.verbs.prune import PruneReport, apply_prune, plan_prune
-from ciuic.verbs.repair import RepairPlan, plan_repair
-from ciuic.verbs.scrub import ScrubReport, scrub
+from ciuic.maintain.prune.apply import apply_prune
+from ciuic.maintain.prune.plan import plan_prune
+from ciuic.maintain.prune.report import PruneReport
+from ciuic.maintain.repair.apply import apply_repair
+from ciuic.maintain.repair.plan import plan_repair
+from ciuic.maintain.repair.report import RepairPlan
+from ciuic.maintain.scrub.report import ScrubReport
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.damage import pack_of
 from tests.kit.filesystems import Disk, disk
@@ -60,7 +64,7 @@ class Home:
         return name
 
     def names(self) -> dict[str, list[str]]:
-        """All that prune could take."""
+        """Everything that prune could remove."""
         kinds = ("packs", "parity", "snapshots", "trash")
         places = [self.box.store / kind for kind in kinds]
         return {one.name: sorted(os.listdir(one)) for one in places if one.exists()}
@@ -74,7 +78,7 @@ class Home:
 
     def forget(self, number: int) -> None:
         with open_store(str(self.box.store), write=True) as store:
-            store.forget([self.ids[number]], self.box.clock.now_ns())
+            store.trash.forget([self.ids[number]], self.box.clock.now_ns())
 
     def prune(self) -> PruneReport:
         with open_store(str(self.box.store), write=True) as store:
@@ -103,7 +107,7 @@ def home(ext4: Disk) -> Home:
 
 
 @pytest.mark.root
-def test_a_pack_without_an_inode_costs_what_it_held_and_nothing_else(home: Home) -> None:
+def test_a_pack_without_an_inode_affects_only_its_own_chunks(home: Home) -> None:
     name = home.lose_pack(0)
 
     taken = home.box.take().id
@@ -126,7 +130,9 @@ def test_a_pack_without_an_inode_costs_what_it_held_and_nothing_else(home: Home)
 
 
 @pytest.mark.root
-def test_a_repair_names_such_a_pack_and_stores_again_what_a_live_file_has(home: Home) -> None:
+def test_a_repair_names_an_unreachable_pack_and_stores_again_what_a_live_file_has(
+    home: Home,
+) -> None:
     name = home.lose_pack(2)
 
     plan = home.repair()
@@ -144,8 +150,8 @@ def test_a_repair_names_such_a_pack_and_stores_again_what_a_live_file_has(home: 
 
 
 @pytest.mark.root
-def test_prune_removes_nothing_because_of_such_a_pack(home: Home) -> None:
-    """What its chunks are a difference from is not known; and it may be back after a fsck."""
+def test_prune_removes_nothing_because_of_an_unreachable_pack(home: Home) -> None:
+    """The delta bases of its chunks are not known, and it may be back after a fsck."""
     home.lose_pack(0)
     home.forget(1)
     before = home.names()
@@ -158,7 +164,7 @@ def test_prune_removes_nothing_because_of_such_a_pack(home: Home) -> None:
 
 
 @pytest.mark.root
-def test_of_a_manifest_without_an_inode_the_copy_is_read(home: Home) -> None:
+def test_the_copy_of_a_manifest_without_an_inode_is_read(home: Home) -> None:
     name = home.lose_manifest(0)
 
     taken = home.box.take().id
@@ -192,7 +198,9 @@ def test_without_a_copy_prune_keeps_what_it_may_refer_to(ext4: Disk) -> None:
 
 
 @pytest.mark.root
-def test_what_a_killed_writer_left_without_an_inode_stops_nobody_and_is_named(home: Home) -> None:
+def test_an_unreachable_leftover_of_a_killed_writer_is_named_and_stops_no_command(
+    home: Home,
+) -> None:
     left = home.box.store / "tmp" / "pack-0123456789abcdef"
     left.write_bytes(b"unfinished")
     healthy = left.with_name("file-0123456789abcdef")
@@ -224,8 +232,8 @@ def test_what_a_killed_writer_left_without_an_inode_stops_nobody_and_is_named(ho
 def test_only_an_error_of_the_disk_lets_a_left_over_stay(box: Box, error: str, code: int) -> None:
     left = box.store / "tmp" / "pack-0123456789abcdef"
     left.write_bytes(b"unfinished")
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(left), "-e", "trace=unlink,unlinkat")
-    wrapper = ("strace", *options, "-e", f"inject=unlink,unlinkat:error={error}")
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", left.name, "-e", "trace=unlinkat")
+    wrapper = ("strace", *options, "-e", f"inject=unlinkat:error={error}")
 
     done = ciuic("--config", box.config, "snapshot", "--json", wrapper=wrapper)
 
@@ -246,7 +254,18 @@ def test_a_manifest_that_can_not_be_read_is_read_again_before_it_is_called_damag
     name = box.take().id
     path = box.store / "snapshots" / f"{name}.json"
     calls = {"stat": "newfstatat,?lstat,?statx", "open": "openat", "read": "read"}[what]
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(path), "-e", f"trace={calls}")
+    options = (
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-P",
+        str(path),
+        "-P",
+        path.name,
+        "-e",
+        f"trace={calls}",
+    )
     wrapper = ("strace", *options, "-e", f"inject={calls}:error=EIO:when={when}")
 
     done = ciuic("--config", box.config, "verify", "--all", "--json", wrapper=wrapper)
@@ -268,7 +287,7 @@ def test_an_error_of_the_disk_on_one_pack_stops_no_writer_but_prune(
     pack = pack_of(box.store, content)
     before = sorted(os.listdir(box.store / "packs"))
     calls = {"stat": "newfstatat,?lstat,?statx", "open": "openat"}[what]
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(pack), "-e", f"trace={calls}")
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", pack.name, "-e", f"trace={calls}")
     wrapper = ("strace", *options, "-e", f"inject={calls}:error=EIO")
     more = ("--apply",) if command == "repair" else ()
 

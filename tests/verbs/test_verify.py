@@ -1,4 +1,4 @@
-"""Verifying: everything that is damaged is named, once, and nothing else is."""
+"""Verify names everything that is damaged, once, and nothing else."""
 
 import os
 import shutil
@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.model import VerifyReport
-from ciuic.store import open_store
+from ciuic.catalog import list_snapshots
+from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
+from ciuic.verify.report import VerifyReport
+from ciuic.view.damage import DamageSurvey
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.program import ciuic
@@ -80,12 +83,27 @@ def test_a_flipped_bit_of_a_small_file_is_named(two: Box) -> None:
     assert damaged(two.verify()) == [small, small]
 
 
+def test_damage_far_below_a_directory_that_snapshots_share_is_named_in_each(box: Box) -> None:
+    """A directory above the damage does not count as sound, and is walked again."""
+    far = write(box.source / "shared" / "middle" / "low" / "far", b"far below")
+    box.take()
+    write(box.source / "model", b"later")
+    box.take()
+    flip_content(box.store, b"far below")
+
+    assert damaged(box.verify()) == [[str(far)], [str(far)]]
+    with open_store(str(box.store)) as store:
+        survey = DamageSurvey(store, {data_id(b"far below")})
+        found = [list(survey.damage(snapshot.id)) for snapshot in list_snapshots(store)]
+    assert [[path.path for path in paths] for paths in found] == [[os.fsencode(far)]] * 2
+
+
 def test_all_that_a_snapshot_needs_is_counted_and_read(box: Box) -> None:
     write(box.source / "sub" / "small", b"small")
     write(box.source / "large", os.urandom(3 * MIB))
     box.take()
     with open_store(str(box.store)) as store:
-        totals = store.totals()
+        totals = store.index_keeper.totals()
     assert box.verify().chunks == totals[2], "nodes of trees and recipes are chunks as well"
 
 
@@ -103,7 +121,7 @@ def test_a_lost_pack_of_contents_is_named_in_every_snapshot(two: Box, checksum: 
 def test_a_lost_pack_of_trees_is_named_in_every_snapshot(two: Box, checksum: bool) -> None:
     tree = two.entries()[os.fsencode(two.source / "sub")].content
     with open_store(str(two.store)) as store:
-        pack = store.reader.places([tree])[tree].pack
+        pack = store.reader.places([tree])[tree].pack_id
     (two.store / "packs" / pack.hex()).unlink()
     report = two.verify(checksum=checksum)
     assert [one.ok for one in report.snapshots] == [False, False]
@@ -170,7 +188,7 @@ def test_two_bad_chunks_of_one_file_name_it_once(two: Box) -> None:
     assert damaged(two.verify())[0] == [str(two.source / "sub" / "shared")]
 
 
-def test_what_was_never_stored_is_no_damage(live_box: Box) -> None:
+def test_a_path_that_was_never_stored_is_not_damage(live_box: Box) -> None:
     victim = write(live_box.source / "a", b"x")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(live_box.source / "socket"))
@@ -187,7 +205,7 @@ def test_what_was_never_stored_is_no_damage(live_box: Box) -> None:
     assert live_box.verify().ok
 
 
-def test_a_store_of_nobody_elses_business_is_not_changed_by_verifying(two: Box) -> None:
+def test_verify_does_not_change_the_store(two: Box) -> None:
     before = {path: path.read_bytes() for path in two.store.rglob("*") if path.is_file()}
     assert two.verify().ok
     assert {path: path.read_bytes() for path in two.store.rglob("*") if path.is_file()} == before
@@ -195,10 +213,8 @@ def test_a_store_of_nobody_elses_business_is_not_changed_by_verifying(two: Box) 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("command", ["verify", "scrub"])
-def test_a_store_that_fails_is_no_damage_of_the_chunk_that_is_looked_for(
-    box: Box, command: str
-) -> None:
-    """Another pack might have it, and can't be opened."""
+def test_an_error_of_the_store_is_not_reported_as_damage_of_a_chunk(box: Box, command: str) -> None:
+    """Another pack may have the chunk, but can't be opened."""
     data = os.urandom(MIB)
     write(box.source / "model", data)
     name = box.take().id
@@ -211,7 +227,7 @@ def test_a_store_that_fails_is_no_damage_of_the_chunk_that_is_looked_for(
         for pack in set(store.pack_files()) - {bytes.fromhex(damaged.name)}:
             store.index.put_check(pack, box.clock.now_ns() - HOUR_NS, 1, "")
         store.index.commit()
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(failing), "-e", "trace=openat")
+    options = ("-f", "-qq", "-o", "/dev/null", "-P", failing.name, "-e", "trace=openat")
     wrapper = ("strace", *options, "-e", "inject=openat:error=EACCES")
     arguments = {"verify": (name, "--checksum"), "scrub": ("--budget", "1KiB")}[command]
     outcome = ciuic("--config", box.config, command, *arguments, wrapper=wrapper)

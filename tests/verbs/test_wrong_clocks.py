@@ -1,13 +1,13 @@
-"""Snapshots whose time is wrong: what counts as the newest, and what is forgotten."""
+"""Snapshots with wrong times: which is the newest, and which are forgotten."""
 
 import pytest
 
 from ciuic.catalog import find_snapshot, latest_snapshot
 from ciuic.errors import UsageError
+from ciuic.maintain.forget import ForgetPlan, apply_forget, plan_forget, plan_forget_by_id
+from ciuic.maintain.scrub.scrub import scrub
 from ciuic.retention import parse_policy
-from ciuic.store import open_store
-from ciuic.verbs.forget import ForgetPlan, apply_forget, plan_forget, plan_forget_by_id
-from ciuic.verbs.scrub import scrub
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_content
@@ -17,7 +17,7 @@ YEAR_S = 365 * 86_400.0
 
 
 class Life:
-    """A box by a clock that goes wrong."""
+    """A box with a wrong clock."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
@@ -53,7 +53,7 @@ def life(box: Box) -> Life:
     return Life(box)
 
 
-def test_latest_is_what_was_committed_last_whatever_the_clock_said(life: Life) -> None:
+def test_latest_is_the_snapshot_that_was_committed_last_even_with_a_wrong_clock(life: Life) -> None:
     before = life.take(b"before")
     life.clock.advance(YEAR_S)
     ahead = [life.take(b"ahead"), life.take(b"still ahead")]
@@ -67,7 +67,7 @@ def test_latest_is_what_was_committed_last_whatever_the_clock_said(life: Life) -
         newest = latest_snapshot(store)
     assert newest is not None
     assert newest.id == known[2]
-    # Also when the ones between are forgotten, and when the one of the future is.
+    # Also after the snapshots between them, or the one of the future, are forgotten.
     life.forget_by_id(known[0], known[1])
     assert life.find("latest") == known[2]
     life.forget_by_id(*ahead)
@@ -87,7 +87,7 @@ def test_latest_valid_goes_back_by_commits_too(life: Life) -> None:
     assert life.find("latest-valid") == known[0]
 
 
-def test_what_was_read_since_one_of_the_future_is_not_read_again(life: Life) -> None:
+def test_packs_that_were_read_after_a_clock_error_are_not_read_again(life: Life) -> None:
     life.take()
     life.clock.advance(YEAR_S)
     ahead = life.take()
@@ -110,7 +110,7 @@ def test_latest_by_a_clock_that_is_behind(life: Life) -> None:
 
 
 @pytest.mark.parametrize("policy", ["last:2", "hourly:2", "2h", "last:1, hourly:2"])
-def test_what_is_taken_after_one_of_the_future_is_not_forgotten_for_it(
+def test_a_snapshot_of_the_future_does_not_cause_later_ones_to_be_forgotten(
     life: Life, policy: str
 ) -> None:
     life.take()
@@ -123,7 +123,7 @@ def test_what_is_taken_after_one_of_the_future_is_not_forgotten_for_it(
         assert life.names() == {*ahead, *known}
         why = {one.id: what for one, what in plan.kept}
         assert {why[name] for name in ahead} == {"dated in the future"}
-        assert why[known[1]].endswith("the newest; the newest that is whole")
+        assert why[known[1]].endswith("the newest; the newest without damage")
     life.clock.advance(2 * YEAR_S)
     last = life.take(b"last")
     life.forget("last:1")
@@ -154,11 +154,11 @@ def test_one_of_the_future_is_not_the_newest_that_is_whole(life: Life) -> None:
     plan = life.forget("last:1")
     assert {one.id: why for one, why in plan.kept} == {
         last: "last 1 of 1; the newest",
-        whole: "the newest that is whole",
+        whole: "the newest without damage",
         ahead: "dated in the future",
     }
     assert [one.id for one, _ in plan.forgotten] == [troubled]
-    with pytest.raises(UsageError, match="is the newest snapshot that is whole"):
+    with pytest.raises(UsageError, match="is the newest snapshot without damage"):
         life.forget_by_id(whole)
 
 

@@ -1,0 +1,3 @@
+from ciuic.training.manager import SnapshotManager as SnapshotManager
+
+__version__: str

@@ -1,0 +1,178 @@
+"""``ciuic repair``."""
+
+import os
+import sys
+
+import click
+
+from ciuic.cli.interrupt import interruptible
+from ciuic.cli.lists import print_rest, shown_part
+from ciuic.cli.opening import opened
+from ciuic.cli.options import (
+    json_option,
+    wait_option,
+)
+from ciuic.cli.progress import progress
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import Session
+from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError
+from ciuic.maintain.repair.apply import apply_repair
+from ciuic.maintain.repair.entrance import repair_entrance
+from ciuic.maintain.repair.plan import plan_repair
+from ciuic.maintain.repair.report import (
+    BadManifest,
+    BadPack,
+    RepairPlan,
+    RepairReport,
+    chunk_counts,
+)
+from ciuic.system.clock import SystemClock
+from ciuic.units import (
+    counted,
+    format_bytes,
+    format_duration,
+    format_files,
+    inflected,
+)
+
+__all__ = ["command"]
+
+
+@click.command("repair")
+@click.option("--apply", is_flag=True, help="Repair; without it, only show what would be done.")
+@wait_option
+@json_option
+@click.pass_obj
+def command(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> None:
+    """Find damage in the store, and repair it with --apply.
+
+    ciuic reads every pack. It computes damaged chunks from the pack's parity, or takes them from
+    another pack, from a reflink copy, or from the live file if that still has the same bytes. It
+    moves damaged files to the store's directory quarantine, and deletes nothing. You can interrupt
+    repair at any moment, and run it again.
+    """
+    clock = SystemClock()
+    began_s = clock.monotonic_s()
+    entrance = repair_entrance(session.store_path(), apply=apply, owner=session.store_owner())
+    if entrance and not apply:
+        _stop_at_entrance(entrance, as_json=as_json)
+    parity = session.parity()
+    quarantined: tuple[str, ...] = ()
+    with (
+        interruptible() as cancelled,
+        opened(session, write=apply, wait_s=wait_s) as store,
+        progress("repair") as shown,
+    ):
+        plan = plan_repair(store, parity=parity, cancelled=cancelled, progress=shown.stage)
+        if apply:
+            quarantined = apply_repair(
+                store, plan, parity=parity, clock=clock, cancelled=cancelled, progress=shown.stage
+            )
+    report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
+    if as_json:
+        print_json({**report.as_json(), "entrance": list(entrance)})
+    else:
+        for sentence in entrance:
+            click.echo(f"repaired: {printable(sentence)}")
+        _print_report(report)
+    sys.exit(0 if report.ok else DAMAGE)
+
+
+def _stop_at_entrance(entrance: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"ok": False, "applied": False, "entrance": list(entrance)})
+    else:
+        for sentence in entrance:
+            click.echo(f"would repair: {printable(sentence)}")
+        click.echo("run 'ciuic repair --apply', which then checks the packs as well", err=True)
+    sys.exit(DAMAGE)
+
+
+def _print_report(report: RepairReport) -> None:
+    plan, would = report.plan, "" if report.applied else "would be "
+    given = "wrote" if report.applied else "would write"
+    for pack in shown_part(plan.packs):
+        click.echo(f"pack {pack.pack_id.hex()[:12]}: {pack.what}: {_remedy(pack, would)}")
+        for how, count in sorted(chunk_counts(pack, plan).items()):
+            click.echo(f"  {count:,} of its chunks: {_origin(how)}")
+    print_rest(len(plan.packs), len(plan.packs), "pack", indent="  ")
+    if plan.origins:
+        count = len(plan.origins)
+        have = f"files that have {inflected(count, 'it', 'them')}"
+        click.echo(f"{counted(count, 'chunk')} {would}stored again from {have}")
+    for bad in plan.manifests:
+        _print_manifest(bad, would)
+    _print_unreachable(plan)
+    if plan.retired:
+        click.echo(f"{printable(plan.retired)}: {would}set aside")
+    if plan.stale_catalog:
+        click.echo(f"the chunk index {would}rebuilt from the packs")
+    if plan.bare:
+        click.echo(f"{given} parity for {counted(len(plan.bare), 'pack')} without sound parity")
+    if plan.uncopied:
+        click.echo(f"{given} copies for {counted(len(plan.uncopied), 'manifest')} without one")
+    _print_remaining(plan)
+    for name in shown_part(report.quarantined, err=True):
+        click.echo(f"set aside: quarantine/{name}", err=True)
+    count = len(report.quarantined)
+    print_rest(count, count, "file", indent="  ", err=True)
+    click.echo(
+        f"{counted(plan.pack_count, 'pack')}, {format_bytes(plan.read_bytes)} read,"
+        f" {format_duration(report.total_s)}",
+        err=True,
+    )
+    if not plan.is_damaged and not plan.has_work:
+        click.echo("nothing is damaged")
+    elif not report.applied and plan.has_work:
+        click.echo(
+            "nothing was changed; run 'ciuic repair --apply' to make these repairs", err=True
+        )
+    elif plan.remaining:
+        click.echo(
+            "all other paths can be restored; 'ciuic snapshot' stores lost data again if a live"
+            " file still holds it, or if a directory has not changed since",
+            err=True,
+        )
+
+
+def _print_manifest(bad: BadManifest, would: str) -> None:
+    if bad.has_remedy:
+        remedy = "put back from its copy" if bad.has_copy else "set aside, as it has no copy"
+        click.echo(f"{printable(bad.what)}: {would}{remedy}")
+    else:
+        click.echo(f"{printable(bad.what)}, and there is no copy of it")
+        click.echo(f"  {printable(bad.hint)}", err=True)
+
+
+def _print_unreachable(plan: RepairPlan) -> None:
+    for path, what in sorted(plan.unreachable.items()):
+        click.echo(f"{printable(path)}: {printable(what)}")
+    if plan.unreachable:
+        click.echo(f"  {UnreachableError.default_hint}", err=True)
+    for path, what in sorted(plan.unread.items()):
+        click.echo(f"left as it is: {printable(path)}: {printable(what)}", err=True)
+    if plan.unread:
+        click.echo(f"  {UnknownFormatError.default_hint}", err=True)
+
+
+def _print_remaining(plan: RepairPlan) -> None:
+    for snapshot in shown_part(plan.remaining):
+        click.echo(
+            f"{snapshot.id} stays damaged: {counted(snapshot.damaged_count, 'path')} can't be"
+            f" restored, {snapshot.files_left:,} of its {format_files(snapshot.files)} can"
+        )
+        for bad in shown_part(snapshot.damaged):
+            click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}")
+        print_rest(snapshot.damaged_count, len(snapshot.damaged), "path", indent="  ")
+    print_rest(len(plan.remaining), len(plan.remaining), "snapshot", indent="  ")
+
+
+def _remedy(pack: BadPack, would: str) -> str:
+    if pack.stays:
+        return "it stays as it is, because a newer ciuic wrote part of it"
+    how = "repaired by its parity" if pack.is_repairable else "rewritten without the damaged parts"
+    return f"{would}{how}"
+
+
+def _origin(how: str) -> str:
+    return "lost" if how == "lost" else f"from {how}"

@@ -1,0 +1,268 @@
+"""``ciuic restore``."""
+
+import os
+import sys
+
+import click
+
+from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
+from ciuic.cli.candidates import SNAPSHOT, stored_path
+from ciuic.cli.expected import counting
+from ciuic.cli.interrupt import interruptible
+from ciuic.cli.opening import CLOSER, NEWER, opened
+from ciuic.cli.options import (
+    absolute,
+    given,
+    json_option,
+    local_directory,
+    local_file,
+)
+from ciuic.cli.progress import progress
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import Session
+from ciuic.errors import DAMAGE, DONE, FAILED, TROUBLE, CiuicError, UsageError
+from ciuic.ids import matching_ids
+from ciuic.model import Owner, PathWarning, SnapshotSummary, path_text
+from ciuic.restore.report import RestoreReport
+from ciuic.restore.restore import restore
+from ciuic.restore.targets import RestoreRequest
+from ciuic.store.store import Store
+from ciuic.system.clock import SystemClock
+from ciuic.system.machine import this_machine
+from ciuic.units import (
+    counted,
+    format_bytes,
+    format_duration,
+    format_files,
+    inflected,
+)
+
+__all__ = ["command"]
+
+
+@click.command("restore")
+@click.option(
+    "-s",
+    "--snapshot",
+    "snapshot_id",
+    required=True,
+    type=SNAPSHOT,
+    metavar="ID",
+    help="The snapshot: an ID or a part of one, 'latest', 'latest-valid', or a time.",
+)
+@click.option(
+    "-p",
+    "--path",
+    "paths",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    callback=given,
+    shell_complete=stored_path,
+    help="Path in the snapshot to restore; may be repeated.",
+)
+@click.option(
+    "-d",
+    "--destination",
+    metavar="DIR",
+    callback=given,
+    shell_complete=local_directory,
+    help="Write PATH into DIR, under its last name.  [default: its original path]",
+)
+@click.option(
+    "--as",
+    "place",
+    metavar="PLACE",
+    callback=given,
+    shell_complete=local_file,
+    help="Restore the only PATH as PLACE: a path or, with -d, a name in DIR.",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="GLOB",
+    callback=given,
+    help="Restore only what GLOB matches; may be repeated.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="GLOB",
+    callback=given,
+    help="Exclude what GLOB matches; may be repeated.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace files at the target that differ.")
+@click.option("--delete", is_flag=True, help="Also remove files that the snapshot does not have.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option(
+    "--fallback",
+    is_flag=True,
+    help="For each file that is damaged or was being written, use the newest older snapshot that"
+    " has it intact.",
+)
+@click.option("--no-hot", is_flag=True, help="Read the store even if there is a reflink copy.")
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    *,
+    snapshot_id: str,
+    paths: tuple[str, ...],
+    destination: str | None,
+    place: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    overwrite: bool,
+    delete: bool,
+    dry_run: bool,
+    fallback: bool,
+    no_hot: bool,
+    as_json: bool,
+) -> None:
+    """Restore files or directories from a snapshot.
+
+    Each file appears complete, or not at all; files that are already right are left alone. If a
+    target exists, ciuic changes nothing unless you give --overwrite. You can run an interrupted
+    restore again. If the snapshot still has reflink copies, ciuic restores large files from them
+    without copying data.
+
+    GLOBs use the syntax of exclude_patterns: *.pt matches a name at any depth; run7/*.pt matches
+    the end of a path; /data/run7/** matches from the root. * and ? stop at a /, ** does not, and
+    [abc] is a set. A match includes everything below it, and --exclude overrides --include. ciuic
+    neither writes nor deletes what they exclude. It creates missing directories on the way to a
+    match; existing ones keep their mode, owner and times.
+
+    Exits with 4 if anything is damaged, with 1 if a target path could not be written as the
+    snapshot has it, and with 3 if the snapshot itself lacks a path or a program was writing it. The
+    summary counts what was actually done.
+    """
+    request = RestoreRequest(
+        paths=tuple(absolute(path) for path in paths),
+        destination=None if destination is None or place else absolute(destination),
+        place=_place(place, destination),
+        include=include,
+        exclude=exclude,
+        overwrite=overwrite,
+        delete=delete,
+        dry_run=dry_run,
+        fallback=fallback,
+        hot=not no_hot,
+    )
+    with interruptible() as cancelled, opened(session) as store, progress("restore") as shown:
+        chosen = find_snapshot(store, snapshot_id, holding=request.paths)
+        newer = passed_over(store, snapshot_id, chosen)
+        _note_machine(store, snapshot_id, chosen)
+        manifest = store.manifest(chosen.id)
+        # With GLOBs the total is not known until every path has been compared with them.
+        expected = () if include or exclude else request.paths
+        try:
+            with counting(session.store_path(), manifest, expected, shown):
+                report = restore(
+                    store,
+                    manifest,
+                    request,
+                    clock=SystemClock(),
+                    cancelled=cancelled,
+                    progress=shown,
+                )
+        except CiuicError as error:
+            _print_done(error)
+            raise
+    if newer:
+        # The snapshot that was meant can't be read: name it, and report damage.
+        report.damaged = True
+        said = NEWER if snapshot_id == LATEST else CLOSER
+        named = {os.fsencode(name): f"{said}: {what}" for name, what in newer.items()}
+        report.notes += [PathWarning(name, what) for name, what in named.items()]
+    if as_json:
+        print_json(report.as_json())
+    else:
+        _print_summary(manifest.summary.id, report)
+    sys.exit(_exit_code(report))
+
+
+def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
+    """Say on stderr that ``latest`` or a time means a snapshot of another machine.
+
+    A store without snapshots of this machine needs no remark: then this machine replaces another.
+    """
+    here = Owner(this_machine(), is_library=False)
+    is_named = chosen.id in matching_ids(text, [chosen.id])
+    if is_named or chosen.owner.machine.is_same(here.machine):
+        return
+    own = next((found for found in list_snapshots(store) if found.owner.is_same(here)), None)
+    if own is not None:
+        click.echo(
+            f"ciuic: {chosen.id} was taken on {printable(chosen.host)}; the newest snapshot of this"
+            f" machine is {own.id}",
+            err=True,
+        )
+
+
+def _exit_code(report: RestoreReport) -> int:
+    """Return the most severe code: damage, then failed targets, then warnings of the snapshot."""
+    if report.damaged:
+        return DAMAGE
+    if report.unwritten:
+        return FAILED
+    return TROUBLE if report.failed or report.flux else DONE
+
+
+def _print_done(error: CiuicError) -> None:
+    """Print what a restore did before it failed: the error says only what stopped it."""
+    written = error.done.get("written_files", 0)
+    if written and not error.done["dry_run"]:
+        size = format_bytes(error.done["written_bytes"])
+        click.echo(f"wrote {format_files(written)} ({size}) before it stopped", err=True)
+    for bad in error.done.get("failed", ()):
+        click.echo(f"not restored: {printable(bad['path'])}: {printable(bad['what'])}", err=True)
+
+
+def _place(place: str | None, destination: str | None) -> bytes | None:
+    """Return the place that ``--as`` means, with or without ``-d``; None without ``--as``."""
+    if place is None:
+        return None
+    if place.endswith("/"):
+        raise UsageError(
+            f"--as '{printable(place)}' does not end in a name",
+            hint="Use -d DIR to put a path into a directory.",
+        )
+    if destination is None:
+        return absolute(place)
+    if "/" in place or place in {".", ".."}:
+        raise UsageError(
+            f"--as '{printable(place)}' is not a name in {printable(destination)}",
+            hint="With -d, give a name without '/', or leave -d out.",
+        )
+    return absolute(os.path.join(destination, place))
+
+
+def _print_summary(snapshot_id: str, report: RestoreReport) -> None:
+    for place in report.would_delete:
+        click.echo(f"would delete {printable(path_text(place))}")
+    unnamed = report.deleted_files - len(report.would_delete) if report.dry_run else 0
+    if unnamed:
+        click.echo(f"would delete {format_files(unnamed)} more, which are too many to name")
+    write, keep, delete = "wrote", "kept", "deleted"
+    if report.dry_run:
+        write, keep, delete = "would write", "keep", "delete"
+    deleted = f", {delete} {report.deleted_files:,}" if report.deleted_files else ""
+    click.echo(
+        f"{snapshot_id}: {write} {format_files(report.written_files)}"
+        f" ({format_bytes(report.written_bytes)}), {keep} {report.kept_files:,}{deleted},"
+        f" {format_duration(report.total_s)}"
+    )
+    for pattern in report.unmatched:
+        click.echo(f"ciuic: {printable(pattern)} matched nothing", err=True)
+    if report.owner_refused:
+        click.echo(
+            f"ciuic: {counted(report.owner_refused, 'path')} had"
+            f" {inflected(report.owner_refused, 'another owner', 'other owners')} and now"
+            f" {inflected(report.owner_refused, 'belongs', 'belong')} to you; only root can restore"
+            " the owner",
+            err=True,
+        )
+    for note in report.notes:
+        click.echo(f"{printable(note.path)}: {printable(note.what)}", err=True)
+    for bad in report.failed:
+        click.echo(f"not restored: {printable(bad.path)}: {printable(bad.what)}", err=True)

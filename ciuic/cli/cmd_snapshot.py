@@ -1,0 +1,190 @@
+"""``ciuic snapshot``."""
+
+import os
+import stat
+import sys
+
+import click
+
+from ciuic.cli.candidates import known_tags
+from ciuic.cli.entries import KINDS
+from ciuic.cli.expected import told_by_daemon
+from ciuic.cli.lists import print_rest, shown_part
+from ciuic.cli.options import absolute, given, json_option, size_bytes, wait_option
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import Session
+from ciuic.cli.table import print_pair
+from ciuic.control import request_snapshot
+from ciuic.documents import Document
+from ciuic.errors import TROUBLE, UsageError
+from ciuic.model import ExcludeRules
+from ciuic.store.directory.find import read_header
+from ciuic.units import format_bytes, format_duration, format_files
+
+__all__ = ["command"]
+
+
+@click.command("snapshot")
+@click.argument("paths", nargs=-1, metavar="[PATH]...", type=click.Path(), callback=given)
+@click.option("--base", is_flag=True, help="Take a full snapshot: read every file again.")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="T", shell_complete=known_tags,
+    help="Label the snapshot; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--exclude",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    callback=given,
+    help="Exclude what PATTERN matches, in addition to the configured patterns; may be repeated.",
+)
+@click.option(
+    "--exclude-larger-than",
+    "larger_than_bytes",
+    metavar="SIZE",
+    callback=size_bytes,
+    help="Exclude files that are larger than SIZE.",
+)
+@click.option(
+    "--exclude-caches",
+    "caches",
+    is_flag=True,
+    help="Exclude the content of directories that CACHEDIR.TAG marks, except that file.",
+)
+@click.option(
+    "--exclude-if-present",
+    "markers",
+    multiple=True,
+    metavar="NAME",
+    callback=given,
+    help="Exclude the content of directories that hold a file NAME, except that file; may be"
+    " repeated.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be taken, read and excluded, and do nothing.",
+)
+@wait_option
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    *,
+    paths: tuple[str, ...],
+    base: bool,
+    tags: tuple[str, ...],
+    patterns: tuple[str, ...],
+    larger_than_bytes: int | None,
+    caches: bool,
+    markers: tuple[str, ...],
+    dry_run: bool,
+    wait_s: float,
+    as_json: bool,
+) -> None:
+    """Take a snapshot now, through the daemon if it is running, and print the snapshot's ID.
+
+    The snapshot covers the configured directories, or PATHs if given. With PATHs and --store, no
+    configuration is needed: 'ciuic --store DIR snapshot PATH'. Snapshots of different directories
+    can share a store.
+    """
+    # Imported here because the modules that take snapshots are heavy, and help must be instant.
+    from ciuic.snapshot.hooks import refuse_in_hook
+
+    if not dry_run:
+        refuse_in_hook(os.environ)
+    settings = session.take_settings(names_paths=bool(paths))
+    store_path = session.store_path()
+    read_header(store_path)  # a store that can't be reached has no daemon that can be reached
+    more = ExcludeRules(patterns, larger_than_bytes or 0, caches, markers)
+    roots = _directories(paths) or tuple(os.fsencode(path) for path in settings.snapshot_paths)
+    _note_nested(paths)
+    exclude = settings.exclude_rules.with_more(more)
+    if dry_run:
+        from ciuic.cli.taking import preview, take_request
+
+        request = take_request(settings, roots, exclude, base=base, tags=tags)
+        preview(session, request, as_json=as_json)
+        return
+    with told_by_daemon(session, roots) as news:
+        report = request_snapshot(
+            store_path, base=base, tags=tags, roots=roots, exclude=exclude, progress=news
+        )
+    if report is None:
+        # No daemon serves the store.
+        from ciuic.cli.taking import take_here, take_request
+
+        request = take_request(settings, roots, exclude, base=base, tags=tags)
+        report = take_here(session, settings, request, wait_s=wait_s)
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(report["id"])
+        _print_summary(report)
+    sys.exit(TROUBLE if report["trouble_count"] else 0)
+
+
+def _directories(paths: tuple[str, ...]) -> tuple[bytes, ...]:
+    """Make paths absolute.
+
+    A path on the command line that does not exist was mistyped; a configured one may come back.
+
+    Raises:
+        UsageError: A path is not a directory.
+    """
+    found = tuple(absolute(path) for path in paths)
+    for path in found:
+        try:
+            is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+        except OSError as error:
+            raise UsageError(
+                f"{os.fsdecode(path)!r}: {os.strerror(error.errno or 0)}; no snapshot was taken",
+                hint="Name directories that exist.",
+            ) from error
+        if not is_directory:
+            raise UsageError(
+                f"{os.fsdecode(path)!r} is not a directory; no snapshot was taken",
+                hint="Name the directory that it is in.",
+            )
+    return found
+
+
+def _note_nested(paths: tuple[str, ...]) -> None:
+    """Say on stderr which directories need no mention, because others contain them."""
+    found = sorted({absolute(path) for path in paths})
+    for inner in found:
+        outer = next((path for path in found if inner.startswith(path.rstrip(b"/") + b"/")), None)
+        if outer is not None and inner != outer:
+            click.echo(f"ciuic: {printable(inner)} is part of {printable(outer)}", err=True)
+
+
+def _print_summary(report: Document) -> None:
+    """Print the result for a person on stderr: stdout has the ID and nothing else."""
+    print_pair(
+        "",
+        f"{KINDS[report['kind']]} snapshot of {format_files(report['files'])},"
+        f" {format_bytes(report['logical_bytes'])}:"
+        f" {format_bytes(report['read_bytes'])} read,"
+        f" {format_bytes(report['new_bytes'])} new,"
+        f" {format_bytes(report['stored_bytes'])} stored,"
+        f" {format_duration(report['total_s'])}",
+        0,
+        err=True,
+    )
+    for note in report.get("notes", ()):  # a daemon of an older version has none
+        click.echo(f"ciuic: {printable(note['what'])}", err=True)
+    for warning in shown_part(report["trouble"], err=True):
+        click.echo(_warning_text(warning), err=True)
+    named = len(report["trouble"])
+    total = max(named, report["trouble_count"])
+    print_rest(total, named, "warning", err=True, document=f"'ciuic show {report['id']}'")
+
+
+def _warning_text(warning: Document) -> str:
+    from ciuic.snapshot.hooks import HOOK_WARNING
+
+    # A failed hook has the path of the first root, which is not at fault.
+    if warning["what"].startswith(HOOK_WARNING):
+        return f"ciuic: {printable(warning['what'])}"
+    return f"{printable(warning['path'])}: {printable(warning['what'])}"

@@ -1,0 +1,63 @@
+"""``ciuic tag``."""
+
+import click
+
+from ciuic.cli.candidates import SNAPSHOT, known_tags
+from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.options import given, json_option, wait_option
+from ciuic.cli.render import brief, print_json, printable
+from ciuic.cli.session import Session
+from ciuic.maintain.label import change_tags
+
+__all__ = ["command"]
+
+
+@click.command("tag")
+@click.argument("snapshot_id", metavar="ID", type=SNAPSHOT, callback=given)
+@click.option(
+    "--add",
+    metavar="T",
+    multiple=True,
+    callback=given,
+    shell_complete=known_tags,
+    help="Add this tag; may be repeated.",
+)
+@click.option(
+    "--remove",
+    metavar="T",
+    multiple=True,
+    callback=given,
+    shell_complete=known_tags,
+    help="Remove this tag; may be repeated.",
+)
+@wait_option
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    *,
+    snapshot_id: str,
+    add: tuple[str, ...],
+    remove: tuple[str, ...],
+    wait_s: float,
+    as_json: bool,
+) -> None:
+    """Add and remove tags of a snapshot, then show its tags, one per line.
+
+    If the snapshot does not have a tag that you remove, ciuic says so on stderr and exits with 0.
+    """
+    changes = bool(add or remove)
+    with opened(session, write=changes, wait_s=wait_s) as store:
+        before = summary = find_snapshot(session, store, snapshot_id)
+        if changes:
+            summary = change_tags(store, before.id, add=add, remove=remove)
+    for text in dict.fromkeys(remove):
+        if text not in before.tags and text not in add:
+            click.echo(f"ciuic: {before.id} had no tag '{printable(text)}'", err=True)
+    if as_json:
+        print_json({"id": summary.id, "tags": list(summary.tags)})
+        return
+    if not summary.tags:
+        click.echo(f"{summary.id} has no tags", err=True)
+    for text in summary.tags:
+        click.echo(printable(brief(text)))

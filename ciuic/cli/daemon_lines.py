@@ -1,0 +1,87 @@
+"""The daemon's status as lines for ``ciuic status``.
+
+The daemon may be of another version, so any field may be missing or of another type.
+"""
+
+from collections.abc import Iterator
+
+from ciuic.documents import Document
+from ciuic.system.clock import from_local_text, local_time_text
+from ciuic.units import (
+    format_bytes,
+    format_duration,
+    format_files,
+)
+
+__all__ = ["daemon_lines"]
+
+
+def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
+    """Yield lines about the daemon, each a key and a text."""
+    yield "daemon", f"{daemon.get('state')}, process {daemon.get('pid')}, {daemon.get('config')}"
+    roots = ", ".join(map(str, daemon.get("snapshot_paths") or ()))
+    interval_s = daemon.get("snapshot_interval_s")
+    if isinstance(interval_s, (int, float)):
+        yield "takes", f"{roots} every {format_duration(interval_s)}"
+    if isinstance(daemon.get("next"), str):
+        yield "next", _local(daemon["next"])
+    progress = daemon.get("progress")
+    if isinstance(progress, dict):
+        yield "now", _progress_text(progress)
+    awaited = daemon.get("follow_up")
+    if isinstance(awaited, dict):
+        yield (
+            "awaits",
+            f"{awaited.get('open')} of the files in flux ({awaited.get('files')}) in"
+            f" {awaited.get('after')} to be closed, for a follow-up snapshot, until"
+            f" {_local(str(awaited.get('until')))}",
+        )
+    upkeep = daemon.get("upkeep")
+    if isinstance(upkeep, dict):
+        yield from _upkeep_lines(upkeep)
+    for what in daemon.get("hook_trouble") or ():
+        yield "hook", f"{what}, at the last snapshot"
+    error = daemon.get("last_error")
+    if isinstance(error, dict):
+        yield "failed", f"{error.get('message')} ({_local(str(error.get('time')))})"
+
+
+def _progress_text(progress: Document) -> str:
+    """Return how far the daemon's snapshot is."""
+    parts = [str(progress.get("state"))]
+    files, size_bytes = progress.get("files"), progress.get("bytes")
+    if isinstance(files, int) and isinstance(size_bytes, int):
+        parts += [format_files(files), format_bytes(size_bytes)]
+    if "path" in progress:
+        parts.append(str(progress["path"]))
+    return ", ".join(parts)
+
+
+def _upkeep_lines(upkeep: Document) -> Iterator[tuple[str, str]]:
+    """Yield the task between two snapshots, and the last result of each task."""
+    if upkeep.get("doing"):
+        yield "now", f"{upkeep['doing']}, until the next snapshot is due"
+    for what in ("forget", "prune", "scrub"):
+        last = upkeep.get(what)
+        if not isinstance(last, dict):
+            continue
+        when = f" ({_local(str(last.get('time')))})"
+        if "error" in last:
+            yield what, f"failed: {last['error']}{when}"
+        elif what == "forget":
+            yield (
+                what,
+                f"{len(last.get('forgotten') or ())} forgotten, {last.get('kept')} kept{when}",
+            )
+        elif what == "prune":
+            yield what, f"{format_bytes(int(last.get('freed_bytes') or 0))} freed{when}"
+        else:
+            spent = format_duration(float(upkeep.get("scrubbed_today_s") or 0))
+            found = "no damage" if last.get("ok") else "there is damage"
+            yield what, f"{found}, {spent} today{when}"
+
+
+def _local(moment: str) -> str:
+    """Convert a time of a JSON document to local time; return any other text unchanged."""
+    moment_ns = from_local_text(moment)
+    return moment if moment_ns is None else local_time_text(moment_ns)

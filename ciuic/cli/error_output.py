@@ -1,0 +1,33 @@
+"""How a command reports an error."""
+
+import contextlib
+from typing import Final
+
+from ciuic.cli.render import print_json_last
+from ciuic.cli.table import print_pair
+from ciuic.errors import CiuicError
+
+__all__ = ["report_error", "report_json"]
+
+_INDENT: Final = len("ciuic: ")
+
+
+def report_error(error: CiuicError, *, as_json: bool) -> None:
+    """Print what went wrong and what to do next, on stderr; with ``as_json`` on stdout as well.
+
+    A stream that can't be written is skipped. A full disk under the log must not replace this error
+    with one of its own, and the exit code still tells the caller.
+    """
+    if as_json:
+        with contextlib.suppress(OSError):
+            report_json(error)
+    with contextlib.suppress(OSError):
+        print_pair("ciuic:", error.message, _INDENT, err=True)
+        if error.hint:
+            print_pair("", error.hint, _INDENT, err=True)
+
+
+def report_json(error: CiuicError) -> None:
+    """Print an error's JSON document on stdout: it ends an array that was being printed."""
+    body = {"kind": error.kind, "message": error.message, "hint": error.hint}
+    print_json_last({**error.done, "error": body})

@@ -1,0 +1,54 @@
+"""Long lists: a terminal shows the first items, a pipe gets all of them."""
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import click
+
+from ciuic.cli.table import terminal_columns
+from ciuic.units import counted
+
+__all__ = ["print_rest", "shown_part"]
+
+T = TypeVar("T")
+
+_SHOWN_MAX: Final = 20
+
+
+def shown_part(
+    items: Sequence[T], *, err: bool = False, shown_max: int = _SHOWN_MAX
+) -> Sequence[T]:
+    """Return the items to print: all of them, or on a terminal the first ones.
+
+    Args:
+        items: The items.
+        err: They are printed on stderr.
+        shown_max: How many of them a terminal shows.
+    """
+    return items if terminal_columns(err=err) is None else items[:shown_max]
+
+
+def print_rest(
+    total: int, named: int, what: str, *, indent: str = "", err: bool = False, document: str = ""
+) -> None:
+    """Print how many items follow those that ``shown_part`` returned, if any do.
+
+    Args:
+        total: The number of all items.
+        named: How many of them the report names: a report may keep the first ones only.
+        what: What an item is, in the singular.
+        indent: Spaces before the line.
+        err: Print on stderr.
+        document: The command that has the named items; empty: the same one with ``--json``.
+    """
+    on_terminal = terminal_columns(err=err) is not None
+    shown = min(named, _SHOWN_MAX) if on_terminal else named
+    if total <= shown:
+        return
+    more = f"{indent}... and {counted(total - shown, f'more {what}')}"
+    if named <= shown:
+        more += ", which the report does not name"
+    else:
+        which = "them" if named == total else f"the first {named:,}"
+        more += f"; {document or '--json'} names {which}"
+    click.echo(more, err=err)

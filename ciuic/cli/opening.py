@@ -1,0 +1,69 @@
+"""Opens the store of a session, and names on stderr the snapshots in it that can't be read."""
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+import click
+
+from ciuic import catalog
+from ciuic.cli.render import printable
+from ciuic.cli.session import Session
+from ciuic.cli.table import terminal_columns
+from ciuic.errors import UnreachableError
+from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary
+from ciuic.store.directory.leftovers import IS_DIRECTORY
+from ciuic.store.store import Store, open_store
+
+__all__ = ["CLOSER", "NEWER", "find_snapshot", "opened", "shown_ids", "warn_damaged"]
+
+NEWER: Final = "is newer and can't be read"
+"""Why a damaged snapshot is named: an older one is used as ``latest``."""
+CLOSER: Final = "may be closer to that time and can't be read"
+"""Why a damaged snapshot is named: another one is used for a time."""
+
+
+@contextlib.contextmanager
+def opened(session: Session, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Store]:
+    """Open the session's store; a writer warns about leftovers that cannot be deleted."""
+    path, owner = session.store_path(), session.store_owner() if write else None
+    with open_store(path, write=write, wait_s=wait_s, owner=owner) as store:
+        for what in store.stuck.values():
+            click.echo(f"ciuic: {printable(what)}; it stays", err=True)
+        if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
+            click.echo(f"       {UnreachableError.default_hint}", err=True)
+        yield store
+
+
+def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] = ()) -> None:
+    """Name every snapshot that can't be read on stderr, except for some IDs."""
+    for snapshot_id, what in sorted(catalog.damaged_manifests(store).items()):
+        if snapshot_id not in except_for:
+            session.damaged[snapshot_id] = what
+            click.echo(f"ciuic: {snapshot_id} can't be read: {printable(what)}", err=True)
+
+
+def shown_ids(store: Store) -> dict[SnapshotId, str]:
+    """Map each ID to its form in a table: the shortest unique prefix on a terminal.
+
+    In a pipe a table has whole IDs, and the result is empty: a script may keep an ID until another
+    snapshot has the same first digits.
+    """
+    return {} if terminal_columns() is None else store.short_ids()
+
+
+def find_snapshot(
+    session: Session, store: Store, text: str, *, holding: Sequence[bytes] = ()
+) -> SnapshotSummary:
+    """Return the snapshot that ``text`` means: an ID, a prefix, ``latest`` or a time.
+
+    With ``holding``, ``latest`` means the newest snapshot whose roots hold these paths. Names on
+    stderr the snapshots that ``text`` may mean instead, and that can't be read.
+    """
+    found = catalog.find_snapshot(store, text, holding=holding)
+    for snapshot_id, what in catalog.passed_over(store, text, found).items():
+        session.damaged[snapshot_id] = what
+        reason = NEWER if text == catalog.LATEST else CLOSER
+        click.echo(f"ciuic: {snapshot_id} {reason}: {printable(what)}", err=True)
+    return found

@@ -1,0 +1,137 @@
+"""Options and argument checks that commands share.
+
+Nothing here imports the store: help must be instant.
+"""
+
+import os
+from typing import TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from ciuic.errors import UsageError
+from ciuic.units import parse_duration_s, parse_size_bytes
+
+__all__ = [
+    "absolute",
+    "given",
+    "json_option",
+    "late_options",
+    "local_directory",
+    "local_file",
+    "size_bytes",
+    "trash_option",
+    "wait_option",
+]
+
+T = TypeVar("T")
+
+
+def given(context: click.Context, parameter: click.Parameter, value: T) -> T:
+    """Refuse an empty argument: an unset shell variable is its usual cause."""
+    values = value if isinstance(value, tuple) else (value,)
+    if any(item == "" for item in values):
+        raise click.BadParameter("is empty", context, parameter)
+    return value
+
+
+def size_bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Convert the value of an option that takes a size to bytes."""
+    if value is None:
+        return None
+    try:
+        return parse_size_bytes(given(context, parameter, value))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+def _duration_s(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | None:
+    """Convert the value of an option that takes a duration to seconds."""
+    if value is None:
+        return None
+    try:
+        return parse_duration_s(given(context, parameter, value))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    default="10s",
+    callback=_duration_s,
+    metavar="TIME",
+    show_default=True,
+    help="How long to wait for another process that is writing to the store.",
+)
+trash_option = click.option(
+    "--trash",
+    "trash_s",
+    callback=_duration_s,
+    metavar="TIME",
+    help="How long forgotten snapshots can be brought back; 0 removes them now.  [default: as"
+    " configured]",
+)
+
+
+def late_options() -> list[click.Parameter]:
+    """``--config`` and ``--store`` again, for after the command, where people type them too."""
+    return [
+        click.Option(
+            [f"--{name}"],
+            expose_value=False,
+            hidden=True,
+            callback=_override,
+            help="The same as before the command.",
+        )
+        for name in ("config", "store")
+    ]
+
+
+def _override(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Let an option after the command replace the same option before it."""
+    from ciuic.cli.session import Session
+
+    if value is None:
+        return
+    session = context.find_object(Session)
+    if context.resilient_parsing:
+        context.meta[f"ciuic.{parameter.name}"] = value  # a completion has no session
+    elif session is not None:
+        checked = given(context, parameter, value)
+        if parameter.name == "config":
+            session.config = checked
+        else:
+            session.store = checked
+
+
+def absolute(path: str) -> bytes:
+    """Make a path absolute, and return its raw bytes.
+
+    Raises:
+        UsageError: The path is relative, and the current directory is gone.
+    """
+    try:
+        return os.fsencode(os.path.abspath(path))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path!r} is relative, and the current directory no longer exists",
+            hint="Give an absolute path.",
+        ) from error
+
+
+def local_directory(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Let the shell complete a directory of this machine."""
+    return [CompletionItem(incomplete, "dir")]
+
+
+def local_file(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Let the shell complete a file of this machine."""
+    return [CompletionItem(incomplete, "file")]

@@ -1,0 +1,98 @@
+"""``ciuic list --path``: the snapshots that hold a path, and whether it is intact there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import click
+
+from ciuic.catalog import SnapshotChain
+from ciuic.cli.render import labels, print_json_array, printable
+from ciuic.cli.table import Column, cut_end, cut_time, print_table
+from ciuic.documents import Document
+from ciuic.ids import SnapshotId
+from ciuic.model import path_text
+from ciuic.report.versions import DAMAGED, Version
+from ciuic.system.clock import local_time_text, rfc3339
+from ciuic.units import format_bytes
+
+__all__ = ["print_versions"]
+
+_COLUMNS: Final = (
+    Column("ID"),
+    Column("TAKEN", cut=cut_time, least=16),
+    Column("SIZE", right=True, drop=2),
+    Column("MODIFIED", drop=4),
+    Column("STATE"),
+    Column("SAME AS", drop=1),
+    Column("TAGS", drop=3, cut=cut_end, least=6),
+)
+
+
+def print_versions(
+    found: Sequence[Version],
+    chains: Mapping[SnapshotId, SnapshotChain],
+    *,
+    path: bytes,
+    short: Mapping[SnapshotId, str],
+    as_json: bool,
+    machine_readable: bool,
+) -> bool:
+    """Print versions of a path, in a table with short IDs; return whether any is damaged."""
+    if as_json:
+        print_json_array(_json(version, chains, path) for version in found)
+    elif machine_readable:
+        for version in found:
+            click.echo(_line(version))
+    else:
+        print_table(_COLUMNS, [_row(version, short) for version in found])
+    damaged = [version for version in found if version.state == DAMAGED]
+    for version in damaged:
+        click.echo(
+            f"ciuic: {printable(path)} in {version.snapshot.id}: {printable(version.what)}",
+            err=True,
+        )
+    if damaged:
+        click.echo("       'ciuic verify ID' names what is damaged.", err=True)
+    return bool(damaged)
+
+
+def _json(version: Version, chains: Mapping[SnapshotId, SnapshotChain], path: bytes) -> Document:
+    return {
+        **version.snapshot.as_json(),
+        **chains[version.snapshot.id].as_json(),
+        "path": {
+            "path": path_text(path),
+            "state": version.state,
+            "what": version.what or None,
+            "size_bytes": _size_bytes(version),
+            "mtime": None if version.entry is None else rfc3339(version.entry.mtime_ns),
+            "same_as": version.same_as,
+        },
+    }
+
+
+def _size_bytes(version: Version) -> int | None:
+    """Return the size of the path; None for a directory, because no snapshot records its size."""
+    entry = version.entry
+    return None if entry is None or entry.is_directory else entry.size_bytes
+
+
+def _line(version: Version) -> str:
+    summary, size_bytes = version.snapshot, _size_bytes(version)
+    return (
+        f"{summary.id}|{local_time_text(summary.taken_ns)}|{summary.logical_bytes}"
+        f"|{version.state}|{version.same_as or ''}|{'' if size_bytes is None else size_bytes}"
+    )
+
+
+def _row(version: Version, short: Mapping[SnapshotId, str]) -> list[str]:
+    entry, summary, size_bytes = version.entry, version.snapshot, _size_bytes(version)
+    return [
+        short.get(summary.id, summary.id),
+        local_time_text(summary.taken_ns),
+        "" if size_bytes is None else format_bytes(size_bytes),
+        "" if entry is None else local_time_text(entry.mtime_ns),
+        version.state,
+        "" if version.same_as is None else short.get(version.same_as, version.same_as),
+        labels(summary.tags, pinned=summary.pinned),
+    ]

@@ -1,0 +1,1 @@
+"""Maintenance of a store: forget, prune, scrub, repair, tags and pins."""

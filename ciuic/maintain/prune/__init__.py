@@ -1,0 +1,1 @@
+"""Prune: find out what no snapshot needs, and remove it."""

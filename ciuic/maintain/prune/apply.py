@@ -1,0 +1,220 @@
+"""Carry out a prune plan: free the space of chunks that no snapshot needs.
+
+expire     remove snapshots whose time in the trash is over
+remove     remove packs without needed chunks
+rewrite    copy the needed chunks of fragmented or small packs to new packs, and remove the old ones
+
+A prune can be stopped at any moment: every snapshot stays intact, and the next prune does the rest.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ciuic.errors import CiuicError, StoreFullError
+from ciuic.ids import ChunkId, PackId
+from ciuic.maintain.prune.report import PruneCounts, PrunePlan, PruneReport
+from ciuic.maintain.watch import OnProgress, cancel_check
+from ciuic.store.gc.remove import Removals, remove_parity
+from ciuic.store.gc.rewrite import Rewriter, Rewritten, point_at_retained
+from ciuic.store.gc.rewrite_output import (
+    CountingOutput,
+    NewPack,
+    Output,
+    PackOutput,
+    forget_packs,
+)
+from ciuic.store.parity.shape import PARITY_DEFAULT
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+from ciuic.system.free_space import free_space
+
+__all__ = ["apply_prune", "foresee_prune"]
+
+_STOPPED = "prune was stopped; what was removed stays removed; run it again to continue"
+
+
+class _Work(NamedTuple):
+    """What every step of a prune needs.
+
+    Attributes:
+        check: Raises CancelledError once the user has interrupted.
+        done: Receives the number of packs that were rewritten.
+        duration_s: Returns the time since the prune began.
+    """
+
+    store: Store
+    plan: PrunePlan
+    parity: float
+    check: Callable[[], None]
+    done: Callable[[int], None]
+    duration_s: Callable[[], float]
+
+
+def foresee_prune(
+    store: Store,
+    plan: PrunePlan,
+    *,
+    parity: float = PARITY_DEFAULT,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress = lambda _what, _done, _total: None,
+) -> PruneReport:
+    """The report that ``apply_prune`` would return, to the byte, unless it finds new damage.
+
+    Frames that a prune would encode again are encoded and thrown away, to learn their new length.
+    """
+    work = _work(store, plan, parity, clock, cancelled=cancelled, progress=progress)
+    free_bytes = free_space(store.path).available_bytes + plan.removed_bytes
+    rewritten = _rewrite(work, CountingOutput(free_bytes))
+    return _report(work, rewritten, dry_run=True)
+
+
+def apply_prune(
+    store: Store,
+    plan: PrunePlan,
+    *,
+    parity: float = PARITY_DEFAULT,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress = lambda _what, _done, _total: None,
+) -> PruneReport:
+    """Carry out a plan. The store must have been open for writing since the plan was made.
+
+    Args:
+        store: Open for writing.
+        plan: The plan.
+        parity: The share of each new pack that its parity takes, 0 to 1.
+        clock: Measures how long it takes.
+        cancelled: Asked often.
+        progress: Receives the stage, the steps done and their total.
+
+    Raises:
+        StoreFullError: There is no space to rewrite packs; the steps that need none were done.
+        StoreError: The store failed; every snapshot is as it was.
+        CancelledError: ``cancelled`` turned true; what was done stays done.
+    """
+    work = _work(store, plan, parity, clock, cancelled=cancelled, progress=progress)
+    if plan.has_work:
+        store.prune_mark.set()
+    remove_parity(store.path, plan.orphans)
+    with Removals(store.path) as removals:
+        removals.begin_with(functools.partial(_expire, store, plan))
+        rewritten = _remove_and_rewrite(work, removals)
+    store.prune_mark.clear()
+    return _report(work, rewritten, dry_run=False)
+
+
+def _work(
+    store: Store,
+    plan: PrunePlan,
+    parity: float,
+    clock: Clock,
+    *,
+    cancelled: Callable[[], bool],
+    progress: OnProgress,
+) -> _Work:
+    began_s = clock.monotonic_s()
+    return _Work(
+        store,
+        plan,
+        parity,
+        check=cancel_check(cancelled, _STOPPED),
+        done=lambda done: progress("rewrite", done, len(plan.rewritten)),
+        duration_s=lambda: clock.monotonic_s() - began_s,
+    )
+
+
+def _expire(store: Store, plan: PrunePlan) -> None:
+    """Remove expired snapshots from the trash, durably. Only then may packs be removed.
+
+    Other threads change the chunk index and write new packs meanwhile, which harms no snapshot in
+    the trash. After an interruption, the next writer adds to the chunk index what it lacks.
+    """
+    store.trash.empty(plan.expired)
+    for snapshot_id in store.trash.orphaned_copies():
+        store.manifests.copies.remove(snapshot_id)
+
+
+def _remove_and_rewrite(work: _Work, removals: Removals) -> Rewritten:
+    """Rewrite packs and remove packs; if rewriting fails, still remove the unneeded packs."""
+    store, plan = work.store, work.plan
+    unneeded = [use.pack_id for use in plan.removed]
+    with _pack_output(work, removals, unneeded) as output:
+        if not output.has_free_space:
+            removals.wait()
+        try:
+            point_at_retained(store.path, store.index, plan.usage.retained)
+            return _rewrite(work, output)
+        except CiuicError as error:
+            if not output.unneeded:
+                raise
+            # Their removal needs no space, and may free the space that rewriting needs.
+            _remove_unneeded(store, plan.usage.retained, output.unneeded, removals)
+            if not isinstance(error, StoreFullError):
+                removals.finish()
+                raise
+    with _pack_output(work, removals, []) as output:
+        return _rewrite(work, output)
+
+
+def _pack_output(work: _Work, removals: Removals, unneeded: list[PackId]) -> PackOutput:
+    store = work.store
+    return PackOutput(
+        store.path,
+        store.session_id,
+        store.index,
+        removals,
+        parity=work.parity,
+        free_bytes=lambda: free_space(store.path).available_bytes,
+        unneeded=unneeded,
+    )
+
+
+def _rewrite(work: _Work, output: Output[NewPack]) -> Rewritten:
+    store, plan = work.store, work.plan
+    joins_small = bool(work.parity)
+    rewriter = Rewriter(
+        store.path, store.reader, plan.marks, plan.usage, output, joins_small=joins_small
+    )
+    return rewriter.run(plan.rewritten, check=work.check, done=work.done)
+
+
+def _remove_unneeded(
+    store: Store, retained: dict[ChunkId, PackId], unneeded: list[PackId], removals: Removals
+) -> None:
+    """Remove packs. If the disk is too full to change the chunk index, it is built again."""
+    removals.wait()
+    try:
+        point_at_retained(store.path, store.index, retained)
+        forget_packs(store.index, unneeded)
+        removals.add(unneeded)
+    except StoreFullError:
+        store.index_keeper.drop()
+        removals.add(unneeded)
+        removals.wait()
+        store.index_keeper.renew()
+        point_at_retained(store.path, store.index, retained)
+
+
+def _report(work: _Work, rewritten: Rewritten, *, dry_run: bool) -> PruneReport:
+    plan = work.plan
+    stay = {
+        use.pack_id: use.size_bytes for use in plan.rewritten if use.pack_id in rewritten.damaged
+    }
+    kept_bytes = plan.kept.size_bytes + sum(stay.values())
+    return PruneReport(
+        dry_run=dry_run,
+        expired=plan.expired,
+        in_trash=plan.in_trash,
+        removed=PruneCounts(len(plan.removed), plan.removed_bytes),
+        rewritten=PruneCounts(*rewritten.removed),
+        merged=plan.merged,
+        written=PruneCounts(*rewritten.written),
+        kept=PruneCounts(plan.kept.packs + len(stay), kept_bytes),
+        orphans=PruneCounts(len(plan.orphans), sum(plan.orphans.values())),
+        damaged=tuple(sorted({*plan.damaged, *stay})),
+        needed_chunks=plan.needed_chunks,
+        dead_chunks=plan.dead_chunks,
+        total_s=work.duration_s(),
+    )

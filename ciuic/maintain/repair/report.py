@@ -1,0 +1,258 @@
+"""The plan of a repair, and its report."""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ciuic.documents import Document
+from ciuic.ids import ChunkId, PackId, SnapshotId
+from ciuic.maintain.repair.sources import Origin
+from ciuic.model import PathWarning
+
+__all__ = [
+    "OTHER_PACK",
+    "PARITY",
+    "SAME_PACK",
+    "BadManifest",
+    "BadPack",
+    "Remaining",
+    "RepairPlan",
+    "RepairReport",
+    "SavedChunk",
+    "chunk_counts",
+]
+
+PARITY: Final = "parity"
+OTHER_PACK: Final = "another pack"
+SAME_PACK: Final = "the same pack"
+"""Only the first of the two copies of its frame's header is damaged."""
+
+
+class SavedChunk(NamedTuple):
+    """A chunk of a damaged frame that the store can still read from elsewhere.
+
+    Attributes:
+        kind: ``DATA``, ``RECIPE`` or ``TREE``.
+        source: ``OTHER_PACK``, ``SAME_PACK`` or ``PARITY``.
+    """
+
+    kind: int
+    source: str
+
+
+class BadPack(NamedTuple):
+    """A damaged pack, and where its chunks can be read.
+
+    Attributes:
+        pack_id: Its ID.
+        what: What is wrong with it.
+        is_repairable: Parity restores the pack in full.
+        saved: Chunks of damaged frames that the store can still read from elsewhere.
+        lost: Chunks of damaged frames that no pack and no parity has, and their kinds.
+        stays: A later version wrote some of it, so that it can't be rewritten. Only the chunks of
+            its damaged frames are stored again, in another pack.
+    """
+
+    pack_id: PackId
+    what: str
+    is_repairable: bool
+    saved: dict[ChunkId, SavedChunk]
+    lost: dict[ChunkId, int]
+    stays: bool = False
+
+    @property
+    def has_remedy(self) -> bool:
+        """Whether a repair rewrites the pack, or stores some of its chunks again."""
+        return not self.stays or any(saved.source == PARITY for saved in self.saved.values())
+
+
+class BadManifest(NamedTuple):
+    """A manifest that is damaged or gone.
+
+    Attributes:
+        id: ID of the snapshot.
+        what: What is wrong.
+        has_copy: It has a sound copy, which can replace it.
+        in_trash: The snapshot is in the trash.
+        is_gone: There is no file that could be set aside.
+        hint: What the user can do if a repair can't help.
+    """
+
+    id: SnapshotId
+    what: str
+    has_copy: bool
+    in_trash: bool = False
+    is_gone: bool = False
+    hint: str = ""
+
+    @property
+    def has_remedy(self) -> bool:
+        """Whether a repair replaces it or sets it aside."""
+        return self.has_copy or not self.is_gone
+
+
+class Remaining(NamedTuple):
+    """A snapshot that stays damaged, even after the repair.
+
+    Attributes:
+        id: ID of the snapshot.
+        damaged: The first damaged paths.
+        damaged_count: Number of damaged paths.
+        files_left: Regular files that can be restored.
+        files: All regular files of the snapshot.
+    """
+
+    id: SnapshotId
+    damaged: tuple[PathWarning, ...]
+    damaged_count: int
+    files_left: int
+    files: int
+
+    def as_json(self) -> Document:
+        """The form that commands print."""
+        return {
+            "id": self.id,
+            "files": self.files,
+            "files_left": self.files_left,
+            "damaged_count": self.damaged_count,
+            "damaged": [warning.as_json() for warning in self.damaged],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """The damage that was found, and what a repair will do.
+
+    Attributes:
+        packs: Damaged packs.
+        origins: Chunks that no pack has, each with a file that still has its bytes.
+        lost: Chunks that snapshots need, and that were not found anywhere.
+        manifests: Damaged or lost manifests. A damaged one without a copy is set aside, and counts
+            as lost from then on.
+        retired: What is wrong with the list of retired IDs, which will be set aside; empty if
+            nothing is.
+        bare: Packs without sound parity.
+        uncopied: Snapshots whose manifest has no copy, or an outdated one.
+        stale_catalog: The chunk index does not match the packs.
+        remaining: Snapshots that stay damaged.
+        unreachable: Packs, parity files, manifests and leftovers that the file system can't return,
+            by path in the store, and why. Nothing can replace them.
+        unread: What a later version wrote, by path in the store: it is left as it is.
+        read_bytes: Bytes of packs that were read.
+        pack_count: Number of packs.
+    """
+
+    packs: tuple[BadPack, ...]
+    origins: dict[ChunkId, Origin]
+    lost: frozenset[ChunkId]
+    manifests: tuple[BadManifest, ...]
+    retired: str
+    bare: tuple[PackId, ...]
+    uncopied: tuple[SnapshotId, ...]
+    stale_catalog: bool
+    remaining: tuple[Remaining, ...]
+    unreachable: dict[str, str]
+    unread: dict[str, str]
+    read_bytes: int
+    pack_count: int
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether damage was found."""
+        found = self.packs or self.manifests or self.retired or self.unreachable
+        return bool(found or self.origins or self.remaining)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether damage will remain after the repair."""
+        is_lost = any(not manifest.has_copy for manifest in self.manifests)
+        stays = any(pack.stays for pack in self.packs)
+        return bool(self.remaining or self.unreachable) or is_lost or stays
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a repair would change the store."""
+        return bool(
+            any(pack.has_remedy for pack in self.packs)
+            or any(manifest.has_remedy for manifest in self.manifests)
+            or self.retired
+            or self.origins
+            or self.bare
+            or self.uncopied
+            or self.stale_catalog
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """The report of a repair, or of what it would do.
+
+    Attributes:
+        plan: The plan.
+        applied: The plan was carried out.
+        quarantined: Names in ``quarantine/`` of the files that were set aside.
+        total_s: How long it took.
+    """
+
+    plan: RepairPlan
+    applied: bool
+    quarantined: tuple[str, ...]
+    total_s: float
+
+    @property
+    def ok(self) -> bool:
+        """No damage remains if the plan was applied; otherwise, no damage was found."""
+        return not (self.plan.is_hopeless if self.applied else self.plan.is_damaged)
+
+    def as_json(self) -> Document:
+        """The document of ``ciuic repair --json``."""
+        plan = self.plan
+        return {
+            "ok": self.ok,
+            "applied": self.applied,
+            "read_bytes": plan.read_bytes,
+            "packs_read": plan.pack_count,
+            "packs": [
+                {
+                    "pack": pack.pack_id.hex(),
+                    "what": pack.what,
+                    "whole": pack.is_repairable,
+                    "stays": pack.stays,
+                    "chunks": chunk_counts(pack, plan),
+                }
+                for pack in plan.packs
+            ],
+            "found_chunks": len(plan.origins),
+            "lost_chunks": len(plan.lost),
+            "manifests": [
+                {
+                    "id": manifest.id,
+                    "what": manifest.what,
+                    "has_copy": manifest.has_copy,
+                    "in_trash": manifest.in_trash,
+                    "is_gone": manifest.is_gone,
+                }
+                for manifest in plan.manifests
+            ],
+            "retired": plan.retired,
+            "unreachable": [
+                {"path": path, "what": what} for path, what in sorted(plan.unreachable.items())
+            ],
+            "unread": [{"path": path, "what": what} for path, what in sorted(plan.unread.items())],
+            "parity_missing": len(plan.bare),
+            "copies_missing": len(plan.uncopied),
+            "stale_catalog": plan.stale_catalog,
+            "snapshots": [remaining.as_json() for remaining in plan.remaining],
+            "quarantined": list(self.quarantined),
+            "total_s": round(self.total_s, 6),
+        }
+
+
+def chunk_counts(bad: BadPack, plan: RepairPlan) -> dict[str, int]:
+    """The number of chunks of a pack's damaged frames, by the source that still has them."""
+    counts: dict[str, int] = {}
+    for saved in bad.saved.values():
+        counts[saved.source] = counts.get(saved.source, 0) + 1
+    for chunk_id in bad.lost:
+        how = plan.origins[chunk_id].how if chunk_id in plan.origins else "lost"
+        counts[how] = counts.get(how, 0) + 1
+    return counts

@@ -1,0 +1,1 @@
+"""Scrub: reads all packs in turn, so that damage is found early."""

@@ -1,0 +1,104 @@
+"""Single checks of a scrub. They change nothing."""
+
+import contextlib
+import os
+
+from ciuic.catalog import lost_manifest, lost_snapshots
+from ciuic.errors import (
+    CorruptionError,
+    SnapshotNotFoundError,
+    StoreError,
+    UnknownFormatError,
+    UnreachableError,
+)
+from ciuic.ids import ChunkId, PackId
+from ciuic.model import PathWarning
+from ciuic.store.health.inspect import PackCheck
+from ciuic.store.parity.parity_file import inspect_parity, parity_path
+from ciuic.store.records import layout
+from ciuic.store.store import Store
+
+__all__ = [
+    "check_with_parity",
+    "damaged_manifests",
+    "is_readable",
+    "recorded_packs",
+    "sound_copies",
+]
+
+
+def recorded_packs(store: Store) -> set[PackId]:
+    """Packs that the chunk index names; empty if it is missing or damaged."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return set(index.packs())
+    return set()
+
+
+def damaged_manifests(store: Store) -> list[PathWarning]:
+    """Manifests and copies of manifests that are damaged or lost.
+
+    Every file is read: the rows of the chunk index do not prove that the files are intact.
+    """
+    found = []
+    for snapshot_id in sorted(store.manifests.files()):
+        file = layout.manifest_name(snapshot_id)
+        has_copy = os.path.lexists(os.path.join(store.path, layout.PARITY, file))
+        is_copied = has_copy and store.manifests.copies.read(snapshot_id) is not None
+        if has_copy and not is_copied:
+            path = os.fsencode(os.path.join(layout.PARITY, file))
+            found.append(PathWarning(path, "the copy of a manifest is damaged"))
+        with contextlib.suppress(SnapshotNotFoundError):
+            try:
+                store.manifest(snapshot_id, copy=False)
+            except (CorruptionError, UnknownFormatError) as error:
+                what = f"{error.message}; its copy is sound" if is_copied else error.message
+                path = os.fsencode(os.path.join(layout.SNAPSHOTS, file))
+                found.append(PathWarning(path, what))
+    for snapshot_id in lost_snapshots(store):
+        path = os.fsencode(os.path.join(layout.SNAPSHOTS, layout.manifest_name(snapshot_id)))
+        found.append(PathWarning(path, lost_manifest(store, snapshot_id).message))
+    return found
+
+
+def is_readable(store: Store, chunk_id: ChunkId, kind: int) -> bool:
+    """Whether any pack or parity gives the chunk.
+
+    Raises:
+        StoreError: An I/O error of the store, which is not damage of a chunk.
+    """
+    try:
+        store.reader.chunk(chunk_id, kind=kind)
+    except (CorruptionError, UnknownFormatError):
+        return False
+    return True
+
+
+def sound_copies(store: Store, pack_id: PackId, chunk_ids: list[ChunkId]) -> dict[ChunkId, PackId]:
+    """For chunks that the chunk index places in this pack: another pack with a sound copy."""
+    found: dict[ChunkId, PackId] = {}
+    for chunk_id, place in store.reader.places(chunk_ids).items():
+        in_pack = place.pack_id == pack_id
+        other = store.reader.another_place(chunk_id, place) if in_pack else None
+        if other is not None:
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                store.reader.frame(other, repair=False)
+                found[chunk_id] = other.pack_id
+    return found
+
+
+def check_with_parity(store_path: str, check: PackCheck) -> PackCheck:
+    """Add the result of checking a pack's parity: otherwise rot in parity is found too late.
+
+    A pack without parity does not count as damaged.
+    """
+    try:
+        problem = inspect_parity(store_path, check.pack_id)
+    except UnreachableError as error:
+        problem = error.message
+    else:
+        if not problem or not os.path.lexists(parity_path(store_path, check.pack_id)):
+            return check
+    what = f"its parity is damaged: {problem}"
+    return check._replace(what=f"{check.what}; {what}" if check.what else what)

@@ -1,0 +1,148 @@
+"""Which files in which snapshots need lost chunks."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ciuic.catalog import list_snapshots
+from ciuic.documents import Document
+from ciuic.errors import CancelledError, SnapshotNotFoundError, StoreError
+from ciuic.ids import ChunkId, PackId, SnapshotId
+from ciuic.maintain.same_store import refuse_other_store
+from ciuic.maintain.watch import cancel_check
+from ciuic.model import path_text
+from ciuic.store.store import Store, open_store
+from ciuic.view.damage import DamageSurvey, known_lost
+
+__all__ = ["CostSearch", "DamagedFile", "FileCost"]
+
+
+class DamagedFile(NamedTuple):
+    """A path that can't be restored, and the snapshots where this is so, newest first."""
+
+    path: bytes
+    what: str
+    snapshots: tuple[SnapshotId, ...]
+
+    def as_json(self) -> Document:
+        """A part of the document of ``ciuic scrub --json``."""
+        return {
+            "path": path_text(self.path),
+            "what": self.what,
+            "snapshots": list(self.snapshots),
+        }
+
+
+class FileCost(NamedTuple):
+    """A damaged file, and the pack that lost its chunks.
+
+    Attributes:
+        file: The file.
+        is_listed: It needs a chunk that the search was made for.
+        pack_id: The pack that lost the first of these chunks; None if that is not known.
+    """
+
+    file: DamagedFile
+    is_listed: bool
+    pack_id: PackId | None
+
+
+class _Found:
+    """A damaged path while the search goes on."""
+
+    def __init__(self, what: str, lost_ids: list[ChunkId], lost: Mapping[ChunkId, PackId | None]):
+        self.what = what
+        self.snapshots: list[SnapshotId] = []
+        self.is_listed = bool(lost_ids)
+        self.pack_id = lost[lost_ids[0]] if lost_ids else None
+
+
+class CostSearch:
+    """Finds the files that need lost chunks, in one or several calls.
+
+    A search can be cancelled at any moment; the next call continues it. It starts again only if
+    some of the lost chunks have been stored again meanwhile. Snapshots that were taken since the
+    search began are left out: no snapshot refers to chunks that are known to be lost.
+
+    Args:
+        store_id: ID of the store that lost chunks.
+        lost: The lost chunks, each with the pack that lost it; None if that is not known.
+    """
+
+    def __init__(self, store_id: str, lost: Mapping[ChunkId, PackId | None]) -> None:
+        self._store_id = store_id
+        self._lost = lost
+        self._still_lost: set[ChunkId] = set()
+        self._survey: DamageSurvey | None = None
+        self._left: list[SnapshotId] = []
+        self._found: dict[bytes, _Found] = {}
+
+    def find(
+        self, store_path: str, cancelled: Callable[[], bool] = lambda: False
+    ) -> list[FileCost] | None:
+        """Walk snapshots until all were walked, or ``cancelled`` turns true.
+
+        Returns:
+            Every damaged file, sorted by path; None if the search was cancelled.
+
+        Raises:
+            StoreError: The store can't be used, or a different store is at its path; the next call
+                starts again.
+        """
+        with open_store(store_path) as store, contextlib.suppress(CancelledError):
+            try:
+                refuse_other_store(store_path, self._store_id)
+                self._walk(store, cancel_check(cancelled, "scrub was stopped"))
+                refuse_other_store(store_path, self._store_id)
+            except StoreError:
+                self._survey = None
+                raise
+            return self._costs(store)
+        return None
+
+    def _walk(self, store: Store, check: Callable[[], None]) -> None:
+        still_lost = _still_lost(store, self._lost)
+        lost = still_lost | known_lost(store)
+        if self._survey is None or not self._still_lost <= still_lost:
+            self._still_lost = still_lost
+            self._survey = DamageSurvey(store, lost)
+            self._left = [snapshot.id for snapshot in reversed(list_snapshots(store))]
+            self._found = {}
+        self._survey.resume(store, lost, check)
+        while self._left:
+            with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
+                self._note_damage(self._survey, self._left[-1])
+            self._left.pop()
+            check()
+
+    def _note_damage(self, survey: DamageSurvey, snapshot_id: SnapshotId) -> None:
+        for damaged in list(survey.damage(snapshot_id)):
+            if damaged.path not in self._found:
+                lost_ids = [
+                    chunk_id for chunk_id in damaged.chunks.values() if chunk_id in self._lost
+                ]
+                self._found[damaged.path] = _Found(damaged.what, lost_ids, self._lost)
+            self._found[damaged.path].snapshots.append(snapshot_id)
+
+    def _costs(self, store: Store) -> list[FileCost]:
+        listed = store.manifests.files()
+        costs = []
+        for path, found in sorted(self._found.items()):
+            snapshots = tuple(
+                [snapshot_id for snapshot_id in found.snapshots if snapshot_id in listed]
+            )
+            if snapshots:
+                file = DamagedFile(path, found.what, snapshots)
+                costs.append(FileCost(file, found.is_listed, found.pack_id))
+        return costs
+
+
+def _still_lost(store: Store, lost: Mapping[ChunkId, PackId | None]) -> set[ChunkId]:
+    """The lost chunks that no snapshot has stored again in another pack since."""
+    index = store.existing_index
+    places = {} if index is None else index.places(list(lost))
+    return {
+        chunk_id
+        for chunk_id, pack_id in lost.items()
+        if chunk_id not in places or places[chunk_id].pack_id == pack_id
+    }

@@ -1,0 +1,114 @@
+"""The results of earlier checks, from the chunk index. Reads no pack."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ciuic.documents import Document
+from ciuic.errors import StoreError
+from ciuic.ids import PackId
+from ciuic.store.index.places import CheckRecord
+from ciuic.store.store import Store
+from ciuic.system.clock import rfc3339
+from ciuic.view.damage import known_lost
+
+__all__ = ["Health", "KnownDamage", "health", "read_since_s", "recorded_checks"]
+
+_NS: Final = 1_000_000_000
+_SLOW_BYTES_PER_S: Final = 10_000_000
+
+
+class KnownDamage(NamedTuple):
+    """A pack that was damaged at its last check."""
+
+    pack_id: PackId
+    what: str
+    checked_ns: int
+
+    def as_json(self) -> dict[str, str]:
+        """A part of the documents of ``ciuic scrub --json`` and ``stats --json``."""
+        return {
+            "pack": self.pack_id.hex(),
+            "what": self.what,
+            "checked": rfc3339(self.checked_ns),
+        }
+
+
+@dataclass(slots=True)
+class Health:
+    """The results of earlier checks.
+
+    Attributes:
+        packs: The number of packs.
+        unchecked: How many packs were never read in full.
+        oldest_ns: The time of the oldest last check; None if some packs were never read, or if
+            there is no pack.
+        damaged: Packs that are known to be damaged.
+        lost_chunks: How many chunks are lost: no pack and no parity has them.
+    """
+
+    packs: int
+    unchecked: int
+    oldest_ns: int | None
+    damaged: tuple[KnownDamage, ...]
+    lost_chunks: int
+
+    def as_json(self) -> Document:
+        """The field ``checks`` of ``ciuic stats --json`` and ``status --json``."""
+        return {
+            "packs": self.packs,
+            "unchecked": self.unchecked,
+            "oldest": None if self.oldest_ns is None else rfc3339(self.oldest_ns),
+            "damaged": [known.as_json() for known in self.damaged],
+            "lost_chunks": self.lost_chunks,
+        }
+
+
+def health(store: Store) -> Health:
+    """The results of earlier checks. Reads no pack.
+
+    Raises:
+        StoreError: The directory of packs can't be read.
+    """
+    packs = store.pack_files()
+    checks = {
+        pack_id: check for pack_id, check in recorded_checks(store).items() if pack_id in packs
+    }
+    unchecked = len(packs) - len(checks)
+    damaged = [
+        KnownDamage(pack_id, check.what, check.checked_ns)
+        for pack_id, check in sorted(checks.items(), key=lambda item: item[1].checked_ns)
+        if check.what
+    ]
+    oldest_ns = min((check.checked_ns for check in checks.values()), default=None)
+    return Health(
+        packs=len(packs),
+        unchecked=unchecked,
+        oldest_ns=None if unchecked else oldest_ns,
+        damaged=tuple(damaged),
+        lost_chunks=len(known_lost(store)),
+    )
+
+
+def read_since_s(store: Store, since_ns: int) -> float:
+    """Estimate how long packs have been read since then, from the times of their checks.
+
+    A pack counts with the time since the check before it, but at most with the time of a slow disk.
+    """
+    checks = [check for check in recorded_checks(store).values() if check.checked_ns >= since_ns]
+    spent_s = 0.0
+    before_ns = since_ns
+    for check in sorted(checks, key=lambda check: (check.checked_ns, check.read_bytes)):
+        slow_s = check.read_bytes / _SLOW_BYTES_PER_S
+        spent_s += min((check.checked_ns - before_ns) / _NS, slow_s)
+        before_ns = check.checked_ns
+    return spent_s
+
+
+def recorded_checks(store: Store) -> dict[PackId, CheckRecord]:
+    """The last check of each pack; empty if the chunk index is missing or damaged."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.checks()
+    return {}

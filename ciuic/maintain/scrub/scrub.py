@@ -1,0 +1,319 @@
+"""Read packs again regularly, so that rot is found while it can still be repaired.
+
+A scrub reads packs in full, the packs that were checked longest ago first. It compares them with
+their checksums, and records the result and the time in the chunk index. So it can be stopped at any
+moment, and the next scrub continues: a little every day is enough.
+
+Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that no pack has any
+more are removed from the chunk index. The next snapshot that still finds their bytes stores them
+again, which repairs every snapshot that needs them.
+
+No lock keeps the store at its path while packs are read. If its disk is unmounted, or a different
+store appears at its path, the scrub ends: a pack that is missing there is not damage.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from ciuic.errors import CancelledError, StoreError, UnreachableError
+from ciuic.ids import ChunkId, PackId
+from ciuic.maintain.same_store import refuse_other_store
+from ciuic.maintain.scrub.budget import UNLIMITED, Budget
+from ciuic.maintain.scrub.checks import (
+    check_with_parity,
+    damaged_manifests,
+    is_readable,
+    recorded_packs,
+    sound_copies,
+)
+from ciuic.maintain.scrub.pack_health import health, recorded_checks
+from ciuic.maintain.scrub.report import (
+    DamagedPack,
+    OnDamage,
+    ScrubReport,
+    complete_costs,
+    search_for,
+)
+from ciuic.model import PathWarning
+from ciuic.store.directory.find import read_header
+from ciuic.store.health.inspect import PackCheck, inspect_pack, pack_frames
+from ciuic.store.index.places import CheckRecord
+from ciuic.store.records import layout
+from ciuic.store.store import Store, open_store
+from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.clock import Clock
+
+__all__ = ["scrub"]
+
+_NS: Final = 1_000_000_000
+_REMEMBER_S: Final = 20.0
+"""A killed scrub loses the results of this time, and the next one reads those packs again."""
+_LOCK_WAIT_S: Final = 10.0
+_NEVER: Final = CheckRecord(0, 0, "")
+
+OnProgress = Callable[[int, int], None]
+"""Receives the bytes of packs that were read, and of all packs that will be read."""
+
+
+def scrub(
+    store_path: str,
+    *,
+    clock: Clock,
+    budget: Budget = UNLIMITED,
+    rest_s: float = 0.0,
+    manifests: bool = True,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress | None = None,
+    found: OnDamage = lambda _: None,
+) -> ScrubReport:
+    """Read packs in full, the packs that were checked longest ago first.
+
+    No lock is held while packs are read: snapshots and prunes can run meanwhile.
+
+    Args:
+        store_path: The store's directory.
+        clock: The clock.
+        budget: How much to read.
+        rest_s: Packs that were checked more recently than this are not read.
+        manifests: Also read all manifests.
+        cancelled: Asked often; when it turns true, the scrub ends and records its results.
+        progress: Receives the bytes that were read, and the bytes that will be read.
+        found: Receives a damaged pack as soon as it is found, before the result is recorded. The
+            files that it affects are in the report.
+
+    Raises:
+        StoreError: The store can't be used, is gone, or was replaced by a different store. Damage
+            is reported, not raised.
+    """
+    prepare_for_bulk()
+    run = _Scrub(store_path, read_header(store_path).store_id, clock, cancelled, found)
+    return run.run(budget, rest_s, progress, manifests=manifests)
+
+
+class _Start(NamedTuple):
+    """The packs of a store when a scrub begins.
+
+    Attributes:
+        packs: Sizes of packs.
+        recorded: Packs that the chunk index names.
+        unreachable: Packs that the file system can't return, and why.
+    """
+
+    packs: dict[PackId, int]
+    recorded: set[PackId]
+    unreachable: dict[PackId, UnreachableError]
+
+
+class _Scrub:
+    """One scrub of a store."""
+
+    def __init__(
+        self,
+        store_path: str,
+        store_id: str,
+        clock: Clock,
+        cancelled: Callable[[], bool],
+        found: OnDamage,
+    ) -> None:
+        self._store_path = store_path
+        self._store_id = store_id
+        self._clock = clock
+        self._cancelled = cancelled
+        self._found = found
+        self._began_s = clock.monotonic_s()
+        self._report = ScrubReport()
+        self._checks: dict[PackId, CheckRecord] = {}
+        self._waiting: list[tuple[PackCheck, int]] = []
+        self._lost: dict[ChunkId, PackId] = {}
+        self._elsewhere: dict[PackId, dict[ChunkId, PackId]] = {}
+
+    def run(
+        self, budget: Budget, rest_s: float, progress: OnProgress | None, *, manifests: bool
+    ) -> ScrubReport:
+        report = self._report
+        start = self._look_around(manifests=manifests)
+        for pack_id, error in start.unreachable.items():
+            self._note_unreachable(pack_id, error)
+        self._note_gone(start.recorded - start.packs.keys() - start.unreachable.keys())
+        turn = self._in_turn(start.packs, rest_s)
+        wait_s = 0.0
+        try:
+            self._read_all(turn, start.packs, budget, progress)
+            wait_s = 0.0 if report.stopped == "asked" else _LOCK_WAIT_S
+        finally:
+            # Also after an error: packs that were read count for today, and need not be read again.
+            self._remember(wait_s=wait_s)
+        report.has_read_all = not report.stopped and len(turn) == len(start.packs)
+        if report.damaged or report.unreachable or report.has_read_all:
+            report.pending = search_for(report, self._store_id)
+            complete_costs(report, self._store_path, self._cancelled)
+        with self._opened() as store:
+            report.health = health(store)
+        report.total_s = self._clock.monotonic_s() - self._began_s
+        return report
+
+    def _look_around(self, *, manifests: bool) -> _Start:
+        with self._opened() as store:
+            self._checks = recorded_checks(store)
+            recorded = recorded_packs(store)
+            start = _Start(store.pack_files(), recorded, store.unreachable_packs())
+            if manifests:
+                self._report.manifests = damaged_manifests(store)
+        return start
+
+    def _in_turn(self, packs: Iterable[PackId], rest_s: float) -> list[PackId]:
+        """The packs to read: never checked ones first, then by the time of the last check."""
+        now_ns = self._clock.now_ns()
+        since: dict[PackId, int] = {}
+        for pack_id in packs:
+            checked_ns = self._checks.get(pack_id, _NEVER).checked_ns
+            # A time in the future was recorded before the clock was set back: ignore it.
+            since[pack_id] = checked_ns if checked_ns <= now_ns else 0
+        rested = [pack_id for pack_id in since if now_ns - since[pack_id] >= rest_s * _NS]
+        return sorted(rested, key=lambda pack_id: (since[pack_id], pack_id))
+
+    def _read_all(
+        self,
+        turn: list[PackId],
+        packs: dict[PackId, int],
+        budget: Budget,
+        progress: OnProgress | None,
+    ) -> None:
+        """Read packs until all are read, the budget is spent, or ``cancelled`` turns true."""
+        report = self._report
+        remembered_s = self._began_s
+        done_bytes = 0
+        all_bytes = min(sum([packs[pack_id] for pack_id in turn]), budget.size_bytes)
+        for number, pack_id in enumerate(turn):
+            spent_s = self._clock.monotonic_s() - self._began_s
+            if self._cancelled():
+                report.stopped = "asked"
+                break
+            if number and budget.is_spent(spent_s, report.read_bytes + packs[pack_id]):
+                report.stopped = "budget"
+                break
+            try:
+                self._read(pack_id)
+            except CancelledError:
+                report.stopped = "asked"
+                break
+            if self._clock.monotonic_s() - remembered_s > _REMEMBER_S:
+                self._remember(wait_s=0.0)
+                remembered_s = self._clock.monotonic_s()
+            done_bytes += packs[pack_id]
+            if progress is not None:
+                progress(done_bytes, int(max(done_bytes, all_bytes)))
+
+    def _read(self, pack_id: PackId) -> None:
+        report = self._report
+        try:
+            check = inspect_pack(self._store_path, pack_id, cancelled=self._cancelled)
+        except UnreachableError as error:
+            self._note_unreachable(pack_id, error)
+            return
+        if check.unknown:
+            path = os.fsencode(f"packs/{pack_id.hex()}")
+            report.unread.append(PathWarning(path, check.unknown))
+            if not check.what:
+                return
+        if not check.read_bytes and check.what and not self._is_recorded(pack_id):
+            return  # pruned meanwhile
+        for number in check.unknown_codecs:
+            path = os.fsencode(f"packs/{pack_id.hex()}")
+            what = f"its frames of codec {number} can't be decoded by this version of ciuic"
+            report.unread.append(PathWarning(path, what))
+        check = check_with_parity(self._store_path, check)
+        report.read_packs += 1
+        report.read_bytes += check.read_bytes
+        if check.what:
+            self._note_damage(check)
+        # Record after reporting: a recorded damage is not reported as new again.
+        self._waiting.append((check, self._clock.now_ns()))
+        if check.what:
+            # Record at once, so that no snapshot refers to a chunk that is lost.
+            self._remember(wait_s=0.0)
+
+    @contextlib.contextmanager
+    def _opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Store]:
+        """Open the store; checks before and after that it is still the same store."""
+        # Check before opening it: a writer removes leftovers.
+        refuse_other_store(self._store_path, self._store_id)
+        with open_store(self._store_path, write=write, wait_s=wait_s) as store:
+            # Open the chunk index now: later, a reader could create it in another store.
+            _ = store.existing_index
+            yield store
+            refuse_other_store(self._store_path, self._store_id)
+
+    def _note_unreachable(self, pack_id: PackId, error: UnreachableError) -> None:
+        refuse_other_store(self._store_path, self._store_id)
+        path = os.path.join(layout.PACKS, layout.pack_name(pack_id))
+        self._report.unreachable.append(PathWarning(os.fsencode(path), error.message))
+
+    def _note_gone(self, pack_ids: Iterable[PackId]) -> None:
+        for pack_id in pack_ids:
+            if self._is_recorded(pack_id):
+                check = PackCheck(pack_id, 0, footer_ok=False, bad=(), what="it is gone")
+                self._note(DamagedPack(check, is_new=True))
+
+    def _is_recorded(self, pack_id: PackId) -> bool:
+        """Whether the chunk index still names the pack: a prune removes it from there first."""
+        with self._opened() as store:
+            return pack_id in recorded_packs(store)
+
+    def _note_damage(self, check: PackCheck) -> None:
+        before = self._checks.get(check.pack_id, _NEVER).what
+        found = DamagedPack(check, is_new=before != check.what)
+        with self._opened() as store:
+            kinds = {chunk_id: bad.kind for bad in check.bad for chunk_id in bad.chunks}
+            lost = [key for key, kind in kinds.items() if not is_readable(store, key, kind)]
+            saved = [chunk_id for chunk_id in kinds if chunk_id not in set(lost)]
+            self._elsewhere[check.pack_id] = sound_copies(store, check.pack_id, saved)
+        found.lost = tuple(lost)
+        found.saved = len(saved)
+        self._lost |= dict.fromkeys(lost, check.pack_id)
+        self._note(found)
+
+    def _note(self, pack: DamagedPack) -> None:
+        self._report.damaged.append(pack)
+        self._found(pack)
+
+    def _remember(self, *, wait_s: float) -> None:
+        """Write results to the chunk index. If that fails, they wait for the next call."""
+        if not self._waiting:
+            return
+        try:
+            with self._opened(write=True, wait_s=wait_s) as store:
+                for check, checked_ns in self._waiting:
+                    self._put(store, check, checked_ns)
+                store.index.commit()
+        except StoreError as error:
+            self._report.not_remembered = error.message
+        else:
+            self._report.not_remembered = ""
+            self._waiting = []
+
+    def _put(self, store: Store, check: PackCheck, checked_ns: int) -> None:
+        index = store.index
+        if self._checks.get(check.pack_id, _NEVER).what and not check.what:
+            # The pack was repaired, or only a cable was faulty: it has its chunks again.
+            frames = pack_frames(store.path, check.pack_id)
+            index.add_pack(check.pack_id, check.read_bytes, frames)
+        index.put_check(check.pack_id, checked_ns, check.read_bytes, check.what)
+        lost = [chunk_id for chunk_id, pack_id in self._lost.items() if pack_id == check.pack_id]
+        for chunk_id, place in index.places(lost).items():
+            if place.pack_id != check.pack_id:  # a snapshot has stored it again since
+                del self._lost[chunk_id]
+        index.drop_chunks([chunk_id for chunk_id in lost if chunk_id in self._lost])
+        self._put_copies(store, self._elsewhere.get(check.pack_id, {}))
+
+    def _put_copies(self, store: Store, copies: dict[ChunkId, PackId]) -> None:
+        """Make the chunk index name the sound copies, or a prune would remove them as garbage."""
+        index = store.index
+        index.drop_chunks(list(copies))
+        for pack_id in set(copies.values()):
+            known = index.checks().get(pack_id)
+            index.add_pack(pack_id, index.packs()[pack_id], pack_frames(store.path, pack_id))
+            if known is not None:
+                index.put_check(pack_id, *known)

@@ -1,0 +1,1 @@
+"""Reports about snapshots, stores and machines. Nothing here changes a store."""

@@ -1,0 +1,1 @@
+"""``ciuic doctor``: checks whether a recovery would work on this machine. Changes nothing."""

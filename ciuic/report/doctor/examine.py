@@ -1,0 +1,47 @@
+"""Runs all checks, one subject after another.
+
+Each check is a generator of findings. It trusts only what it reads itself, and runs even if a check
+before it found a problem: without a valid configuration the store can be examined, without a store
+the roots.
+"""
+
+from collections.abc import Iterator
+
+from ciuic.catalog import list_snapshots
+from ciuic.errors import CiuicError
+from ciuic.maintain.scrub.pack_health import health
+from ciuic.model import newest_first
+from ciuic.report.doctor.findings import PROBLEM, Finding, Subject
+from ciuic.report.doctor.machine import examine_daemon, examine_machine, examine_practice
+from ciuic.report.doctor.roots import examine_root
+from ciuic.report.doctor.snapshots import examine_snapshots
+from ciuic.report.doctor.store import examine_checks, examine_copies, examine_store
+from ciuic.store.store import open_store
+from ciuic.system.clock import Clock
+
+__all__ = ["examine"]
+
+
+def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
+    """Yield the findings of all checks."""
+    plan = subject.plan
+    roots = plan.roots if plan is not None else ()
+    if subject.store_path is not None:
+        try:
+            with open_store(subject.store_path) as store:
+                snapshots = list_snapshots(store)
+                if plan is None and snapshots:
+                    roots = newest_first(snapshots)[0].roots
+                yield from examine_store(store, roots)
+                yield from examine_snapshots(store, snapshots, plan, clock.now_ns())
+                yield from examine_checks(health(store), clock.now_ns())
+                yield from examine_copies(store, roots, plan)
+        except CiuicError as error:
+            yield Finding(PROBLEM, "store", error.message, error.hint or "")
+        except OSError as error:
+            yield Finding(PROBLEM, "store", f"{subject.store_path}: {error}", "Repair its disk.")
+    for root in roots:
+        yield from examine_root(root)
+    yield from examine_daemon(subject.daemon, subject.store_path)
+    yield from examine_machine(subject)
+    yield from examine_practice()

@@ -1,0 +1,143 @@
+"""Checks the daemon, libraries, disk schedulers and inotify, and reminds of what people must do."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from ciuic.chunking.content import IS_COMPILED
+from ciuic.documents import Document
+from ciuic.errors import CiuicError, UnresponsiveError
+from ciuic.model import path_text
+from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, Plan, Subject
+from ciuic.system.core import VARIABLE, state
+from ciuic.system.priority import describe_schedulers
+from ciuic.units import counted
+
+__all__ = ["examine_daemon", "examine_machine", "examine_practice"]
+
+_WATCHES_WANTED: Final = 1024
+_INSTANCES_WANTED: Final = 8
+_INOTIFY: Final = "/proc/sys/fs/inotify"
+_UNIT_PLACES: Final = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
+_UNIT: Final = "ciuicd.service"
+
+
+def examine_daemon(
+    status: Document | CiuicError | None, store_path: str | None
+) -> Iterator[Finding]:
+    """Check whether the daemon answers or is paused, and whether a snapshot or a hook failed."""
+    if isinstance(status, CiuicError):
+        level = PROBLEM if isinstance(status, UnresponsiveError) else WARNING
+        yield Finding(level, "daemon", status.message, status.hint or "")
+    elif status is None:
+        if store_path is not None:
+            advice = "Run 'systemctl enable --now ciuicd'."
+            what = "no daemon serves this store, so no scheduled snapshots are taken"
+            yield Finding(WARNING, "daemon", what, advice)
+    else:
+        error = status.get("last_error")
+        if isinstance(error, dict):
+            what = f"its last attempt failed: {error.get('message')}"
+            yield Finding(PROBLEM, "daemon", what, str(error.get("hint") or ""))
+        for failure in status.get("hook_trouble") or ():
+            what = f"at its last snapshot, {failure}"
+            yield Finding(WARNING, "daemon", what, "Read its log: journalctl -u ciuicd.")
+        if status.get("paused"):
+            yield Finding(
+                WARNING, "daemon", "paused", "Run 'systemctl restart ciuicd' to end the pause."
+            )
+        elif error is None:
+            yield Finding(OK, "daemon", f"runs as process {status.get('pid')}")
+
+
+def _core() -> Finding:
+    found = state()
+    if found.core is not None:
+        return Finding(NOTE if found.is_chosen else OK, "core", found.what)
+    what = f"the compiled core is {found.what}: slower code in Python and numpy runs instead"
+    if found.is_chosen:
+        return Finding(NOTE, "core", what, f"Unset {VARIABLE}.")
+    advice = (
+        "Install a C compiler and Python's headers, then install ciuic again; or set 'parity = 0'."
+    )
+    return Finding(WARNING, "core", what, advice)
+
+
+def _cuts() -> Iterator[Finding]:
+    if not IS_COMPILED:
+        what = "pyfastcdc lacks its compiled extension: no file is cut by its content"
+        advice = "Install a wheel of it, or a C compiler and then 'pip install --force-reinstall"
+        yield Finding(NOTE, "chunking", what, f"{advice} --no-binary pyfastcdc pyfastcdc'.")
+
+
+def examine_machine(subject: Subject) -> Iterator[Finding]:
+    """Check libraries, disk schedulers and inotify."""
+    yield _core()
+    yield from _cuts()
+    yield from _io_priority(subject.plan, subject.store_path)
+    yield _inotify()
+
+
+def _io_priority(plan: Plan | None, store_path: str | None) -> Iterator[Finding]:
+    if plan is None or plan.io_priority == "none":
+        return
+    roots = [path_text(root) for root in plan.roots]
+    text = describe_schedulers([*roots, *filter(None, [store_path])])
+    effect = f"{plan.io_priority}: {text}"
+    if "ignored by" in text:
+        advice = "Let the disk use mq-deadline or bfq, or limit the daemon with IOWeight=."
+        yield Finding(NOTE, "I/O priority", effect, advice)
+    else:
+        yield Finding(OK, "I/O priority", effect)
+
+
+def _inotify() -> Finding:
+    watches = _number(f"{_INOTIFY}/max_user_watches")
+    instances = _number(f"{_INOTIFY}/max_user_instances")
+    what = (
+        f"{counted(watches, 'watch', 'watches')} and {counted(instances, 'instance')} for each user"
+    )
+    if watches < _WATCHES_WANTED or instances < _INSTANCES_WANTED:
+        advice = "Raise fs.inotify in /etc/sysctl.d; until then the daemon polls open files."
+        return Finding(NOTE, "inotify", what, advice)
+    return Finding(OK, "inotify", what)
+
+
+def _number(path: str) -> int:
+    try:
+        with open(path, "rb") as file:
+            return int(file.read(64))
+    except (OSError, ValueError):
+        return 0
+
+
+def examine_practice() -> Iterator[Finding]:
+    """Yield the part of a recovery checklist that only people can answer."""
+    if not _has_alert():
+        yield Finding(
+            NOTE,
+            "alerting",
+            "systemd sends no alert when the daemon fails",
+            f"Set OnFailure= for {_UNIT}: 'systemctl edit {_UNIT}'.",
+        )
+    yield Finding(
+        NOTE,
+        "practice",
+        "ciuic can't tell whether a restore was tested recently",
+        "Once a month, run 'ciuic verify --checksum', then 'ciuic restore' into an empty directory;"
+        " keep the steps where you can read them without this machine.",
+    )
+
+
+def _has_alert() -> bool:
+    for place in _UNIT_PLACES:
+        files = [os.path.join(place, _UNIT)]
+        drop_ins = os.path.join(place, f"{_UNIT}.d")
+        with contextlib.suppress(OSError):
+            files += [os.path.join(drop_ins, name) for name in os.listdir(drop_ins)]
+        for path in files:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                if any(line.startswith(b"OnFailure=") for line in file):
+                    return True
+    return False

@@ -1,0 +1,101 @@
+"""Checks the manifests of snapshots, their age, their warnings and their roots."""
+
+from collections.abc import Iterator
+
+from ciuic.catalog import HOW_TO_TAKE, damaged_manifests
+from ciuic.model import Owner, SnapshotSummary, newest_first, path_text
+from ciuic.report.doctor.findings import NOTE, NS, OK, PROBLEM, WARNING, Finding, Plan, join
+from ciuic.store.store import Store
+from ciuic.system.clock import is_future, local_time_text
+from ciuic.system.machine import this_machine
+from ciuic.units import counted, format_duration
+
+__all__ = ["examine_snapshots"]
+
+
+def examine_snapshots(
+    store: Store, snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int
+) -> Iterator[Finding]:
+    """Check manifests, times, the newest snapshot's warnings, and the roots that it lacks."""
+    for snapshot_id, what in sorted(damaged_manifests(store).items()):
+        advice = (
+            "Run 'ciuic repair --apply': it takes the manifest from its copy, if there is one. If"
+            f" not, 'ciuic forget {snapshot_id}' abandons the snapshot."
+        )
+        yield Finding(
+            PROBLEM, "snapshots", f"the manifest of {snapshot_id} is damaged: {what}", advice
+        )
+    future = [summary for summary in snapshots if is_future(summary.taken_ns, now_ns)]
+    yield _clock(future)
+    here = Owner(this_machine(), is_library=False)
+    own = [summary for summary in snapshots if summary.owner.is_same(here)]
+    if not own:
+        what = "there is no snapshot of this machine yet" if snapshots else "there is none yet"
+        yield Finding(WARNING, "snapshots", what, HOW_TO_TAKE)
+        return
+    yield from _ages([summary for summary in own if summary not in future], plan, now_ns)
+    newest = newest_first(own)[0]
+    yield from _warnings(store, newest)
+    if plan is not None:
+        held = [root.rstrip(b"/") + b"/" for root in newest.roots]
+        missing = [
+            path_text(root) for root in plan.roots if not (root + b"/").startswith(tuple(held))
+        ]
+        if missing:
+            what = f"{newest.id} does not hold {join(missing)}"
+            yield Finding(PROBLEM, "snapshots", what, "Run 'ciuic snapshot', then doctor again.")
+
+
+def _clock(future: list[SnapshotSummary]) -> Finding:
+    if not future:
+        return Finding(OK, "clock", "no snapshot is dated in the future")
+    when = local_time_text(future[0].taken_ns)
+    what = f"{len(future)} dated in the future, the newest {when}: the clock is or was wrong"
+    advice = (
+        "Set the clock and keep it synchronized (chronyd). No policy forgets these snapshots before"
+        " their time; 'ciuic forget ID' does."
+    )
+    return Finding(WARNING, "clock", what, advice)
+
+
+def _warnings(store: Store, newest: SnapshotSummary) -> Iterator[Finding]:
+    if not newest.trouble_count:
+        yield Finding(OK, "snapshots", f"{newest.id} has every path as it should be")
+        return
+    # A log file is always open for writing, which is no reason to warn every day.
+    only_being_written = newest.flux_count == newest.trouble_count
+    warnings = store.manifest(newest.id).trouble
+    bad = next((warning for warning in warnings if not warning.harmless), None)
+    count = counted(newest.trouble_count, "path")
+    what = f"{newest.id} has {count} {'in flux' if only_being_written else 'with warnings'}"
+    if bad is not None:
+        how = bad.what.removeprefix("in flux: ") if only_being_written else bad.what
+        what += f", first {path_text(bad.path)}: {how}"
+    level = NOTE if only_being_written else WARNING
+    yield Finding(level, "snapshots", what, f"See them all: 'ciuic show {newest.id}'.")
+
+
+def _ages(snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int) -> Iterator[Finding]:
+    if not snapshots:
+        return
+    age_s = max(0, now_ns - snapshots[0].taken_ns) / NS
+    what = f"the newest is {format_duration(age_s)} old"
+    full = next((summary for summary in snapshots if summary.kind == "base"), None)
+    full_age_s = max(0, now_ns - full.taken_ns) / NS if full is not None else None
+    if full_age_s is not None:
+        what += f", the newest full snapshot {format_duration(full_age_s)}"
+    if plan is None:
+        yield Finding(OK, "snapshots", what)
+        return
+    # A snapshot that is being taken is listed only when it is complete.
+    if age_s > 2 * plan.interval_s + 60:
+        what += f"; the configuration asks for a snapshot every {format_duration(plan.interval_s)}"
+        advice = "Read the daemon's log: journalctl -u ciuicd; or run 'ciuic snapshot'."
+        yield Finding(PROBLEM, "snapshots", what, advice)
+    else:
+        yield Finding(OK, "snapshots", what)
+    late_s = 2 * plan.base_interval_s + plan.interval_s
+    if plan.base_interval_s and (full_age_s is None or full_age_s > late_s):
+        every = format_duration(plan.base_interval_s)
+        what = f"the configuration asks for a full snapshot every {every}"
+        yield Finding(WARNING, "snapshots", what, "Run 'ciuic snapshot --base'.")

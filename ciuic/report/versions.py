@@ -1,0 +1,125 @@
+"""Finds the snapshots that hold a path, whether it is intact there, and where it changed."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.ids import ChunkId, SnapshotId
+from ciuic.model import BEING_WRITTEN, CONSISTENT, SKIPPED, UNREADABLE, Entry, SnapshotSummary
+from ciuic.store.records.tree_nodes import iter_tree
+from ciuic.store.store import Store
+from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.diff import has_same_content
+from ciuic.view.locator import Locator
+
+__all__ = ["DAMAGED", "LEFT_OUT", "Version", "versions"]
+
+DAMAGED: Final = "damaged"
+LEFT_OUT: Final = "left out"
+_STATES: Final = {
+    CONSISTENT: "whole",
+    BEING_WRITTEN: "in flux",
+    UNREADABLE: "unreadable",
+    SKIPPED: LEFT_OUT,
+}
+
+
+class Version(NamedTuple):
+    """A path as one snapshot has it.
+
+    Attributes:
+        snapshot: The snapshot.
+        entry: The path's entry; None if a directory above it is damaged, or a rule leaves it out.
+        state: ``whole``, ``in flux``, ``unreadable``, ``left out`` or ``damaged``; for a directory
+            the worst state in it. No content is read: ``whole`` means no known damage.
+        what: A description of the damage.
+        same_as: The previous snapshot that has the path, if the content is the same there.
+    """
+
+    snapshot: SnapshotSummary
+    entry: Entry | None
+    state: str
+    what: str = ""
+    same_as: SnapshotId | None = None
+
+
+def versions(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) -> list[Version]:
+    """Return the versions of a path, one for each snapshot that holds it, newest first.
+
+    Args:
+        store: An open store.
+        snapshots: Newest first, without gaps: ``same_as`` compares neighbors.
+        path: An absolute path.
+    """
+    judge = _Judge(store)
+    found: list[Version] = []
+    for snapshot in reversed(snapshots):
+        version = _version(store, judge, snapshot, path)
+        if version is None:
+            continue
+        before = next((older for older in reversed(found) if older.entry is not None), None)
+        if before is not None and _is_same(store, before.entry, version.entry):
+            version = version._replace(same_as=before.snapshot.id)
+        found.append(version)
+    return found[::-1]
+
+
+def _version(
+    store: Store, judge: "_Judge", snapshot: SnapshotSummary, path: bytes
+) -> Version | None:
+    try:
+        locator = Locator(store, store.manifest(snapshot.id))
+        found = locator.find(path)
+        if found is None:
+            rule = locator.left_out.rule(path)
+            return Version(snapshot, None, LEFT_OUT, f"left out by {rule}") if rule else None
+        entry = found.entry
+    except (CorruptionError, UnknownFormatError) as error:
+        return Version(snapshot, None, DAMAGED, error.message)
+    if not judge.is_sound(entry):
+        return Version(snapshot, entry, DAMAGED, "some of it is lost")
+    return Version(snapshot, entry, _STATES[judge.mark(entry, snapshot)])
+
+
+def _is_same(store: Store, old: Entry | None, new: Entry | None) -> bool:
+    if old is None or new is None or UNREADABLE in {old.state, new.state}:
+        return False
+    if old.is_directory or new.is_directory:
+        return old.is_directory == new.is_directory and old.content == new.content
+    return has_same_content(store, old, new)
+
+
+class _Judge:
+    """Finds the state of entries; a directory that many snapshots share is walked once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._survey = DamageSurvey(store, known_lost(store))
+        self._unmarked: set[bytes] = set()
+
+    def is_sound(self, entry: Entry) -> bool:
+        """Return whether no lost chunk is known in an entry and below it."""
+        return self._survey.entry_is_sound(entry)
+
+    def mark(self, entry: Entry, snapshot: SnapshotSummary) -> int:
+        """Return the worst state of a sound entry and of everything below it."""
+        if entry.state != CONSISTENT or not entry.is_directory or not snapshot.trouble_count:
+            return entry.state
+        worst = CONSISTENT
+        seen: set[bytes] = set()
+        waiting = [entry]
+        while waiting:
+            directory = waiting.pop()
+            if directory.content in seen or directory.content in self._unmarked:
+                continue
+            seen.add(directory.content)
+            for inner in iter_tree(
+                self._store.reader.node, ChunkId(directory.content), directory.level
+            ):
+                if inner.state in {BEING_WRITTEN, UNREADABLE}:
+                    worst = max(worst, inner.state)
+                if inner.is_directory and inner.content:
+                    waiting.append(inner)
+        if worst == CONSISTENT:
+            self._unmarked |= seen
+        return worst

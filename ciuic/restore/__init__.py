@@ -1,0 +1,1 @@
+"""Putting paths of a snapshot back."""

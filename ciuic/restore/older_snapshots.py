@@ -1,0 +1,199 @@
+"""``--fallback``: paths that are damaged or were being written come from older snapshots."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from ciuic.catalog import damaged_before, list_snapshots
+from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
+from ciuic.model import BEING_WRITTEN, Entry, PathWarning, SnapshotSummary
+from ciuic.restore.passes import Run, target_errors
+from ciuic.restore.place.ledger import Ledger
+from ciuic.restore.place.placing import Placer
+from ciuic.restore.targets import Target
+from ciuic.source.directory import DirectoryHandle
+from ciuic.source.exclusions import Exclusions
+from ciuic.store.records.manifest import Manifest
+from ciuic.system.clock import local_time_text
+from ciuic.view.located import Located
+from ciuic.view.locator import Locator
+
+__all__ = ["Fallback"]
+
+_Wanted = Mapping[bytes, PathWarning | None]
+"""Paths to look for in other snapshots, and why; None: the file was being written."""
+
+
+class Fallback:
+    """Restores what the main pass could not restore, from the newest snapshots that have it."""
+
+    def __init__(self, run: Run, targets: list[Target]) -> None:
+        self._run = run
+        self._targets = {target.path: target for target in targets}
+        self._wanted: _Wanted = {}
+
+    def restore(self, being_written: list[bytes]) -> None:
+        """Restore the damaged paths of the report, and the files that were not placed.
+
+        Consistent versions come first, newest first. If there is none, restore a version that was
+        being written: that of the snapshot itself, unless it is damaged.
+        """
+        report = self._run.report
+        lost = {path.path: path for path in report.failed if path.path in report.damaged_paths}
+        report.failed = [path for path in report.failed if path.path not in lost]
+        self._wanted = {**dict.fromkeys(being_written), **lost}
+        try:
+            self._search()
+        finally:
+            left = [warning for warning in self._wanted.values() if warning is not None]
+            report.failed.extend(left)
+            report.damaged_paths = set(self._wanted)
+
+    def _search(self) -> None:
+        if self._wanted:
+            self._name_unreadable()
+        for summary in self._older():
+            self._wanted = self._restore_from(summary, self._wanted, whole_only=True)
+        set_aside = {path: None for path, warning in self._wanted.items() if warning is None}
+        damaged = {path: warning for path, warning in self._wanted.items() if warning is not None}
+        own = self._run.manifest.summary
+        self._wanted = {**damaged, **self._restore_from(own, set_aside, whole_only=False)}
+        for summary in self._older():
+            self._wanted = self._restore_from(summary, self._wanted, whole_only=False)
+
+    def _name_unreadable(self) -> None:
+        """Note the older snapshots whose manifests are damaged: they can't be searched."""
+        report = self._run.report
+        for name, what in damaged_before(self._run.store, self._run.manifest.summary).items():
+            report.damaged = True
+            note = f"can't be read, so it was not searched for older versions: {what}"
+            report.notes.append(PathWarning(os.fsencode(name), note))
+
+    def _older(self) -> Iterator[SnapshotSummary]:
+        own = self._run.manifest.summary
+        for summary in list_snapshots(self._run.store):
+            # A path of another machine has the same name and other content.
+            is_same = summary.owner.is_same(own.owner)
+            if is_same and (summary.taken_ns, summary.id) < (own.taken_ns, own.id):
+                yield summary
+
+    def _restore_from(
+        self, summary: SnapshotSummary, wanted: _Wanted, *, whole_only: bool
+    ) -> _Wanted:
+        """Try to restore paths from one snapshot; return those that are still wanted."""
+        if not wanted:
+            return {}
+        try:
+            manifest = self._run.store.manifest(summary.id)
+        except (CorruptionError, SnapshotNotFoundError, UnknownFormatError):
+            return wanted  # a StoreError passes through, and ends the restore
+        ledger = self._run.ledger()
+        try:
+            tried = self._place(manifest, ledger, wanted, whole_only=whole_only)
+        finally:
+            lost = ledger.lost_warnings()
+            others = [warning for warning in ledger.failures if warning.path not in lost]
+            self._run.report.failed += others
+        failed = {warning.path for warning in ledger.failures}
+        for path in tried:
+            if path not in failed:
+                self._note_source(path, wanted[path], summary)
+        # A directory was restored, but a path inside it was not.
+        inner = {path: lost[path] for path in lost.keys() - tried.keys()}
+        left = {path: wanted[path] for path in wanted if path not in tried or path in lost}
+        return {**inner, **left}
+
+    def _note_source(
+        self, path: bytes, warning: PathWarning | None, summary: SnapshotSummary
+    ) -> None:
+        own = self._run.manifest.summary
+        if summary.id == own.id:
+            return
+        why = "in flux" if warning is None else "damaged"
+        when = local_time_text(summary.taken_ns)
+        what = f"{why} in {own.id}: taken from {summary.id} of {when}"
+        self._run.report.notes.append(PathWarning(path, what))
+
+    def _place(
+        self, manifest: Manifest, ledger: Ledger, wanted: _Wanted, *, whole_only: bool
+    ) -> dict[bytes, None]:
+        """Place the wanted paths that a snapshot has; return those that were tried, in order."""
+        run = self._run
+        tried: dict[bytes, None] = {}
+        parent: DirectoryHandle | None = None
+        locator = Locator(run.store, manifest)
+        with run.placer(
+            manifest,
+            ledger,
+            delete=False,
+            sets_aside_being_written=False,
+            protected=Exclusions(()),
+        ) as placer:
+            for path in sorted(wanted, key=_names):
+                entry = _find(locator, path)
+                if entry is None or (entry.state == BEING_WRITTEN and whole_only):
+                    continue
+                if wanted[path] is None and not entry.is_file:
+                    continue
+                tried[path] = None
+                for outer in _holders(path, self._targets):
+                    if parent is None or parent.path != outer.parent:
+                        parent = run.open_parent(outer)
+                    self._place_inside(placer, parent, outer, Located(path, entry))
+        return tried
+
+    def _place_inside(
+        self, placer: Placer, parent: DirectoryHandle | None, outer: Target, located: Located
+    ) -> None:
+        """Place a path below a target that has just been restored, following no symlink.
+
+        Args:
+            placer: Of the snapshot that has the path.
+            parent: The directory that got the target; None in a dry run if it does not exist.
+            outer: The target.
+            located: The path, and its entry in the placer's snapshot.
+        """
+        path, entry = located
+        inside = path[len(outer.path) :].lstrip(b"/")
+        place = os.path.join(outer.place, inside) if inside else outer.place
+        target = Target(path, entry, *os.path.split(place))
+        with target_errors(target):
+            handle = parent
+            below = target.parent[len(outer.parent) :].strip(b"/")
+            for name in below.split(b"/") if below else []:
+                handle = self._child(handle, name)
+            placer.place(handle, target.name, entry, path, above=parent, keeps_time=bool(below))
+
+    def _child(self, directory: DirectoryHandle | None, name: bytes) -> DirectoryHandle | None:
+        """A directory below the target; None in a dry run if it does not exist."""
+        try:
+            return None if directory is None else directory.child(name)
+        except (FileNotFoundError, NotADirectoryError):
+            if self._run.request.dry_run:
+                return None
+            raise
+
+
+def _find(locator: Locator, path: bytes) -> Entry | None:
+    """A snapshot's entry for a path; None if it has none, or a directory above is damaged."""
+    try:
+        located = locator.find(path)
+    except (CorruptionError, UnknownFormatError):
+        return None
+    # In a hostile store, a name may lead to another path.
+    return located.entry if located is not None and located.path == path else None
+
+
+def _names(path: bytes) -> list[bytes]:
+    """Sort key: the paths in a directory come before the name that follows the directory."""
+    return path.split(b"/")
+
+
+def _holders(path: bytes, targets: Mapping[bytes, Target]) -> Iterator[Target]:
+    """The targets that a path was restored with: the path itself, and targets above it."""
+    above = path
+    while above != b"/":
+        if above in targets:
+            yield targets[above]
+        above = os.path.dirname(above)
+    if above in targets:
+        yield targets[above]

@@ -1,0 +1,121 @@
+"""Passes of one restore: each places paths of one snapshot into the target."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ciuic.errors import TargetError
+from ciuic.model import path_text
+from ciuic.progress import Progress
+from ciuic.restore.place.job import Pass
+from ciuic.restore.place.ledger import Ledger
+from ciuic.restore.place.placing import Placer
+from ciuic.restore.place.target import remedy
+from ciuic.restore.report import RestoreReport
+from ciuic.restore.selection import Selection
+from ciuic.restore.targets import RestoreRequest, Target
+from ciuic.source.directory import DirectoryHandle
+from ciuic.source.exclusions import Exclusions
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
+from ciuic.view.reflinks import ReflinkCopies
+
+__all__ = ["Run", "open_directory", "target_errors"]
+
+_PARENT_MODE: Final = 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all passes of one restore share.
+
+    Attributes:
+        store: The store.
+        manifest: The snapshot that the user named.
+        request: What to restore.
+        selection: The patterns of the request.
+        report: Updated in place.
+        cancelled: Turns true when the user interrupts.
+        progress: The display; None for no display.
+    """
+
+    store: Store
+    manifest: Manifest
+    request: RestoreRequest
+    selection: Selection
+    report: RestoreReport
+    cancelled: Callable[[], bool]
+    progress: Progress | None
+
+    def ledger(self) -> Ledger:
+        """A ledger for one pass."""
+        return Ledger(self.report, self.progress)
+
+    @contextlib.contextmanager
+    def placer(
+        self,
+        manifest: Manifest,
+        ledger: Ledger,
+        *,
+        delete: bool,
+        sets_aside_being_written: bool,
+        protected: Exclusions,
+    ) -> Iterator[Placer]:
+        """A ``Placer`` for one snapshot, with its reflink copies."""
+        copies = ReflinkCopies(self.store, manifest) if self.request.hot else None
+        this_pass = Pass(
+            self.store,
+            ledger,
+            manifest.summary.taken_ns,
+            copies,
+            self.request.dry_run,
+            self.cancelled,
+        )
+        try:
+            with Placer(
+                this_pass,
+                delete=delete,
+                sets_aside_being_written=sets_aside_being_written,
+                protected=protected,
+                selection=self.selection,
+            ) as placer:
+                yield placer
+        finally:
+            if copies is not None:
+                copies.close()
+
+    def open_parent(self, target: Target) -> DirectoryHandle | None:
+        """Open the directory that gets a target; create it if needed.
+
+        None in a dry run if it does not exist.
+
+        Raises:
+            TargetError: It can't be opened or created.
+        """
+        path = target.parent
+        with target_errors(target):
+            if not os.path.isdir(path):
+                if self.request.dry_run:
+                    return None
+                os.makedirs(path, _PARENT_MODE, exist_ok=True)
+            return open_directory(path)
+
+
+def open_directory(path: bytes) -> DirectoryHandle:
+    """Open a directory of the target by its path."""
+    return DirectoryHandle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+
+@contextlib.contextmanager
+def target_errors(target: Target) -> Iterator[None]:
+    """Turn an OSError about a target's directory into a TargetError."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise TargetError(
+            f"cannot restore to {path_text(target.place)}: {reason}",
+            hint=remedy(error),
+        ) from error

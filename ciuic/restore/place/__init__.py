@@ -1,0 +1,1 @@
+"""Writing the files, directories and links of a restore into the target."""

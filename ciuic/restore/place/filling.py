@@ -1,0 +1,91 @@
+"""Writes the content of files: compares the present files, and writes the files that differ.
+
+A file that is right already stays, with its inode (``present_files.py``). Other files are written
+under temporary names and wait to be published (``temporary_files.py``). If a file has a reflink
+copy, it shares the blocks of the copy. Otherwise its content comes from the store, in the order of
+the chunks in the packs (``small_files.py``, ``large_files.py``).
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from ciuic.restore.place.job import Job, Pass
+from ciuic.restore.place.large_files import LargeFiles
+from ciuic.restore.place.present_files import PresentFiles
+from ciuic.restore.place.small_files import SmallFiles
+from ciuic.restore.place.temporary_files import TemporaryFiles
+from ciuic.view.reflinks import REFLINK_BYTES_MIN
+
+__all__ = ["Filler"]
+
+_WORKERS_MAX: Final = 8
+_GATHERED_FILES: Final = 2048
+_GATHERED_BYTES: Final = 64 * 1024 * 1024
+_COMPARED_TOGETHER: Final = 64
+_CLONED_TOGETHER: Final = 4
+
+
+class Filler:
+    """Fills files. One thread calls ``add`` and ``flush``; several threads do the work.
+
+    Attributes:
+        files: The files that were written and wait to be published.
+        present: Compares the target with the snapshot.
+    """
+
+    def __init__(self, run: Pass) -> None:
+        self._run = run
+        # Twice the cores: while one thread decodes, another waits for the disk.
+        workers = min(_WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(workers, "restore")
+        self.files = TemporaryFiles(run.ledger)
+        self.present = PresentFiles(run, self.files)
+        self._small = SmallFiles(run, self.files, self._pool)
+        self._large = LargeFiles(run, self.files, self.present, self._pool)
+        self._gathered: list[Job] = []
+        self._gathered_bytes = 0
+
+    def close(self) -> None:
+        """End the threads and remove the files that were not published."""
+        self._pool.shutdown(cancel_futures=True)
+        self.files.close()
+
+    def add(self, job: Job) -> None:
+        """Place a file, now or together with others."""
+        self._gathered.append(job)
+        if not job.entry.level:
+            self._gathered_bytes += job.entry.size_bytes
+        if len(self._gathered) >= _GATHERED_FILES or self._gathered_bytes >= _GATHERED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Place the files that were gathered."""
+        jobs, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        unsettled = self._unsettled(jobs)
+        self._small.place([job for job in unsettled if not job.entry.level])
+        for job in unsettled:
+            if job.entry.level:
+                self._large.place(job)
+        self._run.ledger.show_progress(jobs[-1].path if jobs else b"")
+
+    def _unsettled(self, jobs: list[Job]) -> list[Job]:
+        """Keep the files that are right, write files with a reflink copy; return the others."""
+        self._run.check_cancelled()
+        light = [job for job in jobs if job.entry.size_bytes < REFLINK_BYTES_MIN]
+        heavy = [job for job in jobs if job.entry.size_bytes >= REFLINK_BYTES_MIN]
+        # A light file has no reflink copy; without a present file there is nothing to compare.
+        new = [job for job in light if job.present is None]
+        compared = [job for job in light if job.present is not None]
+        parts = [*_parts(compared, _COMPARED_TOGETHER), *_parts(heavy, _CLONED_TOGETHER)]
+        return new + [job for rest in self._pool.map(self._settle, parts) for job in rest]
+
+    def _settle(self, jobs: list[Job]) -> list[Job]:
+        self._run.check_cancelled()
+        return [job for job in jobs if not self.present.settle(job)]
+
+
+def _parts(jobs: list[Job], count: int) -> Iterator[list[Job]]:
+    for at in range(0, len(jobs), count):
+        yield jobs[at : at + count]

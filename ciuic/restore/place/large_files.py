@@ -1,0 +1,189 @@
+"""Files of many chunks: the kernel copies the ranges that are right, the rest is written.
+
+The kernel shares the blocks of copied ranges on btrfs and XFS. New data goes past the page cache
+where the file system allows it.
+"""
+
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.restore.place.job import Job, Pass, open_present, run_all
+from ciuic.restore.place.output import Output
+from ciuic.restore.place.present_files import PresentFiles
+from ciuic.restore.place.target import target_faults
+from ciuic.restore.place.temporary_files import TemporaryFiles
+from ciuic.source.stability import same_content
+from ciuic.view.chunk_plan import Part, group_by_frame, matching_parts, read_parts, windows
+
+__all__ = ["LargeFiles"]
+
+_COPIED_TOGETHER_BYTES: Final = 32 * 1024 * 1024
+_DIRECT_BYTES_MIN: Final = 8 * 1024 * 1024
+"""Smaller files stay in the page cache: the user reads them next."""
+_OPEN_DIRECT: Final = os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC
+
+
+class _Present(NamedTuple):
+    """The file that has the name now.
+
+    Attributes:
+        fd: The open file; -1 if there is none.
+        status: Its status before it was compared.
+        is_right: One byte for each piece of the new file: 1 if this file has the same bytes at
+            the same place. Empty without a file.
+    """
+
+    fd: int
+    status: os.stat_result | None
+    is_right: bytearray
+
+    def is_same(self, size_bytes: int) -> bool:
+        """All pieces are right, and nothing follows them."""
+        has_size = self.status is not None and self.status.st_size == size_bytes
+        return has_size and all(self.is_right)
+
+    def has_changed(self) -> bool:
+        """A program has written to the file since it was compared."""
+        return self.status is not None and not same_content(self.status, os.fstat(self.fd))
+
+
+class LargeFiles:
+    """Places files of many chunks, one after another; several threads work on each."""
+
+    def __init__(
+        self, run: Pass, files: TemporaryFiles, present: PresentFiles, pool: ThreadPoolExecutor
+    ) -> None:
+        self._run = run
+        self._reader = run.store.reader
+        self._files = files
+        self._present = present
+        self._pool = pool
+
+    def place(self, job: Job) -> None:
+        """Keep the file if it is right; else write it, or count it (dry run)."""
+        fd = open_present(job)
+        try:
+            status = os.fstat(fd) if fd >= 0 else None
+            present = _Present(fd, status, self._compare(job, fd))
+            if present.is_same(job.entry.size_bytes) and self._present.keep(job, fd):
+                return
+            if self._run.dry_run:
+                cloned_bytes = self._right_bytes(job, present.is_right)
+                self._run.ledger.would_write(job.path, job.entry, cloned_bytes=cloned_bytes)
+                return
+            self._refuse_lost(job, present.is_right)
+            self._files.write(job, lambda new_fd: self._fill(job, new_fd, present))
+        except (CorruptionError, UnknownFormatError) as error:
+            self._run.ledger.lost(job.path, error.message)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _compare(self, job: Job, fd: int) -> bytearray:
+        """One byte for each piece: 1 if the open file has the same bytes at the same place."""
+        is_right = bytearray()
+        if fd >= 0:
+            for window in windows(self._reader, job.entry):
+                self._run.check_cancelled()
+                is_right.extend(matching_parts(self._reader, self._pool, fd, window))
+        return is_right
+
+    def _right_bytes(self, job: Job, is_right: bytearray) -> int:
+        if not is_right:
+            return 0
+        pairs = zip(self._parts(job), is_right, strict=True)
+        return sum([part.piece.length_bytes for part, same in pairs if same and part.piece.id])
+
+    def _refuse_lost(self, job: Job, is_right: bytearray) -> None:
+        """Refuse a file that needs a chunk that is known to be lost, before anything is written.
+
+        Raises:
+            CorruptionError: A chunk is lost, or the recipe is damaged.
+        """
+        failures = self._reader.failures
+        if failures.is_empty:
+            return
+        flags = itertools.chain(is_right, itertools.repeat(0))
+        for part, same in zip(self._parts(job), flags, strict=False):
+            why = None if same else failures.get(part.piece.id)
+            if why is not None:
+                raise CorruptionError(why)
+
+    def _parts(self, job: Job) -> Iterator[Part]:
+        return itertools.chain.from_iterable(windows(self._reader, job.entry))
+
+    def _fill(self, job: Job, fd: int, present: _Present) -> int:
+        """Write a file from the store and from the present file; return the bytes copied."""
+        cloned_bytes = self._fill_windows(job, fd, present)
+        if cloned_bytes and present.has_changed():
+            # The bytes that were copied may differ from those that were compared.
+            os.ftruncate(fd, 0)
+            return self._fill_windows(job, fd, _Present(-1, None, bytearray()))
+        return cloned_bytes
+
+    def _fill_windows(self, job: Job, fd: int, present: _Present) -> int:
+        """Write the pieces of a file, a window at a time, each in the order of the packs."""
+        os.ftruncate(fd, job.entry.size_bytes)
+        output = Output(fd, _open_direct(job, fd))
+        cloned_bytes = number = 0
+        try:
+            for window in windows(self._reader, job.entry):
+                self._run.check_cancelled()
+                flags = present.is_right[number : number + len(window)] or bytes(len(window))
+                number += len(window)
+                pairs = [pair for pair in zip(window, flags, strict=True) if pair[0].piece.id]
+                copied = [part for part, same in pairs if same]
+                fresh = [part for part, same in pairs if not same]
+                self._write_window(job, output, present.fd, copied, fresh)
+                with target_faults(job.place):
+                    output.write_edges()
+                cloned_bytes += sum([part.piece.length_bytes for part in copied])
+                end_bytes = window[-1].offset + window[-1].piece.length_bytes
+                self._run.ledger.show_progress(job.path, end_bytes)
+        finally:
+            output.close()
+        return cloned_bytes
+
+    def _write_window(
+        self, job: Job, output: Output, present_fd: int, copied: list[Part], fresh: list[Part]
+    ) -> None:
+        def copy(offset: int, length_bytes: int) -> None:
+            output.copy(present_fd, offset, length_bytes)
+
+        def write(group: list[Part]) -> None:
+            for offset, plain in read_parts(self._reader, group):
+                with target_faults(job.place):
+                    output.write(plain, offset)
+
+        tasks = [functools.partial(copy, *stretch) for stretch in _stretches(copied)]
+        groups = group_by_frame(self._reader, fresh)
+        run_all(self._pool, tasks + [functools.partial(write, group) for group in groups])
+
+
+def _stretches(parts: Iterable[Part]) -> Iterator[tuple[int, int]]:
+    """Offset and length of each run of adjacent parts, up to a useful length."""
+    begin = end = 0
+    for offset, piece in parts:
+        if offset != end or end - begin >= _COPIED_TOGETHER_BYTES:
+            if end > begin:
+                yield begin, end - begin
+            begin = offset
+        end = offset + piece.length_bytes
+    if end > begin:
+        yield begin, end - begin
+
+
+def _open_direct(job: Job, fd: int) -> int:
+    """A second descriptor of a temporary file, with O_DIRECT; -1 if that is refused."""
+    if job.entry.size_bytes < _DIRECT_BYTES_MIN:
+        return -1
+    try:
+        # Not by its name: the owner of the directory may have put another file there.
+        return os.open(b"/proc/self/fd/%d" % fd, _OPEN_DIRECT)
+    except OSError:
+        return -1

@@ -1,0 +1,121 @@
+"""Files under temporary names: complete with metadata, they wait for their own names.
+
+A file is never published from here: the barrier in ``restore/place/barrier.py`` first makes the
+data of thousands of files durable, then renames them.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ciuic.restore.place.job import Job
+from ciuic.restore.place.ledger import Ledger
+from ciuic.restore.place.target import apply_metadata, raise_if_ending, temporary_prefix
+from ciuic.source.directory import DirectoryHandle, read_xattrs
+
+__all__ = ["TemporaryFiles", "Written", "discard"]
+
+_OPEN_TEMPORARY: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_numbers: Final = itertools.count()
+
+
+class Written(NamedTuple):
+    """A file that is complete under a temporary name.
+
+    Attributes:
+        cloned_bytes: Bytes that share blocks with a reflink copy, or came from the old file.
+        refused: Metadata that this user may not set, in words.
+    """
+
+    job: Job
+    temporary: bytes
+    cloned_bytes: int = 0
+    refused: tuple[str, ...] = ()
+
+
+class TemporaryFiles:
+    """Writes files under temporary names. ``write`` may be called from several threads.
+
+    Attributes:
+        written: Files that wait to be published.
+        written_bytes: New data in them, which a barrier must write to the disk.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._prefix = temporary_prefix()
+        self._lock = threading.Lock()
+        self._default_acls: WeakKeyDictionary[DirectoryHandle, bool] = WeakKeyDictionary()
+        self._latest_acl: tuple[DirectoryHandle | None, bool] = (None, False)
+        self.written: list[Written] = []
+        self.written_bytes = 0
+
+    def close(self) -> None:
+        """Remove the files that were not published."""
+        self._latest_acl = (None, False)
+        for file in self.written:
+            discard(file)
+
+    def new_name(self) -> bytes:
+        """A new temporary name."""
+        return b"%s%016x" % (self._prefix, next(_numbers))
+
+    def take(self) -> list[Written]:
+        """Hand over all files that wait to be published."""
+        with self._lock:
+            written, self.written, self.written_bytes = self.written, [], 0
+        return written
+
+    def write(self, job: Job, fill: Callable[[int], int]) -> None:
+        """Write a file under a temporary name.
+
+        ``fill`` writes to a descriptor and returns the number of bytes that it cloned. An OSError
+        that concerns this file only goes to the ledger.
+
+        Raises:
+            TargetError: The target's file system failed.
+        """
+        temporary = self.new_name()
+        try:
+            fd = os.open(temporary, _OPEN_TEMPORARY, 0o600, dir_fd=job.directory.fd)
+            try:
+                cloned_bytes = fill(fd)
+                bare = not job.entry.xattrs and not self._has_default_acl(job.directory)
+                refused = apply_metadata(fd, job.entry, os.fstat(fd), bare=bare)
+            except BaseException:
+                discard(Written(job, temporary))
+                raise
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise_if_ending(error, job.place)
+            self._ledger.failed(job.path, os.strerror(error.errno or 0))
+            return
+        with self._lock:
+            self.written.append(Written(job, temporary, cloned_bytes, tuple(refused)))
+            self.written_bytes += job.entry.size_bytes - cloned_bytes
+        self._ledger.filled(job.entry.size_bytes)
+
+    def _has_default_acl(self, directory: DirectoryHandle) -> bool:
+        """New files in this directory inherit an ACL."""
+        # Most files follow another of the same directory; a pair is read and written in one step.
+        latest, answer = self._latest_acl
+        if latest is directory:
+            return answer
+        known = self._default_acls.get(directory)
+        if known is None:
+            names = [name for name, _ in read_xattrs(directory.fd)]
+            known = self._default_acls[directory] = b"system.posix_acl_default" in names
+        self._latest_acl = (directory, known)
+        return known
+
+
+def discard(file: Written) -> None:
+    """Remove a temporary file. If that fails, the next restore into its directory removes it."""
+    with contextlib.suppress(OSError):
+        os.unlink(file.temporary, dir_fd=file.job.directory.fd)

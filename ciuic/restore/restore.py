@@ -1,0 +1,121 @@
+"""Restore paths of a snapshot. docs/guarantees.md, "Restore".
+
+    resolve      find every path and every target, before anything is changed
+    walk         the snapshot's tree beside the target's: keep, write, replace, delete
+    write        temporary files, data in the order of the packs, all metadata
+    barrier      one syncfs for thousands of files, then their renames
+    finish       deletions, hard links, the times of directories; a last barrier
+
+Each file appears complete or not at all, even after a power cut. An interrupted restore can be run
+again: it keeps the files that are right already.
+"""
+
+import os
+from collections.abc import Callable
+
+from ciuic.errors import CiuicError, CorruptionError
+from ciuic.progress import Progress
+from ciuic.restore.older_snapshots import Fallback
+from ciuic.restore.passes import Run, open_directory, target_errors
+from ciuic.restore.report import RestoreReport
+from ciuic.restore.selection import Selection
+from ciuic.restore.targets import (
+    RestoreRequest,
+    Target,
+    refuse_existing,
+    refuse_nothing,
+    resolve,
+)
+from ciuic.source.directory import DirectoryHandle
+from ciuic.source.exclusions import Exclusions
+from ciuic.store.packs.failures import RememberFailures
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
+from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.clock import Clock
+
+__all__ = ["restore"]
+
+
+def restore(
+    store: Store,
+    manifest: Manifest,
+    request: RestoreRequest,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    """Restore paths of a snapshot.
+
+    An error that ends a restore midway has the report so far in ``done``.
+
+    Raises:
+        UsageError: The request contradicts itself.
+        PathNotFoundError: The snapshot does not have a path, or the patterns leave out all paths;
+            nothing was changed.
+        TargetError: A target exists and may not be overwritten, and nothing was changed; or the
+            target's file system failed, and what was restored by then stays.
+        CorruptionError: A directory above a path is damaged; nothing was changed.
+        StoreError: The store can't be used; what was restored by then stays.
+        CancelledError: ``cancelled`` turned true; each file is old or new, none is torn.
+    """
+    prepare_for_bulk()
+    began_s = clock.monotonic_s()
+    selection = Selection(request.include, request.exclude)
+    targets = resolve(store, manifest, request)
+    refuse_nothing(store, targets, selection)
+    refuse_existing(targets, overwrite=request.overwrite)
+    report = RestoreReport(dry_run=request.dry_run)
+    run = Run(store, manifest, request, selection, report, cancelled, progress)
+    if request.fallback:
+        # Chunks that older snapshots share with this one are not read a second time.
+        store.reader.failures = RememberFailures()
+    try:
+        being_written = _place_all(run, targets)
+        if request.fallback:
+            Fallback(run, targets).restore(being_written)
+    except CiuicError as error:
+        error.done = report.as_json()
+        raise
+    report.unmatched = selection.unmatched
+    report.total_s = clock.monotonic_s() - began_s
+    return report
+
+
+def _place_all(run: Run, targets: list[Target]) -> list[bytes]:
+    """Restore all targets; return the files that were being written and were not placed."""
+    ledger = run.ledger()
+    try:
+        with run.placer(
+            run.manifest,
+            ledger,
+            delete=run.request.delete,
+            sets_aside_being_written=run.request.fallback,
+            protected=_left_out(run.manifest),
+        ) as placer:
+            for target in targets:
+                parent = run.open_parent(target)
+                with target_errors(target):
+                    above = None if parent is not None else _nearest(target.parent)
+                    placer.place(parent, target.name, target.entry, target.path, above=above)
+        return placer.set_aside
+    finally:
+        run.report.failed += ledger.failures
+        run.report.damaged_paths |= ledger.lost_paths
+
+
+def _left_out(manifest: Manifest) -> Exclusions:
+    """What the snapshot left out. ``--delete`` never removes it."""
+    try:
+        return Exclusions(manifest.exclude)
+    except ValueError as error:
+        what = f"the exclude patterns of {manifest.summary.id} are invalid: {error}"
+        raise CorruptionError(what) from error
+
+
+def _nearest(path: bytes) -> DirectoryHandle | None:
+    """The nearest directory above a missing path; None if it is not readable."""
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return open_directory(path) if os.access(path, os.R_OK) else None

@@ -1,0 +1,1 @@
+"""Finding delta bases for new chunks."""

@@ -1,0 +1,286 @@
+"""Take a snapshot of files that exist only in memory: the state of a training program.
+
+The files get chunks, delta bases, trees and a manifest as files of a disk do, so every command
+reads them. Their root is ``/state`` and its capture is ``memory``: the root is no directory of the
+machine, and a restore needs ``-d``.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import ciuic
+from ciuic.catalog import remember
+from ciuic.errors import UsageError
+from ciuic.formats.headers import Span
+from ciuic.ids import ChunkId
+from ciuic.model import (
+    LIBRARY,
+    MEMORY,
+    Entry,
+    ExcludeRules,
+    PathWarning,
+    Root,
+    SnapshotSummary,
+)
+from ciuic.snapshot.after_commit import Step, run_after_commit
+from ciuic.snapshot.bases.earlier_files import EarlierFiles
+from ciuic.snapshot.bases.last_version import LastVersion
+from ciuic.snapshot.memory_files import MemoryFile, MemoryFiles
+from ciuic.snapshot.plan import SnapshotPlan, TakeRequest, plan_snapshot
+from ciuic.snapshot.read.reader_context import ReaderContext
+from ciuic.snapshot.read.sinks import Sinks
+from ciuic.snapshot.read.source_file import Recipe
+from ciuic.snapshot.report import TakeReport
+from ciuic.store.adding import begin_adding
+from ciuic.store.packs.writer import CHAIN_COST_DEFAULT, StoreWriter, WriteTotals
+from ciuic.store.parity.shape import PARITY_DEFAULT
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.records.tree_nodes import TreeBuilder
+from ciuic.store.store import Store
+from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.clock import Clock
+
+__all__ = ["STATE_ROOT", "MemoryRequest", "take_from_memory"]
+
+STATE_ROOT: Final = b"/state"
+_DIRECTORY_MODE: Final = stat.S_IFDIR | 0o700
+_NO_NAMES: Final = frozenset([b"", b".", b".."])
+
+_Tree = dict[bytes, "MemoryFile | _Tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRequest:
+    """A request for a snapshot of files in memory.
+
+    Attributes:
+        files: The files; no path is inside another one.
+        taken_ns: The moment of the state, in nanoseconds since 1970; 0: now.
+        tags: Words to find the snapshot by.
+        base_interval_s: Take a full snapshot if the last one is at least this old; 0: never.
+        parity: Size of a pack's parity as a share of the pack; 0: no parity.
+        chain_cost: See ``TakeRequest``.
+    """
+
+    files: tuple[MemoryFile, ...]
+    taken_ns: int = 0
+    tags: tuple[str, ...] = ()
+    base_interval_s: float = 43_200.0
+    parity: float = PARITY_DEFAULT
+    chain_cost: float = CHAIN_COST_DEFAULT
+
+
+def take_from_memory(
+    store: Store,
+    request: MemoryRequest,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> TakeReport:
+    """Take a snapshot of files in memory into a store that is open for writing.
+
+    When this returns, the snapshot is committed and durable. If it raises, the store has the same
+    snapshots as before, except after CommitUncertainError.
+
+    Raises:
+        UsageError: There is no file, two files have one path, or a path or tag is invalid.
+        CommitUncertainError: The snapshot is listed, but a power cut may still undo it.
+        StoreError: The store failed.
+        CancelledError: ``cancelled`` returned true.
+    """
+    prepare_for_bulk()
+    tree = _tree_of(request.files)
+    run = _Run(store, request, clock, cancelled)
+    try:
+        root = run.gather(tree)
+        manifest = run.make_durable(root)
+        manifest = store.commit(manifest)
+    except BaseException:
+        run.give_up()
+        raise
+    return run.report(manifest, run.tidy(manifest.summary))
+
+
+def _tree_of(files: Sequence[MemoryFile]) -> _Tree:
+    """Arrange files by their directories.
+
+    Raises:
+        UsageError: There is no file, two files have one path, or a path is invalid.
+    """
+    if not files:
+        raise UsageError("there is no file to take a snapshot of", hint="Give at least one file.")
+    top: _Tree = {}
+    for file in files:
+        *above, name = file.path.split(b"/")
+        if b"\0" in file.path or not _NO_NAMES.isdisjoint([*above, name]):
+            raise UsageError(
+                f"{file.path!r} can't be the path of a file in a snapshot",
+                hint="Use a relative path without '.', '..', empty names and NUL bytes.",
+            )
+        directory = top
+        for step in above:
+            inner = directory.setdefault(step, {})
+            if isinstance(inner, MemoryFile):
+                raise UsageError(
+                    f"{inner.path!r} is a file, so {file.path!r} can't be in it",
+                    hint="Give the file a different path.",
+                )
+            directory = inner
+        if name in directory:
+            raise UsageError(
+                f"two files have the path {file.path!r}", hint="Give each file its own path."
+            )
+        directory[name] = file
+    return top
+
+
+class _Run:
+    """A snapshot in progress."""
+
+    def __init__(
+        self, store: Store, request: MemoryRequest, clock: Clock, cancelled: Callable[[], bool]
+    ) -> None:
+        self._began_s = clock.monotonic_s()
+        self._store, self._request, self._clock = store, request, clock
+        asked = TakeRequest(
+            (STATE_ROOT,),
+            base_interval_s=request.base_interval_s,
+            tags=request.tags,
+            origin=LIBRARY,
+            schedule="",
+        )
+        self._plan: SnapshotPlan = plan_snapshot(store, asked, clock)
+        self._taken_ns = request.taken_ns or self._plan.taken_ns
+        self._id = store.new_snapshot_id()
+        self._writer: StoreWriter = begin_adding(
+            store, parity=request.parity, chain_cost=request.chain_cost
+        )
+        self._context = ReaderContext(
+            store,
+            self._writer,
+            skip_unchanged=False,
+            sinks=Sinks(lambda _path, _what, _harmless: None),
+            cancelled=cancelled,
+            clock=clock,
+            handled=lambda _: None,
+        )
+        self._old = (
+            EarlierFiles(store, STATE_ROOT, self._plan.snapshots) if self._makes_deltas else None
+        )
+        self._totals = WriteTotals()
+
+    @property
+    def _makes_deltas(self) -> bool:
+        return self._writer.makes_deltas and not self._plan.is_full
+
+    def gather(self, tree: _Tree) -> Root:
+        """Store the files and their trees."""
+        files = MemoryFiles(self._context)
+        try:
+            top = self._entry(b".", _DIRECTORY_MODE)
+            top.content, top.level = self._directory(files, tree, b"")
+        finally:
+            files.close()
+        root = TreeBuilder(self._writer.put_node)
+        root.add(top)
+        return Root(STATE_ROOT, root.finish()[0], "", MEMORY)
+
+    def make_durable(self, root: Root) -> Manifest:
+        """Make everything that the manifest names durable; returns the manifest to commit."""
+        self._totals = self._writer.finish()
+        parent = self._plan.parent
+        machine = self._plan.owner.machine
+        summary = SnapshotSummary(
+            id=self._id,
+            kind="base" if self._plan.is_full else "delta",
+            parent=parent.id if parent is not None else None,
+            taken_ns=self._taken_ns,
+            files=len(self._request.files),
+            logical_bytes=sum([file.size_bytes for file in self._request.files]),
+            new_bytes=self._totals.new_bytes,
+            stored_bytes=self._totals.stored_bytes,
+            tags=tuple(dict.fromkeys(self._request.tags)),
+            trouble_count=0,
+            roots=(STATE_ROOT,),
+            host=machine.name,
+            machine=machine.id,
+            origin=LIBRARY,
+            schedule="",
+        )
+        return Manifest(
+            summary=summary,
+            roots=(root,),
+            host=machine.name,
+            writer=f"ciuic {ciuic.__version__}",
+            read_bytes=self._context.read_bytes,
+            capture_s=0.0,
+            exclude=ExcludeRules(),
+            trouble=(),
+        )
+
+    def tidy(self, summary: SnapshotSummary) -> tuple[PathWarning, ...]:
+        """Copy the manifest and update the chunk index; returns a note for each failure."""
+        index: Step = (
+            "the chunk index could not be updated",
+            partial(remember, self._store, summary),
+        )
+        if not self._request.parity:
+            return run_after_commit(self._store.path, summary.id, [index])
+        keep = partial(self._store.manifests.copies.keep, summary.id, self._store.header)
+        copy: Step = ("a copy of its manifest could not be written", keep)
+        return run_after_commit(self._store.path, summary.id, [copy, index])
+
+    def give_up(self) -> None:
+        """End the run after an error."""
+        self._writer.abort()
+
+    def report(self, manifest: Manifest, notes: tuple[PathWarning, ...]) -> TakeReport:
+        """Return the report of the snapshot."""
+        summary = manifest.summary
+        return TakeReport(
+            id=summary.id,
+            kind=summary.kind,
+            parent=summary.parent,
+            taken_ns=summary.taken_ns,
+            files=summary.files,
+            logical_bytes=summary.logical_bytes,
+            read_bytes=manifest.read_bytes,
+            new_bytes=summary.new_bytes,
+            stored_bytes=summary.stored_bytes,
+            freeze_s=0.0,
+            total_s=self._clock.monotonic_s() - self._began_s,
+            trouble=(),
+            trouble_count=0,
+            notes=notes,
+        )
+
+    def _directory(self, files: MemoryFiles, tree: _Tree, above: bytes) -> tuple[ChunkId, int]:
+        builder = TreeBuilder(self._writer.put_node)
+        for name, inner in sorted(tree.items()):
+            if isinstance(inner, MemoryFile):
+                entry = self._entry(name, stat.S_IFREG | stat.S_IMODE(inner.mode))
+                recipe = self._store_file(files, inner, above, name)
+                entry.content, entry.level = recipe.content, recipe.level
+                entry.size_bytes = recipe.size_bytes
+            else:
+                entry = self._entry(name, _DIRECTORY_MODE)
+                entry.content, entry.level = self._directory(files, inner, above + name + b"/")
+            builder.add(entry)
+        return builder.finish()
+
+    def _store_file(
+        self, files: MemoryFiles, file: MemoryFile, above: bytes, name: bytes
+    ) -> Recipe:
+        def find_base(size_bytes: int, spans: tuple[Span, ...] | None) -> LastVersion | None:
+            if self._old is None or size_bytes <= self._context.small_bytes:
+                return None
+            return self._old.find(above, name, size_bytes, spans)
+
+        return files.store(file, find_base)
+
+    def _entry(self, name: bytes, mode: int) -> Entry:
+        return Entry(name, mode, os.geteuid(), os.getegid(), self._taken_ns, self._taken_ns, 0)

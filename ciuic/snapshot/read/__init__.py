@@ -1,0 +1,1 @@
+"""Reading changed files, cutting them into chunks and handing these to the store."""

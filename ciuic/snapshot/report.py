@@ -1,0 +1,68 @@
+"""The report of a snapshot."""
+
+import msgspec
+
+from ciuic.documents import Document
+from ciuic.ids import SnapshotId
+from ciuic.model import PathWarning
+from ciuic.system.clock import rfc3339
+
+__all__ = ["TakeReport"]
+
+
+class TakeReport(msgspec.Struct, frozen=True):
+    """The report of a snapshot.
+
+    Attributes:
+        read_bytes: Bytes read from the source.
+        new_bytes: Plain bytes of file content that the store did not have before.
+        stored_bytes: Bytes added to the store's files, including metadata.
+        freeze_s: Time from the first freeze until the last byte was captured.
+        trouble: The first warnings; ``trouble_count`` counts all.
+        flux: The first files that were being written.
+        excluded: Number of excluded names; a directory counts once, with all its content.
+        notes: Failures after the commit, which don't affect the snapshot.
+    """
+
+    id: SnapshotId
+    kind: str
+    parent: SnapshotId | None
+    taken_ns: int
+    files: int
+    logical_bytes: int
+    read_bytes: int
+    new_bytes: int
+    stored_bytes: int
+    freeze_s: float
+    total_s: float
+    trouble: tuple[PathWarning, ...]
+    trouble_count: int
+    flux: tuple[bytes, ...] = ()
+    excluded: int = 0
+    notes: tuple[PathWarning, ...] = ()
+
+    def with_warning(self, warning: PathWarning) -> "TakeReport":
+        """Return the report with one more warning."""
+        return msgspec.structs.replace(
+            self, trouble=(*self.trouble, warning), trouble_count=self.trouble_count + 1
+        )
+
+    def as_json(self) -> Document:
+        """Return the document of ``ciuic snapshot --json``."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "parent": self.parent,
+            "taken": rfc3339(self.taken_ns),
+            "files": self.files,
+            "logical_bytes": self.logical_bytes,
+            "read_bytes": self.read_bytes,
+            "new_bytes": self.new_bytes,
+            "stored_bytes": self.stored_bytes,
+            "freeze_s": round(self.freeze_s, 6),
+            "total_s": round(self.total_s, 6),
+            "trouble": [warning.as_json() for warning in self.trouble],
+            "trouble_count": self.trouble_count,
+            "excluded_count": self.excluded,
+            "notes": [note.as_json() for note in self.notes],
+        }

@@ -1,0 +1,305 @@
+"""Take a snapshot: freeze, gather, make durable, commit.
+
+freeze     subvolumes as a whole, in milliseconds; other roots file by file during the walk
+gather     walk, compare, read, encode, store
+durable    sync the packs; write the records of the reflink copies
+commit     write the manifest, last
+tidy       copy the manifest, remove reflink copies of older snapshots, update the chunk index: a
+           failure here is reported as a note, because the snapshot exists
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import ciuic
+from ciuic.catalog import remember
+from ciuic.errors import CommitUncertainError, StoreError
+from ciuic.ids import SnapshotId
+from ciuic.model import Owner, PathWarning, Root, SnapshotSummary
+from ciuic.progress import Meter, Progress
+from ciuic.snapshot.after_commit import run_after_commit
+from ciuic.snapshot.observers import CaptureTime, Warnings, WrittenFiles
+from ciuic.snapshot.plan import TakeRequest, left_out, plan_snapshot
+from ciuic.snapshot.read.content_reader import ContentReader
+from ciuic.snapshot.read.reader_context import ReaderContext
+from ciuic.snapshot.read.sinks import Sinks
+from ciuic.snapshot.report import TakeReport
+from ciuic.snapshot.walk.directories import WalkRules
+from ciuic.snapshot.walk.file_capture import FileCapture
+from ciuic.snapshot.walk.gather import Gatherer
+from ciuic.snapshot.walk.read_queue import ReadQueue
+from ciuic.source.freeze.freezer import Freezer
+from ciuic.store.adding import begin_adding
+from ciuic.store.records.layout import HEADER
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
+from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.clock import Clock
+from ciuic.system.limits import raise_open_files_limit
+
+__all__ = ["take_snapshot"]
+
+
+def take_snapshot(
+    store: Store,
+    request: TakeRequest,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> TakeReport:
+    """Take a snapshot of the request's roots into a store that is open for writing.
+
+    When this returns, the snapshot is committed and durable. If it raises, the store has the same
+    snapshots as before, and perhaps packs that the next run reuses. Only after
+    CommitUncertainError, the store lists the new snapshot.
+
+    Raises:
+        UsageError: There is no root, a root is not absolute, or a pattern is invalid.
+        CommitUncertainError: The snapshot is listed, but a power cut may still undo it.
+        StoreError: The store failed.
+        CancelledError: ``cancelled`` returned true.
+    """
+    prepare_for_bulk()
+    run = _Run(store, request, clock)
+    try:
+        try:
+            gathered = run.gather(cancelled, Meter(progress))
+            manifest = run.commit(run.make_durable(gathered))
+        except BaseException as error:
+            run.give_up(is_committed=isinstance(error, CommitUncertainError))
+            raise
+        # The snapshot exists: from here on, a failure is only reported as a note.
+        notes = run.tidy(manifest.summary)
+    finally:
+        run.close()
+    return run.report(manifest, gathered.excluded, notes)
+
+
+class _Gathered(NamedTuple):
+    """The result of the walk and the readers.
+
+    Attributes:
+        roots: The roots' records.
+        files: Number of regular files.
+        logical_bytes: Their length; hard links count once.
+        excluded: Number of names that a rule excludes.
+        read_bytes: Bytes read from the source.
+        capture_s: Time from the first freeze until the last byte was captured.
+    """
+
+    roots: list[Root]
+    files: int
+    logical_bytes: int
+    excluded: int
+    read_bytes: int
+    capture_s: float
+
+
+class _Run:
+    """A snapshot in progress: the plan, and a method for each phase."""
+
+    def __init__(self, store: Store, request: TakeRequest, clock: Clock) -> None:
+        self._began_s = clock.monotonic_s()
+        self._store, self._request, self._clock = store, request, clock
+        self._plan = plan_snapshot(store, request, clock)
+        self._open_files = raise_open_files_limit()
+        self._id = store.new_snapshot_id()
+        self._warnings = Warnings(request.trouble)
+        self._written = WrittenFiles(self._warnings)
+        self._capture = CaptureTime(clock)
+        header_path = os.path.join(store.path, HEADER)
+        self._freezer = Freezer(header_path, store.header.store_id, self._id, self._plan.taken_ns)
+        self._writer = begin_adding(store, parity=request.parity, chain_cost=request.chain_cost)
+
+    def gather(self, cancelled: Callable[[], bool], meter: Meter) -> _Gathered:
+        """Freeze, walk, read and store."""
+        self._prepare_freeze()
+        sinks = Sinks(self._warnings.add, self._written.add)
+        context = ReaderContext(
+            self._store,
+            self._writer,
+            skip_unchanged=not self._plan.is_full,
+            sinks=sinks,
+            cancelled=cancelled,
+            clock=self._clock,
+            handled=meter.handled,
+        )
+        content = ContentReader(context)
+        try:
+            gatherer = self._gatherer(content, sinks, cancelled, meter)
+            self._capture.begin()
+            views = self._freezer.begin()
+            self._capture.frozen(list(views.values()))
+            roots = gatherer.gather(
+                [(views[root], self._plan.old.get(root)) for root in self._plan.roots],
+                walked=self._walked,
+            )
+        finally:
+            content.close()
+        self._written.name_holders()
+        tally, capture_s = gatherer.tally, self._capture.duration_s(context.captured_s)
+        return _Gathered(
+            roots,
+            tally.files,
+            tally.logical_bytes,
+            tally.excluded,
+            context.read_bytes,
+            round(capture_s, 6),
+        )
+
+    def make_durable(self, gathered: _Gathered) -> Manifest:
+        """Make everything that the manifest names durable; returns the manifest to commit."""
+        totals = self._writer.finish()
+        self._freezer.record()
+        parent = self._plan.parent
+        summary = SnapshotSummary(
+            id=self._id,
+            kind="base" if self._plan.is_full else "delta",
+            parent=parent.id if parent is not None else None,
+            taken_ns=self._plan.taken_ns,
+            files=gathered.files,
+            logical_bytes=gathered.logical_bytes,
+            new_bytes=totals.new_bytes,
+            stored_bytes=totals.stored_bytes,
+            tags=tuple(dict.fromkeys(self._request.tags)),
+            trouble_count=self._warnings.count,
+            roots=self._plan.roots,
+            flux_count=self._written.count,
+            host=self._plan.owner.machine.name,
+            machine=self._plan.owner.machine.id,
+            origin=self._request.origin,
+            schedule=self._request.schedule,
+        )
+        return Manifest(
+            summary=summary,
+            roots=tuple(gathered.roots),
+            host=summary.host,
+            writer=f"ciuic {ciuic.__version__}",
+            read_bytes=gathered.read_bytes,
+            capture_s=gathered.capture_s,
+            exclude=self._request.exclude,
+            trouble=tuple(self._warnings.first),
+        )
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Write the manifest; returns it with the ID that the snapshot got."""
+        committed = self._store.commit(manifest)
+        if committed.summary.id != self._id:
+            # Another writer drew the same ID, and its reflink copies may have that name.
+            self._freezer.abandon()
+            self._id = committed.summary.id
+        return committed
+
+    def tidy(self, summary: SnapshotSummary) -> tuple[PathWarning, ...]:
+        """Do the steps that need the snapshot to exist; returns a note for each failure."""
+        retained = _newest(summary, self._plan.snapshots, self._request.hot_snapshots)
+        retain = partial(self._freezer.retain, retained)
+        steps = (
+            ("copies of its manifest could not be written", self._copy_manifests),
+            ("older reflink copies could not be removed", retain),
+            ("the chunk index could not be updated", partial(remember, self._store, summary)),
+        )
+        return run_after_commit(self._store.path, summary.id, steps)
+
+    def give_up(self, *, is_committed: bool) -> None:
+        """End the run after an error; without a commit, remove its reflink copies."""
+        self._writer.abort()
+        if not is_committed and not self._store.manifests.is_listed(self._id):
+            self._freezer.abandon()
+
+    def close(self) -> None:
+        """Close descriptors and release locks."""
+        self._freezer.close()
+
+    def report(
+        self, manifest: Manifest, excluded: int, notes: tuple[PathWarning, ...]
+    ) -> TakeReport:
+        """Return the report of the snapshot."""
+        summary = manifest.summary
+        return TakeReport(
+            id=summary.id,
+            kind=summary.kind,
+            parent=summary.parent,
+            taken_ns=summary.taken_ns,
+            files=summary.files,
+            logical_bytes=summary.logical_bytes,
+            read_bytes=manifest.read_bytes,
+            new_bytes=summary.new_bytes,
+            stored_bytes=summary.stored_bytes,
+            freeze_s=manifest.capture_s,
+            total_s=self._clock.monotonic_s() - self._began_s,
+            trouble=manifest.trouble,
+            trouble_count=summary.trouble_count,
+            flux=self._written.paths(),
+            excluded=excluded,
+            notes=notes,
+        )
+
+    def _prepare_freeze(self) -> None:
+        old = self._plan.old
+        since = {} if self._plan.is_full else {root: tree.taken_ns for root, tree in old.items()}
+        self._freezer.prepare(
+            self._plan.roots,
+            existing=[snapshot.id for snapshot in self._plan.snapshots],
+            previous={root: tree.snapshot_id for root, tree in old.items()},
+            unchanged_since=since,
+            is_left_out=left_out(self._store, self._plan.exclusions),
+        )
+
+    def _gatherer(
+        self,
+        content: ContentReader,
+        sinks: Sinks,
+        cancelled: Callable[[], bool],
+        meter: Meter,
+    ) -> Gatherer:
+        skip_unchanged = not self._plan.is_full
+        files = FileCapture(
+            content,
+            ReadQueue(self._store, content, self._open_files),
+            skip_unchanged=skip_unchanged,
+            keep_copies=self._request.hot_snapshots > 0,
+            sinks=sinks,
+        )
+        rules = WalkRules(
+            exclusions=self._plan.exclusions,
+            skip_unchanged=skip_unchanged,
+            find_delta_bases=skip_unchanged and self._writer.makes_deltas,
+        )
+        return Gatherer(
+            self._store,
+            self._writer.put_node,
+            files,
+            rules=rules,
+            sinks=sinks,
+            cancelled=cancelled,
+            progress=meter.walked,
+            handled=meter.handled,
+        )
+
+    def _walked(self) -> None:
+        self._capture.walked()
+        self._written.name_holders()
+
+    def _copy_manifests(self) -> StoreError | None:
+        """Copy the manifest, and the one before it if a killed run left that without a copy."""
+        if not self._request.parity:
+            return None
+        copies, header = self._store.manifests.copies, self._store.header
+        failure = copies.keep(self._id, header)
+        before = next(iter(self._plan.snapshots), None)
+        if failure is None and before is not None and copies.read(before.id) is None:
+            failure = copies.keep(before.id, header)
+        return failure
+
+
+def _newest(taken: SnapshotSummary, older: list[SnapshotSummary], count: int) -> list[SnapshotId]:
+    """Return the ``count`` newest snapshots of each owner, schedule and set of roots."""
+    sets: dict[tuple[Owner, str, tuple[bytes, ...]], list[SnapshotId]] = {}
+    for snapshot in (taken, *older):
+        key = snapshot.owner, snapshot.schedule, snapshot.roots
+        sets.setdefault(key, []).append(snapshot.id)
+    return [snapshot_id for ids in sets.values() for snapshot_id in ids[:count]]

@@ -1,0 +1,1 @@
+"""Walking the roots: directories -> tree nodes, with files for the readers."""

@@ -1,0 +1,138 @@
+"""A directory that is being walked, and the part of its tree that is not stored yet."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ciuic.errors import CorruptionError
+from ciuic.ids import ChunkId, SnapshotId
+from ciuic.model import Entry
+from ciuic.snapshot.bases.delta_base import DeltaBases
+from ciuic.snapshot.walk.pending import PendingEntry
+from ciuic.source.directory import DirectoryHandle
+from ciuic.source.freeze.views import RootView
+from ciuic.store.records.tree_nodes import TreeBuilder
+
+__all__ = ["FoundEntry", "Growth", "OldTree", "WalkedDirectory"]
+
+FoundEntry = Entry | PendingEntry
+
+
+class OldTree(NamedTuple):
+    """The tree of a root in an older snapshot.
+
+    Attributes:
+        tree: ID of the root's tree node.
+        taken_ns: When the older snapshot began; it may lack later changes.
+        snapshot_id: ID of the older snapshot.
+    """
+
+    tree: ChunkId
+    taken_ns: int
+    snapshot_id: SnapshotId
+
+
+class Growth(NamedTuple):
+    """The entries that moved into a tree, and the difference to the counts of the listing.
+
+    Attributes:
+        moved: Number of entries that moved.
+        vanished: Number of files among them that vanished after they were listed.
+        grown_bytes: Bytes captured minus bytes listed.
+    """
+
+    moved: int
+    vanished: int
+    grown_bytes: int
+
+
+class WalkedDirectory:
+    """A directory on its way into tree nodes.
+
+    Args:
+        handle: The open directory.
+        entry: Its entry, still without content.
+        names: The names to visit, in order.
+        builder: Receives the entries.
+        old: The parent snapshot's entries of the directory, in order.
+        old_taken_ns: When the parent snapshot began.
+        view: How its files are read.
+        delta_bases: Finds the last versions of its files; None: no deltas.
+
+    Attributes:
+        pending: Resolved with ``entry`` once all content of the directory is stored.
+    """
+
+    def __init__(
+        self,
+        handle: DirectoryHandle,
+        entry: Entry,
+        *,
+        names: list[bytes],
+        builder: TreeBuilder,
+        old: Iterator[Entry],
+        old_taken_ns: int,
+        view: RootView,
+        delta_bases: DeltaBases | None,
+    ) -> None:
+        self.handle = handle
+        self.entry = entry
+        self.view = view
+        self.old_taken_ns = old_taken_ns
+        self.delta_bases = delta_bases
+        self.names: Iterator[bytes] = iter(names)
+        self.pending = PendingEntry()
+        self._builder = builder
+        self._old = old
+        self._old_next: Entry | None = None
+        self._queue: deque[tuple[FoundEntry, int | None]] = deque()
+        self._is_walked = False
+
+    def leave(self) -> bytes:
+        """Close the directory after its last name has been visited; returns its path."""
+        path = self.handle.path
+        del self.handle
+        self.delta_bases = None
+        self._is_walked = True
+        return path
+
+    def append(self, found: FoundEntry, listed_bytes: int | None) -> None:
+        """Append an entry; ``listed_bytes`` is the size that was counted for it, if any."""
+        self._queue.append((found, listed_bytes))
+
+    def old_entry(self, name: bytes) -> Entry | None:
+        """Return the parent snapshot's entry of a name; call it with names in order."""
+        try:
+            while self._old_next is None or self._old_next.name < name:
+                self._old_next = next(self._old)
+        except StopIteration:
+            self._old = iter(())
+            return None
+        except CorruptionError:
+            # If the parent's tree is damaged, the files are read again, which repairs the store.
+            self._old = iter(())
+            return None
+        return self._old_next if self._old_next.name == name else None
+
+    def advance(self, *, wait: bool) -> Growth:
+        """Move the known entries into the tree; with ``wait``, wait for all entries."""
+        moved = vanished = grown_bytes = 0
+        while self._queue:
+            found, listed_bytes = self._queue[0]
+            if isinstance(found, PendingEntry):
+                if not found.ready(wait=wait):
+                    break
+                entry = found.entry
+            else:
+                entry = found
+            if entry is not None:
+                self._builder.add(entry)
+            if listed_bytes is not None:
+                vanished += entry is None
+                grown_bytes += (0 if entry is None else entry.size_bytes) - listed_bytes
+            self._queue.popleft()
+            moved += 1
+        if self._is_walked and not self._queue and not self.pending.is_known:
+            self.entry.content, self.entry.level = self._builder.finish()
+            self.pending.resolve(self.entry)
+        return Growth(moved, vanished, grown_bytes)

@@ -1,0 +1,231 @@
+"""Freeze the roots of one snapshot, and record the reflink copies.
+
+    prepare   remove leftovers, free space, copy files that look changed (``early``)
+    begin     freeze the subvolumes, one right after the other
+    walk      of other roots, copy each file that has changed since ``prepare`` when the walk
+              reaches it (``views``)
+    record    write the records of the copies, before the snapshot's manifest
+    retain    remove the reflink copies of all but the newest snapshots
+
+A failure here costs speed, never a snapshot: the root is then captured in place, and the manifest
+says so.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ciuic.errors import SourceError
+from ciuic.ids import SnapshotId
+from ciuic.source.directory import open_root
+from ciuic.source.freeze.area import Area
+from ciuic.source.freeze.early import EarlyCopies, LeftOut
+from ciuic.source.freeze.methods import IN_PLACE, REFLINK, SUBVOLUME, Choice, choose, subvolume_top
+from ciuic.source.freeze.records import RootRecord
+from ciuic.source.freeze.trust import FrozenRoot, open_frozen
+from ciuic.source.freeze.views import ReflinkView, RootView, SubvolumeView
+from ciuic.system import durable, kernel
+from ciuic.system.free_space import COPIES_RESERVE, is_short_of_space
+
+__all__ = ["Freezer"]
+
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _PreparedRoot(NamedTuple):
+    """The result of ``Freezer.prepare`` for a root.
+
+    Attributes:
+        choice: How the root is captured.
+        previous: The root's reflink copies for the parent snapshot, if they still exist.
+        early: The copies that were made before the freeze; None: the root has no area.
+    """
+
+    choice: Choice
+    previous: FrozenRoot | None
+    early: EarlyCopies | None
+
+
+class Freezer:
+    """Makes the reflink copies of one snapshot.
+
+    Args:
+        header_path: Path of the store's header.
+        store_id: ID of the store.
+        snapshot_id: ID of the new snapshot.
+        taken_ns: When the new snapshot began.
+    """
+
+    def __init__(
+        self, header_path: str, store_id: str, snapshot_id: SnapshotId, taken_ns: int
+    ) -> None:
+        self._header_path = header_path
+        self._store_id = store_id
+        self._snapshot_id = snapshot_id
+        self._taken_ns = taken_ns
+        self._existing: Sequence[SnapshotId] = ()
+        self._areas: dict[bytes, Area] = {}
+        self._prepared: dict[bytes, _PreparedRoot] = {}
+        self._views: dict[bytes, RootView] = {}
+
+    def prepare(
+        self,
+        roots: Sequence[bytes],
+        *,
+        existing: Sequence[SnapshotId],
+        previous: Mapping[bytes, SnapshotId],
+        unchanged_since: Mapping[bytes, int],
+        is_left_out: LeftOut,
+    ) -> None:
+        """Do as much as possible before the freeze, so that the freeze itself is short.
+
+        Args:
+            roots: The roots of the snapshot.
+            existing: All snapshots of the store, newest first; other records are leftovers.
+            previous: The parent snapshot of each root.
+            unchanged_since: For each root, a time in ns: files without a change since then are not
+                captured again. Roots without a time are captured whole.
+            is_left_out: Tells which names are excluded.
+        """
+        self._existing = existing
+        choices = {root: choose(root) for root in roots}
+        # Make all areas first: making an area may remove copies that another root would use.
+        placed = {root: self._with_area(choice, existing) for root, choice in choices.items()}
+        for root, choice in placed.items():
+            self._prepared[root] = self._prepare_root(root, choice, previous.get(root))
+        for root, prepared in self._prepared.items():
+            if prepared.choice.how == REFLINK and prepared.early is not None:
+                with contextlib.suppress(OSError, SourceError):
+                    prepared.early.make(open_root(root), unchanged_since.get(root), is_left_out)
+
+    def begin(self) -> dict[bytes, RootView]:
+        """Freeze the subvolumes; returns the view of each root."""
+        trees: dict[bytes, RootRecord] = {}
+        for root, prepared in self._prepared.items():
+            if prepared.choice.how == SUBVOLUME:
+                with contextlib.suppress(OSError):
+                    self._freeze_subvolume(root, self._area(prepared.choice), trees)
+        for root, prepared in self._prepared.items():
+            self._views[root] = self._view(root, prepared, trees)
+        return self._views
+
+    def record(self) -> None:
+        """Write the records durably; without a record, reflink copies are leftovers."""
+        for path, area in self._areas.items():
+            records = [
+                record
+                for root, view in self._views.items()
+                if self._prepared[root].choice.place == path
+                and (record := view.record()) is not None
+            ]
+            with contextlib.suppress(OSError):
+                area.write_record(self._snapshot_id, self._taken_ns, records)
+
+    def retain(self, snapshot_ids: Sequence[SnapshotId]) -> None:
+        """Remove the reflink copies of all other snapshots; call it after ``record``.
+
+        If free space is short, all reflink copies are removed: they keep the blocks of deleted
+        files in use.
+        """
+        for place, area in self._areas.items():
+            area.end()
+            with contextlib.suppress(OSError):
+                area.keep_only([] if is_short_of_space(place, COPIES_RESERVE) else snapshot_ids)
+
+    def abandon(self) -> None:
+        """Remove the reflink copies of this snapshot, which failed."""
+        for area in self._areas.values():
+            area.end()
+            with contextlib.suppress(OSError):
+                area.keep_only(self._existing)
+
+    def close(self) -> None:
+        """Close descriptors and locks; the next run removes copies without a record."""
+        for view in self._views.values():
+            view.close()
+        for area in self._areas.values():
+            area.close()
+
+    def _prepare_root(
+        self, root: bytes, choice: Choice, previous_id: SnapshotId | None
+    ) -> _PreparedRoot:
+        previous = early = None
+        if previous_id is not None:
+            previous = open_frozen(self._store_id, previous_id, root)
+        if choice.place in self._areas:
+            early = EarlyCopies(self._area(choice), self._taken_ns)
+        return _PreparedRoot(choice, previous, early)
+
+    def _with_area(self, choice: Choice, existing: Sequence[SnapshotId]) -> Choice:
+        place = choice.place
+        if place is None or place in self._areas:
+            return choice
+        try:
+            area = Area.make(place, self._header_path, self._store_id)
+        except OSError as error:
+            return choice._replace(how=IN_PLACE, why=str(error), place=None)
+        self._areas[place] = area
+        area.begin(self._snapshot_id)
+        with contextlib.suppress(OSError):
+            area.keep_only(existing)
+            frozen = area.snapshots()
+            while frozen and is_short_of_space(place, COPIES_RESERVE):
+                frozen.pop()
+                area.keep_only([snapshot_id for _, snapshot_id in frozen])
+            self._write_out(place)
+        return choice
+
+    def _write_out(self, place: bytes) -> None:
+        """Flush dirty data now, because the freeze would wait for it."""
+        fd = os.open(place, _OPEN_DIRECTORY)
+        try:
+            durable.sync_file_system(fd)
+        finally:
+            os.close(fd)
+
+    def _area(self, choice: Choice) -> Area:
+        return self._areas[choice.place or b""]
+
+    def _freeze_subvolume(self, root: bytes, area: Area, trees: dict[bytes, RootRecord]) -> None:
+        """Freeze the subvolume of a root, unless it was frozen for another root."""
+        real = os.path.realpath(root)
+        top = subvolume_top(real)
+        if top is None:
+            return
+        inside = real[len(top) :].strip(b"/")
+        shared = trees.get(top)
+        if shared is not None:
+            trees[root] = shared._replace(path=root, inside=inside)
+            return
+        name = b"%s.%d" % (self._snapshot_id.encode(), len(trees))
+        with _opened(top) as source, _opened(os.path.dirname(area.tree_path(name))) as trees_fd:
+            kernel.snapshot_subvolume(source, trees_fd, name)
+        with _opened(area.tree_path(name)) as frozen:
+            info = kernel.subvolume_info(frozen)
+        record = RootRecord(root, SUBVOLUME, name, inside, info.uuid, info.generation)
+        trees[top] = trees[root] = record
+
+    def _view(
+        self, root: bytes, prepared: _PreparedRoot, trees: Mapping[bytes, RootRecord]
+    ) -> RootView:
+        choice, previous, early = prepared
+        try:
+            if choice.how == SUBVOLUME and root in trees:
+                area = self._area(choice)
+                return SubvolumeView(root, previous, area, trees[root], self._taken_ns)
+            # If a subvolume can't be frozen, because it holds a swap file, its files still can.
+            if early is not None:
+                return ReflinkView(root, previous, self._area(choice), early)
+        except OSError:
+            pass  # the root is captured in place, and the manifest says so
+        return RootView(root, previous)
+
+
+@contextlib.contextmanager
+def _opened(path: bytes) -> Iterator[int]:
+    fd = os.open(path, _OPEN_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,57 @@
+"""Find the programs that have a file open for writing, with psutil.
+
+A lease shows reliably that a program has the file open; this module looks for the program's name,
+and may find none if the program has closed the file by then.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Iterator
+
+import psutil
+
+__all__ = ["find_holders"]
+
+
+def find_holders(inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    """Find a process for each file that has it open for writing or mapped for writing.
+
+    Args:
+        inodes: ``(st_dev, st_ino)`` of the files.
+
+    Returns:
+        The processes that were found, as "python3 (pid 12)". Only root sees processes of other
+        users.
+    """
+    wanted = set(inodes)
+    found: dict[tuple[int, int], str] = {}
+    for process in psutil.process_iter():
+        if wanted <= found.keys():
+            break
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid == os.getpid():
+                continue
+            for key in _written_by(process):
+                if key in wanted and key not in found:
+                    # A process name may be any bytes, and the kernel may cut it within a character.
+                    name = os.fsencode(process.name()).decode("utf-8", "backslashreplace")
+                    found[key] = f"{name} (pid {process.pid})"
+    return found
+
+
+def _written_by(process: psutil.Process) -> Iterator[tuple[int, int]]:
+    """Yield the regular files that a process can write to at this moment."""
+    for opened in process.open_files():
+        # "r" and "rb" can't write; "a", "w" and the "+" modes can.
+        if opened.mode.strip("rb") == "":
+            continue
+        with contextlib.suppress(OSError):
+            status = os.stat(f"/proc/{process.pid}/fd/{opened.fd}")
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_dev, status.st_ino
+    for mapped in process.memory_maps(grouped=False):
+        if "w" in mapped.perms and "s" in mapped.perms and mapped.path.startswith("/"):
+            with contextlib.suppress(OSError):
+                status = os.stat(mapped.path)
+                yield status.st_dev, status.st_ino

@@ -1,0 +1,87 @@
+"""Translates operating system errors on the store's own files, in one place."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator
+
+from ciuic.errors import CommitUncertainError, ResourceError, StoreError, StoreFullError
+from ciuic.ids import SnapshotId
+from ciuic.system import durable
+
+__all__ = ["store_faults", "uncertain_change", "uncertain_commit", "uncertain_forget"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_OWN_LIMITS = {errno.EMFILE, errno.ENFILE}
+_FILE_TOO_LARGE = "Raise the limit on file sizes (ulimit -f, or LimitFSIZE= in the unit)."
+_NOT_YOURS = (
+    "Run ciuic as the user who owns the store. If another user has written to it, use 'chown -R' to"
+    " give all of it to one user."
+)
+
+
+@contextlib.contextmanager
+def store_faults(doing: str, path: str) -> Iterator[None]:
+    """Raise ``StoreError`` or ``StoreFullError`` for any OSError in the block.
+
+    Args:
+        doing: The action, as in "cannot <doing> <path>".
+        path: The file or directory.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise translated(error, doing, path) from error
+
+
+def translated(error: OSError, doing: str, path: str) -> StoreError:
+    """Return the store's error for ``error``."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if isinstance(error, durable.NotSyncedError):
+        return CommitUncertainError(f"{path} was written, but can't be synced: {reason}")
+    message = f"cannot {doing} {path}: {reason}"
+    if error.errno == errno.ELOOP:
+        return StoreError(
+            f"{message}: {os.fsdecode(error.filename or path)} is a symlink",
+            hint="Put the directory itself there: ciuic follows no symlink inside a store. To keep"
+            " a part of a store on another disk, use a bind mount.",
+        )
+    if error.errno in _FULL:
+        return StoreFullError(message)
+    if error.errno in _OWN_LIMITS:
+        return StoreError(message, hint=ResourceError.default_hint)
+    if error.errno == errno.EFBIG:
+        return StoreError(message, hint=_FILE_TOO_LARGE)
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return StoreError(message, hint=_NOT_YOURS)
+    if error.errno == errno.EROFS:
+        return StoreError(message, hint="Mount the store's file system for writing.")
+    return StoreError(message)
+
+
+def uncertain_commit(snapshot_id: SnapshotId, why: str) -> CommitUncertainError:
+    """Return the error for a snapshot that is listed, and that a power cut may still undo."""
+    error = CommitUncertainError(
+        f"the snapshot {snapshot_id} was written, but the disk did not confirm the write: {why}",
+        hint=f"Check the store's disk. 'ciuic list' shows whether {snapshot_id} is there, and"
+        f" 'ciuic verify {snapshot_id}' whether it is intact.",
+    )
+    error.done = {"id": snapshot_id}
+    return error
+
+
+def uncertain_change(snapshot_id: SnapshotId, why: str) -> CommitUncertainError:
+    """Return the error for new tags or a pin that a power cut may still undo."""
+    return CommitUncertainError(
+        f"{snapshot_id} was changed, but the disk did not confirm the write: {why}",
+        hint=f"Check the store's disk; 'ciuic show {snapshot_id}' shows the tags and the pin.",
+    )
+
+
+def uncertain_forget(snapshot_ids: Iterable[SnapshotId], why: str) -> CommitUncertainError:
+    """Return the error for forgotten snapshots that a power cut may bring back."""
+    return CommitUncertainError(
+        f"the disk did not confirm that {', '.join(snapshot_ids)} is forgotten: {why}",
+        hint="Check the store's disk. 'ciuic list' shows the snapshots that a power cut has brought"
+        " back: forget them again.",
+    )

@@ -1,0 +1,1 @@
+"""The bytes of the store, as docs/format.md specifies them."""

@@ -1,0 +1,1 @@
+"""Finding and removing what no snapshot needs."""

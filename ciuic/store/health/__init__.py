@@ -1,0 +1,1 @@
+"""Inspecting stored bytes."""

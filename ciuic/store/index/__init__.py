@@ -1,0 +1,1 @@
+"""The chunk index: where each chunk is."""

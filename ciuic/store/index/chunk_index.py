@@ -1,0 +1,360 @@
+"""The chunk index: where each chunk is, and a copy of the manifests' summaries.
+
+It is a cache in SQLite and may be deleted at any time: the packs and manifests are authoritative,
+and the index is rebuilt from the packs' footers. A row is written only when its pack is on stable
+storage, and the rows of a removed pack are dropped before a writer looks up any chunk.
+"""
+
+import contextlib
+import struct
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ciuic.errors import StoreError
+from ciuic.ids import ChunkId, PackId
+from ciuic.store.format.delta_graph import count_deltas
+from ciuic.store.format.pack import PackedFrame
+from ciuic.store.index.database import IN_MEMORY, IndexDamagedError
+from ciuic.store.index.places import ChunkPlace, Emptied, rows_of
+from ciuic.store.index.records import Records
+from ciuic.store.records.kinds import CHAIN_MAX
+from ciuic.system.hashing import ID_BYTES
+
+__all__ = ["ChunkIndex", "index_in_memory"]
+
+_INSERT_CHUNK: Final = (
+    "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+    " pack = excluded.pack, offset_bytes = excluded.offset_bytes,"
+    " frame_bytes = excluded.frame_bytes, start_bytes = excluded.start_bytes,"
+    " length_bytes = excluded.length_bytes WHERE EXISTS"
+    " (SELECT 1 FROM reference WHERE reference.id = chunk.id AND reference.pack = chunk.pack)"
+)
+_REPLACE_CHUNK: Final = "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?)"
+_TABLES: Final = ("chunk", "reference")
+_BATCH: Final = 500
+_ROWS_AT_ONCE: Final = 10_000
+_NUMBERS: Final = struct.Struct("<IIIIB")
+"""The ranges of a place's numbers: packing them is the fastest way to check them."""
+_OFFSET_SHIFT: Final = 16
+"""An offset has up to 48 bits."""
+
+
+class ChunkIndex(Records):
+    """The open chunk index. All methods may be called from any thread."""
+
+    def add_pack(self, pack_id: PackId, size_bytes: int, frames: Iterable[PackedFrame]) -> None:
+        """Record a pack and its chunks. The pack must be durable before ``commit``.
+
+        If the pack was recorded before, the new file replaces a damaged one, so its last check is
+        forgotten. After ``clear``, the check stays.
+        """
+        self.remove_pack(pack_id)
+        with self._lock, self._faults():
+            cursor = self._db.execute(
+                "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (pack_id, size_bytes)
+            )
+            number = cursor.lastrowid
+            self._insert(number or 0, _INSERT_CHUNK, frames)
+            # After ``clear``: chunks that a check found damaged are not in this pack.
+            self._db.execute(
+                "DELETE FROM chunk WHERE id IN (SELECT id FROM lost_chunk) AND pack IN"
+                " (SELECT number FROM pack JOIN pack_check USING (name)"
+                " WHERE name = ? AND what != '')",
+                (pack_id,),
+            )
+
+    def add_checked_pack(
+        self, pack_id: PackId, size_bytes: int, frames: Iterable[PackedFrame], checked_ns: int
+    ) -> None:
+        """Record a durable pack that was read and found sound at this time, and commit."""
+        self.add_pack(pack_id, size_bytes, frames)
+        self.put_check(pack_id, checked_ns, size_bytes, "")
+        self.commit()
+
+    def remove_pack(self, pack_id: PackId) -> None:
+        """Forget a pack, all chunks that are recorded in it, and its last check."""
+        with self._lock, self._faults():
+            self._db.execute(
+                "DELETE FROM pack_check WHERE name IN (SELECT name FROM pack WHERE name = ?)",
+                (pack_id,),
+            )
+            for table in _TABLES:
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE pack ="  # noqa: S608 - ours
+                    " (SELECT number FROM pack WHERE name = ?)",
+                    (pack_id,),
+                )
+            self._db.execute("DELETE FROM pack WHERE name = ?", (pack_id,))
+
+    def remove_packs(self, pack_ids: Sequence[PackId]) -> None:
+        """Do as ``remove_pack`` for many packs, in one pass over all chunks."""
+        with self._lock, self._faults():
+            # A transaction that was rolled back leaves the table behind.
+            self._db.execute("DROP TABLE IF EXISTS gone")
+            self._db.execute("CREATE TEMP TABLE gone (name BLOB PRIMARY KEY) WITHOUT ROWID")
+            self._db.executemany(
+                "INSERT INTO gone VALUES (?)", [(pack_id,) for pack_id in pack_ids]
+            )
+            numbers = "SELECT number FROM pack JOIN gone USING (name)"
+            for table in _TABLES:
+                self._db.execute(f"DELETE FROM {table} WHERE pack IN ({numbers})")  # noqa: S608 - ours
+            self._db.execute("DELETE FROM pack_check WHERE name IN (SELECT name FROM gone)")
+            self._db.execute("DELETE FROM pack WHERE name IN (SELECT name FROM gone)")
+            self._db.execute("DROP TABLE gone")
+
+    def point(
+        self, pack_id: PackId, frames: Iterable[PackedFrame], chunk_ids: Container[ChunkId]
+    ) -> None:
+        """Record chunks at their places in this pack, in place of any other.
+
+        Args:
+            pack_id: A recorded pack.
+            frames: Its frames.
+            chunk_ids: The chunks to record; chunks that are not in the frames are ignored.
+        """
+        with self._lock, self._faults():
+            found = self._db.execute("SELECT number FROM pack WHERE name = ?", (pack_id,))
+            for (number,) in found.fetchall():
+                alone, deltas = rows_of(number, frames)
+                rows = [row for row in (*alone, *deltas) if row[0] in chunk_ids]
+                self._db.executemany(_REPLACE_CHUNK, sorted(rows))
+
+    def move(
+        self,
+        pack_id: PackId,
+        size_bytes: int,
+        frames: Iterable[PackedFrame],
+        emptied: Iterable[Emptied],
+    ) -> None:
+        """Record a pack that holds copies of the needed chunks of other packs; forget those packs.
+
+        The new pack becomes the recorded place of every chunk in it.
+
+        Args:
+            pack_id: The new pack. It must be durable before ``commit``.
+            size_bytes: Its length.
+            frames: Its frames.
+            emptied: The packs that are not needed any more, and their chunks.
+        """
+        with self._lock, self._faults():
+            # A killed run may have recorded the same pack.
+            self._db.execute("DELETE FROM pack WHERE name = ?", (pack_id,))
+            cursor = self._db.execute(
+                "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (pack_id, size_bytes)
+            )
+            self._insert(cursor.lastrowid or 0, _REPLACE_CHUNK, frames)
+            has_references = self._db.execute("SELECT 1 FROM reference LIMIT 1").fetchone()
+            tables = _TABLES if has_references else _TABLES[:1]
+            for old in emptied:
+                found = self._db.execute("SELECT number FROM pack WHERE name = ?", (old.pack_id,))
+                # Rows are deleted by their IDs: every snapshot would have to maintain an index by
+                # pack.
+                for (number,) in found.fetchall():
+                    gone = [(chunk_id, number) for chunk_id in sorted(old.chunk_ids)]
+                    for table in tables:
+                        self._db.executemany(
+                            f"DELETE FROM {table} WHERE id = ? AND pack = ?",  # noqa: S608 - ours
+                            gone,
+                        )
+                self._db.execute("DELETE FROM pack_check WHERE name = ?", (old.pack_id,))
+                self._db.execute("DELETE FROM pack WHERE name = ?", (old.pack_id,))
+
+    def clear(self) -> None:
+        """Forget all packs and chunks; keep the other records."""
+        with self._lock, self._faults():
+            for table in (*_TABLES, "pack"):
+                self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
+
+    def packs(self) -> dict[PackId, int]:
+        """Return the size in bytes of every recorded pack."""
+        with self._lock, self._faults():
+            return dict(self._db.execute("SELECT name, size_bytes FROM pack"))
+
+    def known(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
+        """Return the chunks that are in a pack with their whole delta chains."""
+        found: set[ChunkId] = set()
+        deltas: dict[ChunkId, tuple[ChunkId, ...]] = {}
+        with self._lock, self._faults():
+            for start in range(0, len(chunk_ids), _BATCH):
+                part = chunk_ids[start : start + _BATCH]
+                query = (
+                    "SELECT id, base FROM chunk LEFT JOIN reference USING (id, pack)"  # noqa: S608 - question marks only
+                    f" WHERE id IN ({_marks(len(part))})"
+                )
+                for chunk_id, base in self._db.execute(query, part):
+                    found.add(chunk_id)
+                    if base is not None:
+                        deltas[chunk_id] = _bases_of(base)
+        if deltas:
+            whole = self._whole_chains(deltas)
+            found -= {chunk_id for chunk_id in deltas if chunk_id not in whole}
+        return found
+
+    def _whole_chains(self, deltas: Mapping[ChunkId, tuple[ChunkId, ...]]) -> set[ChunkId]:
+        """Return the deltas whose chains lead to chunks that are no deltas."""
+        bases = dict(deltas)
+        wanted = {base for below in deltas.values() for base in below} - bases.keys()
+        for _ in range(CHAIN_MAX):
+            if not wanted:
+                break
+            places = self.places(list(wanted))
+            bases.update({chunk_id: place.delta_bases for chunk_id, place in places.items()})
+            wanted = {base for place in places.values() for base in place.delta_bases}
+            wanted -= bases.keys()
+        return deltas.keys() & count_deltas(bases).keys()
+
+    def places(self, chunk_ids: Sequence[ChunkId]) -> dict[ChunkId, ChunkPlace]:
+        """Return the places of chunks; chunks that are in no pack are left out."""
+        found: dict[ChunkId, ChunkPlace] = {}
+        with self._lock, self._faults():
+            for start in range(0, len(chunk_ids), _BATCH):
+                part = chunk_ids[start : start + _BATCH]
+                query = (
+                    "SELECT chunk.id, name, offset_bytes, frame_bytes, start_bytes, length_bytes,"  # noqa: S608 - as above
+                    " kind, base FROM chunk JOIN pack ON pack.number = chunk.pack"
+                    " LEFT JOIN reference ON reference.id = chunk.id"
+                    " AND reference.pack = chunk.pack"
+                    f" WHERE chunk.id IN ({_marks(len(part))})"
+                )
+                self._add_places(self._db.execute(query, part), found)
+        return found
+
+    def chunk_ids(self) -> Iterator[list[tuple[ChunkId, int]]]:
+        """Iterate over ID and kind of every chunk in the order of the IDs, in batches.
+
+        The index must not be used for anything else until the iteration has ended.
+        """
+        with self._lock, self._faults():
+            cursor = self._db.execute("SELECT id, kind FROM chunk ORDER BY id")
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                if not all(_is_id(chunk_id) for chunk_id, _ in rows):
+                    raise self._impossible_chunk()
+                yield rows
+
+    def stored_shares(self) -> Iterator[list[tuple[ChunkId, int]]]:
+        """Iterate over every data chunk in the order of the IDs, and its share of its frame.
+
+        The index must not be used for anything else until the iteration has ended.
+        """
+        with self._lock, self._faults():
+            cursor = self._db.execute(
+                "SELECT id, frame_bytes * length_bytes / max(plain_bytes, 1) FROM chunk JOIN"
+                " (SELECT pack, offset_bytes, sum(length_bytes) AS plain_bytes FROM chunk"
+                " GROUP BY pack, offset_bytes) USING (pack, offset_bytes)"
+                " WHERE kind = 1 ORDER BY id"
+            )
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                if not all(_is_id(chunk_id) and _is_length(taken) for chunk_id, taken in rows):
+                    raise self._impossible_chunk()
+                yield rows
+
+    def delta_bases(self) -> Iterator[list[tuple[ChunkId, ChunkId]]]:
+        """Iterate over every delta with each of its delta bases, in batches."""
+        with self._lock, self._faults():
+            cursor = self._db.execute("SELECT id, base FROM reference")
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                if not all(_is_id(delta) and _are_bases(bases) for delta, bases in rows):
+                    raise self._impossible_chunk()
+                yield [(delta, base) for delta, bases in rows for base in _bases_of(bases)]
+
+    def chunks_in(self, pack_id: PackId) -> dict[ChunkId, int]:
+        """Return the chunks that are recorded in a pack, and their kinds."""
+        with self._lock, self._faults():
+            return dict(
+                self._db.execute(
+                    "SELECT id, kind FROM chunk"
+                    " WHERE pack = (SELECT number FROM pack WHERE name = ?)",
+                    (pack_id,),
+                )
+            )
+
+    def stored_again(self) -> set[ChunkId]:
+        """Return the chunks that are deltas in more than one pack."""
+        with self._lock, self._faults():
+            rows = self._db.execute("SELECT id FROM reference GROUP BY id HAVING count(*) > 1")
+            return {row[0] for row in rows}
+
+    def totals(self) -> tuple[int, int, int]:
+        """Return plain bytes of all file content, bytes of all packs, and the number of chunks."""
+        with self._lock, self._faults():
+            (plain, count) = self._db.execute(
+                "SELECT coalesce(sum(CASE kind WHEN 1 THEN length_bytes END), 0), count(*)"
+                " FROM chunk"
+            ).fetchone()
+            (stored,) = self._db.execute("SELECT coalesce(sum(size_bytes), 0) FROM pack").fetchone()
+        return plain, stored, count
+
+    def _insert(self, number: int, statement: str, frames: Iterable[PackedFrame]) -> None:
+        """Insert the rows of a pack's chunks; the caller holds the lock."""
+        alone, deltas = rows_of(number, frames)
+        self._db.executemany(statement, sorted(alone))
+        # A delta is replaced by a chunk without base, and by another delta: a chunk is stored
+        # again only if the chain of the first delta is broken.
+        self._db.executemany(statement, sorted(deltas))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO reference VALUES (?, ?, ?)",
+            [(row[0], number, b"".join(bases)) for row, bases in deltas.items()],
+        )
+
+    def _add_places(
+        self, rows: Iterable[tuple[Any, ...]], found: dict[ChunkId, ChunkPlace]
+    ) -> None:
+        """Convert rows; ``Any`` because SQLite returns whatever type the file holds."""
+        check = _NUMBERS.pack
+        try:
+            for chunk_id, pack_id, offset, frame_bytes, start, length, kind, bases in rows:
+                if not _is_id(pack_id) or (bases is not None and not _are_bases(bases)):
+                    raise IndexDamagedError(
+                        f"the chunk index {self._path} has an impossible pack ID"
+                    )
+                check(offset >> _OFFSET_SHIFT, frame_bytes, start, length, kind)
+                found[chunk_id] = ChunkPlace(
+                    pack_id,
+                    offset,
+                    frame_bytes,
+                    start,
+                    length,
+                    kind,
+                    () if bases is None else _bases_of(bases),
+                )
+        except (struct.error, TypeError) as error:
+            raise IndexDamagedError(
+                f"the chunk index {self._path} has an impossible place of a chunk"
+            ) from error
+
+    def _impossible_chunk(self) -> IndexDamagedError:
+        return IndexDamagedError(f"the chunk index {self._path} has an impossible chunk")
+
+
+def index_in_memory(path: str) -> ChunkIndex:
+    """Return a private chunk index without packs, with the records of the index at ``path``.
+
+    Args:
+        path: The other index; empty if there is none.
+    """
+    index = ChunkIndex(IN_MEMORY, write=True)
+    if path:
+        with contextlib.suppress(StoreError):
+            index.adopt(path)
+    return index
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 32
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == ID_BYTES
+
+
+def _are_bases(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) in {ID_BYTES, 2 * ID_BYTES}
+
+
+def _bases_of(value: bytes) -> tuple[ChunkId, ...]:
+    """Return the delta bases of a row: their IDs are one after another."""
+    return tuple([ChunkId(value[at : at + ID_BYTES]) for at in range(0, len(value), ID_BYTES)])
+
+
+def _marks(count: int) -> str:
+    return ",".join("?" * count)

@@ -1,0 +1,245 @@
+"""Opens the chunk index, rebuilds it from the packs, and drops it.
+
+The packs are authoritative, and the chunk index is a cache of their footers. A writer brings it up
+to date before it looks up chunks. A reader uses it as it is; without a usable index, it builds
+a private one from the packs.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Collection
+
+from ciuic.errors import (
+    CiuicError,
+    CorruptionError,
+    StoreError,
+    StoreFullError,
+    UnknownFormatError,
+)
+from ciuic.ids import PackId
+from ciuic.store.directory.faults import store_faults
+from ciuic.store.directory.files import open_regular
+from ciuic.store.directory.listing import pack_sizes
+from ciuic.store.directory.locks import Lock
+from ciuic.store.directory.ownership import has_safe_catalog, is_foreign
+from ciuic.store.directory.pack_file import read_footer, walk_frames
+from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.format.pack import PackedFrame
+from ciuic.store.health.salvage import repaired_frames
+from ciuic.store.index.chunk_index import ChunkIndex, index_in_memory
+from ciuic.store.index.database import IN_MEMORY, ON_SCRATCH, IndexDamagedError
+from ciuic.store.records import layout
+from ciuic.system import durable, nofollow
+
+__all__ = ["IndexKeeper"]
+
+
+class IndexKeeper:
+    """The chunk index of one open store.
+
+    Args:
+        store_path: The store's directory.
+        write_lock: The store's write lock; a reader takes it briefly to save a rebuilt index.
+        is_read_only: This version must not write to the store: a rebuilt index is not saved.
+
+    Attributes:
+        writable: The store is open for writing.
+    """
+
+    def __init__(self, store_path: str, write_lock: Lock, *, is_read_only: bool = False) -> None:
+        self.writable = False
+        self._is_read_only = is_read_only
+        self._store_path = store_path
+        self._path = os.path.join(store_path, layout.CATALOG)
+        self._write_lock = write_lock
+        self._is_foreign = is_foreign(store_path)
+        self._index: ChunkIndex | None = None
+        self._temporary: list[ChunkIndex] = []
+
+    def close(self) -> None:
+        """Close every index that was opened; harmless twice."""
+        for index in (self._index, *self._temporary):
+            if index is not None:
+                index.close()
+        self._index = None
+        self._temporary = []
+
+    @property
+    def index(self) -> ChunkIndex:
+        """The chunk index, rebuilt if it is missing or damaged."""
+        if self._index is None:
+            self._index = self._open_for_writing() if self.writable else self._open_for_reading()
+        return self._index
+
+    @property
+    def existing(self) -> ChunkIndex | None:
+        """The chunk index if it is there and undamaged; it is never rebuilt here."""
+        if self._index is None and not self.writable and self._is_safe:
+            with contextlib.suppress(StoreError, sqlite3.Error):
+                self._index = ChunkIndex(self._path, write=False)
+        return self._index
+
+    def open_for_writer(self) -> None:
+        """Open the index and bring it up to date; on a full disk, use one in memory."""
+        self.writable = True
+        try:
+            with_reserve(self._store_path, lambda: self._bring_up_to_date(self.index))
+        except StoreFullError:
+            if self._index is not None:
+                self._index.close()
+            old = self._path if self._is_safe else ""
+            self._index = index_in_memory(old if nofollow.exists(old) else "")
+            self._reconcile(self._index)  # the next writer finds what changes now from the packs
+
+    def totals(self) -> tuple[int, int, int]:
+        """Plain bytes of all file content, bytes of all packs, number of chunks."""
+        try:
+            return self.index.totals()
+        except IndexDamagedError:
+            self.discard()
+            return self.from_packs().totals()
+
+    def discard(self) -> None:
+        """Remove a damaged index, so that the next process rebuilds it. Errors are ignored."""
+        if self._is_foreign or self._is_read_only:
+            return
+        with contextlib.suppress(CiuicError, OSError):
+            if not self.writable:
+                self._write_lock.take_alone()
+            self._remove()
+
+    def drop(self) -> None:
+        """Remove the index of a store that is open for writing, to free its disk space."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        self._remove()
+
+    def renew(self) -> None:
+        """Rebuild the index from the packs, after ``drop``."""
+        self._bring_up_to_date(self.index)
+
+    def from_packs(self, without: Collection[PackId] = ()) -> ChunkIndex:
+        """Build a private index from the packs; damaged footers are repaired or salvaged.
+
+        Args:
+            without: Packs to leave out.
+        """
+        packs = pack_sizes(self._store_path)
+        for pack_id in without:
+            packs.pop(pack_id, None)
+        try:
+            return self._filled(ON_SCRATCH, packs)
+        except StoreFullError:
+            return self._filled(IN_MEMORY, packs)
+
+    def list_pack(self, pack_id: PackId) -> list[PackedFrame]:
+        """Return the frames that a pack lists; salvage them if its footer is damaged.
+
+        Raises:
+            CorruptionError: The pack is gone or can't be read.
+            UnknownFormatError: It is of a later version.
+        """
+        return self._frames_of(pack_id, repair=True)
+
+    @property
+    def _is_safe(self) -> bool:
+        """Another user cannot abuse this process by means of the file: see ``ownership``."""
+        return not self._is_foreign and has_safe_catalog(self._path)
+
+    def _open_for_reading(self) -> ChunkIndex:
+        """Open the index as it is, or rebuild it from the packs, and save it if possible."""
+        existing = self.existing
+        if existing is not None:
+            return existing
+        if self._is_foreign or self._is_read_only:
+            return self.from_packs()
+        # If no writer holds the lock, a reader rebuilds the index for all later processes.
+        with contextlib.suppress(CiuicError, OSError):
+            self._write_lock.take_alone()
+            try:
+                self._bring_up_to_date(made := self._open_for_writing())
+                made.close()
+                return ChunkIndex(self._path, write=False)
+            finally:
+                self._write_lock.release()
+        return self.from_packs()
+
+    def _open_for_writing(self) -> ChunkIndex:
+        if self._is_foreign:
+            return ChunkIndex(ON_SCRATCH, write=True)
+        if not self._is_safe:
+            self._remove()
+        try:
+            return ChunkIndex(self._path, write=True)
+        except IndexDamagedError:
+            self._remove()
+            return ChunkIndex(self._path, write=True)
+
+    def _remove(self) -> None:
+        with store_faults("replace", self._path):
+            for suffix in ("", *layout.CATALOG_SUFFIXES):
+                durable.remove_file(self._path + suffix)
+
+    def _bring_up_to_date(self, index: ChunkIndex) -> None:
+        """Make the index agree with the packs, after crashes and deletions."""
+        try:
+            self._reconcile(index)
+        except StoreFullError:
+            index.rollback()
+            raise
+        except IndexDamagedError:
+            index.close()
+            self._remove()
+            self._index = self._open_for_writing()
+            self._reconcile(self._index)
+
+    def _reconcile(self, index: ChunkIndex) -> None:
+        present = pack_sizes(self._store_path)
+        recorded = index.packs()
+        if any(present.get(pack_id) != size for pack_id, size in recorded.items()):
+            # A pack is gone or was truncated. Its chunks may also be in another pack, but the index
+            # has only one place per chunk: rebuild it.
+            index.clear()
+            recorded = {}
+        new = {pack_id: size for pack_id, size in present.items() if pack_id not in recorded}
+        self._add_packs(index, new)
+        index.commit()
+
+    def _filled(self, place: str, packs: dict[PackId, int]) -> ChunkIndex:
+        index = ChunkIndex(place, write=True)
+        self._temporary.append(index)
+        self._add_packs(index, packs, repair=True)
+        return index
+
+    def _add_packs(
+        self, index: ChunkIndex, packs: dict[PackId, int], *, repair: bool = False
+    ) -> None:
+        """Record packs from their footers; a pack that cannot be read is left out.
+
+        Args:
+            index: The index to fill.
+            packs: Size in bytes of each pack.
+            repair: Also record chunks that only parity can restore. Readers need them; a writer
+                stores them again.
+        """
+        for pack_id, size in sorted(packs.items()):
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                index.add_pack(pack_id, size, self._frames_of(pack_id, repair=repair))
+
+    def _frames_of(self, pack_id: PackId, *, repair: bool) -> list[PackedFrame]:
+        path = os.path.join(self._store_path, layout.PACKS, layout.pack_name(pack_id))
+        with store_faults("read", path):
+            try:
+                fd = open_regular(path)
+            except FileNotFoundError as error:
+                raise CorruptionError("a prune has removed it meanwhile") from error
+            try:
+                return read_footer(fd, pack_id, strict=False)
+            except CorruptionError:
+                if not repair:
+                    return list(walk_frames(fd))  # up to what cannot be read
+                return repaired_frames(self._store_path, pack_id, fd, strict=False)
+            finally:
+                os.close(fd)

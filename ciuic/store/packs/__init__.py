@@ -1,0 +1,1 @@
+"""Chunks -> packs, and back."""

@@ -1,0 +1,1 @@
+"""Reed-Solomon parity of packs. docs/format.md, "Parity"."""

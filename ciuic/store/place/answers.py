@@ -1,0 +1,119 @@
+"""Sorts the errors of the object store client by what the caller must do.
+
+The client's messages quote the server's answer, which may quote the request: they are never shown.
+Its exceptions have few classes, so the status code is read from the message.
+"""
+
+import re
+from typing import Final
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from ciuic.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    LostRaceError,
+    MissingError,
+    StoreError,
+    StoreFullError,
+    UnsupportedError,
+)
+from ciuic.store.place.retries import TransientError
+
+__all__ = ["CLIENT_ERRORS", "sorted_error"]
+
+CLIENT_ERRORS: Final = (BaseError, FileNotFoundError, NotImplementedError)
+"""What the client raises when a request fails."""
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
+_TIME_OUT: Final = re.compile(r"TimedOut|kind: Timeout|operation timed out")
+_NO_CONNECTION: Final = re.compile(r"kind: Connect\b|ConnectError|ConnectionRefused|dns error")
+_CUT: Final = re.compile(r"kind: (?:Interrupted|Body|Decode)|IncompleteMessage|response body")
+_NO_CREDENTIALS: Final = re.compile(r"169\.254\.|metadata\.google|[Cc]redential|/api/token")
+_REDIRECTS: Final = range(300, 400)
+_FULL_CODES: Final = {"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull"}
+_RETRIED: Final = {408, 409, 425, 429, 500, 502, 503, 504}
+"""409: two conditional writes met, and the server asks for another attempt."""
+_CLIENT_ONLY: Final = "the server did not answer as an object store does"
+
+
+def sorted_error(error: Exception, doing: str, url: str) -> StoreError | TransientError:
+    """Return ciuic's error for an error of the client.
+
+    Args:
+        error: One of ``CLIENT_ERRORS``.
+        doing: The action, as in "cannot <doing> <url>".
+        url: The object's or place's URL, without credentials.
+    """
+    text = str(error)
+    status = _status(text)
+    code = _code(text)
+    message = f"cannot {doing} {url}: {_reason(status, code)}"
+    if code in _FULL_CODES or status == 507:
+        return StoreFullError(message, hint="Delete objects, or raise the quota of the bucket.")
+    if status in _RETRIED:
+        return TransientError(_reason(status, code))
+    if code == "NoSuchBucket":
+        return StoreError(
+            f"cannot {doing} {url}: the bucket does not exist",
+            hint="Create the bucket, or correct the store's address.",
+        )
+    if status == 404 or isinstance(error, FileNotFoundError):
+        return MissingError(f"there is no {url}")
+    if status == 412 or isinstance(error, (AlreadyExistsError, PreconditionError)):
+        return LostRaceError(f"{url}: another writer was first")
+    if status in {401, 403} or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        return AccessDeniedError(message)
+    if status == 501 or isinstance(error, (NotSupportedError, NotImplementedError)):
+        return UnsupportedError(message)
+    if status == 416:
+        return CorruptionError(f"{url} is shorter than expected")
+    if status in _REDIRECTS or "redirect without LOCATION" in text:
+        return StoreError(message, hint="Correct the region, or the address of the server.")
+    if status or "NotPartial" in text:
+        reason = _reason(status, code) if status else _CLIENT_ONLY
+        return StoreError(
+            f"cannot {doing} {url}: {reason}",
+            hint="Check the store's address, and whether the server can do what S3 does.",
+        )
+    return _unanswered(text, doing, url)
+
+
+def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
+    if _NO_CREDENTIALS.search(text):
+        return AccessDeniedError(
+            f"cannot {doing} {url}: there are no credentials",
+            hint="Name a file with credentials, or set AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY.",
+        )
+    if _TIME_OUT.search(text):
+        return TransientError("the server did not answer in time")
+    if _NO_CONNECTION.search(text):
+        return TransientError("the server can't be reached")
+    if _CUT.search(text):
+        return TransientError("the server's answer ended early")
+    return TransientError("the connection failed")
+
+
+def _status(text: str) -> int:
+    found = _STATUS.search(text)
+    return int(found[1]) if found else 0
+
+
+def _code(text: str) -> str:
+    found = _CODE.search(text)
+    return found[1] if found else ""
+
+
+def _reason(status: int, code: str) -> str:
+    if not status:
+        return "the server refused it"
+    return f"the server answered {status}{f' {code}' if code else ''}"

@@ -1,0 +1,35 @@
+"""Checks keys: the names of objects in a place."""
+
+import re
+from typing import Final
+
+__all__ = ["check_folder", "check_key", "is_key"]
+
+_NAME: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]{1,255}"
+_KEY: Final = re.compile(rf"{_NAME}(?:/{_NAME})*")
+_KEY_LENGTH_MAX: Final = 900
+"""S3 allows 1024 bytes for the key together with the prefix of the store."""
+
+
+def is_key(text: str) -> bool:
+    """Return whether ``text`` is a key: names of letters, digits, ``.``, ``_``, ``-``, and ``/``.
+
+    Every file system and object store keeps these characters as they are.
+    """
+    return len(text) <= _KEY_LENGTH_MAX and _KEY.fullmatch(text) is not None
+
+
+def check_key(key: str) -> None:
+    """Refuse a text that is not a key, so that no object is outside of the place.
+
+    Raises:
+        ValueError: It is absolute or empty, has ``..`` or a NUL, or another forbidden character.
+    """
+    if not is_key(key):
+        raise ValueError(f"{key!r} is not a key")
+
+
+def check_folder(folder: str) -> None:
+    """Do as ``check_key``, for a folder; the empty text is the whole place."""
+    if folder:
+        check_key(folder)

@@ -1,0 +1,304 @@
+"""A place in an object store: S3, Google Cloud Storage, Azure, through the package obstore.
+
+Every request is repeated for a bounded time if it is not answered (``Retries``). A repeated
+conditional write may find what an earlier attempt wrote, so the object's content decides.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import obstore
+from obstore.store import ObjectStore
+
+from ciuic.errors import CorruptionError, LostRaceError, MissingError
+from ciuic.store.place.answers import CLIENT_ERRORS, sorted_error
+from ciuic.store.place.keys import check_folder, check_key, is_key
+from ciuic.store.place.merged import Merged, merged_ranges
+from ciuic.store.place.place import ByteRange, Found, Listed, Version
+from ciuic.store.place.retries import PATIENCE_S, Retries, TransientError
+from ciuic.system.clock import Clock, SystemClock
+
+__all__ = ["Clients", "ObjectPlace"]
+
+T = TypeVar("T")
+
+_QUICK_BYTES_MAX: Final = 1024 * 1024
+_PAGE: Final = 1000
+_REQUESTS_AT_ONCE: Final = 8
+_DELETED_AT_ONCE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Clients of the same bucket with different time limits.
+
+    Attributes:
+        quick: For requests and answers of up to 1 MiB: a short limit in total.
+        reading: For larger answers: a limit on each pause within the answer.
+        writing: For larger requests: a long limit in total.
+    """
+
+    quick: ObjectStore
+    reading: ObjectStore
+    writing: ObjectStore
+
+
+class ObjectPlace:
+    """The objects below a prefix of a bucket. See ``Place``."""
+
+    def __init__(
+        self,
+        name: str,
+        clients: Clients,
+        *,
+        clock: Clock | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Open the place; no request is sent.
+
+        Args:
+            name: Its URL, without credentials.
+            clients: Clients whose prefix is the place.
+            clock: Measures and makes the pauses between attempts.
+            patience_s: No attempt begins later than this after the first one.
+        """
+        self._name = name.rstrip("/")
+        self._clients = clients
+        self._retries = Retries(clock or SystemClock(), patience_s)
+        self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="ranges")
+        self._bare_tags = False
+        """The server compares entity tags without their quotes, as Ceph does."""
+
+    def __repr__(self) -> str:
+        # The clients' own texts may have credentials in a later version.
+        return f"ObjectPlace({self._name!r})"
+
+    @property
+    def name(self) -> str:
+        """See ``Place``."""
+        return self._name
+
+    def get(self, key: str, bytes_max: int) -> bytes:
+        """See ``Place``."""
+        return self._run("read", key, lambda: self._get(key, bytes_max)).data
+
+    def get_versioned(self, key: str, bytes_max: int) -> Found:
+        """See ``Place``."""
+        found = self._run("read", key, lambda: self._get(key, bytes_max + 1))
+        if len(found.data) > bytes_max:
+            raise CorruptionError(f"{self._url(key)} is larger than {bytes_max:,} bytes")
+        return found
+
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """See ``Place``."""
+        check_key(key)
+        groups = merged_ranges(ranges)
+        parts = [b""] * len(ranges)
+
+        def fetch(group: Merged) -> None:
+            data = self._run("read", key, lambda: self._get_range(key, group.whole))
+            if len(data) != group.whole.length_bytes:
+                raise CorruptionError(
+                    f"{self._url(key)} ends before byte {group.whole.end_bytes:,}"
+                )
+            for position in group.positions:
+                wanted = ranges[position]
+                begin = wanted.begin_bytes - group.whole.begin_bytes
+                parts[position] = data[begin : begin + wanted.length_bytes]
+
+        if len(groups) == 1:
+            fetch(groups[0])
+        else:
+            for done in [self._pool.submit(fetch, group) for group in groups]:
+                done.result()
+        return parts
+
+    def size_bytes(self, key: str) -> int:
+        """See ``Place``."""
+        return self._run("look at", key, lambda: obstore.head(self._clients.quick, key)["size"])
+
+    def list(self, folder: str = "", after: str = "") -> Iterator[Listed]:
+        """See ``Place``."""
+        check_folder(folder)
+        pages: Iterator[Sequence[Listed]] | None = None
+
+        def next_page() -> Sequence[Listed] | None:
+            nonlocal pages
+            if pages is None:
+                pages = self._pages(folder, after)
+            try:
+                return next(pages, None)
+            except CLIENT_ERRORS as error:
+                pages = None  # the next attempt begins after the last key
+                raise sorted_error(error, "list", self._url(folder)) from None
+
+        while page := self._retries.run("list", self._url(folder), next_page):
+            yield from (listed for listed in page if is_key(listed.key))
+            after = page[-1].key
+
+    def keys(self, folder: str = "") -> set[str]:
+        """See ``Place``."""
+        return {listed.key for listed in self.list(folder)}
+
+    def put(self, key: str, data: bytes) -> None:
+        """See ``Place``."""
+        self._run("write", key, lambda: self._put(key, data))
+
+    def stage(self, key: str, data: bytes) -> None:
+        """See ``Place``; an object store makes each object durable at once."""
+        self.put(key, data)
+
+    def make_durable(self) -> None:
+        """See ``Place``; does nothing."""
+
+    def create(self, key: str, data: bytes) -> Version:
+        """See ``Place``."""
+
+        def act() -> Version:
+            with self._sorting("create", key):
+                try:
+                    result = obstore.put(
+                        self._writer(data), key, data, mode="create", use_multipart=False
+                    )
+                    return _version(result["e_tag"], result["version"])
+                except CLIENT_ERRORS as error:
+                    if not isinstance(self._sorted(error, "create", key), LostRaceError):
+                        raise
+                return self._own_version(key, data)
+
+        return self._run("create", key, act)
+
+    def replace(self, key: str, data: bytes, version: Version) -> Version:
+        """See ``Place``."""
+
+        def act() -> Version:
+            try:
+                return self._replace(key, data, version)
+            except LostRaceError:
+                with self._sorting("read", key):
+                    found = self._get(key, len(data) + 1)
+            if found.data == data:
+                return found.version
+            if found.version.tag.strip('"') != version.tag.strip('"') or self._bare_tags:
+                raise LostRaceError(f"{self._url(key)} has changed since it was read")
+            self._bare_tags = True
+            return self._replace(key, data, version)
+
+        return self._run("replace", key, act)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """See ``Place``."""
+        wanted = sorted(set(keys))
+        for key in wanted:
+            check_key(key)
+        for begin in range(0, len(wanted), _DELETED_AT_ONCE):
+            self._delete(wanted[begin : begin + _DELETED_AT_ONCE])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        def act() -> None:
+            try:
+                with self._sorting("delete", keys[0]):
+                    obstore.delete(self._clients.quick, keys)
+            except MissingError:
+                # Some stores report an absent object, and skip the other keys.
+                for key in keys:
+                    with contextlib.suppress(MissingError), self._sorting("delete", key):
+                        obstore.delete(self._clients.quick, [key])
+
+        self._run("delete", keys[0], act)
+
+    def _run(self, doing: str, key: str, act: Callable[[], T]) -> T:
+        """Repeat ``act`` until it is answered, with errors of the client sorted."""
+        check_key(key)
+
+        def sorted_act() -> T:
+            with self._sorting(doing, key):
+                return act()
+
+        return self._retries.run(doing, self._url(key), sorted_act)
+
+    @contextlib.contextmanager
+    def _sorting(self, doing: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except CLIENT_ERRORS as error:
+            # Not chained: the client's message may quote the request.
+            raise self._sorted(error, doing, key) from None
+
+    def _sorted(self, error: Exception, doing: str, key: str) -> Exception:
+        return sorted_error(error, doing, self._url(key))
+
+    def _url(self, key: str) -> str:
+        return f"{self._name}/{key}" if key else self._name
+
+    def _writer(self, data: bytes) -> ObjectStore:
+        return self._clients.quick if len(data) <= _QUICK_BYTES_MAX else self._clients.writing
+
+    def _get(self, key: str, bytes_max: int) -> Found:
+        """Read an object's content, at most its first bytes, and its version."""
+        client = self._clients.quick if bytes_max <= _QUICK_BYTES_MAX else self._clients.reading
+        result = obstore.get(client, key)
+        meta = result.meta
+        version = _version(meta["e_tag"], meta["version"])
+        if meta["size"] > bytes_max:
+            return Found(self._get_range(key, ByteRange(0, bytes_max)), version)
+        data = bytes(result.bytes())
+        if len(data) != meta["size"]:
+            raise TransientError("the server's answer ended early")
+        return Found(data, version)
+
+    def _get_range(self, key: str, wanted: ByteRange) -> bytes:
+        if wanted.length_bytes == 0:
+            return b""
+        is_small = wanted.length_bytes <= _QUICK_BYTES_MAX
+        client = self._clients.quick if is_small else self._clients.reading
+        # Not obstore.get_ranges: it aborts with a stack trace if a range begins behind the end.
+        return bytes(
+            obstore.get_range(client, key, start=wanted.begin_bytes, length=wanted.length_bytes)
+        )
+
+    def _put(self, key: str, data: bytes) -> None:
+        # In parts, an interrupted write would leave hidden parts that cost money.
+        obstore.put(self._writer(data), key, data, use_multipart=False)
+
+    def _replace(self, key: str, data: bytes, version: Version) -> Version:
+        tag = version.tag.strip('"') if self._bare_tags else version.tag
+        with self._sorting("replace", key):
+            client = self._writer(data)
+            if version.number:
+                result = obstore.put(
+                    client,
+                    key,
+                    data,
+                    mode={"e_tag": tag, "version": version.number},
+                    use_multipart=False,
+                )
+            else:
+                result = obstore.put(client, key, data, mode={"e_tag": tag}, use_multipart=False)
+        return _version(result["e_tag"], result["version"])
+
+    def _own_version(self, key: str, data: bytes) -> Version:
+        """Return the version of an object that holds exactly ``data``; see ``Place.create``."""
+        lost = LostRaceError(f"{self._url(key)} is there already: another writer has created it")
+        try:
+            with self._sorting("read", key):
+                found = self._get(key, len(data) + 1)
+        except MissingError:
+            raise lost from None  # and deleted meanwhile
+        if found.data != data:
+            raise lost
+        return found.version
+
+    def _pages(self, folder: str, after: str) -> Iterator[Sequence[Listed]]:
+        stream = obstore.list(
+            self._clients.quick, folder or None, offset=after or None, chunk_size=_PAGE
+        )
+        for page in stream:
+            yield [Listed(meta["path"], meta["size"]) for meta in page]
+
+
+def _version(tag: str | None, number: str | None) -> Version:
+    return Version(tag or "", number or "")

@@ -1,0 +1,75 @@
+"""Repeats requests that an object store has not answered, for a bounded time.
+
+The pauses grow exponentially and have full jitter: many clients that were refused at the same
+moment do not come back at the same moment.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from ciuic.errors import OfflineError
+from ciuic.system.clock import Clock
+
+__all__ = ["PATIENCE_S", "Retries", "TransientError"]
+
+T = TypeVar("T")
+
+PATIENCE_S: Final = 90.0
+"""No attempt begins later than this after the first one."""
+_FIRST_PAUSE_S: Final = 0.1
+_PAUSE_S_MAX: Final = 10.0
+
+
+class TransientError(Exception):
+    """A request failed in a way that the next attempt may not.
+
+    Attributes:
+        reason: What happened, for the end of a sentence.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Retries:
+    """Calls functions again as long as they raise ``TransientError``."""
+
+    def __init__(self, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._random = random.SystemRandom()
+
+    def run(self, doing: str, target: str, act: Callable[[], T]) -> T:
+        """Return the result of the first attempt that succeeds.
+
+        Args:
+            doing: The action, as in "cannot <doing> <target>".
+            target: The URL of the object or place.
+            act: One attempt.
+
+        Raises:
+            OfflineError: No attempt has succeeded in time.
+        """
+        begin_s = self._clock.monotonic_s()
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return act()
+            except TransientError as error:
+                reason = error.reason
+            pause_s = self._random.uniform(0, _ceiling_s(attempts))
+            spent_s = self._clock.monotonic_s() - begin_s
+            if spent_s + pause_s > self._patience_s:
+                tried = f"{attempts} attempts" if attempts > 1 else "1 attempt"
+                raise OfflineError(
+                    f"cannot {doing} {target}: {reason} ({tried} in {spent_s:.0f} s)"
+                )
+            self._clock.sleep(pause_s)
+
+
+def _ceiling_s(attempts: int) -> float:
+    # The exponent is bounded: 2.0 ** 2000 is an error.
+    return min(_PAUSE_S_MAX, _FIRST_PAUSE_S * 2.0 ** min(attempts - 1, 16))

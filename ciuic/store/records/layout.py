@@ -1,0 +1,86 @@
+"""Names of files in a store, built and parsed only here. docs/format.md, "Layout"."""
+
+import os
+import re
+from typing import Final
+
+from ciuic.ids import PackId, SnapshotId
+
+__all__ = [
+    "CATALOG",
+    "CATALOG_SUFFIXES",
+    "CONTROL_SOCKET",
+    "DAEMON_LOCK",
+    "HEADER",
+    "PACKS",
+    "PARITY",
+    "PRUNING",
+    "QUARANTINE",
+    "READ_LOCK",
+    "RESERVE",
+    "RETIRED",
+    "SNAPSHOTS",
+    "TEMPORARY",
+    "TRASH",
+    "WRITE_LOCK",
+    "is_snapshot_id",
+    "manifest_name",
+    "pack_name",
+    "parse_manifest_name",
+    "parse_pack_name",
+    "parse_set_aside_name",
+]
+
+HEADER: Final = "ciuic-store.json"
+CATALOG: Final = "catalog.sqlite"
+CATALOG_SUFFIXES: Final = ("-journal", "-wal", "-shm")
+"""Files that SQLite may use beside a database. ciuic's chunk index has at most the first."""
+WRITE_LOCK: Final = "lock.write"
+READ_LOCK: Final = "lock.read"
+DAEMON_LOCK: Final = "daemon.lock"
+CONTROL_SOCKET: Final = "control.sock"
+PACKS: Final = "packs"
+PARITY: Final = "parity"
+PRUNING: Final = "prune.unfinished"
+QUARANTINE: Final = "quarantine"
+RESERVE: Final = "reserve"
+RETIRED: Final = "retired.json"
+SNAPSHOTS: Final = "snapshots"
+TEMPORARY: Final = "tmp"
+TRASH: Final = "trash"
+
+_SNAPSHOT_ID = re.compile(r"cs-[0-9a-f]{6,64}")
+_PACK = re.compile(r"[0-9a-f]{64}")
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Return whether ``text`` has the form of a full snapshot ID."""
+    return _SNAPSHOT_ID.fullmatch(text) is not None
+
+
+def manifest_name(snapshot_id: SnapshotId) -> str:
+    """Return the file name of a snapshot's manifest in ``snapshots/``."""
+    return f"{snapshot_id}.json"
+
+
+def parse_manifest_name(name: str) -> SnapshotId | None:
+    """Return the snapshot of a file in ``snapshots/``; None if it is not a manifest's name."""
+    stem, extension = os.path.splitext(name)
+    return SnapshotId(stem) if extension == ".json" and is_snapshot_id(stem) else None
+
+
+def parse_set_aside_name(name: str) -> SnapshotId | None:
+    """Return the snapshot whose manifest is a file in ``quarantine/``; None for another file."""
+    stem, extension, number = name.partition(".json")
+    is_numbered = not number or number[1:].isdecimal()
+    return parse_manifest_name(stem + extension) if is_numbered else None
+
+
+def pack_name(pack_id: PackId) -> str:
+    """Return the file name of a pack in ``packs/``."""
+    return pack_id.hex()
+
+
+def parse_pack_name(name: str) -> PackId | None:
+    """Return the ID of the pack of this file name; None if it is not a pack's name."""
+    return PackId(bytes.fromhex(name)) if _PACK.fullmatch(name) else None

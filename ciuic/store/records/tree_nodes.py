@@ -1,0 +1,261 @@
+"""Tree nodes: the entries of one directory, sorted by name.
+
+A reader refuses every entry that no directory has, so code that walks a tree needs no check of its
+own: what it gets, a restore can create.
+"""
+
+import bisect
+import operator
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from ciuic.errors import CorruptionError
+from ciuic.ids import ChunkId
+from ciuic.model import BEING_WRITTEN, CONSISTENT, SKIPPED, UNREADABLE, Entry
+from ciuic.store.records.kinds import TREE
+from ciuic.store.records.nodes import (
+    EMPTY_NODE,
+    LEVEL_MAX,
+    Builder,
+    Child,
+    GetNode,
+    LeveledNode,
+    PutNode,
+    decode_node,
+    index_children,
+)
+from ciuic.system.hashing import ID_BYTES, checksum
+
+__all__ = [
+    "DEPTH_MAX",
+    "NAME_BYTES_MAX",
+    "TARGET_BYTES_MAX",
+    "UNORDERED",
+    "Lookup",
+    "TreeBuilder",
+    "decode_entries",
+    "iter_tree",
+    "leaf_entries",
+    "read_root",
+]
+
+DEPTH_MAX: Final = 1024
+"""The most nested directories, the root included. No snapshot has more. A deeper tree is hostile:
+the paths of a tree that is 100,000 directories deep fill 10 GB."""
+NAME_BYTES_MAX: Final = 1023
+"""Most file systems allow 255 bytes, NTFS and exFAT 765, ZFS 1023."""
+TARGET_BYTES_MAX: Final = 4095
+"""Linux accepts no longer path as the target of a symlink."""
+UNORDERED: Final = "the names of a directory are not in order"
+_ITEMS_MAX: Final = 2048
+_CUT_MASK: Final = 511
+_I64_MIN: Final = -(2**63)
+_I64_MAX: Final = 2**63 - 1
+_DEVICE_BITS: Final = 0xFFF_000F_FFFF
+"""Linux has 12 bits for a device's major number and 20 for its minor number."""
+_FILE, _DIRECTORY, _SYMLINK = (mode >> 12 for mode in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK))
+_SPECIAL: Final = frozenset([mode >> 12 for mode in (stat.S_IFIFO, stat.S_IFBLK, stat.S_IFCHR)])
+_NO_NAMES: Final = frozenset([b"", b".", b".."])
+_STATES: Final = frozenset([CONSISTENT, BEING_WRITTEN, UNREADABLE, SKIPPED])
+_OUT_OF_RANGE: Final = "an entry holds a value that is out of range"
+
+
+class _Leaf(LeveledNode, array_like=True):
+    items: list[Entry]
+
+
+_decoder = msgspec.msgpack.Decoder(_Leaf)
+
+
+class TreeBuilder(Builder[Entry]):
+    """Builds the tree nodes of one directory.
+
+    Args:
+        put: Stores nodes.
+    """
+
+    def __init__(self, put: PutNode) -> None:
+        super().__init__(TREE, put, items_max=_ITEMS_MAX, mask=_CUT_MASK)
+
+    def _cuts_after(self, item: Entry) -> bool:
+        return checksum(item.name) & self._mask == 0
+
+    def _first(self, item: Entry) -> bytes:
+        return item.name
+
+    def _weight(self, items: list[Entry]) -> int:
+        return len(items)
+
+
+class Lookup:
+    """Finds entries of one directory by name, and reads one node per level.
+
+    It keeps the nodes on the way to the last name. If names are looked up in order, no node is read
+    twice.
+
+    Args:
+        get: Reads nodes.
+        node_id: The directory's top node.
+        level: The level of that node.
+
+    Raises:
+        CorruptionError: No node has this level.
+    """
+
+    def __init__(self, get: GetNode, node_id: ChunkId, level: int) -> None:
+        if level < 0:
+            raise CorruptionError(f"a node can't be at level {level}")
+        self._get = get
+        self._top = node_id
+        self._level = level
+        self._indexes: dict[int, tuple[ChunkId, list[Child]]] = {}
+        self._leaf: tuple[ChunkId, dict[bytes, Entry]] | None = None
+
+    def find(self, name: bytes) -> Entry | None:
+        """Return the entry of this name; None if there is none.
+
+        Raises:
+            CorruptionError: A node on the way is missing or is not what its parent says.
+        """
+        node_id = self._top
+        for level in range(self._level, 0, -1):
+            children = self._children(node_id, level)
+            number = bisect.bisect_right(children, name, key=operator.attrgetter("first"))
+            if number == 0:
+                return None
+            node_id = children[number - 1].id
+        return self._entries(node_id).get(name)
+
+    def _children(self, node_id: ChunkId, level: int) -> list[Child]:
+        kept = self._indexes.get(level)
+        if kept is None or kept[0] != node_id:
+            children = index_children(self._get(TREE, node_id), level)
+            kept = self._indexes[level] = (node_id, children)
+        return kept[1]
+
+    def _entries(self, node_id: ChunkId) -> dict[bytes, Entry]:
+        kept = self._leaf
+        if kept is None or kept[0] != node_id:
+            entries = leaf_entries(self._get(TREE, node_id))
+            kept = self._leaf = (node_id, {entry.name: entry for entry in entries})
+        return kept[1]
+
+
+def iter_tree(get: GetNode, node_id: ChunkId, level: int) -> Iterator[Entry]:
+    """Iterate over the entries of a directory in the order of their names.
+
+    Raises:
+        CorruptionError: A node is missing, is not what its parent says, or holds an entry that no
+            directory has.
+    """
+    last = b""
+    for entries in _iter_leaves(get, node_id, level):
+        # Without this check, a few nodes that name each other many times would never end.
+        if entries and entries[0].name <= last:
+            raise CorruptionError(UNORDERED)
+        yield from entries
+        last = entries[-1].name if entries else last
+
+
+def _iter_leaves(
+    get: GetNode, node_id: ChunkId, level: int, *, is_top: bool = True
+) -> Iterator[list[Entry]]:
+    if level == 0:
+        entries = leaf_entries(get(TREE, node_id))
+        if not entries and not is_top:
+            raise CorruptionError(EMPTY_NODE)
+        yield entries
+        return
+    for child in index_children(get(TREE, node_id), level):
+        yield from _iter_leaves(get, child.id, level - 1, is_top=False)
+
+
+def read_root(get: GetNode, node_id: ChunkId) -> Entry:
+    """Return the entry of a root itself, from the node that the manifest names.
+
+    Raises:
+        CorruptionError: The node is missing, or is not the node of a root.
+    """
+    items = decode_entries(get(TREE, node_id))
+    if len(items) != 1 or items[0].name != b"." or not items[0].is_directory:
+        raise CorruptionError("the tree of a root is not a directory that is called '.'")
+    _check_values(items)
+    return items[0]
+
+
+def leaf_entries(data: bytes) -> list[Entry]:
+    """Decode a leaf of a tree and check each entry.
+
+    Raises:
+        CorruptionError: ``data`` is not a leaf, or an entry has a value that no directory has or
+            no system call accepts.
+    """
+    items = decode_entries(data)
+    _check_names([entry.name for entry in items])
+    _check_values(items)
+    return items
+
+
+def decode_entries(data: bytes) -> list[Entry]:
+    """Decode a leaf of a tree; the entries are not checked.
+
+    Raises:
+        CorruptionError: ``data`` is not a leaf.
+    """
+    return decode_node(_decoder, data, 0).items
+
+
+def _check_names(names: list[bytes]) -> None:
+    """Check all names at once: a loop over them takes as long as decoding them."""
+    if not all(map(operator.lt, names, names[1:])):
+        raise CorruptionError(UNORDERED)
+    joined = b"/".join(names)
+    if (
+        not _NO_NAMES.isdisjoint(names)
+        or joined.count(b"/") != max(len(names) - 1, 0)
+        or b"\0" in joined
+        or (len(joined) > NAME_BYTES_MAX and max(map(len, names)) > NAME_BYTES_MAX)
+    ):
+        raise CorruptionError("a directory holds a name that no file can have")
+
+
+def _check_values(items: list[Entry]) -> None:
+    shapes = set()
+    for entry in items:
+        if (
+            (entry.uid | entry.gid) >> 32
+            or entry.size_bytes >> 63
+            or not _I64_MIN <= entry.mtime_ns <= _I64_MAX
+            or not _I64_MIN <= entry.ctime_ns <= _I64_MAX
+            or (entry.ino | entry.link_dev) >> 64
+            or entry.rdev & ~_DEVICE_BITS
+            or (b"\0" in entry.content and entry.is_symlink)
+            or (entry.xattrs and any(b"\0" in name for name, _ in entry.xattrs))
+        ):
+            raise CorruptionError(_OUT_OF_RANGE)
+        kind, content_bytes = entry.mode >> 12, len(entry.content)
+        shapes.add((kind, entry.state, entry.level, content_bytes, entry.size_bytes > 0))
+    for shape in shapes:
+        _check_shape(*shape)
+
+
+def _check_shape(kind: int, state: int, level: int, content_bytes: int, has_size: bool) -> None:
+    """Check an entry's content and level against its type; a leaf has few distinct shapes."""
+    is_content_id = content_bytes in {0, ID_BYTES}
+    if kind == _FILE:
+        fits = is_content_id and 0 <= level <= LEVEL_MAX + 1
+    elif kind == _DIRECTORY:
+        fits = is_content_id and 0 <= level <= LEVEL_MAX
+    elif kind == _SYMLINK:
+        fits = level == 0 and 0 < content_bytes <= TARGET_BYTES_MAX
+    elif kind in _SPECIAL:
+        fits = level == 0 and not content_bytes
+    elif 0 <= kind < 1 << 4:
+        raise CorruptionError("an entry is of an unknown file type")
+    else:
+        fits = False
+    if not fits or state not in _STATES or (has_size and kind != _FILE):
+        raise CorruptionError(_OUT_OF_RANGE)

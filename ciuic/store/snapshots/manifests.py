@@ -1,0 +1,195 @@
+"""Reads and writes the manifests of a store, and lists its snapshots.
+
+A snapshot exists if and only if its manifest is in ``snapshots/``. Only ``Store.commit`` creates a
+snapshot.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+from ciuic.errors import (
+    CommitUncertainError,
+    CorruptionError,
+    SnapshotNotFoundError,
+    StoreError,
+    UnreachableError,
+)
+from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary
+from ciuic.store.directory.faults import uncertain_change
+from ciuic.store.directory.folder import Folder
+from ciuic.store.directory.listing import pack_sizes
+from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.records import layout
+from ciuic.store.records.manifest import (
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+from ciuic.store.snapshots.copies import ManifestCopies
+
+__all__ = ["Manifests"]
+
+
+class Manifests:
+    """The manifests of one store.
+
+    Attributes:
+        copies: Their copies, which are read if a manifest is damaged.
+    """
+
+    def __init__(self, store_path: str) -> None:
+        self.copies = ManifestCopies(store_path)
+        self._store_path = store_path
+        self._folder = Folder(store_path, layout.SNAPSHOTS)
+        self._quarantine = Folder(store_path, layout.QUARANTINE)
+
+    def files(self) -> dict[SnapshotId, os.stat_result | None]:
+        """Return every committed snapshot, with the file status of its manifest.
+
+        The value is None if the file system cannot give the status; reading that manifest then
+        raises the reason.
+
+        Raises:
+            CorruptionError: The directory of manifests is missing, and packs exist.
+            StoreError: The directory cannot be listed.
+        """
+        if not self._folder.exists() and pack_sizes(self._store_path):
+            raise CorruptionError(
+                f"the store {self._store_path} has lost its directory '{layout.SNAPSHOTS}'",
+                hint="Put it back, or run 'ciuic repair --apply': it uses the copies of manifests.",
+            )
+        found = self._folder.statuses(layout.parse_manifest_name)
+        return {
+            snapshot_id: None if isinstance(status, UnreachableError) else status
+            for snapshot_id, status in found.items()
+        }
+
+    def is_listed(self, snapshot_id: SnapshotId) -> bool:
+        """Return whether the file of this snapshot's manifest exists, damaged or not."""
+        return self._folder.has(layout.manifest_name(snapshot_id))
+
+    def read(self, snapshot_id: SnapshotId, *, copy: bool = True) -> Manifest:
+        """Read a snapshot's manifest.
+
+        Args:
+            snapshot_id: The snapshot.
+            copy: Read the copy if the manifest is damaged.
+
+        Raises:
+            SnapshotNotFoundError: The snapshot does not exist.
+            UnreachableError: The file system cannot read the manifest.
+            CorruptionError: The manifest is damaged, and so is its copy.
+        """
+        return self.read_file(snapshot_id, copy=copy)[0]
+
+    def read_file(self, snapshot_id: SnapshotId, *, copy: bool = True) -> tuple[Manifest, bytes]:
+        """Do as ``read``; returns the manifest and the content of its file."""
+        try:
+            data = self._folder.read(layout.manifest_name(snapshot_id), MANIFEST_BYTES_MAX)
+            return decode_manifest(data, snapshot_id), data
+        except CorruptionError as error:
+            kept = self.copies.read(snapshot_id) if copy else None
+            if kept is None:
+                raise _damaged(snapshot_id, error) from error
+            return decode_manifest(kept, snapshot_id), kept
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id}") from error
+            raise
+
+    def ids(self) -> set[SnapshotId]:
+        """Return every committed snapshot, from file names alone.
+
+        Raises:
+            StoreError: The directory cannot be listed.
+        """
+        return self._folder.names(layout.parse_manifest_name)
+
+    def create(self, snapshot_id: SnapshotId, data: bytes) -> bool:
+        """Durably write a manifest, unless the snapshot exists already.
+
+        Returns:
+            False if there is a manifest of this ID; it is unchanged.
+
+        Raises:
+            CommitUncertainError: The file is written, and a power cut may still undo that.
+            StoreError: The file is not written.
+        """
+        return self._folder.create(layout.manifest_name(snapshot_id), data)
+
+    def write(self, snapshot_id: SnapshotId, data: bytes) -> None:
+        """Durably write a manifest; readers see the old file or the new one.
+
+        Raises:
+            CommitUncertainError: The file is written, and a power cut may still undo that.
+            StoreError: The file is not written.
+        """
+        self._folder.replace(layout.manifest_name(snapshot_id), data)
+
+    def replace_summary(self, summary: SnapshotSummary) -> None:
+        """Replace the summary in a committed manifest: a snapshot's tags and pin can change.
+
+        Raises:
+            SnapshotNotFoundError: The snapshot does not exist.
+            CorruptionError: The manifest is damaged.
+            CommitUncertainError: The new manifest is written, and a power cut may bring back the
+                old one.
+            StoreError: The new manifest cannot be written; the old one is unchanged.
+        """
+        data = encode_manifest(self.read(summary.id).with_summary(summary))
+        try:
+            with_reserve(self._store_path, lambda: self.write(summary.id, data))
+        except CommitUncertainError as error:
+            raise uncertain_change(summary.id, error.message) from error
+        self.copies.renew(summary.id, data)
+
+    def remove(self, snapshot_ids: Iterable[SnapshotId]) -> None:
+        """Remove manifests; ``sync`` makes the removal durable.
+
+        Raises:
+            StoreError: A manifest cannot be removed.
+        """
+        self._folder.remove_all(map(layout.manifest_name, snapshot_ids))
+
+    def sync(self) -> None:
+        """Make removals durable.
+
+        Raises:
+            StoreError: They may not be durable.
+        """
+        self._folder.sync()
+
+    def set_aside(self, snapshot_ids: Iterable[SnapshotId]) -> None:
+        """Durably move damaged manifests to ``quarantine/``; missing manifests are skipped.
+
+        Raises:
+            StoreError: A manifest cannot be moved.
+        """
+        for snapshot_id in sorted(self.files().keys() & set(snapshot_ids)):
+            self._folder.set_aside(layout.manifest_name(snapshot_id), self._quarantine)
+
+    def written_ns(self, snapshot_id: SnapshotId) -> int:
+        """Return the mtime of a manifest, in ``snapshots/`` or ``quarantine/``; 0 if unknown."""
+        name = layout.manifest_name(snapshot_id)
+        for folder in (self._folder, self._quarantine):
+            with contextlib.suppress(StoreError):
+                return folder.mtime_ns(name)
+        return 0
+
+    def remembered_ids(self) -> set[SnapshotId]:
+        """Return the snapshots whose manifest has a copy, or was set aside by a repair."""
+        return self.copies.ids() | self._quarantine.names(layout.parse_set_aside_name)
+
+
+def _damaged(snapshot_id: SnapshotId, error: CorruptionError) -> CorruptionError:
+    message = f"the manifest of {snapshot_id}: {error.message}"
+    if isinstance(error, UnreachableError):
+        return UnreachableError(message)
+    return CorruptionError(
+        message,
+        hint="Put the file back from a backup of the store, or abandon the snapshot:"
+        f" 'ciuic forget {snapshot_id}'.",
+    )

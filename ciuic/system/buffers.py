@@ -1,0 +1,69 @@
+"""Buffers that are reused, and settings that make malloc reuse freed memory.
+
+The first access to a page costs a page fault, and on a virtual machine a second fault in the host:
+fresh memory was filled at 200 to 550 MB/s while the disk took 1.7 GB/s (decision 0004).
+"""
+
+import ctypes
+import gc
+import mmap
+import threading
+from typing import Final
+
+__all__ = ["BufferPool", "give_back_holes", "prepare_for_bulk"]
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+_KEEP_BYTES: Final = 1 << 30
+_ARENAS: Final = 4
+_OBJECTS_PER_COLLECTION: Final = 100_000
+
+
+def prepare_for_bulk() -> None:
+    """Make malloc reuse freed blocks of some MiB instead of unmapping them: mallopt(3).
+
+    Freed memory is never more than was in use at once, which the callers bound. Without mallopt in
+    the C library, nothing changes. The garbage collector runs rarely: a hundred thousand entries
+    have no reference cycles, and searching them took a tenth of the time.
+    """
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+        mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def give_back_holes() -> None:
+    """Return free memory between blocks in use to the system: malloc_trim(3).
+
+    Blocks of many lengths leave holes that no later block fits: a snapshot of 2 GiB took 190 MB of
+    memory, one of 8 GiB took 240 MB. One call every few hundred MiB has no measurable cost.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+class BufferPool:
+    """Page-aligned buffers of one size that are reused."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._lock = threading.Lock()
+        self._free: list[mmap.mmap] = []
+
+    def take(self) -> mmap.mmap:
+        """Return a buffer; it still holds the bytes of its last user."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        # Private: in a shared mapping, which is the default, a forked child would overwrite its
+        # parent's buffers.
+        return mmap.mmap(-1, self._size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def give_back(self, buffer: mmap.mmap) -> None:
+        """Return a buffer to the pool."""
+        with self._lock:
+            self._free.append(buffer)

@@ -1,0 +1,173 @@
+"""Loads the compiled core, ``ciuic._core``: the home of that extension.
+
+It is optional. Where it was not built, each caller does the same work in Python and numpy, with
+the same result to the bit, slower. ``core/`` has the sources; a header there says what each
+function promises. ``CIUIC_CORE`` is for tests and for debugging: ``off`` runs without the core,
+``portable`` runs it without vector instructions that only some processors have.
+"""
+
+import functools
+import importlib
+import os
+from array import array
+from collections.abc import Sequence
+from mmap import mmap
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+
+__all__ = ["VARIABLE", "Core", "Functions", "State", "core", "load", "state"]
+
+VARIABLE: Final = "CIUIC_CORE"
+_OFF: Final = "off"
+_PORTABLE: Final = "portable"
+_EXTENSION: Final = "ciuic._core"
+_INTERFACE: Final = 4
+"""Of ``core/binding.c``: an extension that was built from other sources is not used."""
+
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap | array[int]"
+
+
+class Functions(Protocol):
+    """The functions of the extension. ``targets`` is the mask of ``core/targets.h``."""
+
+    AVX2: int
+    GFNI: int
+    NEON: int
+    interface: int
+
+    def targets(self) -> int:
+        """Return the vector instructions of this processor."""
+
+    def buffer(self, length: int) -> bytearray:
+        """Return a buffer with arbitrary content, without the time that clearing it takes."""
+
+    def equal(self, left: Buffer, right: Buffer) -> bool:
+        """Return whether two buffers hold the same bytes."""
+
+    def planes_split(  # noqa: PLR0917 - what the C function takes
+        self,
+        targets: int,
+        plan: bytes,
+        plain: Buffer,
+        skip: int,
+        count: int,
+        out: Buffer,
+        begin: int,
+    ) -> int:
+        """Split elements into columns: ``core/planes.h``."""
+
+    def planes_join(  # noqa: PLR0917 - what the C function takes
+        self,
+        targets: int,
+        plan: bytes,
+        bodies: Sequence[Buffer],
+        count: int,
+        plain: Buffer,
+        skip: int,
+    ) -> None:
+        """Undo ``planes_split``: ``core/planes.h``."""
+
+    def delta_sizes(self, classes: bytes, old: Buffer, skip: int) -> tuple[int, ...]:
+        """Count the elements of each class: ``core/deltas.h``."""
+
+    def delta_split(  # noqa: PLR0917 - what the C function takes
+        self, targets: int, classes: bytes, plain: Buffer, old: Buffer, skip: int, out: Buffer
+    ) -> tuple[int, ...]:
+        """Sort differences by class; returns the sizes of the classes: ``core/deltas.h``."""
+
+    def delta_join(  # noqa: PLR0917 - what the C function takes
+        self,
+        targets: int,
+        classes: bytes,
+        bodies: Sequence[Buffer],
+        old: Buffer,
+        skip: int,
+        plain: Buffer,
+    ) -> None:
+        """Undo ``delta_split``: ``core/deltas.h``."""
+
+    def gf_add(
+        self,
+        targets: int,
+        coefficients: Buffer,
+        source: Buffer,
+        rows: Sequence[Buffer],
+    ) -> None:
+        """Add a segment, times its coefficients, to rows: ``core/galois.h``."""
+
+    def parity_add(  # noqa: PLR0917 - what the C function takes
+        self,
+        targets: int,
+        shape: tuple[int, int, int, int],
+        matrix: Buffer,
+        offset: int,
+        data: Buffer,
+        parity: Buffer,
+        sums: Buffer,
+    ) -> None:
+        """Add the next bytes of a pack to its parity: ``core/parity.h``."""
+
+    def sector_sums(self, targets: int, data: Buffer, sector_bytes: int, sums: Buffer) -> None:
+        """Compute the checksums of whole sectors: ``core/checksum.h``."""
+
+
+class Core(NamedTuple):
+    """The compiled core.
+
+    Attributes:
+        functions: The extension.
+        targets: The vector instructions that its functions may use; each takes it first.
+    """
+
+    functions: Functions
+    targets: int
+
+
+class State(NamedTuple):
+    """Whether the compiled core runs.
+
+    Attributes:
+        core: None if it does not.
+        what: How it runs, or why it does not, as a clause.
+        is_chosen: ``CIUIC_CORE`` decided it.
+    """
+
+    core: Core | None
+    what: str
+    is_chosen: bool = False
+
+
+def load(setting: str, interface: int = _INTERFACE) -> State:
+    """Load the extension.
+
+    Args:
+        setting: The value of ``CIUIC_CORE``; any but the two that the module names means nothing.
+        interface: The number that the extension must have.
+    """
+    if setting == _OFF:
+        return State(None, f"switched off by {VARIABLE}", is_chosen=True)
+    try:
+        functions = cast("Functions", importlib.import_module(_EXTENSION))
+    except ModuleNotFoundError:
+        return State(None, "not built")
+    except ImportError as error:
+        return State(None, f"not loadable ({error})")
+    if functions.interface != interface:
+        return State(None, "built from other sources than this version's")
+    if setting == _PORTABLE:
+        what = f"compiled, without vector instructions because of {VARIABLE}"
+        return State(Core(functions, 0), what, is_chosen=True)
+    targets = functions.targets()
+    named = [name for name in ("AVX2", "GFNI", "NEON") if targets & getattr(functions, name)]
+    return State(Core(functions, targets), f"compiled, with {' and '.join(named) or 'plain C'}")
+
+
+@functools.cache
+def state() -> State:
+    """Whether the compiled core runs in this process."""
+    return load(os.environ.get(VARIABLE, ""))
+
+
+def core() -> Core | None:
+    """The compiled core; None if Python and numpy have to do its work."""
+    return state().core

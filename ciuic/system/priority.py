@@ -1,0 +1,120 @@
+"""Low I/O and CPU priority for the threads that take snapshots.
+
+Linux keeps both priorities for each thread, and a new thread inherits those of its creator. So
+lowering the main thread lowers every thread that a snapshot starts. The thread of the daemon's
+control socket already exists then and keeps its priority.
+
+Only some I/O schedulers use the I/O class: bfq, and mq-deadline since Linux 5.14. Under ``none``,
+the usual scheduler for NVMe, and under kyber it has no effect, so the daemon logs which schedulers
+use it.
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+import psutil
+
+__all__ = ["describe_schedulers", "lower_priority", "schedulers_of"]
+
+_HONORING: Final = {"bfq", "cfq", "mq-deadline"}
+_SYS_DEV_BLOCK: Final = "/sys/dev/block"
+_NICE: Final = {"idle": 19, "best-effort": 10}
+_LOWEST_LEVEL: Final = 7
+
+
+def lower_priority(io_priority: str) -> str | None:
+    """Lower the priority of the calling thread; returns a message if that failed.
+
+    ``none`` changes nothing.
+    """
+    if io_priority not in _NICE:
+        return None
+    process = psutil.Process(threading.get_native_id())
+    try:
+        if io_priority == "idle":
+            process.ionice(psutil.IOPRIO_CLASS_IDLE)
+        else:
+            process.ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_LEVEL)
+        # Never raise it: the user chose the lower priority, and may lack the right to raise it.
+        process.nice(max(process.nice(), _NICE[io_priority]))
+    except (OSError, psutil.Error) as error:
+        return f"the priority can't be lowered: {error}"
+    return None
+
+
+def describe_schedulers(paths: Iterable[str]) -> str:
+    """Return one line that says which disks under ``paths`` honor the I/O priority."""
+    schedulers: dict[str, str] = {}
+    unknown = []
+    for path in paths:
+        found = schedulers_of(path)
+        schedulers |= found
+        if not found:
+            unknown.append(path)
+    honoring: list[str] = []
+    ignoring: list[str] = []
+    for disk, name in sorted(schedulers.items()):
+        (honoring if name in _HONORING else ignoring).append(f"{disk} ({name})")
+    parts = []
+    if honoring:
+        parts.append(f"honored by {', '.join(honoring)}")
+    if ignoring:
+        parts.append(f"ignored by the I/O scheduler of {', '.join(ignoring)}")
+    if unknown:
+        parts.append(f"scheduler unknown for {', '.join(unknown)}")
+    return "; ".join(parts)
+
+
+def schedulers_of(path: str, sys_dev_block: str = _SYS_DEV_BLOCK) -> dict[str, str]:
+    """Return the I/O scheduler of each disk that holds ``path``; empty if no disk is found."""
+    try:
+        device = os.stat(path).st_dev
+    except OSError:
+        return {}
+    found = _disks(device, sys_dev_block)
+    if found:
+        return found
+    # btrfs and others report a virtual device number; the mount table names the real device.
+    source = _mount_source(os.path.realpath(path))
+    try:
+        return _disks(os.stat(source).st_rdev, sys_dev_block) if source else {}
+    except OSError:
+        return {}
+
+
+def _mount_source(path: str) -> str | None:
+    # all=True includes network shares; otherwise, a path on a share would match the disk of /.
+    under = [
+        mount
+        for mount in psutil.disk_partitions(all=True)
+        if f"{path}/".startswith(f"{mount.mountpoint.rstrip('/')}/")
+    ]
+    best = max(under, key=lambda mount: len(mount.mountpoint), default=None)
+    return best.device if best is not None and best.device.startswith("/dev/") else None
+
+
+def _disks(device: int, sys_dev_block: str) -> dict[str, str]:
+    node = f"{sys_dev_block}/{os.major(device)}:{os.minor(device)}"
+    return _disks_at(os.path.realpath(node)) if os.path.exists(node) else {}
+
+
+def _disks_at(node: str) -> dict[str, str]:
+    # For a logical volume, a RAID or an encrypted disk, the disks below it have the scheduler.
+    below = os.path.join(node, "slaves")
+    if os.path.isdir(below) and os.listdir(below):
+        found: dict[str, str] = {}
+        for name in os.listdir(below):
+            found |= _disks_at(os.path.realpath(os.path.join(below, name)))
+        return found
+    # A partition has no queue; its directory is inside the directory of its disk, which has one.
+    for place in (node, os.path.dirname(node)):
+        try:
+            with open(os.path.join(place, "queue", "scheduler"), "rb") as file:
+                text = file.read(4096).decode("utf-8", "replace")
+        except OSError:
+            continue
+        chosen = [word.strip("[]") for word in text.split() if word.startswith("[")]
+        return {os.path.basename(place): chosen[0] if chosen else "none"}
+    return {}

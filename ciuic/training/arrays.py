@@ -1,0 +1,218 @@
+"""Tensors of torch and arrays of numpy as bytes, and back, to the last bit.
+
+An array is stored as a tensor of a safetensors file. If safetensors lacks the element type, the
+bytes are stored with another type, and ``state.json`` has the real one.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ciuic.errors import UnknownFormatError
+from ciuic.formats.headers import WIDTHS
+
+__all__ = ["ArrayLeaf", "Description", "UnstorableError", "describe", "is_array", "rebuild"]
+
+Array = Any
+"""A tensor of torch or an array of numpy: torch may be missing, so there is no common type."""
+Description = dict[str, Any]
+"""The part of ``state.json`` that describes an array: values of JSON."""
+
+_TORCH_AS_IS: Final = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+}
+_TORCH_IN_PAIRS: Final = {"complex128": "F64", "complex32": "F16"}
+_TORCH_AS_BYTES: Final = frozenset(
+    {"float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2", "bits8", "bits16"}
+)
+_NUMPY_AS_IS: Final = {
+    "<f8": "F64",
+    "<f4": "F32",
+    "<f2": "F16",
+    "<c8": "C64",
+    "|b1": "BOOL",
+    "|u1": "U8",
+    "|i1": "I8",
+    "<u2": "U16",
+    "<i2": "I16",
+    "<u4": "U32",
+    "<i4": "I32",
+    "<u8": "U64",
+    "<i8": "I64",
+}
+_NUMPY_IN_PAIRS: Final = {"<c16": "F64"}
+_NUMPY_KINDS: Final = "biufcmMSUV"
+
+
+class UnstorableError(Exception):
+    """A value can't be stored; the message says why, without its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLeaf:
+    """An array that is to be stored.
+
+    Attributes:
+        stored_dtype: Element type in the safetensors file.
+        stored_shape: Shape there.
+        size_bytes: Length of its bytes.
+        description: What ``rebuild`` needs.
+        memory: The same for two arrays that are the same range of the same memory; None: unknown.
+        copy: Copies the bytes into an array of ``size_bytes`` bytes.
+    """
+
+    stored_dtype: str
+    stored_shape: tuple[int, ...]
+    size_bytes: int
+    description: Description
+    memory: tuple[object, ...] | None
+    copy: Callable[[np.ndarray], None]
+
+
+def is_array(value: object) -> bool:
+    """Return whether a value is a tensor or an array."""
+    if isinstance(value, np.ndarray):
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def describe(value: Array) -> ArrayLeaf:
+    """Return how an array is stored.
+
+    Raises:
+        UnstorableError: It has no plain bytes, or its class would be lost.
+    """
+    return _numpy_leaf(value) if isinstance(value, np.ndarray) else _torch_leaf(value)
+
+
+def rebuild(description: Description, data: np.ndarray) -> Array:
+    """Return the array that a description and its bytes make; it uses the memory of ``data``.
+
+    Raises:
+        UnknownFormatError: This version of torch or numpy lacks the element type.
+        ValueError: The description and the number of bytes don't agree.
+    """
+    shape = tuple(description["shape"])
+    if description["$"] == "numpy.ndarray":
+        return data.view(np.dtype(description["dtype"])).reshape(shape)
+    import torch
+
+    dtype = getattr(torch, description["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnknownFormatError(
+            f"this version of torch has no element type {description['dtype']}",
+            hint="Load the snapshot with a newer version of torch.",
+        )
+    if not data.size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(data).view(dtype).view(shape)
+
+
+def _numpy_leaf(array: np.ndarray) -> ArrayLeaf:
+    if type(array) is not np.ndarray:
+        raise UnstorableError(f"is a {type(array).__name__}, a subclass of numpy.ndarray")
+    dtype = array.dtype
+    if dtype.kind not in _NUMPY_KINDS or dtype.hasobject or dtype.names or dtype.subdtype:
+        raise UnstorableError(f"is an array of {dtype}, whose elements are not numbers or text")
+    stored = _stored(dtype.str, dtype.itemsize, array.shape, _NUMPY_AS_IS, _NUMPY_IN_PAIRS)
+
+    def copy(target: np.ndarray) -> None:
+        if target.size:
+            np.copyto(target.view(dtype).reshape(array.shape), array)
+
+    start = array.__array_interface__["data"][0]
+    return ArrayLeaf(
+        *stored,
+        size_bytes=array.nbytes,
+        description={"$": "numpy.ndarray", "dtype": dtype.str, "shape": list(array.shape)},
+        memory=("numpy", start, dtype.str, array.shape, array.strides) if array.nbytes else None,
+        copy=copy,
+    )
+
+
+def _torch_leaf(tensor: Array) -> ArrayLeaf:
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    _refuse_torch(tensor, name)
+    tensor = tensor.detach()
+    shape = tuple(tensor.shape)
+    item_bytes = tensor.element_size()
+    stored = _stored(name, item_bytes, shape, _TORCH_AS_IS, _TORCH_IN_PAIRS)
+    size_bytes = tensor.numel() * item_bytes
+
+    def copy(target: np.ndarray) -> None:
+        if not target.size:
+            return
+        memory = torch.from_numpy(target)
+        if name in _TORCH_AS_BYTES and item_bytes == 1:
+            memory.view(shape).copy_(tensor.view(torch.uint8))
+        else:
+            memory.view(tensor.dtype).view(shape).copy_(tensor)
+
+    memory = (
+        str(tensor.device),
+        tensor.data_ptr(),
+        name,
+        shape,
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+    return ArrayLeaf(
+        *stored,
+        size_bytes=size_bytes,
+        description={"$": "torch.Tensor", "dtype": name, "shape": list(shape)},
+        memory=memory if size_bytes else None,
+        copy=copy,
+    )
+
+
+def _refuse_torch(tensor: Array, name: str) -> None:
+    import torch
+
+    if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
+        raise UnstorableError(f"is a {type(tensor).__name__}, which is no plain tensor")
+    if tensor.layout is not torch.strided:
+        raise UnstorableError(f"is a sparse tensor ({tensor.layout})")
+    if tensor.is_quantized:
+        raise UnstorableError(f"is a quantized tensor ({tensor.dtype})")
+    if tensor.device.type == "meta":
+        raise UnstorableError("is a tensor without data (device 'meta')")
+    if name not in _TORCH_AS_IS and name not in _TORCH_IN_PAIRS and name not in _TORCH_AS_BYTES:
+        raise UnstorableError(f"is a tensor of the unknown element type {tensor.dtype}")
+
+
+def _stored(
+    name: str,
+    item_bytes: int,
+    shape: tuple[int, ...],
+    as_is: dict[str, str],
+    in_pairs: dict[str, str],
+) -> tuple[str, tuple[int, ...]]:
+    """Return the element type and the shape in the safetensors file."""
+    if name in as_is:
+        return as_is[name], shape
+    if name in in_pairs:
+        return in_pairs[name], (*shape, item_bytes // WIDTHS[in_pairs[name]])
+    return "U8", shape if item_bytes == 1 else (*shape, item_bytes)

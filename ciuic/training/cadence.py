@@ -1,0 +1,82 @@
+"""When a save is due. Arithmetic only: no clock, no store."""
+
+import re
+from typing import Final
+
+from ciuic.errors import UsageError
+from ciuic.units import parse_duration_s
+
+__all__ = ["Cadence"]
+
+_STEPS: Final = re.compile(r"\s*([1-9]\d*)\s*steps?\s*")
+
+
+class Cadence:
+    """Decides at which steps to save.
+
+    Args:
+        interval: Seconds, a duration such as ``1h``, or a number of steps such as ``500 steps``
+            between two full states; None: no rule.
+        full_every: Save the full state at each multiple of this number of steps.
+        weights_every: Save the weights alone at each multiple of this number of steps.
+        now_s: The time, on a clock that is never set.
+
+    Raises:
+        UsageError: A value is no interval.
+    """
+
+    def __init__(
+        self,
+        interval: float | str | None,
+        full_every: int | None,
+        weights_every: int | None,
+        now_s: float,
+    ) -> None:
+        self._interval_s: float | None = None
+        full = full_every
+        steps = _STEPS.fullmatch(interval) if isinstance(interval, str) else None
+        if steps is not None:
+            full = int(steps[1]) if full is None else min(full, int(steps[1]))
+        elif isinstance(interval, str):
+            try:
+                self._interval_s = parse_duration_s(interval)
+            except ValueError as error:
+                raise UsageError(
+                    f"interval={interval!r} is no interval",
+                    hint="Give seconds, a duration such as '1h', or steps such as '500 steps'.",
+                ) from error
+        else:
+            self._interval_s = interval
+        for name, value in (
+            ("interval", self._interval_s),
+            ("full_every", full_every),
+            ("weights_every", weights_every),
+        ):
+            if value is not None and not value > 0:
+                raise UsageError(f"{name}={value!r} is not more than 0")
+        self._every = {"full": full, "weights": weights_every}
+        self._last_step: int | None = None
+        self._last_s = now_s
+
+    @property
+    def has_rule(self) -> bool:
+        """Some rule was given."""
+        return self._interval_s is not None or any(self._every.values())
+
+    def due(self, step: int, now_s: float) -> str | None:
+        """Return the channel to save at a step: ``full``, ``weights``, or None.
+
+        A multiple that was passed since the last call counts: a loop may skip steps.
+        """
+        last = max(step - 1, 0) if self._last_step is None else self._last_step
+        self._last_step = step
+        if self._interval_s is not None and now_s - self._last_s >= self._interval_s:
+            return "full"
+        for channel, every in self._every.items():
+            if every and step // every > last // every:
+                return channel
+        return None
+
+    def saved_full(self, now_s: float) -> None:
+        """Note that a full state was saved; the interval begins again."""
+        self._last_s = now_s

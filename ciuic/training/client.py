@@ -1,0 +1,141 @@
+"""The training program's side of the writer's process."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from typing import Any, Final
+
+from ciuic import errors
+from ciuic.errors import CiuicError, StoreError
+
+__all__ = ["WriterProcess"]
+
+Message = dict[str, Any]
+"""A request or an answer: values of JSON. See ``ciuic.training.writer``."""
+
+_PROGRAM: Final = """\
+import sys
+sys.path[:] = {path!a}
+from ciuic.training.writer import main
+main({store!a}, {memory}, {requests}, {answers})
+"""
+
+
+class WriterProcess:
+    """A running writer. Requests are answered in their order.
+
+    Args:
+        store_path: The store.
+        memory_fd: The shared memory.
+
+    Raises:
+        StoreError: The process can't be started.
+    """
+
+    def __init__(self, store_path: str, memory_fd: int) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Future[Message]] = []
+        self._is_closed = False
+        their_requests, self._requests = os.pipe()
+        answers, their_answers = os.pipe()
+        # Last: ciuic's directory is usually on the path, and must not precede the standard library.
+        home = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
+        program = _PROGRAM.format(
+            path=[*map(os.path.abspath, sys.path), home],
+            store=store_path,
+            memory=memory_fd,
+            requests=their_requests,
+            answers=their_answers,
+        )
+        try:
+            # A session of its own: neither Ctrl-C nor the end of the terminal reaches it.
+            self._process = subprocess.Popen(
+                [sys.executable or "python3", "-S", "-E", "-s", "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(memory_fd, their_requests, their_answers),
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            os.close(self._requests)
+            os.close(answers)
+            raise StoreError(
+                f"the process that stores snapshots can't be started: {error}",
+                hint="It runs this program's Python: is sys.executable right?",
+            ) from error
+        finally:
+            os.close(their_requests)
+            os.close(their_answers)
+        self._listener = threading.Thread(
+            target=self._listen, args=(answers,), name="ciuic-writer", daemon=True
+        )
+        self._listener.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """It can take requests."""
+        return not self._is_closed and self._process.poll() is None
+
+    def ask(self, request: Message) -> "Future[Message]":
+        """Send a request; the future gets its answer, or its error."""
+        future: Future[Message] = Future()
+        with self._lock:
+            self._waiting.append(future)
+        try:
+            data = json.dumps(request).encode() + b"\n"
+            while data:
+                data = data[os.write(self._requests, data) :]
+        except OSError:
+            self._fail_all()
+        return future
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for the answers of all requests, and end the process; harmless twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # Closing the pipe is not enough: a process that this one has forked may hold it.
+        with contextlib.suppress(OSError):
+            os.write(self._requests, b'{"do": "end"}\n')
+        os.close(self._requests)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self._listener.join(timeout_s)
+
+    def _listen(self, fd: int) -> None:
+        with os.fdopen(fd, "rb") as answers:
+            for line in answers:
+                answer: Message = json.loads(line)
+                with self._lock:
+                    future = self._waiting.pop(0)
+                if "error" in answer:
+                    future.set_exception(_error(answer["error"]))
+                else:
+                    future.set_result(answer)
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        """Fail the requests that get no answer any more: the process has ended."""
+        code = self._process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            future.set_exception(
+                StoreError(
+                    f"the process that stores snapshots {how}; this save is lost",
+                    hint="Earlier snapshots are intact. The next save starts a new process; if"
+                    " memory is short, the kernel's log says so.",
+                )
+            )
+
+
+def _error(written: dict[str, str]) -> CiuicError:
+    kind = getattr(errors, written["kind"], StoreError)
+    error: CiuicError = kind(written["message"], hint=written["hint"])
+    return error

@@ -1,0 +1,100 @@
+"""Find the snapshots of the library in a store, by step, tag, ID or time."""
+
+from dataclasses import dataclass
+
+from ciuic.catalog import find_snapshot, list_snapshots
+from ciuic.errors import SnapshotNotFoundError, UsageError
+from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary, newest_first
+from ciuic.snapshot.memory import STATE_ROOT
+from ciuic.store.store import Store
+
+__all__ = ["FULL", "WEIGHTS", "SavedSnapshot", "find_saved", "saved_snapshots", "tags_of"]
+
+FULL = "full"
+WEIGHTS = "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSnapshot:
+    """What a list says about a snapshot of the library.
+
+    Attributes:
+        id: Its ID.
+        taken_ns: When the state was copied, in nanoseconds since 1970.
+        channel: ``full``, or ``weights``: the weights alone.
+        epoch: The epoch, if it was a whole number.
+        step: The step, if one was given.
+        pinned: It is never removed.
+        logical_bytes: Length of its files.
+        stored_bytes: What it added to the store.
+    """
+
+    id: SnapshotId
+    taken_ns: int
+    channel: str
+    epoch: int | None
+    step: int | None
+    pinned: bool
+    logical_bytes: int
+    stored_bytes: int
+
+    @classmethod
+    def of(cls, summary: SnapshotSummary) -> "SavedSnapshot":
+        """Return what a summary says."""
+        return cls(
+            summary.id,
+            summary.taken_ns,
+            WEIGHTS if WEIGHTS in summary.tags else FULL,
+            _number(summary, "epoch"),
+            _number(summary, "step"),
+            summary.pinned,
+            summary.logical_bytes,
+            summary.stored_bytes,
+        )
+
+
+def tags_of(channel: str, epoch: object, step: int | None) -> tuple[str, ...]:
+    """Return the tags of a snapshot: its channel, its epoch and its step."""
+    tags = [channel]
+    if type(epoch) is int:
+        tags.append(f"epoch-{epoch}")
+    if step is not None:
+        tags.append(f"step-{step}")
+    return tuple(tags)
+
+
+def saved_snapshots(store: Store) -> list[SnapshotSummary]:
+    """Return the library's snapshots in a store, newest first."""
+    return [
+        summary for summary in newest_first(list_snapshots(store)) if STATE_ROOT in summary.roots
+    ]
+
+
+def find_saved(store: Store, ref: int | str) -> SnapshotSummary:
+    """Return the snapshot that ``ref`` means: a step, a tag, or what every command accepts.
+
+    Of several snapshots of a step or tag, the newest with the full state is meant.
+
+    Raises:
+        SnapshotNotFoundError: There is none.
+        UsageError: ``ref`` can't mean a snapshot, or means a snapshot of files.
+    """
+    tag = f"step-{ref}" if isinstance(ref, int) else ref
+    tagged = [summary for summary in saved_snapshots(store) if tag in summary.tags]
+    if tagged:
+        return next((summary for summary in tagged if FULL in summary.tags), tagged[0])
+    if isinstance(ref, int):
+        raise SnapshotNotFoundError(f"there is no snapshot of step {ref} in {store.path}")
+    summary = find_snapshot(store, ref, holding=[STATE_ROOT])
+    if STATE_ROOT not in summary.roots:
+        raise UsageError(f"{summary.id} is a snapshot of files, which 'ciuic restore' restores")
+    return summary
+
+
+def _number(summary: SnapshotSummary, name: str) -> int | None:
+    for tag in summary.tags:
+        head, _, text = tag.rpartition("-")
+        if head == name and text.isascii() and text.isdigit():
+            return int(text)
+    return None

@@ -1,0 +1,1 @@
+"""Proving that snapshots can be restored."""

@@ -1,0 +1,165 @@
+"""Prove that snapshots can be restored.
+
+Without checksums: every manifest and tree is read and checked. Every chunk is looked up, and its
+pack must be long enough to contain it. With checksums every chunk is also read, decoded and hashed.
+The report names each damaged path of a snapshot once.
+"""
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ciuic.catalog import damaged_manifests, list_snapshots
+from ciuic.ids import ChunkId, SnapshotId
+from ciuic.model import PathWarning, SnapshotSummary
+from ciuic.store.store import Store
+from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.clock import Clock
+from ciuic.verify.by_footers import Listed
+from ciuic.verify.damaged_copies import damaged_copies, tasks_of_copies
+from ciuic.verify.frame_checks import Checker, OnProgress, in_order
+from ciuic.verify.report import VerifyReport, VerifySnapshot
+from ciuic.verify.survey import SnapshotSurvey
+from ciuic.view.damage import known_lost
+
+__all__ = ["verify_all", "verify_snapshots"]
+
+
+def verify_all(
+    store: Store, *, checksum: bool, clock: Clock, progress: OnProgress | None = None
+) -> VerifyReport:
+    """Verify every snapshot, including those whose manifests can't be read."""
+    broken = damaged_manifests(store)
+    report = _verify(
+        store,
+        list_snapshots(store),
+        broken,
+        checksum=checksum,
+        clock=clock,
+        progress=progress,
+        every=True,
+    )
+    return VerifyReport(
+        report.snapshots,
+        report.read_bytes,
+        report.chunks,
+        report.total_s,
+        report.bad,
+        tuple(
+            [
+                PathWarning(os.fsencode(f"packs/{pack_id.hex()}"), error.message)
+                for pack_id, error in sorted(store.unreachable_packs().items())
+            ]
+        ),
+        report.copies,
+    )
+
+
+def verify_snapshots(
+    store: Store,
+    snapshots: Iterable[SnapshotSummary],
+    broken: Mapping[SnapshotId, str],
+    *,
+    checksum: bool,
+    clock: Clock,
+    progress: OnProgress | None = None,
+) -> VerifyReport:
+    """Verify some snapshots. What they share is checked once.
+
+    Args:
+        store: An open store.
+        snapshots: The snapshots to verify.
+        broken: Other snapshots whose manifests can't be read, and why: added to the report.
+        checksum: Also read, decode and hash every chunk.
+        clock: Measures how long it takes.
+        progress: Receives the stored bytes that were read.
+
+    Raises:
+        StoreError: The store itself can't be used. Damage is reported, not raised.
+    """
+    return _verify(
+        store, snapshots, broken, checksum=checksum, clock=clock, progress=progress, every=False
+    )
+
+
+class _Findings(NamedTuple):
+    """What a verification found, without the snapshots whose manifests can't be read.
+
+    Attributes:
+        damage: Damaged paths of each snapshot.
+        bad: Chunks that can't be read.
+        copies: Frames that can't be used, and whose chunks can be read from elsewhere.
+        read_bytes: Stored bytes of frames that were read.
+        chunks: How many were checked.
+    """
+
+    damage: dict[SnapshotId, list[PathWarning]]
+    bad: set[ChunkId]
+    copies: tuple[PathWarning, ...]
+    read_bytes: int
+    chunks: int
+
+
+def _verify(
+    store: Store,
+    snapshots: Iterable[SnapshotSummary],
+    broken: Mapping[SnapshotId, str],
+    *,
+    checksum: bool,
+    clock: Clock,
+    progress: OnProgress | None,
+    every: bool,
+) -> VerifyReport:
+    prepare_for_bulk()
+    began_s = clock.monotonic_s()
+    chosen = list(snapshots)
+    if checksum:
+        found = _read_chunks(store, chosen, progress, every=every)
+    else:
+        found = _look_up_chunks(store, chosen)
+    results = [VerifySnapshot(snapshot.id, tuple(found.damage[snapshot.id])) for snapshot in chosen]
+    for snapshot_id, what in sorted(broken.items()):
+        place = os.fsencode(f"snapshots/{snapshot_id}.json")
+        results.append(VerifySnapshot(snapshot_id, (PathWarning(place, what),)))
+    total_s = clock.monotonic_s() - began_s
+    return VerifyReport(
+        tuple(results),
+        found.read_bytes,
+        found.chunks,
+        total_s,
+        frozenset(found.bad),
+        copies=found.copies,
+    )
+
+
+def _look_up_chunks(store: Store, chosen: list[SnapshotSummary]) -> _Findings:
+    """Verify without reading file content."""
+    bad = known_lost(store)  # chunks that a scrub has found to be lost
+    survey = SnapshotSurvey(store, bad)
+    damage = {snapshot.id: survey.damage(snapshot) for snapshot in chosen}
+    return _Findings(damage, bad, damaged_copies(store, bad), 0, survey.chunks)
+
+
+def _read_chunks(
+    store: Store, chosen: list[SnapshotSummary], progress: OnProgress | None, *, every: bool
+) -> _Findings:
+    """Verify with checksums. After damage, a second walk finds the paths that it affects."""
+    packs = store.pack_files()
+    with Checker(store, sum(packs.values()), progress) as checker:
+        # For a part of the snapshots, the chunk index reads less than the footers of all packs.
+        listed = Listed(store, packs if every else ())
+        checker.expect(numbers=listed.has_numbers or not every)
+        survey = SnapshotSurvey(store, set(), checker, listed)
+        damage = {snapshot.id: survey.damage(snapshot) for snapshot in chosen}
+        groups, left_bytes = listed.left()
+        left_bytes += sum([place.frame_bytes for place, _ in survey.frames.values()])
+        checker.finish(itertools.chain(in_order(survey.frames), groups), left_bytes)
+        checker.look_again(listed.needed_in(checker.doubtful))
+    if checker.bad:
+        again = SnapshotSurvey(store, checker.bad)
+        damage = {snapshot.id: again.damage(snapshot) for snapshot in chosen}
+    suspects = itertools.chain(checker.unsound, tasks_of_copies(store, listed.repeated()))
+    copies = damaged_copies(store, checker.bad, suspects)
+    read_bytes = checker.read_bytes + listed.node_bytes
+    return _Findings(damage, checker.bad, copies, read_bytes, survey.chunks + listed.chunks)

@@ -1,0 +1,1 @@
+"""Reading a snapshot back: its paths, its files, its reflink copies."""

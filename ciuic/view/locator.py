@@ -1,0 +1,168 @@
+"""Finding an absolute path in a snapshot."""
+
+import itertools
+import os
+from typing import Final
+
+from ciuic.errors import CorruptionError, PathNotFoundError, UnknownFormatError
+from ciuic.ids import ChunkId
+from ciuic.model import Root, path_text
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.records.nodes import GetNode
+from ciuic.store.records.tree_nodes import Lookup
+from ciuic.store.store import Store
+from ciuic.view.left_out import LeftOut
+from ciuic.view.listing import children
+from ciuic.view.located import Located, inner_path, read_root_entry, unread_root_error
+
+__all__ = ["Locator", "locate"]
+
+_SUGGESTED_MAX: Final = 3
+_COMPARED_MAX: Final = 10_000
+"""Names that are compared with a name that was not found."""
+
+
+def locate(store: Store, manifest: Manifest, path: bytes) -> Located:
+    """The entry of an absolute path.
+
+    Raises:
+        PathNotFoundError: The snapshot does not have it; the hint suggests similar names.
+        CorruptionError: A directory above it is damaged.
+    """
+    return Locator(store, manifest).locate(path)
+
+
+class _Step:
+    """A path on the way to another one."""
+
+    def __init__(self, located: Located, get: GetNode) -> None:
+        self.located = located
+        self._get = get
+        self._lookup: Lookup | None = None
+
+    def inner(self, name: bytes) -> Located | None:
+        """The entry of this name; None if there is none, or if this path is not a directory."""
+        path, entry = self.located
+        if not entry.is_directory or not entry.content:
+            return None
+        if self._lookup is None:
+            self._lookup = Lookup(self._get, ChunkId(entry.content), entry.level)
+        found = self._lookup.find(name)
+        return None if found is None else Located(inner_path(path, name), found)
+
+
+class Locator:
+    """Finds paths in one snapshot.
+
+    It remembers the directories above the last path: if paths are asked for in the order of a walk,
+    no node is read twice. A node that can't be read is tried once, however many paths need it.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._way: list[_Step] = []
+        self._unreadable: dict[bytes, str] = {}
+        self.left_out = LeftOut(manifest, self._has)
+
+    def _has(self, path: bytes) -> bool:
+        try:
+            return self.find(path) is not None
+        except (CorruptionError, UnknownFormatError):
+            return False
+
+    def locate(self, path: bytes) -> Located:
+        """As the function of that name."""
+        path = _normal(path)
+        found = self.find(path)
+        if found is None:
+            raise self._not_found(path)
+        return found
+
+    def find(self, path: bytes) -> Located | None:
+        """The entry of an absolute path; None if the snapshot does not have it.
+
+        Raises:
+            CorruptionError: A directory above it is damaged.
+        """
+        path = _normal(path)
+        root = _root_of(self._manifest, path)
+        if root is None or not root.tree:
+            return None
+        way = self._way
+        if not way or way[0].located.path != root.path:
+            way[:] = [_Step(Located(root.path, read_root_entry(self._node, root)), self._node)]
+        names = _names(root, path)
+        known = 0
+        for name, step in zip(names, way[1:], strict=False):
+            if step.located.entry.name != name:
+                break
+            known += 1
+        del way[known + 1 :]
+        for name in names[known:]:
+            inner = way[-1].inner(name)
+            if inner is None:
+                return None
+            way.append(_Step(inner, self._node))
+        return Located(path, way[-1].located.entry)
+
+    def _not_found(self, path: bytes) -> PathNotFoundError:
+        """The error for a path that the snapshot does not have, with a hint."""
+        root = _root_of(self._manifest, path)
+        message = f"{path_text(path)} is not in snapshot {self._manifest.summary.id}"
+        if root is None:
+            covered = ", ".join(path_text(root.path) for root in self._manifest.roots)
+            return PathNotFoundError(message, hint=f"It covers {covered}.")
+        if not root.tree:
+            return unread_root_error(root)
+        rule = self.left_out.rule(path)
+        if rule:
+            return PathNotFoundError(
+                f"{message}: left out by {rule}",
+                hint="'ciuic list --path' shows which snapshots have it.",
+            )
+        self.find(path)  # the rules have asked for other paths since
+        nearest = self._way[-1].located
+        name = _names(root, path)[len(self._way) - 1]
+        return PathNotFoundError(message, hint=_suggestion(self._store, nearest, name))
+
+    def _node(self, kind: int, name: ChunkId) -> bytes:
+        if name in self._unreadable:
+            raise CorruptionError(self._unreadable[name])
+        try:
+            return self._store.reader.node(kind, name)
+        except (CorruptionError, UnknownFormatError) as error:
+            self._unreadable[name] = error.message
+            raise
+
+
+def _normal(path: bytes) -> bytes:
+    return b"/" + os.path.normpath(path).lstrip(b"/")
+
+
+def _names(root: Root, path: bytes) -> list[bytes]:
+    """The names that lead from a root to a path in it."""
+    return [name for name in path[len(root.path) :].split(b"/") if name]
+
+
+def _root_of(manifest: Manifest, path: bytes) -> Root | None:
+    for root in manifest.roots:
+        if path == root.path or path.startswith(root.path.rstrip(b"/") + b"/"):
+            return root
+    return None
+
+
+def _suggestion(store: Store, nearest: Located, name: bytes) -> str:
+    """A hint for a name that ``nearest``, the last path that was found, does not have."""
+    at, entry = nearest
+    if not entry.is_directory:
+        return f"{path_text(at)} is not a directory in this snapshot."
+    inside = itertools.islice(children(store, nearest), _COMPARED_MAX)
+    names = {path_text(inner.entry.name): inner.path for inner in inside}
+    # Imported here: the import takes longer than a list takes.
+    import difflib
+
+    close = difflib.get_close_matches(path_text(name), names, n=_SUGGESTED_MAX, cutoff=0.5)
+    if close:
+        return "Did you mean " + " or ".join(path_text(names[found]) for found in close) + "?"
+    return f"{path_text(at)} exists: 'ciuic ls' shows what it contains."

@@ -1,0 +1,35 @@
+"""How the daemon handles failures: a failure never ends it and is one line in its log."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from ciuic.errors import CiuicError, StoreError, shortage
+
+__all__ = ["attempt", "sentence"]
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def attempt(failed: Callable[[CiuicError], None]) -> Iterator[None]:
+    """Pass any exception that leaves the block to ``failed``, as a ``CiuicError``.
+
+    An exception that no one expected is logged with its traceback.
+    """
+    try:
+        yield
+    except CiuicError as error:
+        failed(error)
+    except OSError as error:
+        failed(StoreError(f"{type(error).__name__}: {error}"))
+    except Exception as error:  # noqa: BLE001 - the loop's edge: a bug must not end the daemon
+        short = shortage(error)
+        if short is None:
+            _log.exception("this is a bug in ciuic; please report it")
+        failed(short or StoreError(f"{type(error).__name__}: {error}", hint=""))
+
+
+def sentence(error: CiuicError) -> str:
+    """Return the error and its remedy on one line."""
+    return f"{error.message}. {error.hint}" if error.hint else error.message

@@ -1,0 +1,315 @@
+/* The part of the binding that serves ciuic/codec: see binding.c. */
+#include "binding.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "deltas.h"
+#include "planes.h"
+
+/* buffer(length) -> bytearray, whose content is arbitrary: the caller overwrites all of it. */
+PyObject *core_buffer(PyObject *self, PyObject *arguments)
+{
+    Py_ssize_t length;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "n", &length))
+        return NULL;
+    if (length < 0)
+        return refused("a buffer has no negative length");
+    return PyByteArray_FromStringAndSize(NULL, length);
+}
+
+/* equal(left, right) -> bool: whether two buffers hold the same bytes. */
+PyObject *core_equal(PyObject *self, PyObject *arguments)
+{
+    Py_buffer left, right;
+    int is_equal;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y*y*", &left, &right))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    is_equal = left.len == right.len && !memcmp(left.buf, right.buf, (size_t)left.len);
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&right);
+    PyBuffer_Release(&left);
+    return PyBool_FromLong(is_equal);
+}
+
+/* Reads a plan: the width of an element, then width, is_pairs and lowest of each column, a byte
+ * each. Returns 0, or -1 with an error set. */
+static int read_plan(const Py_buffer *packed, ciuic_plan *plan)
+{
+    const uint8_t *bytes = packed->buf;
+
+    memset(plan, 0, sizeof *plan);
+    if (packed->len >= 1 && packed->len % 3 == 1 && packed->len / 3 <= CIUIC_COLUMNS_MAX) {
+        plan->width = bytes[0];
+        plan->column_count = (size_t)packed->len / 3;
+        for (size_t number = 0; number < plan->column_count; number++) {
+            const uint8_t *own = bytes + 1 + 3 * number;
+            plan->columns[number] = (ciuic_column){own[0], own[1], own[2]};
+        }
+        if (ciuic_plan_is_sound(plan))
+            return 0;
+    }
+    refused("columns do not form an element");
+    return -1;
+}
+
+/* Whether count elements of this width, an even number, begin at `offset` in a buffer. */
+static int elements_fit(const Py_buffer *buffer, Py_ssize_t offset, Py_ssize_t count, size_t width)
+{
+    return offset >= 0 && offset <= buffer->len && count >= 0 && count % 2 == 0 &&
+           count <= (buffer->len - offset) / (Py_ssize_t)width;
+}
+
+/* planes_split(targets, plan, plain, skip, count, out, begin) -> int: see ciuic_planes_split.
+ *
+ * The elements begin at byte `skip` of plain, the columns at byte `begin` of out.
+ */
+PyObject *core_planes_split(PyObject *self, PyObject *arguments)
+{
+    Py_buffer packed, plain, out;
+    Py_ssize_t skip, count, begin;
+    ciuic_plan plan;
+    unsigned targets, found = 0;
+    PyObject *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "Iy*y*nnw*n", &targets, &packed, &plain, &skip, &count, &out,
+                          &begin))
+        return NULL;
+    if (!read_plan(&packed, &plan)) {
+        if (elements_fit(&plain, skip, count, plan.width) &&
+            elements_fit(&out, begin, count, plan.width)) {
+            Py_BEGIN_ALLOW_THREADS;
+            found = ciuic_planes_split(targets, &plan, (const uint8_t *)plain.buf + skip,
+                                       (size_t)count, (uint8_t *)out.buf + begin);
+            Py_END_ALLOW_THREADS;
+            done = PyLong_FromUnsignedLong(found);
+        } else
+            refused("the elements do not fit their buffers");
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&plain);
+    PyBuffer_Release(&packed);
+    return done;
+}
+
+/* Points to the bodies of columns that are held; returns 0, or -1 with an error set. */
+static int point_to_bodies(const ciuic_plan *plan, const Py_buffer *held, Py_ssize_t count,
+                           const uint8_t **bodies)
+{
+    for (size_t number = 0; number < plan->column_count; number++) {
+        const ciuic_column *column = &plan->columns[number];
+        const Py_buffer *low = &held[2 * number], *high = low + 1;
+        const Py_ssize_t wanted = column->is_pairs ? count / 2 : count * column->width;
+        if (low->len != wanted || (high->len && (!column->is_pairs || high->len != wanted))) {
+            refused("a column does not have the length of its elements");
+            return -1;
+        }
+        bodies[2 * number] = low->buf;
+        bodies[2 * number + 1] = high->len ? high->buf : NULL;
+    }
+    return 0;
+}
+
+/* planes_join(targets, plan, bodies, count, plain, skip): see ciuic_planes_join.
+ *
+ * bodies: two buffers for each column; the second is empty where the column has none. The elements
+ * begin at byte `skip` of plain, which is writable.
+ */
+PyObject *core_planes_join(PyObject *self, PyObject *arguments)
+{
+    Py_buffer packed, plain, held[2 * CIUIC_COLUMNS_MAX];
+    const uint8_t *bodies[2 * CIUIC_COLUMNS_MAX];
+    Py_ssize_t count, skip, got = 0, wanted;
+    ciuic_plan plan;
+    unsigned targets;
+    PyObject *sequence, *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "Iy*Onw*n", &targets, &packed, &sequence, &count, &plain,
+                          &skip))
+        return NULL;
+    if (!read_plan(&packed, &plan)) {
+        wanted = 2 * (Py_ssize_t)plan.column_count;
+        if (!elements_fit(&plain, skip, count, plan.width) ||
+            PySequence_Size(sequence) != wanted) {
+            if (!PyErr_Occurred())
+                refused("the elements do not fit their buffers");
+        } else if ((got = hold(sequence, wanted, PyBUF_SIMPLE, held)) == wanted &&
+                   !point_to_bodies(&plan, held, count, bodies)) {
+            Py_BEGIN_ALLOW_THREADS;
+            ciuic_planes_join(targets, &plan, bodies, (size_t)count, (uint8_t *)plain.buf + skip);
+            Py_END_ALLOW_THREADS;
+            done = Py_NewRef(Py_None);
+        }
+    }
+    release(held, got);
+    PyBuffer_Release(&plain);
+    PyBuffer_Release(&packed);
+    return done;
+}
+
+/* Reads classes: the width of an element, the number of classes, CIUIC_CLASSES_MAX shifts, and the
+ * class of each exponent, a byte each. Returns 0, or -1 with an error set. */
+static int read_classes(const Py_buffer *packed, ciuic_classes *classes)
+{
+    const uint8_t *bytes = packed->buf;
+
+    if (packed->len == 2 + CIUIC_CLASSES_MAX + CIUIC_EXPONENTS) {
+        classes->width = bytes[0];
+        classes->class_count = bytes[1];
+        memcpy(classes->shifts, bytes + 2, CIUIC_CLASSES_MAX);
+        memcpy(classes->class_of, bytes + 2 + CIUIC_CLASSES_MAX, CIUIC_EXPONENTS);
+        if (ciuic_classes_are_sound(classes))
+            return 0;
+    }
+    refused("classes of differences are impossible");
+    return -1;
+}
+
+/* The number of elements of a buffer from byte `skip` on, or -1 with an error set. */
+static Py_ssize_t elements_after(const Py_buffer *buffer, Py_ssize_t skip, size_t width)
+{
+    if (skip >= 0 && skip <= buffer->len)
+        return (buffer->len - skip) / (Py_ssize_t)width;
+    refused("the elements do not fit their buffers");
+    return -1;
+}
+
+/* Returns the sizes of all classes as a tuple. */
+static PyObject *sizes_tuple(const size_t *sizes, size_t count)
+{
+    PyObject *found = PyTuple_New((Py_ssize_t)count);
+
+    for (size_t number = 0; found && number < count; number++) {
+        PyObject *size = PyLong_FromSize_t(sizes[number]);
+        if (!size || PyTuple_SetItem(found, (Py_ssize_t)number, size) < 0) {
+            Py_DECREF(found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
+/* delta_sizes(classes, old, skip) -> tuple: see ciuic_delta_sizes. The elements of old begin at its
+ * byte `skip`. */
+PyObject *core_delta_sizes(PyObject *self, PyObject *arguments)
+{
+    Py_buffer packed, old;
+    Py_ssize_t skip, count;
+    size_t sizes[CIUIC_CLASSES_MAX];
+    ciuic_classes classes;
+    PyObject *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y*y*n", &packed, &old, &skip))
+        return NULL;
+    if (!read_classes(&packed, &classes) &&
+        (count = elements_after(&old, skip, classes.width)) >= 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        ciuic_delta_sizes(&classes, (const uint8_t *)old.buf + skip, (size_t)count, sizes);
+        Py_END_ALLOW_THREADS;
+        done = sizes_tuple(sizes, classes.class_count);
+    }
+    PyBuffer_Release(&old);
+    PyBuffer_Release(&packed);
+    return done;
+}
+
+/* delta_split(targets, classes, plain, old, skip, out) -> tuple: see ciuic_delta_split.
+ *
+ * plain and old are equally long, and their elements begin at byte `skip`; out is as long as all
+ * elements. Returns what delta_sizes returns.
+ */
+PyObject *core_delta_split(PyObject *self, PyObject *arguments)
+{
+    Py_buffer packed, plain, old, out;
+    Py_ssize_t skip, count;
+    size_t sizes[CIUIC_CLASSES_MAX];
+    ciuic_classes classes;
+    unsigned targets;
+    PyObject *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "Iy*y*y*nw*", &targets, &packed, &plain, &old, &skip, &out))
+        return NULL;
+    if (!read_classes(&packed, &classes) &&
+        (count = elements_after(&old, skip, classes.width)) >= 0) {
+        if (plain.len == old.len && out.len == count * (Py_ssize_t)classes.width) {
+            const uint8_t *before = (const uint8_t *)old.buf + skip;
+            Py_BEGIN_ALLOW_THREADS;
+            ciuic_delta_sizes(&classes, before, (size_t)count, sizes);
+            ciuic_delta_split(targets, &classes, (const uint8_t *)plain.buf + skip, before,
+                              (size_t)count, sizes, out.buf);
+            Py_END_ALLOW_THREADS;
+            done = sizes_tuple(sizes, classes.class_count);
+        } else
+            refused("the elements do not fit their buffers");
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&old);
+    PyBuffer_Release(&plain);
+    PyBuffer_Release(&packed);
+    return done;
+}
+
+/* Joins classes whose buffers are held; returns None, or NULL with an error set. The sizes of the
+ * classes are counted here: only then is no byte past a buffer read. */
+static PyObject *join_classes(unsigned targets, const ciuic_classes *classes, const Py_buffer *held,
+                              const uint8_t *old, Py_ssize_t count, uint8_t *plain)
+{
+    const uint8_t *bodies[CIUIC_CLASSES_MAX];
+    size_t sizes[CIUIC_CLASSES_MAX];
+
+    Py_BEGIN_ALLOW_THREADS;
+    ciuic_delta_sizes(classes, old, (size_t)count, sizes);
+    Py_END_ALLOW_THREADS;
+    for (size_t number = 0; number < classes->class_count; number++) {
+        if ((size_t)held[number].len != sizes[number] * classes->width)
+            return refused("a class does not have the length of its elements");
+        bodies[number] = held[number].buf;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    ciuic_delta_join(targets, classes, bodies, old, (size_t)count, plain);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+/* delta_join(targets, classes, bodies, old, skip, plain): see ciuic_delta_join.
+ *
+ * bodies: a buffer for each class. plain is writable and as long as old; the elements of both begin
+ * at byte `skip`.
+ */
+PyObject *core_delta_join(PyObject *self, PyObject *arguments)
+{
+    Py_buffer packed, old, plain, held[CIUIC_CLASSES_MAX];
+    Py_ssize_t skip, count, got = 0;
+    ciuic_classes classes;
+    unsigned targets;
+    PyObject *sequence, *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "Iy*Oy*nw*", &targets, &packed, &sequence, &old, &skip,
+                          &plain))
+        return NULL;
+    if (!read_classes(&packed, &classes) &&
+        (count = elements_after(&old, skip, classes.width)) >= 0) {
+        const Py_ssize_t wanted = (Py_ssize_t)classes.class_count;
+        if (plain.len != old.len || PySequence_Size(sequence) != wanted) {
+            if (!PyErr_Occurred())
+                refused("the elements do not fit their buffers");
+        } else if ((got = hold(sequence, wanted, PyBUF_SIMPLE, held)) == wanted)
+            done = join_classes(targets, &classes, held, (const uint8_t *)old.buf + skip, count,
+                                (uint8_t *)plain.buf + skip);
+    }
+    release(held, got);
+    PyBuffer_Release(&plain);
+    PyBuffer_Release(&old);
+    PyBuffer_Release(&packed);
+    return done;
+}

@@ -1,0 +1,276 @@
+#include "planes.h"
+
+#include <string.h>
+
+#include "targets.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { TOGETHER = 1024, SIGN_AND_LOW = 0x807f, EXPONENT_BIT = 7 };
+
+/* What one pass over a column does with each element: takes its bytes from `shift` on, its sign with
+ * the lowest bits of its top, or its exponent. */
+typedef enum { BYTES, SIGNS, EXPONENTS } part;
+
+int ciuic_plan_is_sound(const ciuic_plan *plan)
+{
+    size_t bytes = 0;
+
+    if (plan->width != 2 && plan->width != 4 && plan->width != 8)
+        return 0;
+    if (plan->column_count < 2 || plan->column_count > CIUIC_COLUMNS_MAX)
+        return 0;
+    for (size_t number = 0; number < plan->column_count; number++) {
+        const ciuic_column *column = &plan->columns[number];
+        const int is_top = number + 2 >= plan->column_count;
+        if ((column->width != 1 && column->width != 2 && column->width != 4) ||
+            ((is_top || column->is_pairs) && column->width != 1))
+            return 0;
+        bytes += column->width;
+    }
+    return bytes == plan->width;
+}
+
+/* Which part of an element the column with this number is. */
+INLINE part part_of(const ciuic_plan *plan, size_t number)
+{
+    if (number + 1 == plan->column_count)
+        return EXPONENTS;
+    return number + 2 == plan->column_count ? SIGNS : BYTES;
+}
+
+/* Defines pick_WIDTH_BYTES: writes one part of each of `count` elements of WIDTH bytes; and
+ * put_WIDTH_BYTES, which adds that part to elements in which its bits are 0. Each branch is a loop
+ * without branches, which the compiler turns into vectors. */
+#define DEFINE_COLUMN(WIDTH, BYTES_OF)                                                            \
+    INLINE void pick_##WIDTH##_##BYTES_OF(const uint8_t *plain, size_t count, part what,          \
+                                          unsigned shift, uint8_t *out)                           \
+    {                                                                                             \
+        uint##WIDTH##_t word;                                                                     \
+        uint##BYTES_OF##_t value;                                                                 \
+        for (size_t at = 0; at < count; at++) {                                                   \
+            memcpy(&word, plain + at * sizeof word, sizeof word);                                 \
+            if (what == BYTES) {                                                                  \
+                value = (uint##BYTES_OF##_t)(word >> shift);                                      \
+            } else {                                                                              \
+                const uint16_t top = (uint16_t)(word >> (WIDTH - 16));                            \
+                value = what == SIGNS                                                             \
+                            ? (uint##BYTES_OF##_t)((top & 0x7f) | ((top & 0x8000) >> 8))          \
+                            : (uint##BYTES_OF##_t)(top >> EXPONENT_BIT & 0xff);                   \
+            }                                                                                     \
+            memcpy(out + at * sizeof value, &value, sizeof value);                                \
+        }                                                                                         \
+    }                                                                                             \
+    INLINE void put_##WIDTH##_##BYTES_OF(const uint8_t *body, size_t count, part what,            \
+                                         unsigned shift, uint##WIDTH##_t *words)                  \
+    {                                                                                             \
+        uint##BYTES_OF##_t value;                                                                 \
+        for (size_t at = 0; at < count; at++) {                                                   \
+            memcpy(&value, body + at * sizeof value, sizeof value);                               \
+            if (what == BYTES) {                                                                  \
+                words[at] |= (uint##WIDTH##_t)((uint##WIDTH##_t)value << shift);                  \
+            } else {                                                                              \
+                const uint16_t top =                                                              \
+                    what == SIGNS ? (uint16_t)((value & 0x7f) | (uint16_t)(value & 0x80) << 8)    \
+                                  : (uint16_t)(value << EXPONENT_BIT);                            \
+                words[at] |= (uint##WIDTH##_t)((uint##WIDTH##_t)top << (WIDTH - 16));             \
+            }                                                                                     \
+        }                                                                                         \
+    }
+
+DEFINE_COLUMN(16, 8)
+DEFINE_COLUMN(32, 8)
+DEFINE_COLUMN(32, 16)
+DEFINE_COLUMN(64, 8)
+DEFINE_COLUMN(64, 16)
+DEFINE_COLUMN(64, 32)
+
+/* Writes one part of each of `count` elements; bytes: the width of the column. */
+INLINE void pick(size_t width, size_t bytes, const uint8_t *plain, size_t count, part what,
+                 unsigned shift, uint8_t *out)
+{
+#define PICK(WIDTH, BYTES_OF)                                                                     \
+    if (what == BYTES)                                                                            \
+        pick_##WIDTH##_##BYTES_OF(plain, count, BYTES, shift, out);                               \
+    else if (what == SIGNS)                                                                       \
+        pick_##WIDTH##_##BYTES_OF(plain, count, SIGNS, shift, out);                               \
+    else                                                                                          \
+        pick_##WIDTH##_##BYTES_OF(plain, count, EXPONENTS, shift, out);                           \
+    return
+    if (width == 2) {
+        PICK(16, 8);
+    }
+    if (width == 4 && bytes == 1) {
+        PICK(32, 8);
+    }
+    if (width == 4)
+        pick_32_16(plain, count, BYTES, shift, out);
+    else if (bytes == 1) {
+        PICK(64, 8);
+    } else if (bytes == 2)
+        pick_64_16(plain, count, BYTES, shift, out);
+    else
+        pick_64_32(plain, count, BYTES, shift, out);
+#undef PICK
+}
+
+/* Writes a column of pairs; returns whether a high pair is not 0. */
+INLINE int split_pairs(size_t width, uint8_t lowest, const uint8_t *plain, size_t count, part what,
+                       unsigned shift, uint8_t *out)
+{
+    uint8_t first[TOGETHER], second[TOGETHER], seen = 0;
+    const size_t half = count / 2;
+
+    for (size_t begin = 0; begin < half; begin += TOGETHER) {
+        const size_t length = half - begin < TOGETHER ? half - begin : TOGETHER;
+        pick(width, 1, plain + begin * width, length, what, shift, first);
+        pick(width, 1, plain + (half + begin) * width, length, what, shift, second);
+        for (size_t at = 0; at < length; at++) {
+            const uint8_t low = (uint8_t)(first[at] - lowest);
+            const uint8_t high = (uint8_t)(second[at] - lowest);
+            const uint8_t rest = (uint8_t)(low >> 4 | (high & 0xf0));
+            out[begin + at] = (uint8_t)((low & 0x0f) | high << 4);
+            out[half + begin + at] = rest;
+            seen |= rest;
+        }
+    }
+    return seen != 0;
+}
+
+/* ciuic_planes_split, compiled once for each set of vector instructions. */
+INLINE unsigned split(const ciuic_plan *plan, const uint8_t *plain, size_t count, uint8_t *out)
+{
+    unsigned found = 0, shift = 0;
+
+    for (size_t number = 0; number < plan->column_count; number++) {
+        const ciuic_column *column = &plan->columns[number];
+        const part what = part_of(plan, number);
+        if (!column->is_pairs)
+            pick(plan->width, column->width, plain, count, what, shift, out);
+        else if (split_pairs(plan->width, column->lowest, plain, count, what, shift, out))
+            found |= 1u << number;
+        out += count * column->width;
+        shift += 8u * column->width;
+    }
+    return found;
+}
+
+/* Undoes split_pairs for the elements [begin, begin + length): writes their bytes. */
+INLINE void join_pairs(uint8_t lowest, const uint8_t *low, const uint8_t *high, size_t half,
+                       size_t begin, size_t length, uint8_t *out)
+{
+    const size_t edge = begin > half ? begin : half < begin + length ? half : begin + length;
+
+    for (size_t at = begin; at < edge; at++)
+        out[at - begin] =
+            (uint8_t)(((low[at] & 0x0f) | (high ? (high[at] & 0x0f) << 4 : 0)) + lowest);
+    for (size_t at = edge; at < begin + length; at++)
+        out[at - begin] =
+            (uint8_t)((low[at - half] >> 4 | (high ? high[at - half] & 0xf0 : 0)) + lowest);
+}
+
+/* Defines join_WIDTH: ciuic_planes_join for elements of WIDTH bits, TOGETHER of them at a time. */
+#define DEFINE_JOIN(WIDTH, PUT_WIDE)                                                              \
+    INLINE void join_##WIDTH(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count,  \
+                             uint8_t *plain)                                                      \
+    {                                                                                             \
+        uint##WIDTH##_t words[TOGETHER];                                                          \
+        uint8_t pairs[TOGETHER];                                                                  \
+        for (size_t begin = 0; begin < count; begin += TOGETHER) {                                \
+            const size_t length = count - begin < TOGETHER ? count - begin : TOGETHER;            \
+            unsigned shift = 0;                                                                   \
+            memset(words, 0, sizeof words);                                                       \
+            for (size_t number = 0; number < plan->column_count; number++) {                      \
+                const ciuic_column *column = &plan->columns[number];                              \
+                const part what = part_of(plan, number);                                          \
+                const uint8_t *body = bodies[2 * number];                                         \
+                if (column->is_pairs) {                                                           \
+                    join_pairs(column->lowest, body, bodies[2 * number + 1], count / 2, begin,    \
+                               length, pairs);                                                    \
+                    body = pairs;                                                                 \
+                } else {                                                                          \
+                    body += begin * column->width;                                                \
+                }                                                                                 \
+                if (what == SIGNS)                                                                \
+                    put_##WIDTH##_8(body, length, SIGNS, 0, words);                               \
+                else if (what == EXPONENTS)                                                       \
+                    put_##WIDTH##_8(body, length, EXPONENTS, 0, words);                           \
+                else if (column->width == 1)                                                      \
+                    put_##WIDTH##_8(body, length, BYTES, shift, words);                           \
+                else                                                                              \
+                    PUT_WIDE(column->width, body, length, shift, words);                          \
+                shift += 8u * column->width;                                                      \
+            }                                                                                     \
+            memcpy(plain + begin * sizeof *words, words, length * sizeof *words);                 \
+        }                                                                                         \
+    }
+
+#define NO_WIDE(BYTES_OF, BODY, LENGTH, SHIFT, WORDS) ((void)0)
+#define WIDE_32(BYTES_OF, BODY, LENGTH, SHIFT, WORDS) put_32_16(BODY, LENGTH, BYTES, SHIFT, WORDS)
+#define WIDE_64(BYTES_OF, BODY, LENGTH, SHIFT, WORDS)                                             \
+    do {                                                                                          \
+        if ((BYTES_OF) == 2)                                                                      \
+            put_64_16(BODY, LENGTH, BYTES, SHIFT, WORDS);                                         \
+        else                                                                                      \
+            put_64_32(BODY, LENGTH, BYTES, SHIFT, WORDS);                                         \
+    } while (0)
+
+DEFINE_JOIN(16, NO_WIDE)
+DEFINE_JOIN(32, WIDE_32)
+DEFINE_JOIN(64, WIDE_64)
+
+/* ciuic_planes_join, compiled once for each set of vector instructions. */
+INLINE void join(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count,
+                 uint8_t *plain)
+{
+    if (plan->width == 2)
+        join_16(plan, bodies, count, plain);
+    else if (plan->width == 4)
+        join_32(plan, bodies, count, plain);
+    else
+        join_64(plan, bodies, count, plain);
+}
+
+#if CIUIC_X86
+
+__attribute__((target("avx2"))) static unsigned split_avx2(const ciuic_plan *plan,
+                                                           const uint8_t *plain, size_t count,
+                                                           uint8_t *out)
+{
+    return split(plan, plain, count, out);
+}
+
+__attribute__((target("avx2"))) static void join_avx2(const ciuic_plan *plan,
+                                                      const uint8_t *const *bodies, size_t count,
+                                                      uint8_t *plain)
+{
+    join(plan, bodies, count, plain);
+}
+
+#endif
+
+unsigned ciuic_planes_split(unsigned targets, const ciuic_plan *plan, const uint8_t *plain,
+                            size_t count, uint8_t *out)
+{
+#if CIUIC_X86
+    if (targets & CIUIC_AVX2)
+        return split_avx2(plan, plain, count, out);
+#else
+    (void)targets;
+#endif
+    return split(plan, plain, count, out);
+}
+
+void ciuic_planes_join(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
+                       size_t count, uint8_t *plain)
+{
+#if CIUIC_X86
+    if (targets & CIUIC_AVX2) {
+        join_avx2(plan, bodies, count, plain);
+        return;
+    }
+#else
+    (void)targets;
+#endif
+    join(plan, bodies, count, plain);
+}

@@ -1,0 +1,48 @@
+"""Too few descriptors are reported, and a store is never taken for an empty one."""
+
+import os
+
+import pytest
+
+from tests.kit.box import Box
+from tests.kit.program import ciuic
+
+COMMANDS = (
+    ("list", "--machine-readable"),
+    ("verify", "--all"),
+    ("stats",),
+    ("status",),
+    ("prune", "--trash", "0", "--dry-run"),
+)
+
+
+@pytest.mark.parametrize("descriptors", [5, 6, 7, 8, 9])
+def test_a_store_looks_the_same_or_is_not_read_at_all(box: Box, descriptors: int) -> None:
+    (box.source / "file").write_bytes(b"content")
+    assert ciuic("--store", box.store, "snapshot", box.source).code == 0
+
+    for command in COMMANDS:
+        free = ciuic("--store", box.store, *command)
+        limited = ciuic(
+            "--store", box.store, *command, wrapper=("prlimit", f"--nofile={descriptors}")
+        )
+
+        assert limited.code in {0, 1}, (command, limited.err)
+        if limited.code == 0:
+            assert limited.out.count("\n") == free.out.count("\n"), command
+            assert "0 verified" not in limited.out
+        else:
+            assert "Too many open files" in limited.err, (command, limited.err)
+            assert "ulimit -n" in limited.err
+
+
+def test_a_limit_on_file_sizes_is_named_as_what_to_raise(box: Box) -> None:
+    (box.source / "file").write_bytes(os.urandom(2_000_000))
+    done = ciuic(
+        "--store", box.store, "snapshot", box.source, wrapper=("prlimit", "--fsize=1000000")
+    )
+
+    assert done.code == 1
+    assert "File too large" in done.err
+    assert "ulimit -f" in done.err
+    assert "disk" not in done.err

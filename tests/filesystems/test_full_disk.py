@@ -1,0 +1,197 @@
+"""On a full disk, a store can still free space and restore snapshots."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.store.records import layout
+from tests.kit.box import Box
+from tests.kit.filesystems import Disk, disk
+from tests.kit.trees import photograph
+
+pytestmark = pytest.mark.root
+MIB = 1024 * 1024
+KINDS = {"ext4": 64, "xfs": 320, "btrfs": 320}
+
+
+class Filled:
+    """Six snapshots of a file of 1 MiB that is another one each time, and a disk to fill."""
+
+    def __init__(self, place: Disk, directory: Path) -> None:
+        directory.mkdir()
+        self.place = place
+        self.box = Box(directory, parity=0.04)
+        self.box.store = place.path / "store"
+        self.box.configure()
+        self.do("init")
+        chance = random.Random(1)
+        for number in range(6):
+            (self.box.source / "checkpoint").write_bytes(chance.randbytes(MIB))
+            (self.box.source / f"log {number}").write_bytes(b"a line\n" * number)
+            self.do("snapshot")
+        self.ids = self.listed()
+        self.photo = photograph(self.box.source)
+
+    def do(self, *arguments: str) -> str:
+        done = self.box.ciuic(*arguments)
+        assert done.code == 0, (arguments, done)
+        return done.out
+
+    def listed(self) -> list[str]:
+        lines = self.do("list", "--machine-readable").splitlines()
+        return [line.split("|")[0] for line in lines]
+
+    def refuses_writing(self) -> bool:
+        """Not one block can be had."""
+        path = self.place.path / "probe"
+        try:
+            path.write_bytes(os.urandom(8192))
+        except OSError:
+            return True
+        finally:
+            path.unlink(missing_ok=True)
+        return False
+
+    def check_life(self) -> None:
+        """Every command that is to work does, and what prune frees is free."""
+        box, ids = self.box, self.ids
+        self.do("tag", ids[1], "--add", "kept")
+        self.do("pin", ids[1])
+        self.do("pin", ids[1], "--remove")
+        self.do("forget", ids[5])
+        self.do("forget", "--undo", ids[5])
+        self.do("forget", "--policy", "last:2")
+        assert self.listed() == ids[:2]
+        assert self.do("tag", ids[1]).split() == ["kept"]
+        self.do("verify", "--all", "--checksum")
+        out = box.directory / "out"
+        self.do("restore", "-s", ids[0], "-p", str(box.source), "-d", str(out), "--no-hot")
+        assert photograph(out / "source") == self.photo
+        foreseen = box.ciuic("prune", "--trash", "0", "--dry-run", "--json").document
+        freed = box.ciuic("prune", "--trash", "0", "--json").document
+        assert freed["freed_bytes"] == foreseen["freed_bytes"] > 4 * MIB
+        assert not self.refuses_writing()
+        (self.place.path / "checkpoint").write_bytes(os.urandom(3 * MIB))
+        (self.place.path / "checkpoint").unlink()
+        self.do("snapshot")
+        self.do("verify", "--all", "--checksum")
+
+
+@contextlib.contextmanager
+def filled(kind: str, directory: Path) -> Iterator[Filled]:
+    with disk(kind, directory, size_mib=KINDS[kind]) as place:
+        yield Filled(place, directory / "box")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_frees_itself_on_a_disk_that_something_else_has_filled(
+    tmp_path: Path, kind: str
+) -> None:
+    with filled(kind, tmp_path) as one:
+        one.place.leave_free(0)
+        one.check_life()
+
+
+@pytest.mark.parametrize(
+    ("kind", "catalog"), [("ext4", "gone"), ("ext4", "old"), ("xfs", "old"), ("btrfs", "old")]
+)
+def test_without_space_for_the_chunk_index_it_is_built_in_memory(
+    tmp_path: Path, kind: str, catalog: str
+) -> None:
+    """An old one, too: what a snapshot has stored that ended because the disk was full."""
+    with filled(kind, tmp_path) as one:
+        path = one.box.store / layout.CATALOG
+        if catalog == "gone":
+            path.unlink()
+        else:
+            before = path.read_bytes()
+            chance = random.Random(2)
+            for number in range(3000):
+                (one.box.source / f"small {number}").write_bytes(chance.randbytes(20))
+            one.ids = [one.do("snapshot").split()[0], *one.ids[:5]]
+            one.photo = photograph(one.box.source)
+            path.write_bytes(before)
+        one.place.leave_free(0)
+        one.check_life()
+
+
+def test_btrfs_without_room_for_metadata_frees_itself(tmp_path: Path) -> None:
+    """Files below 2 KiB lie in the metadata, of which there is a share of its own."""
+    with filled("btrfs", tmp_path) as one:
+        one.place.leave_free(0)
+        directory = one.place.path / "tiny"
+        with contextlib.suppress(OSError):
+            directory.mkdir()
+            for number in range(200_000):
+                (directory / str(number)).write_bytes(os.urandom(1900))
+        assert one.refuses_writing()
+        one.check_life()
+
+
+def test_a_store_that_is_over_its_quota_frees_itself(tmp_path: Path) -> None:
+    """A limit for a subvolume of btrfs, which holds for root as well."""
+    if shutil.which("btrfs") is None:
+        pytest.skip("btrfs-progs is not installed")
+    with disk("btrfs", tmp_path, size_mib=320) as place:
+
+        def btrfs(*arguments: str | Path) -> None:
+            subprocess.run(["btrfs", *arguments], check=True, capture_output=True, timeout=60)
+
+        share = place.path / "share"
+        btrfs("subvolume", "create", share)
+        inner = Disk.__new__(Disk)
+        inner.kind, inner.path = "btrfs", share
+        one = Filled(inner, tmp_path / "box")
+        btrfs("quota", "enable", place.path)
+        btrfs("quota", "rescan", "-w", place.path)
+        btrfs("qgroup", "limit", "24M", share)
+        with contextlib.suppress(OSError), (share / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(os.urandom(MIB // 4))
+                os.fsync(ballast.fileno())
+        with contextlib.suppress(OSError), (share / "more").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(os.urandom(4096))
+                os.fsync(ballast.fileno())
+        assert one.refuses_writing()
+        one.check_life()
+
+
+def test_the_reserve_is_there_again_when_there_is_room(tmp_path: Path) -> None:
+    with filled("ext4", tmp_path) as one:
+        reserve = one.box.store / layout.RESERVE
+        whole = reserve.stat()
+        assert whole.st_blocks * 512 >= whole.st_size >= MIB
+        one.place.leave_free(0)
+        one.do("tag", one.ids[0], "--add", "x")
+        left = reserve.stat()
+        assert left.st_size >= whole.st_size // 2, "as much as there was room for"
+        assert one.place.free_bytes() < 256 * 1024, "it is not left for others to take"
+        (one.place.path / "ballast").unlink()
+        one.do("tag", one.ids[0], "--add", "y")
+        assert reserve.stat().st_size == whole.st_size
+
+
+@pytest.mark.parametrize("kind", ["a directory", "a symlink", "another file's name"])
+def test_another_file_in_place_of_the_reserve_does_no_harm(tmp_path: Path, kind: str) -> None:
+    box = Box(tmp_path)
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"a thesis")
+    reserve = box.store / layout.RESERVE
+    match kind:
+        case "a directory":
+            reserve.mkdir()
+        case "a symlink":
+            reserve.symlink_to(precious)
+        case "another file's name":
+            reserve.hardlink_to(precious)
+    box.take()
+    box.take()
+    assert precious.read_bytes() == b"a thesis"
+    assert box.verify().ok

@@ -1,0 +1,116 @@
+"""Many writers on one store: no interleaving loses a chunk, and every rule is needed.
+
+docs/decisions/0019-many-writers.md. With CIUIC_LONG=1 every walk goes to its end, also those with a
+request that is held back.
+"""
+
+import dataclasses
+import os
+
+import pytest
+
+from tests.model.many_writers import (
+    Commit,
+    Mark,
+    Pack,
+    Place,
+    Rules,
+    Runner,
+    Segment,
+    explore,
+)
+
+LONG = bool(os.environ.get("CIUIC_LONG"))
+SHORT_STATES = 20_000
+"""The length of a walk with a late request that is not a long one."""
+
+
+def stored(*snapshots: str, forgotten: tuple[str, ...] = ()) -> Place:
+    """A store with the snapshots S0, S1 and so on, each of which stored its own chunks."""
+    place = Place()
+    for number, chunks in enumerate(snapshots):
+        name = f"S{number}"
+        packs = frozenset(Pack(name, chunk) for chunk in chunks)
+        place = place._replace(
+            packs=place.packs | packs,
+            segments=place.segments | {Segment(name, packs)},
+            commits=place.commits | {Commit(name, "snapshot", chunks=frozenset(chunks))},
+        )
+    return place._replace(marks=frozenset(Mark(name, 1, "forget") for name in forgotten))
+
+
+def writer(name: str) -> Runner:
+    return Runner("writer", (name, frozenset("a")))
+
+
+def pruner(name: str) -> Runner:
+    return Runner("pruner", (name, "S0"))
+
+
+def merger(name: str) -> Runner:
+    return Runner("merger", (name,))
+
+
+def mark(what: str) -> Runner:
+    return Runner("marker", ("S0", what))
+
+
+def reader(snapshot: str, tries: int) -> Runner:
+    return Runner("reader", (snapshot, "a", tries))
+
+
+REWRITER = Runner("rewriter", ("R1", Pack("S0", "a")))
+OLD = stored("a", forgotten=("S0",))
+TWO_COPIES = stored("a", "a")
+CONDEMNED = OLD._replace(
+    commits=OLD.commits | {Commit("P0", "condemned", packs=OLD.packs)}
+)  # by a pruner that was killed then
+FINISHER = Runner("finish", ("P0", OLD.packs))
+
+SCENARIOS: dict[str, tuple[Place, list[Runner]]] = {
+    "two writers, a pruner, undo": (OLD, [writer("W1"), writer("W2"), pruner("P1"), mark("undo")]),
+    "a writer, two pruners": (OLD, [writer("W1"), pruner("P1"), pruner("P2")]),
+    "two copies, a writer, two pruners": (
+        TWO_COPIES,
+        [writer("W1"), pruner("P1"), pruner("P2")],
+    ),
+    "two copies, a rewriter, a pruner, a reader": (
+        TWO_COPIES,
+        [REWRITER, pruner("P1"), reader("S0", 3)],
+    ),
+    "a rewriter, a pruner, a writer": (OLD, [REWRITER, pruner("P1"), writer("W1")]),
+    "a merger, a pruner, a reader": (TWO_COPIES, [merger("M1"), pruner("P1"), reader("S1", 4)]),
+    "a merger, a pruner, a writer": (
+        stored("a", "b", forgotten=("S0",)),
+        [merger("M1"), pruner("P1"), writer("W1")],
+    ),
+    "two mergers, a pruner": (TWO_COPIES, [merger("M1"), merger("M2"), pruner("P1")]),
+    "pin, forget, undo, a pruner, a writer": (
+        stored("a"),
+        [mark("pin"), mark("forget"), mark("undo"), pruner("P1"), writer("W1")],
+    ),
+    "a condemnation that two finish": (
+        CONDEMNED,
+        [FINISHER, FINISHER, mark("purge"), writer("W1")],
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("late", [0, 1])
+def test_no_interleaving_loses_a_chunk(scenario: str, late: int) -> None:
+    place, runners = SCENARIOS[scenario]
+    states_max = 0 if LONG or not late else SHORT_STATES
+    walk = explore(Rules(), place, runners, late=late, states_max=states_max)
+    assert walk.loss is None, "\n".join([walk.loss.what, *walk.loss.steps])
+    assert walk.states > 500
+
+
+@pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
+def test_without_a_rule_a_chunk_is_lost(rule: str) -> None:
+    rules = dataclasses.replace(Rules(), **{rule: False})
+    for late, states_max in ((0, 0), (1, 200_000)):
+        for place, runners in SCENARIOS.values():
+            if explore(rules, place, runners, late=late, states_max=states_max).loss:
+                return
+    pytest.fail("no walk lost a chunk")

@@ -1,0 +1,412 @@
+"""The chunk index: a cache of the places of chunks, and when it is not trusted."""
+
+import itertools
+import os
+import signal
+import sqlite3
+import threading
+
+import pytest
+
+from ciuic.errors import BusyError, StoreError
+from ciuic.store.format import frame, pack
+from ciuic.store.index.chunk_index import ChunkIndex
+from ciuic.store.index.database import IndexDamagedError
+from ciuic.store.index.places import ChunkPlace, Emptied
+from ciuic.store.records import kinds
+from ciuic.system.hashing import data_id
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "cata log?#%.sqlite")
+
+
+@pytest.fixture
+def index(path):
+    with_index = ChunkIndex(path, write=True)
+    yield with_index
+    with_index.close()
+
+
+def frames_of(*groups):
+    """Frames of a pack, each with the chunks of one group of contents."""
+    packed, at = [], len(pack.MAGIC)
+    for group in groups:
+        one, _ = frame.encode_frame(kinds.DATA, [(data_id(part), part) for part in group])
+        packed.append(pack.PackedFrame(at, one, one.encode_header()))
+        at += one.total_bytes
+    return packed
+
+
+def name_of(number):
+    return bytes([number]) * 32
+
+
+def test_chunks_are_found_where_they_were_put(index):
+    packed = frames_of([b"one", b"three"], [b"four"])
+    index.add_pack(name_of(1), 1000, packed)
+    found = index.places([data_id(b"three"), data_id(b"four"), data_id(b"none")])
+    first, second = [one.frame.total_bytes for one in packed]
+    assert found == {
+        data_id(b"three"): ChunkPlace(name_of(1), 8, first, 3, 5, kinds.DATA),
+        data_id(b"four"): ChunkPlace(name_of(1), 8 + first, second, 0, 4, kinds.DATA),
+    }
+    assert index.known([data_id(b"one"), data_id(b"none")]) == {data_id(b"one")}
+    assert index.packs() == {name_of(1): 1000}
+    assert index.totals() == (12, 1000, 3)
+
+
+def test_more_ids_than_a_query_may_have(index):
+    parts = [b"%d" % number for number in range(1700)]
+    index.add_pack(name_of(1), 9, frames_of(parts))
+    ids = [data_id(part) for part in parts]
+    assert index.known([*ids, data_id(b"none")]) == set(ids)
+    assert len(index.places(ids)) == 1700
+    assert index.known([]) == set()
+
+
+def test_a_pack_that_is_removed_takes_its_chunks_with_it(index):
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.add_pack(name_of(2), 2, frames_of([b"two"]))
+    index.remove_pack(name_of(1))
+    index.remove_pack(name_of(3))
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.packs() == {name_of(2): 2}
+
+
+def test_a_pack_that_is_added_again_replaces_what_was_said_of_it(index):
+    index.add_pack(name_of(1), 1, frames_of([b"one"], [b"two"]))
+    index.add_pack(name_of(1), 2, frames_of([b"two"]))
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.packs() == {name_of(1): 2}
+
+
+def test_what_is_not_committed_is_gone_after_closing(path):
+    index = ChunkIndex(path, write=True)
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.commit()
+    index.add_pack(name_of(2), 2, frames_of([b"two"]))
+    index.close()
+    again = ChunkIndex(path, write=False)
+    assert again.packs() == {name_of(1): 1}
+    again.close()
+
+
+def test_what_is_rolled_back_is_gone(index):
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.rollback()
+    assert index.packs() == {}
+
+
+def test_readers_see_what_was_committed_while_a_writer_works(index, path):
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    index.commit()
+    reader = ChunkIndex(path, write=False)
+    index.add_pack(name_of(2), 2, frames_of([b"two"]))
+    assert reader.packs() == {name_of(1): 1}
+    index.commit()
+    assert reader.packs() == {name_of(1): 1, name_of(2): 2}
+    reader.close()
+
+
+def test_a_reader_changes_nothing_and_makes_nothing(path):
+    with pytest.raises(StoreError):
+        ChunkIndex(path, write=False)
+    assert not os.path.exists(path)
+    ChunkIndex(path, write=True).close()
+    reader = ChunkIndex(path, write=False)
+    with pytest.raises(StoreError):
+        reader.add_pack(name_of(1), 1, frames_of([b"one"]))
+    reader.close()
+
+
+def test_what_is_recorded_last_of_a_snapshot_counts(index):
+    index.put_snapshot("cs-000001", 10, 20, 30, b"summary")
+    index.put_snapshot("cs-000001", 11, 21, 31, b"another")
+    assert index.snapshots() == {"cs-000001": (11, 21, b"another")}
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [b"this is no database, but it is quite long" * 100, b"SQLite format 3\x00" + bytes(4080)],
+)
+def test_a_file_that_is_no_database_is_damage(path, write, data):
+    with open(path, "wb") as file:
+        file.write(data)
+    with pytest.raises(IndexDamagedError):
+        ChunkIndex(path, write=write)
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_an_index_with_another_schema_is_rebuilt(path, write):
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(IndexDamagedError):
+        ChunkIndex(path, write=write)
+
+
+def test_damage_in_the_middle_is_reported_as_damage(path):
+    index = ChunkIndex(path, write=True)
+    index.add_pack(name_of(1), 1, frames_of([b"%d" % number for number in range(5000)]))
+    index.commit()
+    index.close()
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(os.path.getsize(path) - 4096))
+    reader = ChunkIndex(path, write=False)
+    with pytest.raises(IndexDamagedError):
+        reader.places([data_id(b"77")])
+    reader.close()
+
+
+def test_another_writers_lock_is_busy_and_not_damage(index, path, monkeypatch):
+    monkeypatch.setattr("ciuic.store.index.database._BUSY_MS", 1)
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    other = ChunkIndex(path, write=False)
+    other.close()
+    with pytest.raises(BusyError):
+        ChunkIndex(path, write=True).add_pack(name_of(2), 2, frames_of([b"two"]))
+
+
+def test_a_private_index_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index = ChunkIndex("", write=True)
+    index.add_pack(name_of(1), 1, frames_of([b"one"]))
+    assert index.known([data_id(b"one")])
+    index.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_last_check_of_a_pack_counts_and_is_kept(index, path):
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    assert index.checks() == {}
+    index.put_check(name_of(1), 5, 100, "the footer is damaged")
+    index.put_check(name_of(1), 7, 100, "")
+    index.put_check(name_of(2), 8, 50, "2 frames are damaged")
+    index.commit()
+    reader = ChunkIndex(path, write=False)
+    assert reader.checks() == {
+        name_of(1): (7, 100, ""),
+        name_of(2): (8, 50, "2 frames are damaged"),
+    }
+    reader.close()
+
+
+def test_checks_outlive_the_rows_of_packs_that_are_recorded_again(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    index.put_check(name_of(1), 5, 100, "damaged")
+    index.clear()
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    assert index.checks() == {name_of(1): (5, 100, "damaged")}
+
+
+@pytest.mark.parametrize("how", ["removed", "written again"])
+def test_the_check_of_a_pack_that_is_gone_or_replaced_is_forgotten(index, how):
+    index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    index.put_check(name_of(1), 5, 100, "damaged")
+    if how == "removed":
+        index.remove_pack(name_of(1))
+    else:
+        index.add_pack(name_of(1), 100, frames_of([b"one"]))
+    assert index.checks() == {}
+
+
+def test_chunks_that_are_dropped_are_stored_again(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.drop_chunks([data_id(b"one"), data_id(b"none")])
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    index.add_pack(name_of(2), 100, frames_of([b"one"]))
+    assert index.places([data_id(b"one")])[data_id(b"one")].pack_id == name_of(2)
+
+
+@pytest.mark.parametrize("row", ["1, 2, 3, 'x'", "x'00', 'a', 3, 'x'", "x'00', 1, 3, x'00'"])
+def test_a_check_that_cannot_be_is_damage(index, path, row):
+    db = sqlite3.connect(path)
+    db.execute(f"INSERT INTO pack_check VALUES ({row})")
+    db.commit()
+    db.close()
+    with pytest.raises(IndexDamagedError, match="an impossible check"):
+        index.checks()
+
+
+def test_what_was_dropped_is_lost_until_it_is_stored_again(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.drop_chunks([data_id(b"one"), data_id(b"two")])
+    assert index.lost_chunks() == {data_id(b"one"), data_id(b"two")}
+    index.add_pack(name_of(2), 100, frames_of([b"one"]))
+    assert index.lost_chunks() == {data_id(b"two")}
+
+
+def test_lost_chunks_stay_lost_when_packs_are_recorded_again(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.put_check(name_of(1), 5, 100, "damaged")
+    index.drop_chunks([data_id(b"one")])
+    index.clear()
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    # Mended by whoever writes the pack again under its name.
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    assert index.lost_chunks() == set()
+
+
+def test_many_packs_are_removed_with_their_chunks_and_checks(index):
+    for number in range(1, 5):
+        index.add_pack(name_of(number), number, frames_of([b"%d" % number]))
+        index.put_check(name_of(number), 5, 100, "")
+    index.remove_packs([name_of(1), name_of(3), name_of(9)])
+    assert index.packs() == {name_of(2): 2, name_of(4): 4}
+    assert set(index.checks()) == {name_of(2), name_of(4)}
+    assert index.known([data_id(b"%d" % one) for one in range(1, 5)]) == {
+        data_id(b"2"),
+        data_id(b"4"),
+    }
+    index.remove_packs([])
+    assert len(index.packs()) == 2
+
+
+def test_chunks_move_to_a_new_pack_and_the_rest_of_the_old_ones_goes(index):
+    old, other, new = (
+        frames_of([b"one", b"two"]),
+        frames_of([b"three"]),
+        frames_of([b"one", b"three"]),
+    )
+    index.add_pack(name_of(1), 1, old)
+    index.add_pack(name_of(2), 2, other)
+    index.put_check(name_of(1), 5, 100, "")
+    index.move(name_of(3), 3, new, [Emptied(name_of(1), [data_id(b"one"), data_id(b"two")])])
+    assert index.packs() == {name_of(2): 2, name_of(3): 3}
+    places = index.places([data_id(b"one"), data_id(b"two"), data_id(b"three")])
+    assert {name: place.pack_id for name, place in places.items()} == {
+        data_id(b"one"): name_of(3),
+        data_id(b"three"): name_of(3),
+    }
+    assert index.checks() == {}
+
+
+def test_all_chunks_come_in_the_order_of_their_ids(index):
+    parts = [b"%d" % number for number in range(30)]
+    index.add_pack(name_of(1), 9, frames_of(parts))
+    rows = [row for some in index.chunk_ids() for row in some]
+    assert rows == sorted((data_id(part), kinds.DATA) for part in parts)
+    assert index.known([data_id(b"3")]) == {data_id(b"3")}
+
+
+def test_what_a_difference_builds_on_is_recorded(index):
+    packed = frames_of([b"one"], [b"two"])
+    base = data_id(b"two")
+    delta = packed[0]._replace(frame=packed[0].frame._replace(delta_bases=(base,)))
+    index.add_pack(name_of(1), 9, [delta, packed[1]])
+    assert index.places([data_id(b"one")])[data_id(b"one")].delta_bases == (base,)
+    assert index.places([base])[base].delta_bases == ()
+
+
+def test_a_difference_from_what_is_not_there_is_not_known(index):
+    """Whoever has its bytes stores them again."""
+    one, two, three = [data_id(name) for name in (b"one", b"two", b"three")]
+    packed = frames_of([b"one"], [b"two"])
+    deltas = [
+        old._replace(frame=old.frame._replace(delta_bases=(reference,)))
+        for old, reference in zip(packed, (two, three), strict=True)
+    ]
+    index.add_pack(name_of(1), 9, deltas)
+    assert index.known([one, two]) == set()
+    index.add_pack(name_of(2), 9, frames_of([b"three"]))
+    assert index.known([one, two, three]) == {one, two, three}
+
+
+def test_a_ring_of_differences_is_not_known(index):
+    packed = frames_of([b"one"], [b"two"])
+    names = [data_id(b"one"), data_id(b"two")]
+    deltas = [
+        old._replace(frame=old.frame._replace(delta_bases=(reference,)))
+        for old, reference in zip(packed, reversed(names), strict=True)
+    ]
+    index.add_pack(name_of(1), 9, deltas)
+    assert index.known(names) == set()
+    one, two = frames_of([b"three"], [b"four"])
+    delta = one._replace(frame=one.frame._replace(delta_bases=(data_id(b"four"),)))
+    index.add_pack(name_of(2), 9, [delta, two])
+    assert index.known([*names, data_id(b"three")]) == {data_id(b"three")}
+
+
+def test_of_two_differences_the_one_that_was_stored_last_is_given(index):
+    """Nobody stores one again that can be had."""
+    (packed,) = frames_of([b"one"])
+    for number, reference in enumerate((b"lost", b"two")):
+        delta = packed._replace(frame=packed.frame._replace(delta_bases=(data_id(reference),)))
+        index.add_pack(name_of(number), 9, [delta])
+    index.add_pack(name_of(2), 9, frames_of([b"two"]))
+    assert index.places([data_id(b"one")])[data_id(b"one")].delta_bases == (data_id(b"two"),)
+    assert index.known([data_id(b"one")]) == {data_id(b"one")}
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_of_two_places_the_one_without_a_base_is_returned(index, order):
+    (alone,) = frames_of([b"one"])
+    delta = alone._replace(frame=alone.frame._replace(delta_bases=(data_id(b"two"),)))
+    packs = {1: alone, 2: delta}
+    for number in order:
+        index.add_pack(name_of(number), 9, [packs[number]])
+    assert index.places([data_id(b"one")])[data_id(b"one")].pack_id == name_of(1)
+
+
+WAYS = [one for count in (2, 3) for one in itertools.permutations(("", "two", "three"), count)]
+
+
+@pytest.mark.parametrize("ways", WAYS, ids="-".join)
+def test_of_a_chunk_that_a_pack_holds_in_several_ways_one_is_given_with_its_reference(index, ways):
+    """And not the place of one with the reference of another."""
+    (alone,) = frames_of([b"one"])
+    name = data_id(b"one")
+    packed = [
+        alone._replace(
+            offset_bytes=1000 * (at + 1),
+            frame=alone.frame._replace(delta_bases=(data_id(way.encode()),) if way else ()),
+        )
+        for at, way in enumerate(ways)
+    ]
+
+    def given():
+        place = index.places([name])[name]
+        return place.delta_bases, ways[place.offset_bytes // 1000 - 1]
+
+    expected = () if "" in ways else (data_id(ways[-1].encode()),)
+    index.add_pack(name_of(1), 9, packed)
+    assert given() == (expected, "" if "" in ways else ways[-1])
+    index.point(name_of(1), packed, {name})
+    assert given() == (expected, "" if "" in ways else ways[-1])
+    index.move(name_of(2), 9, packed, [Emptied(name_of(1), [name])])
+    assert given() == (expected, "" if "" in ways else ways[-1])
+
+
+def test_a_signal_ends_a_query_that_takes_long_and_the_index_can_be_used_again(index):
+    """A query over all chunks of a large store takes seconds, and returns nothing until its end."""
+    too_late = []
+
+    def give_up():
+        too_late.append(True)
+        index._db.interrupt()
+
+    def stop(_number, _frame):
+        raise KeyboardInterrupt
+
+    watchdog = threading.Timer(30, give_up)
+    before = signal.signal(signal.SIGALRM, stop)
+    watchdog.start()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        numbers = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
+        with pytest.raises(KeyboardInterrupt), index._lock, index._faults():
+            index._db.execute(f"{numbers} SELECT max(x) FROM n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        watchdog.cancel()
+    assert not too_late
+    packed = frames_of([b"one"])
+    index.add_pack(name_of(1), 1000, packed)
+    index.commit()
+    assert index.places([data_id(b"one")])

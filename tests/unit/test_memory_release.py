@@ -1,0 +1,35 @@
+"""Which memory is kept, and which is returned to the system."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+BLOCKS = """
+import resource
+from ciuic.system.buffers import give_back_holes, prepare_for_bulk
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+prepare_for_bulk()
+blocks = [bytes([number]) * (1 << 20) for number in range(100)]
+blocks[:-1] = [None] * 99
+before = resident_bytes()
+give_back_holes()
+print(before, resident_bytes(), blocks[-1][0])
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not the GNU C library")
+def test_what_is_free_between_blocks_goes_back_to_the_system():
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKS], check=True, capture_output=True, text=True, timeout=60
+    )
+
+    before, after, last = map(int, done.stdout.split())
+
+    assert before - after > 90 << 20
+    assert last == 99

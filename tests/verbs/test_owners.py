@@ -1,0 +1,365 @@
+"""Several machines, schedules and the library share a store, and stay out of each other's way."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ciuic.catalog import find_snapshot
+from ciuic.config.load import load_settings
+from ciuic.maintain.forget import apply_forget, plan_forget
+from ciuic.model import (
+    COMMAND,
+    DAEMON,
+    DEFAULT_SCHEDULE,
+    LIBRARY,
+    Owner,
+    SnapshotSummary,
+)
+from ciuic.retention import parse_policy
+from ciuic.snapshot import plan as plan_module
+from ciuic.snapshot import take as take_module
+from ciuic.snapshot.memory import MemoryRequest, take_from_memory
+from ciuic.snapshot.memory_files import MemoryFile
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.report import TakeReport
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.store import open_store
+from ciuic.system import machine as machine_module
+from ciuic.system.machine import Machine, this_machine
+from ciuicd.notify import Notifier
+from ciuicd.taking import SnapshotTaker
+from tests.kit.box import Box
+from tests.kit.clock import ManualClock
+from tests.kit.damage import flip_content
+
+OTHER = Machine("gpu2", "0123456789abcdef")
+HOUR_NS = 3_600 * 10**9
+HERE = this_machine()
+
+
+class Shared:
+    """A store that several machines write to; each snapshot is an hour after the one before."""
+
+    def __init__(self, box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.box, self._monkeypatch = box, monkeypatch
+        self._now_ns = time.time_ns() - 100 * HOUR_NS
+
+    def take(
+        self, *roots: Path, on: Machine = HERE, schedule: str = DEFAULT_SCHEDULE, **more: object
+    ) -> TakeReport:
+        """Take a snapshot as another machine would."""
+        self._now_ns += HOUR_NS
+        request = TakeRequest(
+            tuple(os.fsencode(root) for root in roots or (self.box.source,)),
+            parity=0.0,
+            schedule=schedule,
+            **{"base_interval_s": 0.0, **more},
+        )
+        with (
+            self._monkeypatch.context() as patch,
+            open_store(str(self.box.store), write=True) as store,
+        ):
+            patch.setattr(plan_module, "this_machine", lambda: on)
+            return take_snapshot(store, request, clock=ManualClock(self._now_ns))
+
+    def take_state(self) -> TakeReport:
+        """Take a snapshot as the library does."""
+        self._now_ns += HOUR_NS
+        request = MemoryRequest((MemoryFile(b"x", (b"state",)),), parity=0.0)
+        with open_store(str(self.box.store), write=True) as store:
+            return take_from_memory(store, request, clock=ManualClock(self._now_ns))
+
+    def listed(self) -> dict[str, SnapshotSummary]:
+        return {summary.id: summary for summary in self.box.snapshots()}
+
+    def forget(self, policy: str, host: str | None = None) -> list[str]:
+        """Apply a policy; return the snapshots that it forgot."""
+        with open_store(str(self.box.store), write=True) as store:
+            plan = plan_forget(store, parse_policy(policy), time.time_ns(), host=host)
+            apply_forget(store, plan, time.time_ns())
+            return [summary.id for summary, _ in plan.forgotten]
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
+    box = Box(tmp_path)
+    (box.source / "file").write_bytes(os.urandom(100_000))
+    return Shared(box, monkeypatch)
+
+
+# What is recorded
+
+
+def test_a_manifest_says_who_took_the_snapshot_and_for_which_schedule(shared: Shared) -> None:
+    shared.take(on=OTHER)
+    by_command = shared.box.ciuic("snapshot", "--json").document["id"]
+    partial = shared.box.ciuic("snapshot", "--exclude", "*.tmp", "--json").document["id"]
+    elsewhere = shared.box.ciuic("snapshot", shared.box.directory / "source", "--json").document
+    state = shared.take_state().id
+    listed = shared.listed()
+    assert listed[by_command].owner == Owner(HERE, is_library=False)
+    assert (listed[by_command].origin, listed[by_command].schedule) == (COMMAND, DEFAULT_SCHEDULE)
+    assert listed[partial].schedule == "", "it leaves out more than the configuration says"
+    assert listed[elsewhere["id"]].schedule == DEFAULT_SCHEDULE, "these are the configured roots"
+    assert (listed[state].origin, listed[state].schedule) == (LIBRARY, "")
+    documents = {one["id"]: one for one in shared.box.ciuic("list", "--json").document}
+    keys = ("host", "machine", "origin", "schedule")
+    assert [documents[by_command][key] for key in keys] == [HERE.name, HERE.id, COMMAND, "default"]
+    shown = shared.box.ciuic("show", by_command, "--json").document
+    assert [shown[key] for key in keys] == [HERE.name, HERE.id, COMMAND, "default"]
+
+
+def test_machines_are_told_apart_by_name_and_by_machine_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Machine("gpu1", "aaaa")
+    assert not one.is_same(Machine("gpu1", "bbbb")), "two machines of one name"
+    assert not one.is_same(Machine("gpu2", "aaaa")), "a copy of a virtual machine"
+    assert one.is_same(Machine("gpu1", "")), "a container without a machine ID"
+    path = tmp_path / "machine-id"
+    monkeypatch.setattr(machine_module, "_MACHINE_ID", str(path))
+    assert this_machine().id == ""
+    path.write_text("uninitialized\n")
+    assert this_machine().id == ""
+    path.write_text("0123456789abcdef0123456789abcdef\n")
+    assert len(this_machine().id) == 16
+    assert this_machine().id not in path.read_text(), "machine IDs are secret"
+
+
+# Incremental snapshots, full snapshots, reflink copies
+
+
+def test_a_snapshot_is_not_compared_with_one_of_another_machine(shared: Shared) -> None:
+    """A copied disk has the same inodes and times, and perhaps other content."""
+    file = shared.box.source / "file"
+    theirs = shared.take(on=OTHER)
+    status = file.stat()
+    with file.open("r+b") as opened:
+        opened.write(b"ours")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    ours = shared.take()
+    assert (ours.kind, ours.parent) == ("base", None)
+    assert ours.read_bytes == 100_000
+    again = shared.take(on=OTHER)
+    assert (again.kind, again.parent) == ("delta", theirs.id)
+    assert shared.take().parent == ours.id
+    assert shared.box.read(file, ours.id).startswith(b"ours")
+
+
+def test_the_parent_is_of_the_same_schedule(shared: Shared) -> None:
+    scheduled = shared.take(origin=DAEMON)
+    manual = shared.take(schedule="")
+    assert (manual.kind, manual.parent) == ("base", None)
+    assert shared.take(origin=DAEMON).parent == scheduled.id
+    assert shared.take(schedule="").parent == manual.id
+    asked = shared.take(origin=COMMAND)
+    assert asked.kind == "delta", "a command's snapshot of what is configured is of the schedule"
+
+
+def test_a_full_snapshot_of_another_schedule_does_not_count(shared: Shared) -> None:
+    two_hours = {"base_interval_s": 2.5 * 3600}
+    shared.take(**two_hours)
+    shared.take(schedule="", base=True)
+    assert shared.take(**two_hours).kind == "delta"
+    shared.take(on=OTHER, base=True)
+    assert shared.take(schedule="", **two_hours).kind == "base"
+    assert shared.take(**two_hours).kind == "base"
+
+
+def test_each_owner_and_schedule_keeps_its_newest_reflink_copies(shared: Shared) -> None:
+    shared.take(on=OTHER)
+    theirs, manual = shared.take(on=OTHER).id, shared.take(schedule="").id
+    shared.take()
+    newest = shared.take()
+    listed = shared.listed()
+    older = [one for one in shared.box.snapshots() if one.id != newest.id]
+    kept = take_module._newest(listed[newest.id], older, 1)
+    assert set(kept) == {theirs, manual, newest.id}
+
+
+def test_a_snapshot_while_the_clock_was_ahead_is_still_named_as_the_parent(shared: Shared) -> None:
+    """So ``latest`` is the snapshot that was taken last, whatever it holds."""
+    other = shared.box.directory / "other"
+    other.mkdir()
+    shared._now_ns += 1_000 * HOUR_NS
+    ahead = shared.take(schedule="")
+    shared._now_ns -= 1_000 * HOUR_NS
+    later = shared.take(other)
+    assert later.parent == ahead.id
+    with open_store(str(shared.box.store)) as store:
+        assert find_snapshot(store, "latest").id == later.id
+
+
+# Damage
+
+
+def test_a_fallback_takes_no_file_of_another_machine(shared: Shared, tmp_path: Path) -> None:
+    """Both machines have a path of one name, with other content."""
+    file = shared.box.source / "file"
+    older, theirs, newest = (os.urandom(100_000) for _ in range(3))
+    taken = []
+    for content, machine in ((older, HERE), (theirs, OTHER), (newest, HERE)):
+        file.write_bytes(content)
+        taken.append(shared.take(on=machine).id)
+    flip_content(shared.box.store, newest)
+    report = shared.box.restore(file, to=tmp_path / "out", snapshot=taken[2], fallback=True)
+    assert not report.failed
+    assert (tmp_path / "out" / "file").read_bytes() == older
+    verified = shared.box.ciuic("verify", taken[2], "--checksum", "--json").document
+    (damaged,) = verified["snapshots"]
+    assert damaged["nearest_valid"] == taken[0]
+    assert damaged["damaged"][0]["intact_in"] == taken[0]
+
+
+def test_a_restore_says_that_latest_is_of_another_machine(shared: Shared, tmp_path: Path) -> None:
+    theirs = shared.take(on=OTHER).id
+    target = ("-p", shared.box.source / "file", "-d", tmp_path / "out", "--overwrite")
+    alone = shared.box.ciuic("restore", "-s", "latest", *target)
+    assert "gpu2" not in alone.err, "this machine replaces the other one"
+    ours, theirs = shared.take().id, shared.take(on=OTHER).id
+    done = shared.box.ciuic("restore", "-s", "latest", *target)
+    assert done.code == 0
+    assert f"{theirs} was taken on gpu2; the newest snapshot of this machine is {ours}" in done.err
+    assert "gpu2" not in shared.box.ciuic("restore", "-s", theirs[:12], *target).err
+    assert "gpu2" not in shared.box.ciuic("restore", "-s", ours, *target).err
+
+
+# Retention
+
+
+def test_no_policy_forgets_a_snapshot_of_another_machine_or_of_the_library(shared: Shared) -> None:
+    theirs = [shared.take(on=OTHER).id for _ in range(3)]
+    states = [shared.take_state().id for _ in range(3)]
+    ours = [shared.take().id for _ in range(4)]
+    assert sorted(shared.forget("last:2")) == sorted(ours[:2])
+    assert shared.listed().keys() == {*theirs, *states, *ours[2:]}
+    assert shared.forget("1h") == [ours[2]], "the newest of this machine stays"
+
+
+def test_the_same_name_on_another_machine_is_another_machine(shared: Shared) -> None:
+    twin = Machine(HERE.name, "f" * 16)
+    theirs = [shared.take(on=twin).id for _ in range(3)]
+    ours = [shared.take().id for _ in range(3)]
+    assert sorted(shared.forget("last:1")) == sorted(ours[:2])
+    # By name both are meant, each for itself.
+    assert sorted(shared.forget("last:1", HERE.name)) == sorted(theirs[:2])
+
+
+def test_a_policy_is_applied_to_another_machine_by_name(shared: Shared) -> None:
+    theirs = [shared.take(on=OTHER).id for _ in range(3)]
+    ours = [shared.take().id for _ in range(3)]
+    assert sorted(shared.forget("last:1", "gpu2")) == sorted(theirs[:2])
+    assert shared.forget("1h", "gpu2") == [], "its newest one stays"
+    assert shared.listed().keys() == {theirs[2], *ours}
+
+
+def test_a_manual_snapshot_uses_up_nothing_of_the_schedule(shared: Shared) -> None:
+    scheduled = [shared.take(origin=DAEMON).id for _ in range(3)]
+    manual = [shared.take(schedule="").id for _ in range(3)]
+    assert shared.forget("last:3") == []
+    assert sorted(shared.forget("last:1")) == sorted([*scheduled[:2], *manual[:2]])
+
+
+def test_snapshots_that_cron_takes_with_the_configuration_are_thinned(shared: Shared) -> None:
+    box = shared.box
+    known = [box.ciuic("snapshot").out.strip() for _ in range(3)]
+    assert box.ciuic("forget", "--policy", "last:1").code == 0
+    assert shared.listed().keys() == {known[2]}
+
+
+def test_the_last_undamaged_snapshot_of_another_machine_is_protected(shared: Shared) -> None:
+    theirs = shared.take(on=OTHER).id
+    shared.take()
+    shared.take()
+    done = shared.box.ciuic("forget", theirs)
+    assert done.code == 2
+    assert f"{theirs} is the only snapshot of {shared.box.source} on gpu2" in done.err or (
+        f"{theirs} is the newest" in done.err and "on gpu2" in done.err
+    )
+    assert "--last-whole" in done.err
+    assert shared.box.ciuic("forget", "--last-whole", theirs).code == 0
+
+
+def test_a_dry_run_says_what_it_looks_at_and_what_it_leaves_alone(shared: Shared) -> None:
+    for _ in range(2):
+        shared.take(on=OTHER)
+        shared.take_state()
+        shared.take(schedule="")
+        shared.take()
+    done = shared.box.ciuic("forget", "--dry-run", "--policy", "last:1")
+    source = shared.box.source
+    assert done.err.splitlines() == [
+        f"looked at 2 snapshots of {source} (no schedule)",
+        f"looked at 2 snapshots of {source} (schedule default)",
+        "left alone 2 snapshots of gpu2",
+        f"left alone 2 snapshots of the library on {HERE.name}",
+        "would forget 2 snapshots and keep 2",
+    ]
+    document = shared.box.ciuic("forget", "--dry-run", "--policy", "last:1", "--json").document
+    assert len(document["left_alone"]) == 4
+    theirs = shared.box.ciuic("forget", "--dry-run", "--policy", "last:1", "--host", "gpu2")
+    assert "would forget 1 snapshot and keep 1" in theirs.err
+    refused = shared.box.ciuic("forget", "--host", "gpu2", "latest")
+    assert (refused.code, refused.out) == (2, "")
+
+
+# The daemon
+
+
+def test_the_daemon_takes_its_own_snapshot_although_another_machine_took_one(
+    shared: Shared,
+) -> None:
+    taker = SnapshotTaker(ManualClock(time.time_ns()), Notifier({}), lambda: False)
+    settings = load_settings(str(shared.box.config))
+    shared.take(on=OTHER)
+    taker.learn_newest(settings)
+    assert taker.newest_ns is None
+    shared.take_state()
+    taker.learn_newest(settings)
+    assert taker.newest_ns is None
+    ours = shared.take()
+    shared.take(on=OTHER)
+    taker.learn_newest(settings)
+    assert taker.newest_ns == ours.taken_ns
+
+
+# What is shown
+
+
+def test_the_list_shows_and_selects_what_differs(shared: Shared) -> None:
+    ours = shared.take().id
+    assert not {"HOST", "ORIGIN", "SCHEDULE"} & set(shared.box.ciuic("list").out.split())
+    theirs = shared.take(on=OTHER).id
+    twin = shared.take(on=Machine("gpu2", "f" * 16)).id
+    manual = shared.take(schedule="").id
+    state = shared.take_state().id
+    listed = shared.box.ciuic("list").out
+    assert {"HOST", "ORIGIN", "SCHEDULE"} <= set(listed.split())
+    assert "gpu2:0123" in listed
+    assert "gpu2:ffff" in listed
+    assert f"{HERE.name}:" not in listed
+
+    def chosen(*options: str) -> set[str]:
+        return {one["id"] for one in shared.box.ciuic("list", "--json", *options).document}
+
+    assert chosen("--host", "gpu2") == {theirs, twin}
+    assert chosen("--host", "gpu2:ffff") == {twin}
+    assert chosen("--origin", "library") == {state}
+    assert chosen("--schedule", "none") == {manual, state}
+    assert chosen("--schedule", "default", "--host", HERE.name) == {ours}
+    nothing = shared.box.ciuic("list", "--schedule", "nightly")
+    assert nothing.err == "no snapshot belongs to the schedule 'nightly'\n"
+
+
+@pytest.mark.parametrize("command", ["ls", "cat"])
+def test_latest_with_a_path_is_the_newest_snapshot_that_holds_it(
+    shared: Shared, command: str
+) -> None:
+    other = shared.box.directory / "other"
+    other.mkdir()
+    shared.take()
+    shared.take(other)
+    file = shared.box.source / "file"
+    assert shared.box.ciuic(command, "latest", file).code == 0
