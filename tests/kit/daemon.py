@@ -14,7 +14,7 @@ from ciuic.model import SnapshotSummary
 from ciuic.store.store import open_store
 
 REPOSITORY = Path(__file__).parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def wait_until(what: str, happened: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
@@ -141,7 +141,7 @@ class Daemon:
     def stop(self) -> int:
         """End it with SIGTERM; return the exit code."""
         self.signal(signal.SIGTERM)
-        return self.exit_code(deadline_s=10)
+        return self.exit_code()
 
     def kill(self) -> None:
         """Kill it; harmless after its end."""

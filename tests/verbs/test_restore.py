@@ -1012,7 +1012,7 @@ def end_in_the_middle(command: list[str | bytes | Path], out: Path, number: sign
     process = subprocess.Popen(
         command, env=environment(), cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while process.poll() is None:
         try:
             found = leftovers(out) if out.exists() else []
