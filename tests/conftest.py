@@ -17,7 +17,8 @@ from tests.kit.box import Box
 # Real files are slow at unpredictable moments: a deadline would make tests flaky.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=25, **_COMMON)
-# The same code gets the same answer in continuous integration; elsewhere every run tries new examples.
+# In continuous integration, the same code gets the same answer; elsewhere every run tries new
+# examples.
 settings.register_profile("ci", max_examples=200, derandomize=True, **_COMMON)
 settings.register_profile("ci-short", max_examples=25, derandomize=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
