@@ -1,4 +1,4 @@
-/* ciuic._core: the extension. This file and binding_codec.c are the only ones that know Python.
+/* ciuic._core: the extension. Only the files binding*.c know Python.
  *
  * Each function checks its arguments against the buffers that it was given, and releases the
  * interpreter's lock while the core works. Wrong arguments raise ValueError: they are faults of
@@ -14,7 +14,7 @@
 #include "targets.h"
 
 /* ciuic/system/core.py refuses a core with another number: a change of a signature raises it. */
-enum { INTERFACE = 4 };
+enum { INTERFACE = 5 };
 
 /* See the header. */
 PyObject *refused(const char *message)
@@ -179,6 +179,10 @@ static PyMethodDef METHODS[] = {
     {"planes_join", core_planes_join, METH_VARARGS, NULL},
     {"planes_split", core_planes_split, METH_VARARGS, NULL},
     {"sector_sums", core_sector_sums, METH_VARARGS, NULL},
+    {"sparse_count", core_sparse_count, METH_VARARGS, NULL},
+    {"sparse_join", core_sparse_join, METH_VARARGS, NULL},
+    {"sparse_split", core_sparse_split, METH_VARARGS, NULL},
+    {"sparse_take", core_sparse_take, METH_VARARGS, NULL},
     {"targets", core_targets, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

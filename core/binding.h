@@ -1,4 +1,4 @@
-/* What the two files of the binding share. They are the only ones that include Python.h. */
+/* What the files of the binding share. They are the only ones that include Python.h. */
 #ifndef CIUIC_BINDING_H
 #define CIUIC_BINDING_H
 
@@ -23,5 +23,11 @@ PyObject *core_planes_join(PyObject *self, PyObject *arguments);
 PyObject *core_delta_sizes(PyObject *self, PyObject *arguments);
 PyObject *core_delta_split(PyObject *self, PyObject *arguments);
 PyObject *core_delta_join(PyObject *self, PyObject *arguments);
+
+/* The functions of binding_sparse.c. */
+PyObject *core_sparse_count(PyObject *self, PyObject *arguments);
+PyObject *core_sparse_split(PyObject *self, PyObject *arguments);
+PyObject *core_sparse_take(PyObject *self, PyObject *arguments);
+PyObject *core_sparse_join(PyObject *self, PyObject *arguments);
 
 #endif

@@ -8,18 +8,22 @@ before each of them, and the differences, encoded as a dense delta of just those
 
 This codec also handles elements of one byte, such as fp8; the other codecs do not.
 
+The compiled core finds changed elements and puts them back; where it is missing, numpy does.
+
 Byte layout: docs/format.md, "Codec 4". Figures: decision 0015.
 """
 
 import struct
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ciuic.codec import dense_delta, zstd
-from ciuic.codec.dense_delta import Words, elements
+from ciuic.codec.dense_delta import elements
 from ciuic.errors import CorruptionError
+from ciuic.system.core import Core, core
 
 __all__ = ["WIDTHS", "decode", "encode"]
 
@@ -37,6 +41,20 @@ _PROBED_MAX: Final = 4096
 Bytes = npt.NDArray[np.uint8]
 
 
+class _Changes(NamedTuple):
+    """The elements that changed.
+
+    Attributes:
+        gaps: A column for each byte of a gap, lowest first.
+        now: The elements; with a width of one byte their differences, folded.
+        before: The elements of the delta base in the same places.
+    """
+
+    gaps: Sequence[memoryview]
+    now: memoryview
+    before: memoryview
+
+
 def encode(
     plain: bytes | memoryview, delta_base: bytes | memoryview, width: int, skip: int
 ) -> memoryview | None:
@@ -48,6 +66,29 @@ def encode(
         width: Bytes per element: one of ``WIDTHS``.
         skip: Bytes before the first element, fewer than ``width``.
     """
+    compiled = core()
+    if compiled is None:
+        changes = _found_by_numpy(plain, delta_base, width, skip)
+    else:
+        changes = _found_compiled(compiled, plain, delta_base, width, skip)
+    if changes is None:
+        return None
+    count = len(changes.gaps[0])
+    end = skip + (len(plain) - skip) // width * width
+    parts = [_HEADER.pack(width, skip, count, len(changes.gaps)), plain[:skip], plain[end:]]
+    for column in changes.gaps:
+        parts += _encode_column(column)
+    if width == 1:
+        parts += _encode_column(changes.now)
+    elif count:
+        parts.append(_encode_values(changes, width))
+    return memoryview(b"".join(parts))
+
+
+def _found_by_numpy(
+    plain: bytes | memoryview, delta_base: bytes | memoryview, width: int, skip: int
+) -> _Changes | None:
+    """The elements that differ; None if there are too many."""
     new, old = elements(plain, width, skip), elements(delta_base, width, skip)
     differs = new != old
     if np.count_nonzero(differs) > len(new) // _SHARE:
@@ -56,14 +97,32 @@ def encode(
     gaps = (np.diff(places, prepend=-1) - 1).astype("<u4")
     columns = gaps.view(np.uint8).reshape(-1, _GAP_BYTES_MAX).T
     used = max([1, *[at + 1 for at in range(_GAP_BYTES_MAX) if columns[at].any()]])
-    end = skip + len(new) * width
-    parts = [_HEADER.pack(width, skip, len(places), used), plain[:skip], plain[end:]]
-    parts += [_encode_column(np.ascontiguousarray(columns[at])) for at in range(used)]
+    now, before = new[places], old[places]
     if width == 1:
-        parts.append(_encode_column(_folded(new[places] - old[places])))
-    elif len(places):
-        parts.append(_encode_values(new[places], old[places], width))
-    return memoryview(b"".join(parts))
+        now = _folded(now - before)
+    return _Changes(
+        [memoryview(np.ascontiguousarray(columns[at]).data) for at in range(used)],
+        memoryview(now.view(np.uint8).data),
+        memoryview(before.view(np.uint8).data),
+    )
+
+
+def _found_compiled(
+    compiled: Core,
+    plain: bytes | memoryview,
+    delta_base: bytes | memoryview,
+    width: int,
+    skip: int,
+) -> _Changes | None:
+    """As ``_found_by_numpy``."""
+    functions, targets = compiled
+    count = functions.sparse_count(targets, width, plain, delta_base, skip)
+    if count > (len(plain) - skip) // width // _SHARE:
+        return None
+    gaps = memoryview(functions.buffer(_GAP_BYTES_MAX * count))
+    now, before = (memoryview(functions.buffer(count * width)) for _ in range(2))
+    used = functions.sparse_split(width, plain, delta_base, skip, gaps, now, before)
+    return _Changes([gaps[at * count : (at + 1) * count] for at in range(used)], now, before)
 
 
 def decode(stored: memoryview, plain_bytes: int, delta_base: bytes | memoryview) -> memoryview:
@@ -87,49 +146,118 @@ def decode(stored: memoryview, plain_bytes: int, delta_base: bytes | memoryview)
     if len(edges) != plain_bytes - element_count * width:
         raise CorruptionError("a sparse delta is cut short")
     at += len(edges)
-    gaps = np.zeros((count, _GAP_BYTES_MAX), np.uint8)
-    for column in range(used):
-        gaps[:, column], at = _decode_column(stored, at, count)
-    # In 64 bits: the gaps have 32 bits each, and no sum of gaps that fit in memory overflows.
-    places = gaps.view("<u4").reshape(-1).astype(np.int64)
-    places[1:] += 1
-    np.cumsum(places, out=places)
-    if count and places[-1] >= element_count:
-        raise CorruptionError("a sparse delta goes beyond its end")
-    out = np.frombuffer(delta_base, np.uint8).copy()
-    words = out[skip:end].view(f"<u{width}")
-    if width == 1:
-        folded, at = _decode_column(stored, at, count)
-        words[places] += _unfolded(folded)
+    gaps: list[memoryview] = []
+    for _ in range(used):
+        column, at = _decode_column(stored, at, count)
+        gaps.append(column)
+    places = _Places(gaps, delta_base, width, skip)
+    out = _put(places, _decode_values(places, stored, at))
+    out[:skip] = edges[:skip]
+    out[end:] = edges[skip:]
+    return out
+
+
+class _Places(NamedTuple):
+    """Where the changed elements are.
+
+    Attributes:
+        gaps: A column for each byte of a gap, lowest first.
+        delta_base: The delta base.
+        width: Bytes per element.
+        skip: Bytes before the first element.
+    """
+
+    gaps: Sequence[memoryview]
+    delta_base: bytes | memoryview
+    width: int
+    skip: int
+
+
+def _decode_values(places: _Places, stored: memoryview, at: int) -> memoryview:
+    """The new elements; with a width of one byte their differences, folded."""
+    count = len(places.gaps[0])
+    before = _take(places)
+    if places.width == 1:
+        values, at = _decode_column(stored, at, count)
     elif count:
-        if bytes(stored[at : at + 2]) != bytes([width, 0]):
+        if bytes(stored[at : at + 2]) != bytes([places.width, 0]):
             raise CorruptionError("the new values of a sparse delta have another width or skip")
-        old = words[places]
-        values = dense_delta.decode(stored[at:], count * width, old.view(np.uint8).data)
-        words[places] = np.frombuffer(values, words.dtype)
-        at = len(stored)
+        values, at = dense_delta.decode(stored[at:], len(before), before), len(stored)
+    else:
+        values = before
     if at != len(stored):
         raise CorruptionError("a sparse delta does not have the length of its columns")
-    out[:skip] = np.frombuffer(edges[:skip], np.uint8)
-    out[end:] = np.frombuffer(edges[skip:], np.uint8)
-    return memoryview(out.data)
+    return values
 
 
-def _encode_values(new: Words, old: Words, width: int) -> memoryview:
+def _take(places: _Places) -> memoryview:
+    """The elements of the delta base that have changed."""
+    gaps, delta_base, width, skip = places
+    compiled = core()
+    if compiled is None:
+        taken = elements(delta_base, width, skip)[_indexes(places)]
+        return memoryview(taken.view(np.uint8).data)
+    out = memoryview(compiled.functions.buffer(len(gaps[0]) * width))
+    if not compiled.functions.sparse_take(width, gaps, delta_base, skip, out):
+        raise _beyond_the_end()
+    return out
+
+
+def _put(places: _Places, values: memoryview) -> memoryview:
+    """The delta base with the new elements in their places."""
+    gaps, delta_base, width, skip = places
+    compiled = core()
+    if compiled is not None:
+        out = memoryview(compiled.functions.buffer(len(delta_base)))
+        if not compiled.functions.sparse_join(width, gaps, values, delta_base, skip, out):
+            raise _beyond_the_end()
+        return out
+    plain = np.frombuffer(delta_base, np.uint8).copy()
+    words = elements(plain.data, width, skip)
+    if width == 1:
+        words[_indexes(places)] += _unfolded(np.frombuffer(values, np.uint8))
+    else:
+        words[_indexes(places)] = np.frombuffer(values, words.dtype)
+    return memoryview(plain.data)
+
+
+def _indexes(places: _Places) -> npt.NDArray[np.int64]:
+    """The index of each changed element."""
+    gaps = np.zeros((len(places.gaps[0]), _GAP_BYTES_MAX), np.uint8)
+    for at, column in enumerate(places.gaps):
+        gaps[:, at] = np.frombuffer(column, np.uint8)
+    # In 64 bits: the gaps have 32 bits each, and no sum of gaps that fit in memory overflows.
+    indexes = gaps.view("<u4").reshape(-1).astype(np.int64)
+    indexes[1:] += 1
+    np.cumsum(indexes, out=indexes)
+    if len(indexes) and indexes[-1] >= (len(places.delta_base) - places.skip) // places.width:
+        raise _beyond_the_end()
+    return indexes
+
+
+def _beyond_the_end() -> CorruptionError:
+    return CorruptionError("a sparse delta goes beyond its end")
+
+
+def _encode_values(changes: _Changes, width: int) -> memoryview:
     """Encode the changed elements, one after another, as a dense delta."""
-    step = -(-len(new) // _PROBED_MAX)
-    plan = dense_delta.probe(new[::step].tobytes(), old[::step].tobytes(), width, 0)
-    return dense_delta.encode(new.tobytes(), old.tobytes(), plan)
+    step = -(-len(changes.now) // width // _PROBED_MAX)
+    sample, old_sample = (
+        np.frombuffer(data, f"<u{width}")[::step].tobytes()
+        for data in (changes.now, changes.before)
+    )
+    plan = dense_delta.probe(sample, old_sample, width, 0)
+    return dense_delta.encode(changes.now, changes.before, plan)
 
 
-def _encode_column(raw: Bytes) -> bytes:
+def _encode_column(raw: memoryview) -> list[bytes | memoryview]:
     """Encode bytes without order but perhaps with few distinct values: coding, length, body."""
-    coded = zstd.compress_entropy(raw.data)
-    coding, body = (_ZSTD, coded) if len(coded) < len(raw) else (_RAW, raw.tobytes())
-    return _COLUMN.pack(coding, len(body)) + body
+    coded = zstd.compress_entropy(raw)
+    coding, body = (_ZSTD, coded) if len(coded) < len(raw) else (_RAW, raw)
+    return [_COLUMN.pack(coding, len(body)), body]
 
 
-def _decode_column(stored: memoryview, at: int, count: int) -> tuple[Bytes, int]:
+def _decode_column(stored: memoryview, at: int, count: int) -> tuple[memoryview, int]:
     """A column of ``count`` bytes, and the offset of its end."""
     if len(stored) - at < _COLUMN.size:
         raise CorruptionError("a sparse delta is cut short")
@@ -144,7 +272,7 @@ def _decode_column(stored: memoryview, at: int, count: int) -> tuple[Bytes, int]
         raise CorruptionError(f"a column of a sparse delta has the unknown coding {coding}")
     if len(body) != count:
         raise CorruptionError("a column of a sparse delta has the wrong length")
-    return np.frombuffer(body, np.uint8), at + length
+    return body, at + length
 
 
 def _folded(difference: Bytes) -> Bytes:

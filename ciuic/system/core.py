@@ -20,7 +20,7 @@ VARIABLE: Final = "CIUIC_CORE"
 _OFF: Final = "off"
 _PORTABLE: Final = "portable"
 _EXTENSION: Final = "ciuic._core"
-_INTERFACE: Final = 4
+_INTERFACE: Final = 5
 """Of ``core/binding.c``: an extension that was built from other sources is not used."""
 
 
@@ -85,6 +85,37 @@ class Functions(Protocol):
         plain: Buffer,
     ) -> None:
         """Undo ``delta_split``: ``core/deltas.h``."""
+
+    def sparse_count(self, targets: int, width: int, plain: Buffer, old: Buffer, skip: int) -> int:
+        """Count the elements that differ: ``core/sparse.h``."""
+
+    def sparse_split(  # noqa: PLR0917 - what the C function takes
+        self,
+        width: int,
+        plain: Buffer,
+        old: Buffer,
+        skip: int,
+        gaps: Buffer,
+        now: Buffer,
+        before: Buffer,
+    ) -> int:
+        """Write gaps and values of the elements that differ: ``core/sparse.h``."""
+
+    def sparse_take(
+        self, width: int, gaps: Sequence[Buffer], old: Buffer, skip: int, out: Buffer
+    ) -> bool:
+        """Copy changed elements; False if a gap leads beyond the end: ``core/sparse.h``."""
+
+    def sparse_join(  # noqa: PLR0917 - what the C function takes
+        self,
+        width: int,
+        gaps: Sequence[Buffer],
+        values: Buffer,
+        old: Buffer,
+        skip: int,
+        plain: Buffer,
+    ) -> bool:
+        """Undo ``sparse_split``; False if a gap leads beyond the end: ``core/sparse.h``."""
 
     def gf_add(
         self,

@@ -205,6 +205,7 @@ int main(int count, char **words)
         check_parity();
         check_planes();
         check_deltas();
+        check_sparse();
         turns++;
     } while (time(NULL) < end);
     printf("drive: %lu turns of every function, no fault\n", turns);

@@ -13,5 +13,6 @@ unsigned next_targets(unsigned mask);
 
 void check_planes(void);
 void check_deltas(void);
+void check_sparse(void);
 
 #endif

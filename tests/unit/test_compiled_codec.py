@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.codec import decoding, dense_delta, planes
+from ciuic.codec import decoding, dense_delta, planes, sparse_delta
 from ciuic.codec.dense_delta import DeltaPlan
 from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan
 from ciuic.errors import CorruptionError
@@ -166,6 +166,74 @@ def test_every_core_refuses_the_same_damaged_deltas(delta, at, bit, seed):
             for compiled in CORES:
                 with using(compiled):
                     decode = functools.partial(dense_delta.decode, delta_base=base)
+                    found.append(outcome(decode, bytes(hostile), wanted))
+            assert all(one == found[0] for one in found)
+
+
+class Sparse(NamedTuple):
+    plain: bytes
+    base: bytes
+    width: int
+    skip: int
+
+
+@st.composite
+def few_changes(draw):
+    """Two versions with few changed elements, near each other or with gaps of up to 3 bytes."""
+    base = draw(plain_bytes())
+    if draw(st.integers(0, 9), label="long") == 0:
+        base = (base or b"!") * (200_000 // (len(base) or 1))
+    width = draw(st.sampled_from(sparse_delta.WIDTHS), label="width")
+    skip = draw(st.integers(0, min(width - 1, len(base))), label="skip")
+    chance = random.Random(draw(st.integers(0, 9999), label="seed of the change"))
+    plain = bytearray(base)
+    begin = chance.randrange(len(base) or 1)
+    length = draw(st.sampled_from([len(base), 300]), label="range of the changes")
+    most = draw(st.sampled_from([0, 1, 20, len(base) // 2]), label="changes")
+    for _ in range(most if base else 0):
+        plain[(begin + chance.randrange(length or 1)) % len(base)] = chance.randrange(256)
+    return Sparse(bytes(plain), base, width, skip)
+
+
+@given(few_changes())
+def test_every_core_stores_the_same_sparse_deltas_and_reads_them(sparse):
+    found = []
+    for compiled in CORES:
+        with using(compiled):
+            found.append(sparse_delta.encode(*sparse))
+
+    assert len({stored if stored is None else bytes(stored) for stored in found}) == 1
+    stored = found[0]
+    for compiled in CORES if stored is not None else []:
+        with using(compiled):
+            again = sparse_delta.decode(stored, len(sparse.plain), sparse.base)
+        assert bytes(again) == sparse.plain
+
+
+@given(few_changes(), st.integers(0, 9999), st.integers(0, 7), st.integers(0, 9999))
+def test_every_core_refuses_the_same_damaged_sparse_deltas(sparse, at, bit, seed):
+    with using(None):
+        stored = bytearray(sparse_delta.encode(*sparse) or sparse_delta.encode(b"", b"", 1, 0))
+    flipped = bytearray(stored)
+    flipped[at % len(stored)] ^= 1 << bit
+    early = bytearray(stored)
+    early[at % min(len(stored), 40)] ^= 1 << bit
+    size = len(sparse.base)
+    other = random.Random(seed).randbytes(size)
+    for hostile, base in (
+        (flipped, sparse.base),
+        (early, sparse.base),
+        (stored[: at % len(stored)], sparse.base),
+        (stored + b"\0", sparse.base),
+        (stored, other),
+        (stored, sparse.base[: at % (size + 1)]),
+        (stored, sparse.base + b"\0"),
+    ):
+        for wanted in {size, len(base)}:
+            found = []
+            for compiled in CORES:
+                with using(compiled):
+                    decode = functools.partial(sparse_delta.decode, delta_base=base)
                     found.append(outcome(decode, bytes(hostile), wanted))
             assert all(one == found[0] for one in found)
 
@@ -327,3 +395,99 @@ def test_differences_that_do_not_fit_their_buffers_are_refused(variant):
         bodies = [bytes(size) for size in sizes]
         with pytest.raises(ValueError, match="does not have the length"):
             functions.delta_join(targets, classes, bodies, bytes(8), 0, bytearray(8))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    ("width", "plain", "old", "skip"),
+    [
+        (0, 8, 8, 0),
+        (3, 9, 9, 0),
+        (-4, 8, 8, 0),
+        (16, 16, 16, 0),
+        (2**62, 8, 8, 0),
+        (4, 8, 7, 0),
+        (4, 7, 8, 0),
+        (4, 8, 8, -1),
+        (4, 8, 8, 9),
+        (4, 8, 8, 2**63 - 1),
+    ],
+)
+def test_changed_elements_outside_of_their_buffers_are_refused(variant, width, plain, old, skip):
+    functions, targets = variant
+
+    with pytest.raises(ValueError, match="do not fit"):
+        functions.sparse_count(targets, width, bytes(plain), bytes(old), skip)
+    with pytest.raises(ValueError, match="do not fit"):
+        nothing = bytearray()
+        functions.sparse_split(width, bytes(plain), bytes(old), skip, nothing, nothing, nothing)
+    with pytest.raises(ValueError, match="do not fit"):
+        functions.sparse_join(width, [b""], b"", bytes(old), skip, bytearray(plain))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_changes_that_do_not_fit_their_buffers_are_refused(variant):
+    functions, targets = variant
+    plain, old = b"abcdefgh", b"abcd1234"
+
+    assert functions.sparse_count(targets, 2, plain, old, 0) == 2
+    for gaps, now, before in ((7, 4, 4), (9, 4, 4), (8, 5, 5), (8, 4, 3), (8, 6, 6), (12, 4, 4)):
+        with pytest.raises(ValueError, match="do not fit"):
+            functions.sparse_split(
+                2, plain, old, 0, bytearray(gaps), bytearray(now), bytearray(before)
+            )
+    for changed in (0, 1, 3, 4):
+        with pytest.raises(ValueError, match="another number"):
+            functions.sparse_split(
+                2,
+                plain,
+                old,
+                0,
+                bytearray(4 * changed),
+                bytearray(2 * changed),
+                bytearray(2 * changed),
+            )
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_gaps_that_do_not_fit_their_elements_are_refused(variant):
+    functions, _ = variant
+
+    for gaps in ([], [b"\0"] * 5):
+        with pytest.raises(ValueError, match="do not fit"):
+            functions.sparse_take(2, gaps, bytes(8), 0, bytearray(2))
+    with pytest.raises(ValueError, match="differ in length"):
+        functions.sparse_take(2, [b"\0", b""], bytes(8), 0, bytearray(2))
+    for length in (0, 1, 3, 4):
+        with pytest.raises(ValueError, match="do not fit"):
+            functions.sparse_take(2, [b"\0"], bytes(8), 0, bytearray(length))
+        with pytest.raises(ValueError, match="do not fit"):
+            functions.sparse_join(2, [b"\0"], bytes(length), bytes(8), 0, bytearray(8))
+    with pytest.raises(TypeError):
+        functions.sparse_take(2, 5, bytes(8), 0, bytearray(2))
+    with pytest.raises(TypeError):
+        functions.sparse_take(2, [b"\0", "x"], bytes(8), 0, bytearray(2))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    ("gaps", "fits"),
+    [
+        ([b"\3"], True),
+        ([b"\4"], False),
+        ([b"\1\1"], True),
+        ([b"\1\2"], False),
+        ([b"\0", b"\1"], False),
+        ([b"\0", b"\0", b"\0", b"\0"], True),
+        ([b"\xff\xff", b"\xff\xff", b"\xff\xff", b"\xff\xff"], False),
+        ([b"\0\0\0\0\0"], False),
+    ],
+    ids=repr,
+)
+def test_gaps_that_lead_beyond_the_end_are_found(variant, gaps, fits):
+    """Damage, not a fault of ciuic: the answer is False."""
+    functions, _ = variant
+    size = 2 * len(gaps[0])
+
+    assert functions.sparse_take(2, gaps, bytes(9), 1, bytearray(size)) is fits
+    assert functions.sparse_join(2, gaps, bytes(size), bytes(9), 1, bytearray(9)) is fits
