@@ -491,3 +491,14 @@ def test_gaps_that_lead_beyond_the_end_are_found(variant, gaps, fits):
 
     assert functions.sparse_take(2, gaps, bytes(9), 1, bytearray(size)) is fits
     assert functions.sparse_join(2, gaps, bytes(size), bytes(9), 1, bytearray(9)) is fits
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("width", sparse_delta.WIDTHS)
+def test_all_elements_may_have_changed(variant, width):
+    """Counters are as narrow as the elements, and must not overflow."""
+    functions, targets = variant
+
+    for count in (0, 1, 127, 128, 129, 255, 256, 257, 1000, 70_001):
+        plain, old = b"\1" * (count * width), bytes(count * width)
+        assert functions.sparse_count(targets, width, plain, old, 0) == count
