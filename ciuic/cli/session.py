@@ -11,8 +11,9 @@ from ciuic.config import (
     load_settings,
     read_store_path,
 )
-from ciuic.errors import ConfigError
+from ciuic.errors import ConfigError, UsageError
 from ciuic.model import ExcludeRules
+from ciuic.store.place.keys import is_url
 
 __all__ = ["Session"]
 
@@ -109,8 +110,15 @@ class Session:
 
         Raises:
             ConfigError: Neither the command line nor a configuration names a store.
+            UsageError: The command line names it by a URL.
         """
         if self.store is not None:
+            if is_url(self.store):
+                # Not quoted: a URL may hold a password.
+                raise UsageError(
+                    "--store is a URL, and a store has to be in a directory of this machine",
+                    hint="Give --store the path of a directory.",
+                )
             return os.path.abspath(self.store)
         path = self.config_path
         if path is None:

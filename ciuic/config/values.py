@@ -68,6 +68,13 @@ def _directories(text: str) -> tuple[str, ...]:
 
 
 def _store_directory(text: str) -> str:
+    if not text.startswith("/"):
+        # Not imported for a path: every command reads the configuration.
+        from ciuic.store.place.keys import is_url
+
+        if is_url(text):
+            # Not quoted: a URL may hold a password.
+            raise ValueError("it is a URL; write the absolute path of a directory of this machine")
     path = _directory(text.replace("\\,", ","))
     if path == "/":
         raise ValueError("the store needs a directory of its own, not /")

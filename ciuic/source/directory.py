@@ -115,18 +115,19 @@ def read_xattrs(target: int | bytes) -> tuple[tuple[bytes, bytes], ...]:
     """Return the extended attributes of an open file or of a path, without following a symlink.
 
     POSIX ACLs are ``system.posix_acl_access`` and ``system.posix_acl_default``. The result lacks
-    attributes that this user may not read; it is empty if the file system has no attributes.
+    attributes that this user may not read; it is empty if the file system has no attributes. Each
+    name is there once, even if a file system in user space lists it twice: the store refuses that.
     """
-    found = []
+    found = {}
     try:
         for name in _xattr_names(target):
             value = _xattr_value(target, name)
             if value is not None:
-                found.append((os.fsencode(name), value))
+                found[os.fsencode(name)] = value
     except OSError as error:
         if error.errno not in _NO_XATTRS:
             raise
-    return tuple(sorted(found)) if found else ()
+    return tuple(sorted(found.items()))
 
 
 def _xattr_names(target: int | bytes) -> list[str]:

@@ -14,6 +14,7 @@ from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError, UsageE
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.directory.create import create_store
+from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
 from ciuic.system.clock import SystemClock
 from ciuic.training import rng
@@ -70,9 +71,11 @@ class SnapshotManager:
         weights_every: int | None = None,
     ) -> None:
         path = os.fspath(save_dir)
-        if "://" in path:
+        if is_url(path):
+            # Not quoted: a URL may hold a password.
             raise UsageError(
-                f"save_dir={path!r} is a URL", hint="Give the path of a directory of this machine."
+                "save_dir is a URL, and a store has to be in a directory of this machine",
+                hint="Give save_dir the path of a directory.",
             )
         if type(max_snapshots) is not int or max_snapshots < 1:
             raise UsageError(f"max_snapshots={max_snapshots!r} is not a number from 1 on")

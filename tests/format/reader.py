@@ -11,6 +11,7 @@ needs the three packages below.
 import argparse
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -488,6 +489,7 @@ def make_entry(record: Any) -> Entry:
     if not isinstance(entry.name, bytes) or not isinstance(entry.content, bytes):
         raise FormatError("an entry's name or content is not binary")
     check_content(entry)
+    check_xattrs([name for name, _ in entry.xattrs])
     return entry
 
 
@@ -506,6 +508,14 @@ def check_content(entry: Entry) -> None:
         raise FormatError("an entry is of an unknown type")
     if not fits:
         raise FormatError("an entry's content does not fit its type")
+
+
+def check_xattrs(names: list[Any]) -> None:
+    """Refuse names of extended attributes that have a NUL, or are not in order, each once."""
+    if any(not isinstance(name, bytes) or b"\0" in name for name in names):
+        raise FormatError("the name of an extended attribute is not binary, or has a NUL")
+    if any(name <= last for last, name in itertools.pairwise(names)):
+        raise FormatError("the names of extended attributes are out of order")
 
 
 def check_name(name: bytes, last: bytes) -> None:

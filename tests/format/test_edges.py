@@ -306,12 +306,28 @@ class TestLists:
             entry(mode=DIRECTORY, size_bytes=1),
             entry(mode=DEVICE, rdev=1 << 44),
             entry(mode=FILE, rdev=1 << 20),
-            entry(xattrs=((b"user.\0", b""),)),
         ],
     )
     def test_values_out_of_range_are_refused(self, wrong):
         with pytest.raises(CorruptionError):
             tree_leaf(wrong)
+
+    @pytest.mark.parametrize(
+        "names", [(b"user.b", b"user.a"), (b"user.a", b"user.a"), (b"user.\0",), (b"b", b"c", b"a")]
+    )
+    def test_extended_attributes_out_of_order_or_with_a_nul_are_refused(self, names):
+        wrong = entry(xattrs=tuple([(name, b"value") for name in names]))
+        with pytest.raises(CorruptionError):
+            tree_leaf(wrong)
+        _, records = reader.unpack_msgpack(nodes.encode_node([0, [wrong]]))
+        with pytest.raises(reader.FormatError, match="extended attribute"):
+            reader.make_entry(records[0])
+
+    def test_extended_attributes_in_order_are_read(self):
+        right = entry(xattrs=((b"user.a", b"2"), (b"user.a.b", b"1"), (b"user.b", b"")))
+        assert tree_leaf(right) == [right]
+        _, records = reader.unpack_msgpack(nodes.encode_node([0, [right]]))
+        assert tuple(reader.make_entry(records[0]).xattrs) == right.xattrs
 
     @pytest.mark.parametrize(
         "lax",
@@ -320,7 +336,6 @@ class TestLists:
             entry(state=3),
             entry(mode=DIRECTORY, state=1, content=ID),
             entry(mode=DEVICE, state=2),
-            entry(xattrs=((b"user.b", b"1"), (b"user.a", b"2"), (b"user.a", b"3"))),
             entry(size_bytes=5),
         ],
     )

@@ -126,6 +126,7 @@ def test_paths_are_normalized_and_unique_and_may_hold_commas_and_any_bytes(conf)
         ("trash =\n", 1, "trash has no value"),
         ("trash = # 1d\n", 1, "trash has no value"),
         ("snapshot_dir = store\n", 1, "snapshot_dir: 'store' is not an absolute path"),
+        ("snapshot_dir = s3://bucket/runs\n", 1, "snapshot_dir: it is a URL; write the absolute"),
         ("snapshot_dir = '/store'\n", 1, "write it without quotes"),
         ("snapshot_dir = //.\n", 1, "the store needs a directory of its own"),
         ("snapshot_dir = /a/../b\n", 1, "has '..' in it"),

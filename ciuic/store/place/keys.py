@@ -1,14 +1,24 @@
-"""Checks keys: the names of objects in a place."""
+"""Checks keys, the names of objects in a place, and tells a URL from a path."""
 
 import re
 from typing import Final
 
-__all__ = ["check_folder", "check_key", "is_key"]
+__all__ = ["check_folder", "check_key", "is_key", "is_url"]
 
 _NAME: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]{1,255}"
 _KEY: Final = re.compile(rf"{_NAME}(?:/{_NAME})*")
 _KEY_LENGTH_MAX: Final = 900
 """S3 allows 1024 bytes for the key together with the prefix of the store."""
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_url(address: str) -> bool:
+    """Return whether a store's address is a URL, such as ``s3://bucket/prefix``, and not a path.
+
+    ``address`` opens the places of both. This function is here because importing the clients of
+    object stores takes longer than most commands.
+    """
+    return _URL.match(address) is not None
 
 
 def is_key(text: str) -> bool:

@@ -233,13 +233,18 @@ def _check_values(items: list[Entry]) -> None:
             or (entry.ino | entry.link_dev) >> 64
             or entry.rdev & ~_DEVICE_BITS
             or (b"\0" in entry.content and entry.is_symlink)
-            or (entry.xattrs and any(b"\0" in name for name, _ in entry.xattrs))
+            or (entry.xattrs and not _are_xattr_names([name for name, _ in entry.xattrs]))
         ):
             raise CorruptionError(_OUT_OF_RANGE)
         kind, content_bytes = entry.mode >> 12, len(entry.content)
         shapes.add((kind, entry.state, entry.level, content_bytes, entry.size_bytes > 0))
     for shape in shapes:
         _check_shape(*shape)
+
+
+def _are_xattr_names(names: list[bytes]) -> bool:
+    """Return whether one inode can have extended attributes of these names, sorted."""
+    return all(map(operator.lt, names, names[1:])) and not any(b"\0" in name for name in names)
 
 
 def _check_shape(kind: int, state: int, level: int, content_bytes: int, has_size: bool) -> None:
