@@ -6,7 +6,6 @@ out and long texts are shortened. In a pipe everything is printed in full.
 
 import os
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -58,6 +57,9 @@ def display_width(text: str) -> int:
 
 
 def _character_width(char: str) -> int:
+    # Imported late: few tables hold other characters than ASCII.
+    import unicodedata
+
     if unicodedata.category(char) in {"Mn", "Me"}:
         return 0
     return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1

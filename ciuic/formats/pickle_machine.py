@@ -8,7 +8,6 @@ dictionaries, lists and tuples. Of every other object it keeps only what the obj
 Guarantee: memory and time are bounded by ``_OPS_MAX`` and ``_VALUES_MAX``.
 """
 
-import pickletools
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -139,6 +138,9 @@ class PickleMachine:
             OddPickleError: An opcode or the number of values is out of bounds.
             ValueError, IndexError, KeyError: The pickle is malformed.
         """
+        # Imported late: most files are no pickles.
+        import pickletools
+
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
             if number > _OPS_MAX:
                 raise OddPickleError

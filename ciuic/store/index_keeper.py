@@ -26,7 +26,6 @@ from ciuic.store.directory.ownership import has_safe_catalog, is_foreign
 from ciuic.store.directory.pack_file import read_footer, walk_frames
 from ciuic.store.directory.reserve import with_reserve
 from ciuic.store.format.pack import PackedFrame
-from ciuic.store.health.salvage import repaired_frames
 from ciuic.store.index.chunk_index import ChunkIndex, index_in_memory
 from ciuic.store.index.database import IN_MEMORY, ON_SCRATCH, IndexDamagedError
 from ciuic.store.records import layout
@@ -240,6 +239,9 @@ class IndexKeeper:
             except CorruptionError:
                 if not repair:
                     return list(walk_frames(fd))  # up to what cannot be read
+                # Imported late, as parity is: nothing is damaged in most runs.
+                from ciuic.store.health.salvage import repaired_frames
+
                 return repaired_frames(self._store_path, pack_id, fd, strict=False)
             finally:
                 os.close(fd)

@@ -11,7 +11,8 @@ import pytest
 
 from ciuic import codec
 from ciuic.catalog import list_snapshots
-from ciuic.chunking import ContentChunker, TensorChunker
+from ciuic.chunking import TensorChunker
+from ciuic.chunking.content import ContentChunker
 from ciuic.chunking.rewritten import MAGICS, is_rewritten
 from ciuic.codec import dense_delta, planes, sparse_delta
 from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ciuic import catalog, codec, config, control
-from ciuic.chunking import ContentChunker
+from ciuic.chunking.content import ContentChunker
 from ciuic.codec import planes, probing
 from ciuic.codec.plan import Plan
 from ciuic.control import client as control_client

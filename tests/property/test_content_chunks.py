@@ -7,8 +7,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuic.chunking import ContentChunker
-from ciuic.chunking.content import AVERAGE_BYTES, IS_COMPILED, LEAST_BYTES
+from ciuic.chunking.content import AVERAGE_BYTES, IS_COMPILED, LEAST_BYTES, ContentChunker
 
 KIB = 1024
 SIZES = ((4096, 1024, 256), (4096, 4096, 4096), (5000, 2048, 64), (9973, 256, 128))

@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ciuic import codec
-from ciuic.chunking import ContentChunker
+from ciuic.chunking.content import ContentChunker
 from ciuic.codec import planes
 from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan
 from ciuic.errors import CorruptionError, UnknownFormatError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ciuic.chunking import ContentChunker
+from ciuic.chunking.content import ContentChunker
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UsageError
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header

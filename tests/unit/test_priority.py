@@ -1,9 +1,12 @@
-"""Messages about disks and their schedulers, with made-up directories like sysfs."""
+"""Priorities of threads; messages about disks, with made-up directories like sysfs."""
 
 import os
+import threading
 
+import psutil
 import pytest
 
+from ciuic.system import priority
 from ciuic.system.priority import describe_schedulers, lower_priority, schedulers_of
 
 
@@ -79,3 +82,37 @@ def test_no_priority_wanted_means_nothing_is_done():
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert lower_priority("none") is None
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def lowered(io_priority):
+    """Lower the priority of a new thread; return the message, I/O class, level and nice value."""
+    found = []
+
+    def lower():
+        said = lower_priority(io_priority)
+        thread_id = threading.get_native_id()
+        io_class, level = psutil.Process(thread_id).ionice()
+        found.append((said, io_class, level, os.getpriority(os.PRIO_PROCESS, thread_id)))
+
+    thread = threading.Thread(target=lower)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("is_known_machine", [True, False])
+def test_a_thread_gets_the_io_class_and_the_nice_value(monkeypatch, is_known_machine):
+    if not is_known_machine:
+        monkeypatch.setattr(priority, "_IOPRIO_SET", {})
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+
+    said, io_class, _, nice = lowered("idle")
+    assert (said, io_class, nice) == (None, psutil.IOPRIO_CLASS_IDLE, 19)
+    assert lowered("best-effort") == (None, psutil.IOPRIO_CLASS_BE, 7, max(before, 10))
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before, "other threads keep theirs"
+
+
+def test_a_system_call_that_fails_is_a_message(monkeypatch):
+    monkeypatch.setitem(priority._IO_CLASSES, "idle", (7, 0))  # there is no such class
+
+    assert lower_priority("idle") == "the priority can't be lowered: [Errno 22] Invalid argument"

@@ -91,3 +91,20 @@ def test_json_that_is_nested_without_end_is_damage():
     digest = data_id(head + b"0" * 64 + b'"\n}\n').hex().encode()
     with pytest.raises(CorruptionError):
         unseal(head + digest + b'"\n}\n', Document)
+
+
+def resealed(body):
+    """Return a document with other text between its first brace and its checksum."""
+    head = b"{" + body + b', "checksum": "blake3:'
+    return head + data_id(head + b"0" * 64 + b'"\n}\n').hex().encode() + b'"\n}\n'
+
+
+def test_a_document_in_another_form_is_read_and_a_repeated_key_refused():
+    found = unseal(resealed(b'"sizes": [1], "name": "n", "new": 1e3'), Document)
+    assert (found.name, found.sizes) == ("n", [1])
+    for body in (
+        b'"name": "a", "name": "n", "sizes": []',
+        b'"name": "n", "sizes": [], "new": {"a": 1, "a": 2}',
+    ):
+        with pytest.raises(CorruptionError, match="repeats the key"):
+            unseal(resealed(body), Document)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.snapshot.read import cutting
 from ciuic.store.directory.find import read_header
 from ciuic.store.records.header import CONTENT, FIXED, TENSORS, Chunking
 from ciuic.store.records.recipe_nodes import HOLE, iter_pieces
@@ -80,7 +79,7 @@ def test_stores_of_the_other_kinds_cut_as_ever(tmp_path: Path, kind: str) -> Non
 def test_a_library_without_its_extension_is_not_used(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "IS_COMPILED", False)
+    monkeypatch.setattr("ciuic.chunking.content.IS_COMPILED", False)
     path = box.source / "tokenizer.json"
     path.write_bytes(vocabulary(1))
     box.take()

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from ciuic.chunking import Chunker, ContentChunker, FixedChunker, TensorChunker, is_rewritten
-from ciuic.chunking.content import IS_COMPILED
+from ciuic.chunking import Chunker, FixedChunker, TensorChunker, is_rewritten
 from ciuic.codec import looks_like_numbers
 from ciuic.formats.headers import Span
 from ciuic.formats.spans import MAGIC_BYTES, layout
@@ -79,11 +78,11 @@ class Cutter:
         if spans is not None:
             return Cutting(TensorChunker(spans, self._chunk_bytes), spans)
         is_short = size_bytes <= self._chunk_bytes
-        if self._chunking.kind != CONTENT or not IS_COMPILED or is_short:
+        if self._chunking.kind != CONTENT or is_short:
             return self.fixed
         if is_rewritten(look) or _holds_numbers(look, size_bytes):
             return self.fixed
-        return Cutting(self._by_content(), None)
+        return self._by_content()
 
     def peek(self, opened: OpenFile, offset_bytes: int, length_bytes: int) -> bytes:
         """Read some bytes of a header.
@@ -98,10 +97,14 @@ class Cutter:
             self._context.count(length_bytes)
         return opened.peek(offset_bytes, length_bytes)
 
-    def _by_content(self) -> Chunker:
-        """Return a new chunker: threads can't share one."""
-        chunking = self._chunking
-        return ContentChunker(self._chunk_bytes, chunking.average_bytes, chunking.least_bytes)
+    def _by_content(self) -> Cutting:
+        """Cut by content, with a new chunker: threads can't share one."""
+        from ciuic.chunking.content import IS_COMPILED, ContentChunker
+
+        if not IS_COMPILED:
+            return self.fixed
+        average_bytes, least_bytes = self._chunking.average_bytes, self._chunking.least_bytes
+        return Cutting(ContentChunker(self._chunk_bytes, average_bytes, least_bytes), None)
 
 
 def _holds_numbers(read: Callable[[int, int], bytes], size_bytes: int) -> bool:

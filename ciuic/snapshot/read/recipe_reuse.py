@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ciuic.chunking import Chunker, ContentChunker
+from ciuic.chunking import Chunker
 from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId
 from ciuic.snapshot.read.changed_ranges import (
@@ -77,6 +77,8 @@ def expected_pieces(
     store: Store, tracked: Tracked, size_bytes: int, chunker: Chunker
 ) -> Iterator[Kept]:
     """Yield the old pieces that a full read must find again."""
+    from ciuic.chunking.content import ContentChunker
+
     if isinstance(chunker, ContentChunker):
         places = store.index.places
         return unchanged_whole_chunks(tracked.pieces, tracked.changed, size_bytes, places=places)

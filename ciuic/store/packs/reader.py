@@ -34,7 +34,6 @@ from ciuic.store.packs.frame_cache import FrameCache
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.packs.locator import Locator, Places
 from ciuic.store.packs.open_packs import OpenPacks
-from ciuic.store.parity.rebuild import open_parity_reader
 from ciuic.store.records.kinds import CHAIN_MAX, DATA, check_chunk
 from ciuic.system.hashing import data_id
 
@@ -453,6 +452,9 @@ class StoreReader:
         self, place: ChunkPlace, *, descent: _Descent
     ) -> tuple[Frame, bytes | memoryview] | None:
         """Restore a damaged frame with the pack's parity; None if parity cannot restore it."""
+        # Imported late: every command imports this module, and parity is for damage alone.
+        from ciuic.store.parity.rebuild import open_parity_reader
+
         pack = self._packs.get(place.pack_id)
         # If parity can't be read either, the caller reports the damage of the frame.
         with contextlib.suppress(StoreError):
