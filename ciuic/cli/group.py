@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "cli"]
 COMMANDS: Final = {
     "cat": "Write a file of a snapshot to stdout, or a path as tar.",
     "completion": "Print the script that makes a shell complete commands, IDs and paths.",
+    "copy": "Copy snapshots to another store.",
     "diff": "Show what changed from snapshot A to snapshot B.",
     "doctor": "Check the configuration, the store, the daemon and the machine.",
     "find": "Find paths by a glob in all snapshots, newest first.",

@@ -186,14 +186,31 @@ class Store:
             CommitUncertainError: The snapshot is listed, and a power cut may still undo it.
             StoreError: It is not listed.
         """
-        while not self._create(manifest):
+        while not self._create(manifest.summary.id, encode_manifest(manifest)):
             other = msgspec.structs.replace(manifest.summary, id=self.new_snapshot_id())
             manifest = manifest.with_summary(other)
         return manifest
 
-    def _create(self, manifest: Manifest) -> bool:
-        """Create the manifest; return false if its ID is taken."""
-        snapshot_id, data = manifest.summary.id, encode_manifest(manifest)
+    def adopt(self, snapshot_id: SnapshotId, data: bytes) -> bool:
+        """Durably write the manifest of another store's snapshot, which makes it exist here.
+
+        Everything that it refers to must be durable, as for ``commit``.
+
+        Args:
+            snapshot_id: The snapshot; it has this ID here as well.
+            data: The file of its manifest, to the byte.
+
+        Returns:
+            False if the ID is taken; nothing is changed then.
+
+        Raises:
+            CommitUncertainError: The snapshot is listed, and a power cut may still undo it.
+            StoreError: It is not listed.
+        """
+        return self._create(snapshot_id, data)
+
+    def _create(self, snapshot_id: SnapshotId, data: bytes) -> bool:
+        """Create a manifest; return false if its ID is taken."""
         if self.manifests.is_listed(snapshot_id):
             return False
         try:

@@ -37,6 +37,7 @@ def readers(box: Box, snapshot: str, out: Path) -> dict[str, list[str]]:
     return {
         "cat": ["cat", snapshot, file],
         "completion": ["completion", "bash"],
+        "copy": ["copy", "--to", f"{out}.copy", "--init"],
         "diff": ["diff", snapshot, "latest"],
         "doctor": ["doctor"],
         "find": ["find", "a*"],

@@ -70,6 +70,7 @@ def test_the_reference_says_of_an_option_what_its_help_says(name):
         ["verify"],
         ["verify", "--hot"],
         ["forget", "--dry-run", "--policy", "7d"],
+        ["copy", "--to", "/nowhere/copy", "--init", "--dry-run"],
         ["tag", "latest"],
         ["pin", "latest"],
         ["prune", "--dry-run"],

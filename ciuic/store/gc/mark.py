@@ -13,7 +13,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from ciuic.errors import CorruptionError, StoreError
 from ciuic.ids import ChunkId
@@ -25,7 +25,7 @@ from ciuic.store.records.nodes import LEVEL_MAX, Node
 from ciuic.store.records.references import references
 from ciuic.system.hashing import ID_BYTES
 
-__all__ = ["IdTable", "Marks", "mark_tree"]
+__all__ = ["IdTable", "Marking", "Marks", "mark_tree"]
 
 _PREFIX_BYTES: Final = 8
 _PREFIX_BITS: Final = 8 * _PREFIX_BYTES
@@ -124,6 +124,16 @@ class IdTable:
                 return at
             at += 1
         return self._unlisted.get(chunk_id, -1)
+
+
+class Marking(Protocol):
+    """Receives the chunks of a tree."""
+
+    def add_data(self, chunk_ids: list[ChunkId]) -> None:
+        """Receive data chunks."""
+
+    def add_node(self, node_id: ChunkId) -> bool:
+        """Receive a node; returns whether to read it, because it was not received before."""
 
 
 class Marks:
@@ -235,7 +245,7 @@ class Marks:
 
 
 def mark_tree(
-    reader: StoreReader, marks: Marks, root: ChunkId, *, check: Callable[[], None]
+    reader: StoreReader, marks: Marking, root: ChunkId, *, check: Callable[[], None]
 ) -> None:
     """Mark a root's tree and all chunks below it. Nodes that are marked already are not read.
 

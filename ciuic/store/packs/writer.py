@@ -212,6 +212,32 @@ class StoreWriter:
             self._enqueue(kind, full)
         return node_id
 
+    def lacking(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
+        """Return the chunks that the store lacks, and that are not on their way into it.
+
+        Raises:
+            StoreError: The store failed, now or earlier.
+        """
+        self._raise_failure()
+        with self._lock:  # before the index: see ``_claim``
+            unclaimed = [chunk_id for chunk_id in chunk_ids if chunk_id not in self._pending]
+        return set(unclaimed) - self._index.known(unclaimed)
+
+    def add_frame(self, frame: Frame, payload: bytes | memoryview) -> None:
+        """Store a frame of another store as it is. The store lacks its chunks: see ``lacking``.
+
+        Args:
+            frame: The header. Its delta bases are in the store, or on their way into it.
+            payload: The stored payload, which matches the header's checksum. It must not change
+                until ``finish``.
+
+        Raises:
+            StoreError: The store failed, now or earlier.
+        """
+        with self._lock:
+            self._pending.update([chunk_id for chunk_id, _ in frame.chunks])
+        self._put(frame, payload)
+
     def finish(self) -> WriteTotals:
         """Make all added chunks durable, and record them in the chunk index.
 

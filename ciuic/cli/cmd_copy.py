@@ -1,0 +1,241 @@
+"""``ciuic copy``."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import click
+
+from ciuic.cli.candidates import SNAPSHOT
+from ciuic.cli.interrupt import interruptible
+from ciuic.cli.opening import find_snapshot, opened, warn_damaged
+from ciuic.cli.options import given, json_option, local_directory, size_bytes, wait_option
+from ciuic.cli.progress import Reporter, progress
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import Session
+from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy
+from ciuic.copy.report import CopiedSnapshot, CopyReport
+from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, StoreError, UsageError
+from ciuic.ids import SnapshotId
+from ciuic.store.directory.create import create_store
+from ciuic.store.directory.find import read_header, refuse_unmounted
+from ciuic.store.store import Store, open_store
+from ciuic.system import nofollow
+from ciuic.system.clock import SystemClock, local_time_text
+from ciuic.units import counted, format_bytes, format_duration
+from ciuic.verify.report import VerifyReport
+from ciuic.verify.verify import verify_snapshots
+
+__all__ = ["command"]
+
+
+@click.command("copy")
+@click.argument("ids", nargs=-1, type=SNAPSHOT, metavar="[ID]...")
+@click.option(
+    "--to", "place", metavar="DIR", required=True, callback=given, shell_complete=local_directory,
+    help="The store that gets the snapshots.",
+)  # fmt: skip
+@click.option("--init", is_flag=True, help="Create that store if it does not exist.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
+@click.option(
+    "--limit",
+    "limit_bytes",
+    metavar="SIZE",
+    callback=size_bytes,
+    help="Send at most SIZE in a second, on average.",
+)
+@click.option(
+    "--verify", "verifies", is_flag=True, help="Then read every chunk of the snapshots in the copy."
+)
+@wait_option
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    *,
+    ids: tuple[str, ...],
+    place: str,
+    init: bool,
+    dry_run: bool,
+    limit_bytes: int | None,
+    verifies: bool,
+    wait_s: float,
+    as_json: bool,
+) -> None:
+    """Copy snapshots to another store: those named, or all that it does not have.
+
+    A snapshot keeps its ID, times, tags and pin. ciuic sends only the chunks that the copy lacks,
+    as they are stored. The copy is a store like any other: it restores by itself, and has a
+    retention policy of its own. What it has forgotten is not sent again. You can interrupt copy at
+    any moment, and run it again: it continues.
+    """
+    path = _copy_path(place)
+    report = CopyReport(copy=path, dry_run=dry_run)
+    checked: VerifyReport | None = None
+    try:
+        with interruptible() as cancelled, opened(session) as source:
+            _refuse_itself(source.path, path)
+            request = CopyRequest(_named(session, source, ids), session.parity(), limit_bytes or 0)
+            _prepare(path, source, init=init, dry_run=dry_run)
+            if dry_run:
+                with _opened_if_there(path) as copy:
+                    foresee_copy(source, copy, request, report, clock=SystemClock())
+            else:
+                with open_store(path, write=True, wait_s=wait_s) as copy:
+                    with progress("copy") as shown:
+                        copy_snapshots(
+                            source,
+                            copy,
+                            request,
+                            report,
+                            clock=SystemClock(),
+                            cancelled=cancelled,
+                            progress=_Shown(shown),
+                            on_copied=(lambda _one: None) if as_json else _print_copied,
+                        )
+                    checked = _verified(copy, request, report) if verifies else None
+    except CiuicError as error:
+        error.done = {**report.as_json(), **error.done}
+        raise
+    _print(report, checked, as_json=as_json, session=session)
+    sys.exit(_code(report, checked))
+
+
+def _copy_path(place: str) -> str:
+    if "://" in place:
+        raise UsageError(
+            f"ciuic can't copy to {place.partition('://')[0]}:// yet",
+            hint="Name a directory with --to.",
+        )
+    return os.path.abspath(place)
+
+
+def _refuse_itself(source_path: str, copy_path: str) -> None:
+    """Refuse a copy that is the store itself, or a directory in it."""
+    inside = nofollow.resolved(copy_path)
+    is_inside = os.path.commonpath([source_path, inside]) == source_path
+    with contextlib.suppress(OSError):
+        is_inside |= os.path.samestat(nofollow.status(source_path), nofollow.status(inside))
+    if is_inside:
+        raise UsageError(
+            f"{copy_path} is the store itself, or a directory in it",
+            hint="Name another directory with --to, best on another disk.",
+        )
+
+
+def _named(session: Session, source: Store, ids: tuple[str, ...]) -> frozenset[SnapshotId]:
+    if not ids:
+        warn_damaged(session, source)
+    return frozenset([find_snapshot(session, source, text).id for text in ids])
+
+
+def _prepare(path: str, source: Store, *, init: bool, dry_run: bool) -> None:
+    """Create the copy if that was asked for; refuse what is not a store.
+
+    Raises:
+        StoreError: There is no store at the path.
+    """
+    if init and not dry_run:
+        refuse_unmounted(path, os.environ)
+        cut = source.header.chunking
+        create_store(
+            path,
+            SystemClock(),
+            chunk_bytes=cut.size_bytes,
+            chunking=cut.kind,
+            average_bytes=cut.average_bytes,
+            least_bytes=cut.least_bytes,
+        )
+    elif not (init and not nofollow.exists(path)):
+        try:
+            read_header(path)
+        except StoreError as error:
+            if type(error) is not StoreError:
+                raise
+            hint = f"{error.hint} --init creates one that cuts files like this store."
+            raise StoreError(error.message, hint=hint) from error
+
+
+@contextlib.contextmanager
+def _opened_if_there(path: str) -> Iterator[Store | None]:
+    """Open the copy for reading; yield None if it does not exist yet."""
+    if not nofollow.exists(path):
+        yield None
+        return
+    with open_store(path) as copy:
+        yield copy
+
+
+class _Shown:
+    """Shows the progress of a copy."""
+
+    def __init__(self, shown: Reporter) -> None:
+        self._shown = shown
+
+    def __call__(self, snapshot_id: SnapshotId, done: int, total: int, sent_bytes: int) -> None:
+        """Show the snapshot that is sent, and the bytes so far."""
+        self._shown.update(0, sent_bytes, snapshot_id.encode())
+        self._shown.fraction(done, total)
+
+
+def _verified(copy: Store, request: CopyRequest, report: CopyReport) -> VerifyReport:
+    """Read every chunk of the snapshots that the command is about."""
+    wanted = {*[snapshot.id for snapshot in report.copied], *report.present, *request.named}
+    there = [copy.manifest(one).summary for one in sorted(wanted & copy.manifests.ids())]
+    clock = SystemClock()
+    with progress("verify") as shown:
+        return verify_snapshots(copy, there, {}, checksum=True, clock=clock, progress=shown.amount)
+
+
+def _print_copied(copied: CopiedSnapshot) -> None:
+    click.echo(
+        f"{copied.id}  {local_time_text(copied.taken_ns)}  {counted(copied.chunks, 'chunk')},"
+        f" {format_bytes(copied.sent_bytes)}"
+    )
+
+
+def _print(
+    report: CopyReport, checked: VerifyReport | None, *, as_json: bool, session: Session
+) -> None:
+    if as_json:
+        verified = {} if checked is None else {"verify": checked.as_json()}
+        damaged = {"damaged_snapshots": session.damaged_snapshots}
+        print_json({**report.as_json(), **verified, **damaged})
+        return
+    if report.dry_run:
+        for copied in report.copied:
+            _print_copied(copied)
+    for snapshot_id, what in report.refused.items():
+        click.echo(f"{snapshot_id} was not copied: {printable(what)}", err=True)
+    if report.is_damaged:
+        click.echo("'ciuic verify --all --checksum' names the damaged paths", err=True)
+    for note in report.notes:
+        click.echo(f"ciuic: {printable(note)}", err=True)
+    for snapshot in checked.snapshots if checked is not None else ():
+        for bad in snapshot.damaged:
+            where = printable(os.fsdecode(bad.path))
+            click.echo(f"{snapshot.id} in the copy: {where}: {printable(bad.what)}", err=True)
+    _print_summary(report, checked)
+
+
+def _print_summary(report: CopyReport, checked: VerifyReport | None) -> None:
+    would = "would be " if report.dry_run else ""
+    parts = [
+        f"{counted(len(report.copied), 'snapshot')} {would}copied",
+        f"{len(report.present):,} there already",
+    ]
+    if report.forgotten:
+        parts.append(f"{len(report.forgotten):,} forgotten there")
+    if report.mended_chunks:
+        parts.append(f"{counted(report.mended_chunks, 'lost chunk')} {would}sent again")
+    parts.append(f"{format_bytes(report.sent_bytes)} {would}sent")
+    if checked is not None:
+        parts.append(f"{len(checked.snapshots):,} verified")
+    click.echo(f"{', '.join(parts)}, {format_duration(report.total_s)}", err=True)
+
+
+def _code(report: CopyReport, checked: VerifyReport | None) -> int:
+    if report.is_damaged or (checked is not None and not checked.ok):
+        return DAMAGE
+    return FAILED if report.refused else DONE

@@ -1,0 +1,1 @@
+"""Copying snapshots to another store."""

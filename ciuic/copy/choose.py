@@ -1,0 +1,95 @@
+"""Chooses the snapshots to copy, by what the copy has, had and has forgotten."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ciuic.catalog import damaged_manifests, list_snapshots
+from ciuic.copy.report import CopyReport
+from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary, newest_first
+from ciuic.store.store import Store
+
+__all__ = ["choose_snapshots"]
+
+
+class _Held(NamedTuple):
+    """The snapshots of the copy.
+
+    Attributes:
+        listed: Those that can be read.
+        damaged: Those that can't be read, and why.
+        trashed: Those in its trash.
+        used: Every ID in its trash, and every ID that is gone for good.
+    """
+
+    listed: dict[SnapshotId, SnapshotSummary]
+    damaged: dict[SnapshotId, str]
+    trashed: Collection[SnapshotId]
+    used: Collection[SnapshotId]
+
+
+def choose_snapshots(
+    source: Store, copy: Store | None, named: Collection[SnapshotId], report: CopyReport
+) -> list[SnapshotSummary]:
+    """Return the snapshots to send, parents first; add the others to the report.
+
+    Args:
+        source: The store that has the snapshots.
+        copy: The store that gets them; None if it does not exist yet.
+        named: The snapshots that the user named; empty: all. A named snapshot that is there is sent
+            again, as far as the copy lacks chunks of it.
+        report: Receives the snapshots that are not sent.
+
+    Raises:
+        CorruptionError: The copy's list of removed snapshots is damaged: it may have forgotten any.
+        StoreError: One of the stores can't be read.
+    """
+    snapshots = list(reversed(newest_first(list_snapshots(source))))
+    held = _held(copy)
+    chosen = []
+    for snapshot in snapshots:
+        if named and snapshot.id not in named:
+            continue
+        there = held.listed.get(snapshot.id)
+        if there is not None and _without_marks(snapshot) != _without_marks(there):
+            what = "the copy has another snapshot of this ID, and neither is changed"
+            report.refuse({snapshot.id: what}, is_damage=False)
+        elif there is not None and not named:
+            report.present.append(snapshot.id)
+        elif there is not None:
+            chosen.append(snapshot)
+        elif snapshot.id in held.damaged:
+            what = f"its manifest in the copy can't be read: {held.damaged[snapshot.id]}"
+            report.refuse({snapshot.id: what}, is_damage=True)
+        elif snapshot.id not in held.used:
+            chosen.append(snapshot)
+        elif named:
+            what = _why_gone(report.copy, snapshot.id, is_in_trash=snapshot.id in held.trashed)
+            report.refuse({snapshot.id: what}, is_damage=False)
+        else:
+            report.forgotten.append(snapshot.id)
+    return chosen
+
+
+def _held(copy: Store | None) -> _Held:
+    if copy is None:
+        return _Held({}, {}, (), ())
+    copy.trash.check_retired()
+    listed = {snapshot.id: snapshot for snapshot in list_snapshots(copy)}
+    there = copy.manifests.ids()
+    damaged = {one: what for one, what in damaged_manifests(copy).items() if one in there}
+    return _Held(listed, damaged, copy.trash.ids(), copy.trash.used_ids())
+
+
+def _without_marks(summary: SnapshotSummary) -> SnapshotSummary:
+    """Return what never changes of a snapshot: each store has tags and a pin of its own."""
+    return summary.labelled(tags=(), pinned=False)
+
+
+def _why_gone(copy_path: str, snapshot_id: SnapshotId, *, is_in_trash: bool) -> str:
+    if is_in_trash:
+        return (
+            "the copy has forgotten it;"
+            f" 'ciuic --store {copy_path} forget --undo {snapshot_id}' brings it back"
+        )
+    return "the copy has removed it for good, and a store uses no ID twice"

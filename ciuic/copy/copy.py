@@ -1,0 +1,256 @@
+"""Copies snapshots to another store.
+
+For each snapshot, parents first:
+
+send     walk its trees, and send the chunks that the copy lacks, as the frames that they are in
+seal     after every 64 MiB: everything that was sent is durable
+commit   write the manifest, to the byte as it is in the source: this is the commit
+
+A copy that is stopped, killed or out of space can be run again: it does not send again what is in
+the copy, with or without a manifest. A snapshot whose chunks can't be read is refused and named,
+and the others are copied.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ciuic.catalog import remember
+from ciuic.copy.choose import choose_snapshots
+from ciuic.copy.limit import BandwidthLimit
+from ciuic.copy.report import CopiedSnapshot, CopyReport
+from ciuic.errors import (
+    CancelledError,
+    CiuicError,
+    CorruptionError,
+    SnapshotNotFoundError,
+    UnknownFormatError,
+)
+from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary
+from ciuic.store.store import Store
+from ciuic.store.transfer.receiver import CountingReceiver, StoreReceiver
+from ciuic.store.transfer.sender import Sender
+from ciuic.store.transfer.trees import TreeSender
+from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.clock import Clock
+
+__all__ = ["CopyRequest", "OnCopied", "copy_snapshots", "foresee_copy"]
+
+_COMMIT_BYTES: Final = 64 * 1024 * 1024
+"""Snapshots are committed together until this much was sent: each commit costs several syncs."""
+
+OnCopied = Callable[[CopiedSnapshot], None]
+OnProgress = Callable[[SnapshotId, int, int, int], None]
+"""Receives the snapshot, how many were walked before it, how many there are, and bytes sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """What to copy.
+
+    Attributes:
+        named: The snapshots; empty: all.
+        parity: The share of each new pack that its parity takes, 0 to 1.
+        limit_bytes_per_s: The bandwidth limit; 0: none.
+    """
+
+    named: frozenset[SnapshotId] = frozenset()
+    parity: float = 0.0
+    limit_bytes_per_s: int = 0
+
+
+class _Ready(NamedTuple):
+    """A snapshot whose chunks were sent, and the file of its manifest."""
+
+    copied: CopiedSnapshot
+    summary: SnapshotSummary
+    data: bytes
+
+
+def _never() -> bool:
+    return False
+
+
+def foresee_copy(
+    source: Store, copy: Store | None, request: CopyRequest, report: CopyReport, *, clock: Clock
+) -> None:
+    """Add to the report what ``copy_snapshots`` would do. Changes nothing, and reads only trees.
+
+    Args:
+        source: The store that has the snapshots.
+        copy: The copy, open for reading; None if it does not exist yet.
+        request: What to copy.
+        report: Receives the result. The bytes of chunks that would be encoded again are counted
+            with their plain length.
+        clock: Measures.
+    """
+    sender = Sender(source, CountingReceiver(copy), lambda _size_bytes: None)
+    trees = TreeSender(source, sender, lambda: None)
+    run = _Run(source, report, sender, trees)
+    began_s = clock.monotonic_s()
+    if copy is not None:
+        run.mend(copy)
+    for snapshot in choose_snapshots(source, copy, request.named, report):
+        ready = run.send(snapshot)
+        if ready is not None:
+            report.copied.append(ready.copied)
+    report.sent_bytes = sender.sent.size_bytes
+    report.total_s = clock.monotonic_s() - began_s
+
+
+def copy_snapshots(
+    source: Store,
+    copy: Store,
+    request: CopyRequest,
+    report: CopyReport,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = _never,
+    progress: OnProgress = lambda _snapshot_id, _done, _total, _sent_bytes: None,
+    on_copied: OnCopied = lambda _copied: None,
+) -> None:
+    """Copy snapshots to a store that is open for writing.
+
+    Args:
+        source: The store that has the snapshots.
+        copy: The store that gets them.
+        request: What to copy.
+        report: Receives what was done, also if an error ends the copy.
+        clock: Measures, and waits for the bandwidth limit.
+        cancelled: Asked often.
+        progress: Called often.
+        on_copied: Receives each snapshot when it is committed.
+
+    Raises:
+        StoreError: One of the stores failed, or the copy is full. What the report has stays.
+        CancelledError: ``cancelled`` turned true; the same.
+    """
+    prepare_for_bulk()
+    began_s = clock.monotonic_s()
+    chosen = choose_snapshots(source, copy, request.named, report)
+    now = 0
+
+    def check() -> None:
+        if cancelled():
+            raise CancelledError("the copy was stopped", hint="Run it again: it continues.")
+        if chosen:
+            progress(chosen[now].id, now, len(chosen), sender.sent.size_bytes)
+
+    receiver = StoreReceiver(copy, parity=request.parity)
+    limit = BandwidthLimit(request.limit_bytes_per_s, clock, check)
+    sender = Sender(source, receiver, limit.spend)
+    run = _Run(source, report, sender, TreeSender(source, sender, check))
+    commits = _Commits(copy, receiver, report, on_copied, has_parity=bool(request.parity))
+    try:
+        run.mend(copy)
+        for now, snapshot in enumerate(chosen):  # noqa: B007 - ``check`` reads it
+            ready = run.send(snapshot)
+            if ready is not None:
+                commits.add(ready)
+        commits.commit()
+    except BaseException:
+        receiver.abort()
+        raise
+    finally:
+        report.sent_bytes = sender.sent.size_bytes
+        report.total_s = clock.monotonic_s() - began_s
+
+
+class _Run:
+    """Sends snapshots, and refuses those that can't be read."""
+
+    def __init__(
+        self, source: Store, report: CopyReport, sender: Sender, trees: TreeSender
+    ) -> None:
+        self._source = source
+        self._report = report
+        self._sender = sender
+        self._trees = trees
+
+    def mend(self, copy: Store) -> None:
+        """Send the chunks that a scrub of the copy has found to be lost, if they are here."""
+        lost = list(copy.index.lost_chunks())
+        here = self._source.reader.places(lost) if lost else {}
+        before = self._sender.sent.chunks
+        for chunk_id in here:
+            with suppress(CorruptionError, UnknownFormatError):
+                self._sender.send([chunk_id])
+                self._sender.finish()
+        self._report.mended_chunks = self._sender.sent.chunks - before
+
+    def send(self, summary: SnapshotSummary) -> _Ready | None:
+        """Send all chunks of a snapshot; returns None if it is refused."""
+        before = self._sender.sent
+        try:
+            manifest, data = self._source.manifests.read_file(summary.id)
+            for root in manifest.roots:
+                if root.tree:
+                    self._trees.send(root.tree)
+        except (CorruptionError, SnapshotNotFoundError, UnknownFormatError) as error:
+            if not self._source.manifests.is_listed(summary.id):
+                what, is_damage = "it was forgotten meanwhile", False
+            else:
+                what, is_damage = error.message, isinstance(error, CorruptionError)
+            self._report.refuse({summary.id: what}, is_damage=is_damage)
+            return None
+        sent = self._sender.sent
+        copied = CopiedSnapshot(
+            summary.id,
+            summary.taken_ns,
+            sent.chunks - before.chunks,
+            sent.size_bytes - before.size_bytes,
+        )
+        return _Ready(copied, manifest.summary, data)
+
+
+class _Commits:
+    """Commits snapshots whose chunks were sent, several at a time."""
+
+    def __init__(
+        self,
+        copy: Store,
+        receiver: StoreReceiver,
+        report: CopyReport,
+        on_copied: OnCopied,
+        *,
+        has_parity: bool,
+    ) -> None:
+        self._copy = copy
+        self._receiver = receiver
+        self._report = report
+        self._on_copied = on_copied
+        self._has_parity = has_parity
+        self._ready: list[_Ready] = []
+        self._ready_bytes = 0
+
+    def add(self, ready: _Ready) -> None:
+        """Commit a snapshot, now or with those that follow."""
+        self._ready.append(ready)
+        self._ready_bytes += ready.copied.sent_bytes
+        if self._ready_bytes >= _COMMIT_BYTES:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make everything that was sent durable, then write the manifests."""
+        self._report.stored_bytes += self._receiver.finish()
+        ready, self._ready, self._ready_bytes = self._ready, [], 0
+        for one in ready:
+            # The ID is taken if a named snapshot was there before, and lacked chunks.
+            if self._copy.adopt(one.copied.id, one.data):
+                self._note_failures(one.summary)
+            self._report.copied.append(one.copied)
+            self._on_copied(one.copied)
+
+    def _note_failures(self, summary: SnapshotSummary) -> None:
+        """Do what may fail after a commit; the snapshot is in the copy all the same."""
+        failures: Collection[CiuicError | None] = (
+            remember(self._copy, summary),
+            self._copy.manifests.copies.keep(summary.id, self._copy.header)
+            if self._has_parity
+            else None,
+        )
+        for error in failures:
+            if error is not None:
+                self._report.notes.append(f"{summary.id} was copied, but {error.message}")

@@ -1,0 +1,1 @@
+"""Sends chunks of one store to another, as frames, without decoding them."""
