@@ -68,7 +68,7 @@ def peak_memory_bytes(command: Command) -> int:
         process = _start(command, captured.fileno())
         # The child's ru_maxrss is not usable: it starts at the parent's size when it forked.
         while process.poll() is None:
-            family = [_memory_bytes(pid) for pid in _family(process.pid)]
+            family = [_memory_bytes(pid) for pid in family_of(process.pid)]
             now_bytes = sum(resident for resident, _ in family)
             most_bytes = max(most_bytes, now_bytes, *(highest for _, highest in family))
             time.sleep(SAMPLE_INTERVAL_S)
@@ -151,7 +151,7 @@ def _check(command: Command, code: int, output: str) -> None:
     raise RunFailedError(f"{' '.join(command.arguments)}: {end}\n{output[-2000:]}")
 
 
-def _family(pid: int) -> list[int]:
+def family_of(pid: int) -> list[int]:
     """Return the process and its living descendants."""
     found = [pid]
     for member in found:
