@@ -62,4 +62,5 @@ def header(rows: Sequence[_Row]) -> bytes:
 def state_document(fields: dict[str, object]) -> bytes:
     """Return the bytes of ``state.json``."""
     document = {"format": STATE_FORMAT, **fields}
-    return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
+    # On one line: json's compiled encoder does not indent, and the training waits meanwhile.
+    return json.dumps(document, allow_nan=False).encode() + b"\n"
