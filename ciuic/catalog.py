@@ -40,6 +40,7 @@ __all__ = [
     "damaged_manifests",
     "damaged_since",
     "find_snapshot",
+    "labelled",
     "latest_snapshot",
     "list_snapshots",
     "lost_manifest",
@@ -47,6 +48,7 @@ __all__ = [
     "passed_over",
     "remember",
     "snapshot_chains",
+    "unreadable",
 ]
 
 _TAG_MAX: Final = 64
@@ -70,13 +72,37 @@ def list_snapshots(store: Store) -> list[SnapshotSummary]:
     return _survey(store, _recorded(store))[0]
 
 
-def damaged_manifests(store: Store) -> dict[SnapshotId, str]:
-    """Return what is wrong with each manifest that is damaged or gone, by its snapshot."""
+class Unreadable(NamedTuple):
+    """What can't be read of the snapshots, and why.
+
+    Attributes:
+        manifests: Manifests that are damaged or gone.
+        marks: Newest marks of listed snapshots, which count as pinned because of that.
+    """
+
+    manifests: dict[SnapshotId, str]
+    marks: dict[SnapshotId, str]
+
+
+def unreadable(store: Store) -> Unreadable:
+    """Return which manifests and marks can't be read."""
     recorded = _recorded(store)
-    damaged = _survey(store, recorded)[1]
+    found, damaged = _survey(store, recorded)
     for snapshot_id in _lost(store, recorded):
         damaged[snapshot_id] = f"its file is gone; {_remedy(store, snapshot_id)}"
-    return damaged
+    marks = {summary.id: summary.mark_problem for summary in found if summary.mark_problem}
+    return Unreadable(damaged, marks)
+
+
+def damaged_manifests(store: Store) -> dict[SnapshotId, str]:
+    """Return what is wrong with each manifest that is damaged or gone, by its snapshot."""
+    return unreadable(store).manifests
+
+
+def labelled(store: Store, summary: SnapshotSummary) -> SnapshotSummary:
+    """Return what a manifest says, with the present tags and the present pin."""
+    row = _row_of(_recorded(store), summary.id)
+    return store.marks.labelled(summary, store.marks.newest(), row.mark if row else 0)
 
 
 def damaged_since(store: Store, latest: SnapshotSummary) -> dict[SnapshotId, str]:
@@ -252,7 +278,7 @@ def remember(store: Store, summary: SnapshotSummary) -> StoreError | None:
     """
     try:
         status = store.manifests.files().get(summary.id)
-        if status is not None:
+        if status is not None and not summary.mark_problem:
             _put(store, summary, status)
             store.index.commit()
     except StoreError as error:
@@ -296,7 +322,7 @@ def _latest_valid(store: Store, snapshots: list[SnapshotSummary]) -> SnapshotSum
 def _by_prefix(store: Store, text: str) -> SnapshotSummary:
     found = matching_ids(text, store.manifests.ids())
     if len(found) == 1:
-        return store.manifest(found[0]).summary
+        return labelled(store, store.manifest(found[0]).summary)
     if found:
         raise ambiguous(text, {found: _time_of(store, found) for found in found})
     wanted = text if text.startswith("cs-") else f"cs-{text}"
@@ -344,7 +370,7 @@ def _time_of(store: Store, snapshot_id: SnapshotId) -> int | None:
 
 
 def _lost(store: Store, recorded: _Rows) -> list[SnapshotId]:
-    remembered = store.manifests.remembered_ids()
+    remembered = store.manifests.remembered_ids() | store.marks.newest().keys()
     missed = store.trash.find_missing({*remembered, *recorded})
     # Look twice: another process may have brought a snapshot back between two listings.
     missed = store.trash.find_missing(missed) if missed else missed
@@ -352,7 +378,7 @@ def _lost(store: Store, recorded: _Rows) -> list[SnapshotId]:
         [
             snapshot_id
             for snapshot_id in missed
-            if snapshot_id in remembered or _is_row_of(recorded[snapshot_id][2], snapshot_id)
+            if snapshot_id in remembered or _row_of(recorded, snapshot_id) is not None
         ]
     )
 
@@ -368,10 +394,9 @@ def _known_of(
 
 def _last_known(store: Store, recorded: _Rows, snapshot_id: SnapshotId) -> SnapshotSummary | None:
     """Return the summary of a damaged manifest from the chunk index or its copy; else None."""
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, KeyError):
-        summary = _decoder.decode(recorded[snapshot_id][2])
-        if summary.id == snapshot_id:
-            return summary
+    summary = _row_of(recorded, snapshot_id)
+    if summary is not None:
+        return summary
     copy = store.manifests.copies.read(snapshot_id)
     return None if copy is None else decode_manifest(copy, snapshot_id).summary
 
@@ -385,33 +410,33 @@ def _remedy(store: Store, snapshot_id: SnapshotId) -> str:
     )
 
 
-def _is_row_of(row: bytes, snapshot_id: SnapshotId) -> bool:
-    """Return whether a row describes this snapshot: a damaged row must not invent another one."""
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        return _decoder.decode(row).id == snapshot_id
-    return False
+def _row_of(recorded: _Rows, snapshot_id: SnapshotId) -> SnapshotSummary | None:
+    """Return what a row says about this snapshot: a damaged row must not invent another one."""
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        summary = _decoder.decode(recorded[snapshot_id][2])
+        if summary.id == snapshot_id:
+            return summary
+    return None
 
 
 def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[SnapshotId, str]]:
     found, fresh, damaged = [], [], {}
-    listed = store.manifests.files()
+    listed, marks = store.manifests.files(), store.marks.newest()
     for snapshot_id, status in listed.items():
-        row = recorded.get(snapshot_id)
-        if row and status and row[:2] == (status.st_size, status.st_mtime_ns):
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                summary = _decoder.decode(row[2])
-                if summary.host:  # an older version did not copy the host
-                    found.append(summary)
-                    continue
+        row = _row_of(recorded, snapshot_id)
+        summary = row if _is_current(recorded, snapshot_id, status) else None
         try:
-            summary = store.manifest(snapshot_id).summary
+            if summary is None:
+                summary = store.manifest(snapshot_id).summary
         except (CorruptionError, UnknownFormatError) as error:
             damaged[snapshot_id] = error.message
             continue
         except SnapshotNotFoundError:
             continue
+        # The row also remembers marks that are gone since: a pin must not be lost with its file.
+        summary = store.marks.labelled(summary, marks, row.mark if row else 0)
         found.append(summary)
-        if status is not None:
+        if status is not None and summary is not row and not summary.mark_problem:
             fresh.append((summary, status))
     if store.writable:
         with contextlib.suppress(StoreFullError):  # on a full disk, forget must still work
@@ -425,6 +450,11 @@ def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[
             store.index.drop_snapshots(gone.keys() - _lost(store, gone) if gone else ())
     found.sort(key=lambda summary: (summary.taken_ns, summary.id), reverse=True)
     return found, damaged
+
+
+def _is_current(recorded: _Rows, snapshot_id: SnapshotId, status: os.stat_result | None) -> bool:
+    row = recorded.get(snapshot_id)
+    return bool(row and status and row[:2] == (status.st_size, status.st_mtime_ns))
 
 
 def _recorded(store: Store) -> dict[SnapshotId, tuple[int, int, bytes]]:

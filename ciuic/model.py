@@ -226,6 +226,8 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
         machine: Hash of that machine's ID; empty if it has none, or if an older version took it.
         origin: What asked for it: ``DAEMON``, ``COMMAND`` or ``LIBRARY``; empty: not recorded.
         schedule: The schedule that it belongs to; empty: none.
+        mark: The number of the mark that the tags and the pin are from; 0: the manifest's.
+        mark_problem: Why that mark can't be read; the snapshot then counts as pinned.
     """
 
     id: SnapshotId
@@ -245,15 +247,13 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     machine: str = ""
     origin: str = ""
     schedule: str = DEFAULT_SCHEDULE
+    mark: int = 0
+    mark_problem: str = ""
 
     @property
     def owner(self) -> "Owner":
         """The machine, and whether the library took it: retention policies stay within both."""
         return Owner(Machine(self.host, self.machine), is_library=self.origin == LIBRARY)
-
-    def labelled(self, *, tags: tuple[str, ...], pinned: bool) -> "SnapshotSummary":
-        """Return the summary with other tags and another pin."""
-        return msgspec.structs.replace(self, tags=tags, pinned=pinned)
 
     def as_json(self) -> Document:
         """Return an element of ``ciuic list --json``."""

@@ -54,7 +54,8 @@ def command(
     if paths and not chunks:
         raise UsageError("-p requires --chunks", hint="Add --chunks; 'ciuic ls' lists a path.")
     with opened(session) as store:
-        manifest = store.manifest(find_snapshot(session, store, snapshot_id).id)
+        summary = find_snapshot(session, store, snapshot_id)
+        manifest = store.manifest(summary.id).with_summary(summary)
         chain = snapshot_chains([*list_snapshots(store), manifest.summary])[manifest.summary.id]
         document = _manifest_json(session, manifest, chain) if as_json else None
         if chunks:

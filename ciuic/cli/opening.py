@@ -37,11 +37,15 @@ def opened(session: Session, *, write: bool = False, wait_s: float = 0.0) -> Ite
 
 
 def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] = ()) -> None:
-    """Name every snapshot that can't be read on stderr, except for some IDs."""
-    for snapshot_id, what in sorted(catalog.damaged_manifests(store).items()):
+    """Name every snapshot on stderr that can't be read, or whose mark can't; not those IDs."""
+    unreadable = catalog.unreadable(store)
+    for snapshot_id, what in sorted(unreadable.manifests.items()):
         if snapshot_id not in except_for:
             session.damaged[snapshot_id] = what
             click.echo(f"ciuic: {snapshot_id} can't be read: {printable(what)}", err=True)
+    for snapshot_id, what in sorted(unreadable.marks.items()):
+        if snapshot_id not in except_for:
+            click.echo(f"ciuic: {snapshot_id} counts as pinned: {printable(what)}", err=True)
 
 
 def shown_ids(store: Store) -> dict[SnapshotId, str]:

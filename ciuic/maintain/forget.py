@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ciuic.catalog import ambiguous, find_snapshot, list_snapshots, lost_snapshots, remember
+from ciuic.catalog import (
+    ambiguous,
+    find_snapshot,
+    labelled,
+    list_snapshots,
+    lost_snapshots,
+    remember,
+)
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, UnreachableError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
@@ -213,7 +220,8 @@ def bring_back(store: Store, name: str) -> SnapshotSummary:
         times = {entry.id: entry.manifest.summary.taken_ns for entry in store.trash.survey()[0]}
         raise ambiguous(name, {found: times.get(found) for found in found}, " in the trash")
     wanted = SnapshotId(name if name.startswith("cs-") else f"cs-{name}")
-    summary = store.trash.bring_back(found[0] if found else wanted).summary
+    manifest = store.trash.bring_back(found[0] if found else wanted)
+    summary = labelled(store, manifest.summary)
     remember(store, summary)
     return summary
 

@@ -1,9 +1,10 @@
 """Changing the tags and the pin of a snapshot."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from ciuic.catalog import check_tags, find_snapshot, remember
 from ciuic.model import SnapshotSummary
+from ciuic.store.records.mark import Mark
 from ciuic.store.store import Store
 
 __all__ = ["change_tags", "set_pinned"]
@@ -20,9 +21,12 @@ def change_tags(
         StoreError: The store failed; the tags are as they were.
     """
     check_tags(add)
-    summary = find_snapshot(store, name)
-    kept = [tag for tag in dict.fromkeys((*summary.tags, *add)) if tag not in remove]
-    return _changed(store, summary, tags=tuple(kept), pinned=summary.pinned)
+
+    def changed(old: SnapshotSummary) -> Mark:
+        kept = [tag for tag in dict.fromkeys((*old.tags, *add)) if tag not in remove]
+        return Mark(tuple(kept), old.pinned)
+
+    return _change(store, name, changed)
 
 
 def set_pinned(store: Store, name: str, *, pinned: bool) -> SnapshotSummary:
@@ -32,15 +36,21 @@ def set_pinned(store: Store, name: str, *, pinned: bool) -> SnapshotSummary:
         SnapshotNotFoundError: The name matches no snapshot, or several.
         StoreError: The store failed; the pin is as it was.
     """
-    summary = find_snapshot(store, name)
-    return _changed(store, summary, tags=summary.tags, pinned=pinned)
+    return _change(store, name, lambda old: Mark(old.tags, pinned))
 
 
-def _changed(
-    store: Store, old: SnapshotSummary, *, tags: tuple[str, ...], pinned: bool
-) -> SnapshotSummary:
-    new = old.labelled(tags=tags, pinned=pinned)
-    if old != new:
-        store.manifests.replace_summary(new)
-        remember(store, new)
-    return new
+def _change(store: Store, name: str, changed: Callable[[SnapshotSummary], Mark]) -> SnapshotSummary:
+    """Add a mark to a snapshot, unless that would change nothing.
+
+    If another process adds a mark first, the change is made again on top of that one.
+    """
+    while True:
+        old = find_snapshot(store, name)
+        mark = changed(old)
+        if mark == Mark(old.tags, old.pinned) and not old.mark_problem:
+            return old
+        has_copy = old.id in store.manifests.copies.ids()
+        new = store.marks.add(old, mark, copy=has_copy)
+        if new is not None:
+            remember(store, new)
+            return new

@@ -35,6 +35,7 @@ from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import Manifest, encode_manifest
 from ciuic.store.snapshots.manifests import Manifests
+from ciuic.store.snapshots.marks import Marks
 from ciuic.store.snapshots.trash import Trash
 from ciuic.system import nofollow
 
@@ -75,6 +76,7 @@ class Store:
         path: Its directory, symlinks resolved.
         header: The store's own record: format and parameters.
         manifests: Its snapshots' manifests.
+        marks: Their marks: tags and pins that were changed after the commit.
         trash: Its forgotten snapshots.
         index_keeper: Its chunk index: rebuilding and dropping it.
         prune_mark: The mark of a prune that has not ended.
@@ -95,7 +97,8 @@ class Store:
         is_read_only = bool(self.header.problem_for_writers)
         self.index_keeper = IndexKeeper(path, self._write_lock, is_read_only=is_read_only)
         self.manifests = Manifests(path)
-        self.trash = Trash(path, self.manifests)
+        self.marks = Marks(path)
+        self.trash = Trash(path, self.manifests, self.marks)
         self.prune_mark = PruneMark(path)
         self.stuck: dict[str, str] = {}
         self.writable = False
@@ -156,13 +159,16 @@ class Store:
         }
 
     def manifest(self, snapshot_id: SnapshotId, *, copy: bool = True) -> Manifest:
-        """A snapshot's manifest: see ``Manifests.read``."""
+        """A snapshot's manifest, as it was committed: see ``Manifests.read``.
+
+        Its tags and its pin may have changed since; ``catalog`` tells the present ones.
+        """
         return self.manifests.read(snapshot_id, copy=copy)
 
     def new_snapshot_id(self) -> SnapshotId:
         """Return an ID that no snapshot of this store has or is known to have had."""
         taken = {*self.manifests.files(), *self.trash.used_ids()}
-        taken |= self.manifests.remembered_ids()
+        taken |= self.manifests.remembered_ids() | self.marks.newest().keys()
         with contextlib.suppress(IndexDamagedError):
             taken.update(self.index.snapshots())
         while True:

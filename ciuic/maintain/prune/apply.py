@@ -134,6 +134,7 @@ def _expire(store: Store, plan: PrunePlan) -> None:
     store.trash.empty(plan.expired)
     for snapshot_id in store.trash.orphaned_copies():
         store.manifests.copies.remove(snapshot_id)
+    store.trash.remove_marks_of_retired()
 
 
 def _remove_and_rewrite(work: _Work, removals: Removals) -> Rewritten:

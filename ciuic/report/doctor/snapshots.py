@@ -25,6 +25,10 @@ def examine_snapshots(
         yield Finding(
             PROBLEM, "snapshots", f"the manifest of {snapshot_id} is damaged: {what}", advice
         )
+    for summary in snapshots:
+        if summary.mark_problem:
+            what = f"{summary.id} counts as pinned: {summary.mark_problem}"
+            yield Finding(PROBLEM, "snapshots", what, "Run 'ciuic repair --apply'.")
     future = [summary for summary in snapshots if is_future(summary.taken_ns, now_ns)]
     yield _clock(future)
     here = Owner(this_machine(), is_library=False)

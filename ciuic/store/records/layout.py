@@ -12,6 +12,8 @@ __all__ = [
     "CONTROL_SOCKET",
     "DAEMON_LOCK",
     "HEADER",
+    "MARKS",
+    "MARK_NUMBER_MAX",
     "PACKS",
     "PARITY",
     "PRUNING",
@@ -25,8 +27,10 @@ __all__ = [
     "WRITE_LOCK",
     "is_snapshot_id",
     "manifest_name",
+    "mark_name",
     "pack_name",
     "parse_manifest_name",
+    "parse_mark_name",
     "parse_pack_name",
     "parse_set_aside_name",
 ]
@@ -39,6 +43,7 @@ WRITE_LOCK: Final = "lock.write"
 READ_LOCK: Final = "lock.read"
 DAEMON_LOCK: Final = "daemon.lock"
 CONTROL_SOCKET: Final = "control.sock"
+MARKS: Final = "marks"
 PACKS: Final = "packs"
 PARITY: Final = "parity"
 PRUNING: Final = "prune.unfinished"
@@ -51,6 +56,9 @@ TRASH: Final = "trash"
 
 _SNAPSHOT_ID = re.compile(r"cs-[0-9a-f]{6,64}")
 _PACK = re.compile(r"[0-9a-f]{64}")
+_MARK = re.compile(r"(cs-[0-9a-f]{6,64})-([1-9][0-9]{0,17})\.json")
+
+MARK_NUMBER_MAX: Final = 10**18 - 1
 
 
 def is_snapshot_id(text: str) -> bool:
@@ -67,6 +75,17 @@ def parse_manifest_name(name: str) -> SnapshotId | None:
     """Return the snapshot of a file in ``snapshots/``; None if it is not a manifest's name."""
     stem, extension = os.path.splitext(name)
     return SnapshotId(stem) if extension == ".json" and is_snapshot_id(stem) else None
+
+
+def mark_name(snapshot_id: SnapshotId, number: int) -> str:
+    """Return the file name of a snapshot's mark in ``marks/``, and of its copy."""
+    return f"{snapshot_id}-{number}.json"
+
+
+def parse_mark_name(name: str) -> tuple[SnapshotId, int] | None:
+    """Return the snapshot and the number of a mark; None if it is not a mark's name."""
+    match = _MARK.fullmatch(name)
+    return (SnapshotId(match[1]), int(match[2])) if match else None
 
 
 def parse_set_aside_name(name: str) -> SnapshotId | None:

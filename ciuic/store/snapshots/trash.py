@@ -19,6 +19,7 @@ from ciuic.store.directory.faults import uncertain_commit, uncertain_forget
 from ciuic.store.directory.reserve import with_reserve
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.snapshots.manifests import Manifests
+from ciuic.store.snapshots.marks import Marks
 from ciuic.store.snapshots.trash_files import Forgotten, TrashFiles
 
 __all__ = ["Trash"]
@@ -27,9 +28,10 @@ __all__ = ["Trash"]
 class Trash:
     """The forgotten snapshots of one store. The caller of a change holds the write lock."""
 
-    def __init__(self, store_path: str, manifests: Manifests) -> None:
+    def __init__(self, store_path: str, manifests: Manifests, marks: Marks) -> None:
         self._store_path = store_path
         self._manifests = manifests
+        self._marks = marks
         self._files = TrashFiles(store_path)
 
     def ids(self) -> list[SnapshotId]:
@@ -59,10 +61,13 @@ class Trash:
     ) -> tuple[list[Forgotten], dict[SnapshotId, CorruptionError | UnknownFormatError]]:
         """Return the forgotten snapshots, oldest first, and the errors of unreadable ones."""
         found: list[Forgotten] = []
+        marks = self._marks.newest()
         damaged: dict[SnapshotId, CorruptionError | UnknownFormatError] = {}
         for snapshot_id in self.ids():
             try:
-                found.append(self._entry(snapshot_id))
+                entry = self._entry(snapshot_id)
+                summary = self._marks.labelled(entry.manifest.summary, marks)
+                found.append(entry._replace(manifest=entry.manifest.with_summary(summary)))
             except (CorruptionError, UnknownFormatError) as error:
                 damaged[snapshot_id] = error
             except StoreError:
@@ -138,6 +143,7 @@ class Trash:
         # The copies go before the trash's files: a copy alone means that a manifest was lost.
         self._manifests.copies.remove_all(gone)
         self._files.remove(snapshot_ids)
+        self._marks.remove_all(gone)
 
     def give_up(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete snapshots whose manifests are lost; a prune may then remove their chunks.
@@ -150,6 +156,17 @@ class Trash:
         with_reserve(self._store_path, lambda: self._files.retire(snapshot_ids))
         self._manifests.set_aside(snapshot_ids)
         self._manifests.copies.remove_all(snapshot_ids)
+        self._marks.remove_all(snapshot_ids)
+
+    def remove_marks_of_retired(self) -> None:
+        """Remove the marks of snapshots that are gone for good, which a crash has left.
+
+        Raises:
+            StoreError: They can't be removed.
+        """
+        marked = self._marks.newest().keys() | self._marks.newest_copies().keys()
+        there = {*self._manifests.ids(), *self._files.ids()}
+        self._marks.remove_all((marked & self._files.retired()) - there)
 
     def check_retired(self) -> None:
         """Check that the list of retired IDs can be read.

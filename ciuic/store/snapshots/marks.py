@@ -1,0 +1,215 @@
+"""Marks of snapshots: tags and pins that were changed after the commit.
+
+    marks/<id>-<number>.json    the whole present state; the greatest number counts
+    parity/<id>-<number>.json   a copy
+
+No mark is replaced. A change creates the next number if that name is free; if another process was
+faster, the change is made again on what that process wrote. A mark that can't be read may have been
+a pin, so its snapshot counts as pinned until there is a newer mark.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from ciuic.errors import (
+    CommitUncertainError,
+    CorruptionError,
+    StoreError,
+    UnknownFormatError,
+    UnreachableError,
+    UsageError,
+)
+from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary
+from ciuic.store.directory.faults import uncertain_change
+from ciuic.store.directory.folder import Folder
+from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.records import layout
+from ciuic.store.records.mark import MARK_BYTES_MAX, Mark, decode_mark, encode_mark
+
+__all__ = ["Marks"]
+
+
+class Marks:
+    """The marks of one store. The caller of a change holds the write lock."""
+
+    def __init__(self, store_path: str) -> None:
+        self._store_path = store_path
+        self._folder = Folder(store_path, layout.MARKS)
+        self._copies = Folder(store_path, layout.PARITY)
+
+    def newest(self) -> dict[SnapshotId, int]:
+        """Map each snapshot that has marks to the greatest number, from file names alone."""
+        return _greatest(self._folder.names(layout.parse_mark_name))
+
+    def newest_copies(self) -> dict[SnapshotId, int]:
+        """Do as ``newest``, for copies of marks."""
+        return _greatest(self._copies.names(layout.parse_mark_name))
+
+    def labelled(
+        self, summary: SnapshotSummary, newest: Mapping[SnapshotId, int], known: int = 0
+    ) -> SnapshotSummary:
+        """Return a summary with the tags and the pin of the snapshot's newest mark.
+
+        Args:
+            summary: From the manifest, or of an earlier mark.
+            newest: See ``newest``.
+            known: A number that the snapshot is known to have had. If that mark is gone, and newer
+                than the others, it is read from its copy.
+        """
+        there = newest.get(summary.id, 0)
+        number = max(there, known, summary.mark)
+        if there == number == summary.mark:
+            return summary
+        try:
+            mark = self.read(summary.id, number)
+        except (CorruptionError, UnknownFormatError) as error:
+            return msgspec.structs.replace(
+                summary, pinned=True, mark=number, mark_problem=error.message
+            )
+        return _with(summary, mark, number)
+
+    def read(self, snapshot_id: SnapshotId, number: int, *, copy: bool = True) -> Mark:
+        """Read a mark.
+
+        Args:
+            snapshot_id: The snapshot.
+            number: The number of the mark.
+            copy: Read the copy if the mark is damaged or gone.
+
+        Raises:
+            UnreachableError: The file system can't read it.
+            CorruptionError: It is damaged or gone, and so is its copy.
+            UnknownFormatError: A later version wrote it.
+        """
+        name = layout.mark_name(snapshot_id, number)
+        try:
+            return _read(self._folder, name, snapshot_id, number)
+        except CorruptionError as error:
+            problem = error
+        if copy:
+            with contextlib.suppress(StoreError):
+                return _read(self._copies, name, snapshot_id, number)
+        message = f"mark {number} of {snapshot_id}: {problem.message}"
+        if isinstance(problem, UnreachableError):
+            raise UnreachableError(message) from problem
+        raise CorruptionError(
+            message, hint="'ciuic repair --apply' replaces it by its copy or by a pin."
+        ) from problem
+
+    def has_copy(self, snapshot_id: SnapshotId, number: int) -> bool:
+        """Return whether a mark has a copy that is undamaged."""
+        with contextlib.suppress(StoreError):
+            _read(self._copies, layout.mark_name(snapshot_id, number), snapshot_id, number)
+            return True
+        return False
+
+    def add(self, old: SnapshotSummary, mark: Mark, *, copy: bool) -> SnapshotSummary | None:
+        """Durably create the mark that follows the one of a summary.
+
+        Args:
+            old: The present state.
+            mark: The new state.
+            copy: Also write a copy. No error of that is raised.
+
+        Returns:
+            The new state; None if another process has created that mark: read it, and try again.
+
+        Raises:
+            UnknownFormatError: A later version wrote the present mark.
+            UsageError: A mark can't hold so many tags.
+            CommitUncertainError: The mark is there, and a power cut may still undo that.
+            StoreError: It can't be created.
+        """
+        if old.mark:
+            with contextlib.suppress(CorruptionError):
+                self.read(old.id, old.mark)
+        number = old.mark + 1
+        data = encode_mark(mark, old.id, number)
+        if len(data) > MARK_BYTES_MAX:
+            raise UsageError(f"{old.id} can't have so many tags", hint="Remove some tags first.")
+        if number > layout.MARK_NUMBER_MAX:
+            raise StoreError(
+                f"the marks of {old.id} have no number left",
+                hint=f"Find out who made marks/{layout.mark_name(old.id, old.mark)}.",
+            )
+        try:
+            if not with_reserve(self._store_path, lambda: self._create(old.id, number, data)):
+                return None
+        except CommitUncertainError as error:
+            raise uncertain_change(old.id, error.message) from error
+        if copy:
+            with contextlib.suppress(StoreError):  # no change may fail because of a copy
+                self._put_copy(old.id, number, data)
+        return _with(old, mark, number)
+
+    def copy(self, snapshot_id: SnapshotId, number: int) -> None:
+        """Durably copy a mark.
+
+        Raises:
+            StoreError: It can't be read, or the copy can't be written.
+        """
+        mark = _read(self._folder, layout.mark_name(snapshot_id, number), snapshot_id, number)
+        self._put_copy(snapshot_id, number, encode_mark(mark, snapshot_id, number))
+
+    def put_back(self, snapshot_id: SnapshotId, number: int) -> None:
+        """Durably create a mark that is gone, from its copy.
+
+        Raises:
+            StoreError: The copy can't be read, or the mark can't be created.
+        """
+        mark = _read(self._copies, layout.mark_name(snapshot_id, number), snapshot_id, number)
+        self._create(snapshot_id, number, encode_mark(mark, snapshot_id, number))
+
+    def remove_all(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Durably remove the marks of snapshots that are gone for good, and their copies.
+
+        Raises:
+            StoreError: They can't be removed.
+        """
+        for folder in (self._copies, self._folder):
+            names = _names_of(folder, frozenset(snapshot_ids))
+            if names:
+                folder.remove_durably(names)
+
+    def _create(self, snapshot_id: SnapshotId, number: int, data: bytes) -> bool:
+        self._folder.make()
+        return self._folder.create(layout.mark_name(snapshot_id, number), data)
+
+    def _put_copy(self, snapshot_id: SnapshotId, number: int, data: bytes) -> None:
+        self._copies.make_and_replace(layout.mark_name(snapshot_id, number), data)
+
+
+def _with(summary: SnapshotSummary, mark: Mark, number: int) -> SnapshotSummary:
+    return msgspec.structs.replace(
+        summary, tags=mark.tags, pinned=mark.pinned, mark=number, mark_problem=""
+    )
+
+
+def _greatest(names: Iterable[tuple[SnapshotId, int]]) -> dict[SnapshotId, int]:
+    found: dict[SnapshotId, int] = {}
+    for snapshot_id, number in names:
+        if number > found.get(snapshot_id, 0):
+            found[snapshot_id] = number
+    return found
+
+
+def _names_of(folder: Folder, snapshot_ids: frozenset[SnapshotId]) -> list[str]:
+    return [
+        layout.mark_name(snapshot_id, number)
+        for snapshot_id, number in folder.names(layout.parse_mark_name)
+        if snapshot_id in snapshot_ids
+    ]
+
+
+def _read(folder: Folder, name: str, snapshot_id: SnapshotId, number: int) -> Mark:
+    try:
+        return decode_mark(folder.read(name, MARK_BYTES_MAX), snapshot_id, number)
+    except (CorruptionError, UnknownFormatError):
+        raise
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise CorruptionError("its file is gone") from error
+        raise
