@@ -100,11 +100,8 @@ def _print_report(report: RepairReport) -> None:
         count = len(plan.origins)
         have = f"files that have {inflected(count, 'it', 'them')}"
         click.echo(f"{counted(count, 'chunk')} {would}stored again from {have}")
-    for bad in plan.manifests:
-        _print_manifest(bad, would)
+    _print_documents(plan, would)
     _print_unreachable(plan)
-    if plan.retired:
-        click.echo(f"{printable(plan.retired)}: {would}set aside")
     if plan.stale_catalog:
         click.echo(f"the chunk index {would}rebuilt from the packs")
     if plan.bare:
@@ -133,6 +130,16 @@ def _print_report(report: RepairReport) -> None:
             " file still holds it, or if a directory has not changed since",
             err=True,
         )
+
+
+def _print_documents(plan: RepairPlan, would: str) -> None:
+    for bad in plan.manifests:
+        _print_manifest(bad, would)
+    for mark in plan.marks.damaged:
+        remedy = "put back from its copy" if mark.has_copy else "replaced by a pin"
+        click.echo(f"{printable(mark.what)}: {would}{remedy}")
+    if plan.retired:
+        click.echo(f"{printable(plan.retired)}: {would}set aside")
 
 
 def _print_manifest(bad: BadManifest, would: str) -> None:

@@ -522,14 +522,17 @@ def test_a_list_of_ids_that_cannot_be_read_is_not_overwritten(taken: Box, what: 
 # Tags and pins
 
 
-def test_tags_and_pins_are_in_the_manifest_and_in_the_chunk_index(copied: Box) -> None:
+def test_tags_and_pins_are_in_marks_and_in_the_chunk_index(copied: Box) -> None:
     name = names(copied)[1]
+    manifest = manifest_file(copied, name).read_bytes()
     with open_store(str(copied.store), write=True) as store:
         change_tags(store, name, add=["good", "number-1", "good"], remove=["gone"])
         set_pinned(store, name, pinned=True)
-    document = json.loads(manifest_file(copied, name).read_bytes())
+    assert manifest_file(copied, name).read_bytes() == manifest, "a manifest is written once"
+    mark = copied.store / "marks" / f"{name}-2.json"
+    document = json.loads(mark.read_bytes())
     assert (document["tags"], document["pinned"]) == (["number-1", "good"], True)
-    assert copy_file(copied, name).read_bytes() == manifest_file(copied, name).read_bytes()
+    assert (copied.store / "parity" / mark.name).read_bytes() == mark.read_bytes()
     (copied.store / "catalog.sqlite").unlink()
     for _ in range(2):  # from the manifests, and then from the catalog
         (one,) = [one for one in copied.snapshots() if one.id == name]
@@ -554,7 +557,9 @@ def test_nothing_but_the_label_changes(taken: Box) -> None:
         with open_store(str(taken.store), write=True) as store:
             kept = {"add": tags, "remove": [] if tags else ["x"]}
             change_tags(store, name, **kept)
-    assert files(taken) == before
+    after = files(taken)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(before) + 2
     assert not (taken.store / "parity").exists(), "no copies in a store that keeps none"
 
 
@@ -666,17 +671,19 @@ def test_if_the_trash_has_no_space_for_all_none_is_forgotten(tmp_path: Path) -> 
         box = Box(place.path)
         fill(box)
         known = names(box)
-        with open_store(str(box.store), write=True) as store:
-            change_tags(store, known[1], add=[f"{number:060}" for number in range(400)])
+        box.take(tags=tuple(f"{number:060}" for number in range(400)))
+        box.take()
+        known = names(box)
+        long = known[-2]
         (box.store / "reserve").unlink()
         place.leave_free(5 * 4096)
         with pytest.raises(StoreError, match="No space left"):
-            forget(box, known[0], known[1])
+            forget(box, known[0], long)
         assert names(box) == known
         assert os.listdir(box.store / "trash") == [], "what the first one took is given back"
         (place.path / "ballast").unlink()
-        forget(box, known[0], known[1])
-        assert (names(box), trash(box)) == (known[2:], known[:2])
+        forget(box, known[0], long)
+        assert (names(box), trash(box)) == ([*known[1:-2], known[-1]], [known[0], long])
 
 
 # Stops between any two durable calls

@@ -19,6 +19,7 @@ from typing import Final
 
 from ciuic.errors import CancelledError, CorruptionError, UnreachableError
 from ciuic.ids import ChunkId, PackId
+from ciuic.maintain.bad_marks import BadMark, repair_mark
 from ciuic.maintain.quarantine import keep_aside
 from ciuic.maintain.repair.report import PARITY, BadManifest, BadPack, RepairPlan
 from ciuic.maintain.repair.sources import Origin, read_origin
@@ -84,6 +85,7 @@ def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[]
     broken_ids = [pack.pack_id for pack in broken if not pack.stays]
     steps: list[Callable[[], object]] = []
     steps += [functools.partial(worker.repair_manifest, manifest) for manifest in manifests]
+    steps += [functools.partial(worker.repair_mark, mark) for mark in plan.marks.damaged]
     if plan.retired:
         steps.append(worker.set_retired_aside)
     steps += [functools.partial(worker.repair_pack, pack_id) for pack_id in repairable]
@@ -96,6 +98,7 @@ def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[]
     steps += [functools.partial(worker.add_parity, pack_id) for pack_id in plan.bare]
     copies = store.manifests.copies
     steps += [functools.partial(copies.keep, missing, store.header) for missing in plan.uncopied]
+    steps += [functools.partial(store.marks.copy, *key) for key in plan.marks.uncopied]
     return steps
 
 
@@ -134,6 +137,17 @@ class _Steps:
         else:
             with store_faults("write", path):
                 durable.write_whole(path, data, temporary_directory=self._temporary, mode=0o600)
+
+    def repair_mark(self, bad: BadMark) -> None:
+        """Set a damaged mark aside, and give the snapshot its state back, or a pin."""
+        name = layout.mark_name(bad.id, bad.number)
+        path = os.path.join(self._store.path, layout.MARKS, name)
+        if not bad.has_copy:
+            repair_mark(self._store, bad)  # the pin is there before the damaged mark goes
+        self._set_aside(path, name)
+        self._take_away(path)
+        if bad.has_copy:
+            repair_mark(self._store, bad)
 
     def set_retired_aside(self) -> None:
         """Set a damaged list of retired IDs aside, so that a new one is made."""

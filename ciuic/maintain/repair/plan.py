@@ -21,6 +21,7 @@ from ciuic.errors import (
     UnreachableError,
 )
 from ciuic.ids import ChunkId, PackId, SnapshotId
+from ciuic.maintain.bad_marks import survey_marks
 from ciuic.maintain.repair.diagnosis import chunks_by_index, diagnose, source_of
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.report import BadManifest, BadPack, RepairPlan
@@ -65,18 +66,27 @@ def plan_repair(
     search = LostChunkSearch(store, packs.unreadable_chunks(), cancelled)
     remaining = search.run(progress)
     manifests = _ManifestSurvey(store, unreachable)
+    marks = survey_marks(store)
+    for key, what in marks.unreachable.items():
+        unreachable.found[f"{layout.MARKS}/{layout.mark_name(*key)}"] = what
+    unread_marks = {
+        f"{layout.MARKS}/{layout.mark_name(*key)}": what for key, what in marks.unread.items()
+    }
+    if not parity:
+        marks.uncopied.clear()
     return RepairPlan(
         packs=tuple(packs.damaged),
         origins=search.origins,
         lost=frozenset(search.lost),
         manifests=tuple(manifests.damaged),
+        marks=marks,
         retired=manifests.retired,
         bare=tuple(packs.bare),
         uncopied=tuple(manifests.uncopied) if parity else (),
         stale_catalog=_is_stale(store, packs.sizes),
         remaining=remaining,
         unreachable=unreachable.found,
-        unread={**packs.unread, **manifests.unread},
+        unread={**packs.unread, **manifests.unread, **unread_marks},
         read_bytes=packs.read_bytes,
         pack_count=len(packs.sizes),
     )

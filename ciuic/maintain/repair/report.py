@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from ciuic.documents import Document
 from ciuic.ids import ChunkId, PackId, SnapshotId
+from ciuic.maintain.bad_marks import MarkSurvey
 from ciuic.maintain.repair.sources import Origin
 from ciuic.model import PathWarning
 
@@ -128,6 +129,7 @@ class RepairPlan:
         lost: Chunks that snapshots need, and that were not found anywhere.
         manifests: Damaged or lost manifests. A damaged one without a copy is set aside, and counts
             as lost from then on.
+        marks: Marks that are damaged or gone. Without a copy, the snapshot gets a pin.
         retired: What is wrong with the list of retired IDs, which will be set aside; empty if
             nothing is.
         bare: Packs without sound parity.
@@ -145,6 +147,7 @@ class RepairPlan:
     origins: dict[ChunkId, Origin]
     lost: frozenset[ChunkId]
     manifests: tuple[BadManifest, ...]
+    marks: MarkSurvey
     retired: str
     bare: tuple[PackId, ...]
     uncopied: tuple[SnapshotId, ...]
@@ -158,8 +161,9 @@ class RepairPlan:
     @property
     def is_damaged(self) -> bool:
         """Whether damage was found."""
-        found = self.packs or self.manifests or self.retired or self.unreachable
-        return bool(found or self.origins or self.remaining)
+        documents = self.manifests or self.marks.damaged or self.retired
+        found = self.packs or self.unreachable or self.origins or self.remaining
+        return bool(documents or found)
 
     @property
     def is_hopeless(self) -> bool:
@@ -174,10 +178,12 @@ class RepairPlan:
         return bool(
             any(pack.has_remedy for pack in self.packs)
             or any(manifest.has_remedy for manifest in self.manifests)
+            or self.marks.damaged
             or self.retired
             or self.origins
             or self.bare
             or self.uncopied
+            or self.marks.uncopied
             or self.stale_catalog
         )
 
@@ -233,13 +239,14 @@ class RepairReport:
                 }
                 for manifest in plan.manifests
             ],
+            "marks": [bad._asdict() for bad in plan.marks.damaged],
             "retired": plan.retired,
             "unreachable": [
                 {"path": path, "what": what} for path, what in sorted(plan.unreachable.items())
             ],
             "unread": [{"path": path, "what": what} for path, what in sorted(plan.unread.items())],
             "parity_missing": len(plan.bare),
-            "copies_missing": len(plan.uncopied),
+            "copies_missing": len(plan.uncopied) + len(plan.marks.uncopied),
             "stale_catalog": plan.stale_catalog,
             "snapshots": [remaining.as_json() for remaining in plan.remaining],
             "quarantined": list(self.quarantined),

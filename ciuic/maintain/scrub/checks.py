@@ -12,6 +12,7 @@ from ciuic.errors import (
     UnreachableError,
 )
 from ciuic.ids import ChunkId, PackId
+from ciuic.maintain.bad_marks import survey_marks
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.parity.parity_file import inspect_parity, parity_path
@@ -56,10 +57,25 @@ def damaged_manifests(store: Store) -> list[PathWarning]:
                 what = f"{error.message}; its copy is sound" if is_copied else error.message
                 path = os.fsencode(os.path.join(layout.SNAPSHOTS, file))
                 found.append(PathWarning(path, what))
+    found += _damaged_marks(store)
     for snapshot_id in lost_snapshots(store):
         path = os.fsencode(os.path.join(layout.SNAPSHOTS, layout.manifest_name(snapshot_id)))
         found.append(PathWarning(path, lost_manifest(store, snapshot_id).message))
     return found
+
+
+def _damaged_marks(store: Store) -> list[PathWarning]:
+    """Newest marks of listed snapshots that are damaged or gone."""
+    found = []
+    survey = survey_marks(store)
+    for bad in survey.damaged:
+        what = f"{bad.what}; its copy is sound" if bad.has_copy else bad.what
+        found.append(((bad.id, bad.number), what))
+    found += [*survey.unreachable.items(), *survey.unread.items()]
+    return [
+        PathWarning(os.fsencode(os.path.join(layout.MARKS, layout.mark_name(*key))), what)
+        for key, what in sorted(found)
+    ]
 
 
 def is_readable(store: Store, chunk_id: ChunkId, kind: int) -> bool:
