@@ -104,10 +104,7 @@ def _print_report(report: RepairReport) -> None:
     _print_unreachable(plan)
     if plan.stale_catalog:
         click.echo(f"the chunk index {would}rebuilt from the packs")
-    if plan.bare:
-        click.echo(f"{given} parity for {counted(len(plan.bare), 'pack')} without sound parity")
-    if plan.uncopied:
-        click.echo(f"{given} copies for {counted(len(plan.uncopied), 'manifest')} without one")
+    _print_additions(plan, given)
     _print_remaining(plan)
     for name in shown_part(report.quarantined, err=True):
         click.echo(f"set aside: quarantine/{name}", err=True)
@@ -130,6 +127,15 @@ def _print_report(report: RepairReport) -> None:
             " file still holds it, or if a directory has not changed since",
             err=True,
         )
+
+
+def _print_additions(plan: RepairPlan, given: str) -> None:
+    if plan.bare:
+        click.echo(f"{given} parity for {counted(len(plan.bare), 'pack')} without sound parity")
+    if plan.uncopied:
+        click.echo(f"{given} copies for {counted(len(plan.uncopied), 'manifest')} without one")
+    if plan.marks.uncopied:
+        click.echo(f"{given} copies for {counted(len(plan.marks.uncopied), 'mark')} without one")
 
 
 def _print_documents(plan: RepairPlan, would: str) -> None:

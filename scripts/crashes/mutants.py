@@ -194,8 +194,8 @@ MUTANTS: Final = (
     Mutant(
         "the chunk index's copy of a manifest is trusted without a look at the file",
         "ciuic/catalog.py",
-        "        if row and status and row[:2] == (status.st_size, status.st_mtime_ns):\n",
-        "        if row:\n",
+        "    return bool(row and status and row[:2] == (status.st_size, status.st_mtime_ns))\n",
+        "    return bool(row)\n",
         "tests/cli/test_broken_stores.py",
     ),
     Mutant(
@@ -222,6 +222,27 @@ MUTANTS: Final = (
         "            durable.sync_directory(self.path)\n",
         '        with store_faults("sync", self.path):\n            pass\n',
         _story("forget"),
+    ),
+    Mutant(
+        "a snapshot whose pin can't be read counts as not pinned",
+        "ciuic/store/snapshots/marks.py",
+        "                summary, pinned=True, mark=number, mark_problem=error.message\n",
+        "                summary, mark=number, mark_problem=error.message\n",
+        "tests/verbs/test_marks.py",
+    ),
+    Mutant(
+        "of two processes that mark a snapshot at once, one loses its change",
+        "ciuic/store/snapshots/marks.py",
+        (
+            "            if not with_reserve(self._store_path,"
+            " lambda: self._create(old.id, number, data)):\n"
+            "                return None\n"
+        ),
+        (
+            "            with_reserve(self._store_path,"
+            " lambda: self._create(old.id, number, data))\n"
+        ),
+        "tests/verbs/test_marks.py",
     ),
     Mutant(
         "a snapshot leaves the trash before it is listed again",
