@@ -42,6 +42,7 @@ DEPTH_MAX = 1024
 CHAIN_MAX = 64
 PLAIN_MAX = 67_108_864
 MANIFEST_MAX = 64 * 1024 * 1024
+MARK_MAX = 1024 * 1024
 
 
 class FormatError(Exception):
@@ -613,6 +614,30 @@ class Store:
         if document.get("required"):
             raise FormatError(f"a manifest needs the feature {document['required'][0]!r}")
         return document
+
+    def labels(self, snapshot: str) -> tuple[list[str], bool]:
+        """Tags and pin of a snapshot, by its newest mark; a mark that can't be read is a pin."""
+        manifest = self.manifest(snapshot)
+        path = os.path.join(self.path, "marks")
+        form = re.compile(re.escape(snapshot) + r"-([1-9][0-9]{0,17})\.json")
+        there = os.listdir(path) if os.path.isdir(path) else []
+        numbers = [int(match[1]) for match in map(form.fullmatch, there) if match]
+        if not numbers:
+            return manifest["tags"], manifest.get("pinned", False)
+        for directory in ("marks", "parity"):
+            with contextlib.suppress(FormatError, OSError):
+                return self._mark(directory, snapshot, max(numbers))
+        return manifest["tags"], True
+
+    def _mark(self, directory: str, snapshot: str, number: int) -> tuple[list[str], bool]:
+        with open(os.path.join(self.path, directory, f"{snapshot}-{number}.json"), "rb") as file:
+            data = file.read(MARK_MAX + 1)
+        if len(data) > MARK_MAX:
+            raise FormatError("a mark is too large")
+        document = unseal(data)
+        if document["format"] != 1 or (document["id"], document["number"]) != (snapshot, number):
+            raise FormatError("a mark of another format, or of another name")
+        return document["tags"], document["pinned"]
 
     def chunk(self, kind: int, name: bytes) -> bytes:
         """The bytes of a chunk, from any pack that has them intact."""

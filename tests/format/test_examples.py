@@ -18,6 +18,7 @@ from ciuic.codec import dense_delta, planes, sparse_delta
 from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.formats.headers import Span
+from ciuic.maintain.label import change_tags, set_pinned
 from ciuic.model import Entry
 from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
@@ -29,6 +30,7 @@ from ciuic.store.records import layout, nodes, recipe_nodes, tree_nodes
 from ciuic.store.records.header import Chunking, Header
 from ciuic.store.records.kinds import DATA, RECIPE, TREE, check_chunk
 from ciuic.store.records.manifest import _escaped, _unescaped, decode_manifest, encode_manifest
+from ciuic.store.records.mark import decode_mark, encode_mark
 from ciuic.store.records.recipe_nodes import Piece
 from ciuic.store.records.sealed import seal, unseal
 from ciuic.store.snapshots.trash_files import decode_forgotten, decode_retired
@@ -197,6 +199,21 @@ def test_the_manifest():
     manifest = decode_manifest(data, "cs-1a2b3c")
     assert encode_manifest(manifest) == data
     assert manifest.roots[0].path == b"/data/run\xff"
+
+
+def test_the_marks(store):
+    data = block("json", "mark").encode()
+    mark = decode_mark(data, "cs-1a2b3c", 2)
+    assert encode_mark(mark, "cs-1a2b3c", 2) == data
+    assert reader.Store(str(store)).labels("cs-1a2b3c") == (["before-refactor"], False)
+    with open_store(str(store), write=True) as opened:
+        change_tags(opened, "cs-1a2b3c", add=["paper"])
+        set_pinned(opened, "cs-1a2b3c", pinned=True)
+    place = store / layout.MARKS / "cs-1a2b3c-2.json"
+    assert place.read_bytes() == data
+    assert reader.Store(str(store)).labels("cs-1a2b3c") == (list(mark.tags), True)
+    place.write_bytes(data[:-1])
+    assert reader.Store(str(store)).labels("cs-1a2b3c") == (["before-refactor"], True)
 
 
 def test_the_trash():

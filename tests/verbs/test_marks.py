@@ -1,4 +1,4 @@
-"""Marks: tags and pins that change after the commit, and what becomes of them in a damaged store."""
+"""Marks: tags and pins that change after the commit, and what damage to marks costs."""
 
 import os
 import shutil
