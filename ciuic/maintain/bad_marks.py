@@ -7,8 +7,6 @@ snapshot gets a further mark, with a pin and the tags that are known.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from ciuic.catalog import labelled, list_snapshots
 from ciuic.errors import CorruptionError, UnknownFormatError, UnreachableError
 from ciuic.ids import SnapshotId
@@ -79,7 +77,6 @@ def repair_mark(store: Store, bad: BadMark) -> None:
         store.marks.put_back(bad.id, bad.number)
         return
     summary = labelled(store, store.manifest(bad.id).summary)
-    summary = msgspec.structs.replace(summary, mark=bad.number)
     store.marks.add(summary, Mark(summary.tags, pinned=True), copy=True)
 
 
