@@ -250,6 +250,10 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     mark: int = 0
     mark_problem: str = ""
 
+    def unmarked(self) -> "SnapshotSummary":
+        """Return what is the same in every store: tags and pins are each store's own."""
+        return msgspec.structs.replace(self, tags=(), pinned=False, mark=0, mark_problem="")
+
     @property
     def owner(self) -> "Owner":
         """The machine, and whether the library took it: retention policies stay within both."""

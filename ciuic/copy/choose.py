@@ -51,7 +51,7 @@ def choose_snapshots(
         if named and snapshot.id not in named:
             continue
         there = held.listed.get(snapshot.id)
-        if there is not None and _without_marks(snapshot) != _without_marks(there):
+        if there is not None and snapshot.unmarked() != there.unmarked():
             what = "the copy has another snapshot of this ID, and neither is changed"
             report.refuse({snapshot.id: what}, is_damage=False)
         elif there is not None and not named:
@@ -79,11 +79,6 @@ def _held(copy: Store | None) -> _Held:
     there = copy.manifests.ids()
     damaged = {one: what for one, what in damaged_manifests(copy).items() if one in there}
     return _Held(listed, damaged, copy.trash.ids(), copy.trash.used_ids())
-
-
-def _without_marks(summary: SnapshotSummary) -> SnapshotSummary:
-    """Return what never changes of a snapshot: each store has tags and a pin of its own."""
-    return summary.labelled(tags=(), pinned=False)
 
 
 def _why_gone(copy_path: str, snapshot_id: SnapshotId, *, is_in_trash: bool) -> str:
