@@ -9,10 +9,21 @@ from ciuic.model import SnapshotSummary, newest_first
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.store import Store
 
-__all__ = ["FULL", "WEIGHTS", "SavedSnapshot", "find_saved", "saved_snapshots", "tags_of"]
+__all__ = [
+    "DCP",
+    "FULL",
+    "WEIGHTS",
+    "SavedSnapshot",
+    "dcp_snapshots",
+    "find_saved",
+    "saved_snapshots",
+    "tags_of",
+]
 
 FULL = "full"
 WEIGHTS = "weights"
+DCP = "dcp"
+"""The tag of a checkpoint of ``torch.distributed.checkpoint``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +76,13 @@ def tags_of(channel: str, epoch: object, step: int | None) -> tuple[str, ...]:
 
 
 def saved_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Return the library's snapshots in a store, newest first."""
-    return [
-        summary for summary in newest_first(list_snapshots(store)) if STATE_ROOT in summary.roots
-    ]
+    """Return the snapshots of ``SnapshotManager`` in a store, newest first."""
+    return [summary for summary in _of_library(store) if DCP not in summary.tags]
+
+
+def dcp_snapshots(store: Store) -> list[SnapshotSummary]:
+    """Return the checkpoints of ``torch.distributed.checkpoint`` in a store, newest first."""
+    return [summary for summary in _of_library(store) if DCP in summary.tags]
 
 
 def find_saved(store: Store, ref: int | str) -> SnapshotSummary:
@@ -89,6 +103,11 @@ def find_saved(store: Store, ref: int | str) -> SnapshotSummary:
     summary = find_snapshot(store, ref, holding=[STATE_ROOT])
     if STATE_ROOT not in summary.roots:
         raise UsageError(f"{summary.id} is a snapshot of files, which 'ciuic restore' restores")
+    if DCP in summary.tags:
+        raise UsageError(
+            f"{summary.id} is a checkpoint of torch.distributed.checkpoint",
+            hint="Load it with ciuic.dcp.CiuicReader.",
+        )
     return summary
 
 
@@ -98,3 +117,9 @@ def _number(summary: SnapshotSummary, name: str) -> int | None:
         if head == name and text.isascii() and text.isdigit():
             return int(text)
     return None
+
+
+def _of_library(store: Store) -> list[SnapshotSummary]:
+    return [
+        summary for summary in newest_first(list_snapshots(store)) if STATE_ROOT in summary.roots
+    ]

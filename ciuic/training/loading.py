@@ -2,6 +2,7 @@
 
 import json
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -14,7 +15,7 @@ from ciuic.ids import SnapshotId
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.records.kinds import DATA
-from ciuic.store.records.recipe_nodes import HOLE, cut, iter_pieces
+from ciuic.store.records.recipe_nodes import HOLE, Piece, cut, iter_pieces
 from ciuic.store.store import Store
 from ciuic.training import rng
 from ciuic.training.arrays import rebuild
@@ -22,7 +23,7 @@ from ciuic.training.files import STATE_FORMAT, STATE_NAME
 from ciuic.training.structure import read_structure
 from ciuic.view.locator import Locator
 
-__all__ = ["LoadedState", "load"]
+__all__ = ["LoadedState", "StateFiles", "load"]
 
 _RNG: Final = "rng"
 _THREADS_MAX: Final = 8
@@ -91,7 +92,7 @@ def load(
         CorruptionError: A byte of the snapshot is damaged or missing.
         UnknownFormatError: A later version of ciuic wrote it.
     """
-    files = _Files(store, summary)
+    files = StateFiles(store, summary)
     try:
         document = json.loads(files.bytes_of(STATE_NAME).tobytes())
         version = document["format"]
@@ -106,48 +107,73 @@ def load(
     return LoadedState(summary.id, values, skipped, document["versions"])
 
 
-class _Files:
+class StateFiles:
     """The files of one snapshot."""
 
     def __init__(self, store: Store, summary: SnapshotSummary) -> None:
         self._store = store
         self._id = summary.id
         self._locator = Locator(store, store.manifest(summary.id))
+        self._pieces: dict[str, tuple[list[Piece], list[int]]] = {}
 
-    def bytes_of(self, name: str) -> np.ndarray:
-        """Read a file; each chunk is hashed and compared with its ID."""
-        try:
-            entry: Entry = self._locator.locate(STATE_ROOT + b"/" + name.encode()).entry
-        except PathNotFoundError as error:
-            raise CorruptionError(f"{self._id} lacks the file {name}") from error
-        pieces = list(iter_pieces(self._store.reader.node, entry))
-        ends = list(accumulate([piece.length_bytes for piece in pieces], initial=0))
-        if ends[-1] != entry.size_bytes:
-            raise CorruptionError(f"{name} of {self._id} is not as long as its entry says")
-        data = np.empty(entry.size_bytes, np.uint8)
+    def bytes_of(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Read a range of a file; each chunk is hashed and compared with its ID.
+
+        Args:
+            name: Path of the file below the root.
+            begin: First byte.
+            end: The byte after the last; None: the end of the file.
+
+        Raises:
+            CorruptionError: The file is damaged, missing, or too short.
+        """
+        pieces, ends = self._pieces_of(name)
+        end = ends[-1] if end is None else end
+        if not 0 <= begin <= end <= ends[-1]:
+            raise CorruptionError(f"{name} of {self._id} is shorter than it should be")
+        data = np.empty(end - begin, np.uint8)
 
         def read(number: int) -> None:
-            begin, piece = ends[number], pieces[number]
-            target = data[begin : begin + piece.length_bytes]
+            piece = pieces[number]
+            first, last = max(ends[number], begin), min(ends[number + 1], end)
+            target = data[first - begin : last - begin]
             if piece.id == HOLE:
                 target[:] = 0
                 return
             chunk = memoryview(self._store.reader.chunk(piece.id, kind=DATA))
-            target[:] = np.frombuffer(cut(chunk, piece), np.uint8)
+            plain = np.frombuffer(cut(chunk, piece), np.uint8)
+            target[:] = plain[first - ends[number] : last - ends[number]]
 
+        numbers = range(bisect_right(ends, begin) - 1, bisect_left(ends, end))
+        if begin == end:
+            return data
         pool = ThreadPoolExecutor(min(_THREADS_MAX, len(os.sched_getaffinity(0))))
         try:
-            for _ in pool.map(read, range(len(pieces))):
+            for _ in pool.map(read, numbers):
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
         return data
 
+    def _pieces_of(self, name: str) -> tuple[list[Piece], list[int]]:
+        """Return the pieces of a file, and where each begins, and the end of the last."""
+        if name not in self._pieces:
+            try:
+                entry: Entry = self._locator.locate(STATE_ROOT + b"/" + name.encode()).entry
+            except PathNotFoundError as error:
+                raise CorruptionError(f"{self._id} lacks the file {name}") from error
+            pieces = list(iter_pieces(self._store.reader.node, entry))
+            ends = list(accumulate([piece.length_bytes for piece in pieces], initial=0))
+            if ends[-1] != entry.size_bytes:
+                raise CorruptionError(f"{name} of {self._id} is not as long as its entry says")
+            self._pieces[name] = pieces, ends
+        return self._pieces[name]
+
 
 class _Arrays:
     """The arrays of one snapshot; an array that the state holds twice is built once."""
 
-    def __init__(self, files: _Files, place: Callable[[Any], Any]) -> None:
+    def __init__(self, files: StateFiles, place: Callable[[Any], Any]) -> None:
         self._files = files
         self._place = place
         self._data: dict[str, dict[str, np.ndarray]] = {}

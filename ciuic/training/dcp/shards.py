@@ -1,0 +1,116 @@
+"""The items of one rank as one safetensors file in shared memory."""
+
+import io
+import pickle
+import re
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+
+from ciuic.training.arrays import ArrayLeaf, UnstorableError, describe
+from ciuic.training.dcp.handover import Part
+from ciuic.training.files import TensorFile, header
+from ciuic.training.staging import StagingBuffer
+
+__all__ = ["StagedShard", "check_bytes", "shard_name", "stage_shard"]
+
+_ALIGNMENT_BYTES: Final = 64
+
+
+class StagedShard:
+    """The items of one rank, copied.
+
+    Attributes:
+        buffer: The shared memory.
+        parts: The bytes of the file there, in order.
+        rows: For each item its name in the file and what rebuilds it; None: it is bytes.
+    """
+
+    def __init__(
+        self,
+        buffer: StagingBuffer,
+        parts: tuple[Part, ...],
+        rows: list[tuple[str, dict[str, Any] | None]],
+    ) -> None:
+        self.buffer, self.parts, self.rows = buffer, parts, rows
+
+
+def shard_name(rank: int) -> str:
+    """Return the path of a rank's file below the root of the snapshot."""
+    return f"rank-{rank:05}/shards.safetensors"
+
+
+def check_bytes(data: bytes, fqn: str) -> None:
+    """Refuse bytes that run code when they are unpickled.
+
+    Raises:
+        TypeError: They hold more than tensors, numbers, text and containers.
+    """
+    try:
+        torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # The error also advises to run the code.
+        found = re.search(r"WeightsUnpickler error: *([^\n]*)", str(error))
+        reason = found[1] if found is not None else "it is no pickle of torch.save"
+        raise TypeError(
+            f"{fqn} can't be stored or loaded without running code of its pickle: {reason}"
+        ) from None
+
+
+def stage_shard(plan: SavePlan, planner: SavePlanner) -> StagedShard:
+    """Copy the items of a plan into new shared memory.
+
+    Raises:
+        TypeError: An item can't be stored; the message names it. Nothing is kept.
+        ResourceError: There is not enough memory.
+    """
+    table = TensorFile()
+    leaves: list[ArrayLeaf] = []
+    rows: list[tuple[str, dict[str, Any] | None]] = []
+    for item in plan.items:
+        leaf = _leaf(item, planner)
+        name = table.add(item.index.fqn, leaf.stored_dtype, leaf.stored_shape, leaf.size_bytes)
+        leaves.append(leaf)
+        is_bytes = item.type == WriteItemType.BYTE_IO
+        rows.append((name, None if is_bytes else leaf.description))
+    # The widest elements first: every tensor is aligned in the file.
+    order = sorted(range(len(leaves)), key=lambda at: -_element_bytes(leaves[at]))
+    head = header([table.rows[at] for at in order])
+    begin = [0] * len(leaves)
+    end = -(-len(head) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    for at in order:
+        begin[at] = end
+        end += -(-leaves[at].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    buffer = StagingBuffer()
+    try:
+        memory = buffer.reserve(end)
+        memory[: len(head)] = np.frombuffer(head, np.uint8)
+        for leaf, place in zip(leaves, begin, strict=True):
+            leaf.copy(memory[place : place + leaf.size_bytes])
+        del memory
+    except BaseException:
+        buffer.close()
+        raise
+    tensors = [(begin[at], leaves[at].size_bytes) for at in order if leaves[at].size_bytes]
+    return StagedShard(buffer, ((0, len(head)), *tensors), rows)
+
+
+# Any: torch is optional, so its types are unknown to the type checker.
+def _leaf(item: Any, planner: SavePlanner) -> ArrayLeaf:
+    data = planner.resolve_data(item)
+    try:
+        if item.type != WriteItemType.BYTE_IO:
+            return describe(data.detach())
+        # Copied: the planner may use its buffer again.
+        plain = bytes(data.getbuffer())
+        check_bytes(plain, item.index.fqn)
+        return describe(np.frombuffer(plain, np.uint8))
+    except UnstorableError as error:
+        raise TypeError(f"{item.index.fqn} can't be stored: it {error}") from None
+
+
+def _element_bytes(leaf: ArrayLeaf) -> int:
+    count = int(np.prod(leaf.stored_shape, dtype=np.int64))
+    return leaf.size_bytes // count if count else 1
