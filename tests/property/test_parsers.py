@@ -404,7 +404,9 @@ entries = st.builds(
     content=contents,
     link_dev=u64,
     rdev=st.builds(lambda major, minor: major << 32 | minor, st.integers(0, 4095), u20),
-    xattrs=st.lists(st.tuples(names, st.binary(max_size=5)), max_size=2).map(tuple),
+    xattrs=st.dictionaries(names, st.binary(max_size=5), max_size=2).map(
+        lambda found: tuple(sorted(found.items()))
+    ),
 )
 
 
