@@ -1,7 +1,7 @@
 """Finds marks of snapshots that are damaged or gone, and repairs them.
 
-A mark with a sound copy gets its bytes back. Without one, nobody knows whether it was a pin: the
-snapshot gets a further mark, with a pin and the tags that are known.
+A repair puts a mark back from its undamaged copy. Without a copy the mark may have been a pin, so
+the repair adds a mark with a pin and the tags that are known.
 """
 
 from collections.abc import Iterator
