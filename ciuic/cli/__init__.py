@@ -6,8 +6,8 @@ errors into exit codes.
 
 import gc
 
-# Set before the imports: Python collects garbage while they create objects that stay, which took 7 %
-# of a short command. A command creates few cycles, so little garbage stays.
+# Set before the imports: Python looked for garbage while they create objects that stay, which took
+# 7 % of a short command. A command creates few cycles, so little garbage stays.
 gc.set_threshold(100_000)
 
 from ciuic.cli.entry import main, program  # noqa: E402 - see above
