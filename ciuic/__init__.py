@@ -3,7 +3,8 @@
     from ciuic import SnapshotManager
 
 Importing this package loads nothing but the version, so that a training process pays nothing
-for having it at hand. ``SnapshotManager`` is loaded when it is first used.
+for having it at hand. ``SnapshotManager`` and the policies for its argument ``keep`` (``Best``,
+``EverySteps``, ``Younger``) are loaded when they are first used.
 """
 
 import importlib
@@ -12,9 +13,18 @@ __all__ = ["__version__"]
 
 __version__ = "0.1.0"
 
+_POLICIES = "ciuic.training.retention.policies"
+_MODULES = {
+    "SnapshotManager": "ciuic.training.manager",
+    "Best": _POLICIES,
+    "EverySteps": _POLICIES,
+    "Younger": _POLICIES,
+}
+
 
 def __getattr__(name: str) -> object:
-    if name == "SnapshotManager":
+    module = _MODULES.get(name)
+    if module is not None:
         # By name: the lower layers import this package for its version.
-        return importlib.import_module("ciuic.training.manager").SnapshotManager
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

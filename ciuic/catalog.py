@@ -1,6 +1,7 @@
 """Lists snapshots, and finds one by ID, prefix, ``latest``, ``latest-valid`` or time.
 
-A snapshot exists if its manifest's file does. The chunk index has a copy of what manifests say, so
+A snapshot exists if its manifest's file does, and is listed unless its newest mark says that it is
+forgotten. The chunk index has a copy of what manifests say, so
 that a list need not read a thousand small files: a row counts while its file has not changed.
 """
 
@@ -13,7 +14,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ciuic.documents import Document
 from ciuic.errors import (
     CorruptionError,
     SnapshotNotFoundError,
@@ -33,7 +33,8 @@ from ciuic.units import counted
 __all__ = [
     "HOW_TO_TAKE",
     "LATEST",
-    "SnapshotChain",
+    "LATEST_VALID",
+    "all_snapshots",
     "ambiguous",
     "check_tags",
     "damaged_before",
@@ -47,7 +48,6 @@ __all__ = [
     "lost_snapshots",
     "passed_over",
     "remember",
-    "snapshot_chains",
     "unreadable",
 ]
 
@@ -68,8 +68,13 @@ _decoder = msgspec.msgpack.Decoder(SnapshotSummary)
 
 
 def list_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Return every snapshot whose manifest can be read; those taken last come first."""
+    """Return every listed snapshot whose manifest can be read; those taken last come first."""
     return _survey(store, _recorded(store))[0]
+
+
+def all_snapshots(store: Store) -> list[SnapshotSummary]:
+    """Do as ``list_snapshots``, with the forgotten snapshots whose manifest is there."""
+    return _survey(store, _recorded(store), is_forgotten_too=True)[0]
 
 
 class Unreadable(NamedTuple):
@@ -191,39 +196,6 @@ def latest_snapshot(store: Store) -> SnapshotSummary | None:
     return next(iter(newest_first(list_snapshots(store))), None)
 
 
-class SnapshotChain(NamedTuple):
-    """The number of snapshots since the last full snapshot.
-
-    Attributes:
-        length: 0 for a full snapshot.
-        is_known: The full snapshot is listed. If not, because a parent was forgotten or can't be
-            read, the length is a lower bound.
-    """
-
-    length: int
-    is_known: bool
-
-    def __str__(self) -> str:
-        return f"{self.length:,}{'' if self.is_known else '+'}"
-
-    def as_json(self) -> Document:
-        """Return its fields in the documents of ``ciuic list`` and ``show``."""
-        return {"chain_length": self.length, "chain_complete": self.is_known}
-
-
-def snapshot_chains(snapshots: Iterable[SnapshotSummary]) -> dict[SnapshotId, SnapshotChain]:
-    """Return the chain of each snapshot."""
-    found: dict[SnapshotId, SnapshotChain] = {}
-    unknown = SnapshotChain(0, is_known=False)
-    for summary in reversed(newest_first(snapshots)):  # parents first, whatever the clock said
-        if summary.kind == "base":
-            found[summary.id] = SnapshotChain(0, is_known=True)
-        else:
-            before = found.get(summary.parent or SnapshotId(""), unknown)
-            found[summary.id] = SnapshotChain(before.length + 1, before.is_known)
-    return found
-
-
 def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> SnapshotSummary:
     """Return the snapshot that ``text`` means: an ID, a prefix of an ID, ``latest``, or a time.
 
@@ -269,18 +241,22 @@ def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> 
     raise SnapshotNotFoundError(f"no snapshot was taken at or before {text}{oldest}")
 
 
-def remember(store: Store, summary: SnapshotSummary) -> StoreError | None:
-    """Copy a committed snapshot's summary into the chunk index, so that a list is one query.
+def remember(store: Store, *summaries: SnapshotSummary) -> StoreError | None:
+    """Copy summaries of committed snapshots into the chunk index, so that a list is one query.
 
     Returns:
         The error, if it failed. It is not raised, because the snapshot exists already. The next
-        list reads the manifest instead.
+        list reads the manifest instead, as it does if the store is not open for writing.
     """
+    if not store.writable:
+        return None
     try:
-        status = store.manifests.files().get(summary.id)
-        if status is not None and not summary.mark_problem:
-            _put(store, summary, status)
-            store.index.commit()
+        statuses = store.manifests.files()
+        for summary in summaries:
+            status = statuses.get(summary.id)
+            if status is not None and not summary.mark_problem:
+                _put(store, summary, status)
+        store.index.commit()
     except StoreError as error:
         return error
     return None
@@ -320,7 +296,9 @@ def _latest_valid(store: Store, snapshots: list[SnapshotSummary]) -> SnapshotSum
 
 
 def _by_prefix(store: Store, text: str) -> SnapshotSummary:
-    found = matching_ids(text, store.manifests.ids())
+    there = matching_ids(text, store.manifests.ids())
+    unlisted = store.trash.unlisted(there)
+    found = [snapshot_id for snapshot_id in there if snapshot_id not in unlisted]
     if len(found) == 1:
         return labelled(store, store.manifest(found[0]).summary)
     if found:
@@ -328,7 +306,7 @@ def _by_prefix(store: Store, text: str) -> SnapshotSummary:
     wanted = text if text.startswith("cs-") else f"cs-{text}"
     for snapshot_id in matching_ids(text, lost_snapshots(store)):
         raise lost_manifest(store, snapshot_id)
-    forgotten = matching_ids(text, store.trash.ids())
+    forgotten = matching_ids(text, store.trash.ids()) if unlisted else []
     if len(forgotten) == 1:
         raise SnapshotNotFoundError(
             f"{forgotten[0]} was forgotten",
@@ -419,9 +397,13 @@ def _row_of(recorded: _Rows, snapshot_id: SnapshotId) -> SnapshotSummary | None:
     return None
 
 
-def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[SnapshotId, str]]:
+def _survey(
+    store: Store, recorded: _Rows, *, is_forgotten_too: bool = False
+) -> tuple[list[SnapshotSummary], dict[SnapshotId, str]]:
     found, fresh, damaged = [], [], {}
-    listed, marks = store.manifests.files(), store.marks.newest()
+    # The marks first: a purge removes a manifest before its marks, which say that it is forgotten.
+    marks = store.marks.newest()
+    listed = store.manifests.files()
     for snapshot_id, status in listed.items():
         row = _row_of(recorded, snapshot_id)
         summary = row if _is_current(recorded, snapshot_id, status) else None
@@ -429,27 +411,47 @@ def _survey(store: Store, recorded: _Rows) -> tuple[list[SnapshotSummary], dict[
             if summary is None:
                 summary = store.manifest(snapshot_id).summary
         except (CorruptionError, UnknownFormatError) as error:
-            damaged[snapshot_id] = error.message
+            if is_forgotten_too or not store.trash.unlisted([snapshot_id]):
+                damaged[snapshot_id] = error.message
             continue
         except SnapshotNotFoundError:
             continue
+        if summary.forgotten_ns is not None:
+            # Only the mark itself can say so: if it is damaged, the snapshot counts as listed.
+            summary = msgspec.structs.replace(summary, mark=0, forgotten_ns=None, purged=False)
         # The row also remembers marks that are gone since: a pin must not be lost with its file.
         summary = store.marks.labelled(summary, marks, row.mark if row else 0)
-        found.append(summary)
-        if status is not None and summary is not row and not summary.mark_problem:
+        if summary.mark_problem and not store.manifests.has(snapshot_id):
+            continue  # a prune has just deleted it
+        if summary.forgotten_ns is None or is_forgotten_too:
+            found.append(summary)
+        is_new = summary is not row and summary != row
+        if status is not None and is_new and not summary.mark_problem:
             fresh.append((summary, status))
     if store.writable:
-        with contextlib.suppress(StoreFullError):  # on a full disk, forget must still work
-            for summary, status in fresh:
-                _put(store, summary, status)
-            gone = {
-                snapshot_id: row
-                for snapshot_id, row in recorded.items()
-                if snapshot_id not in listed
-            }
-            store.index.drop_snapshots(gone.keys() - _lost(store, gone) if gone else ())
+        gone = {
+            snapshot_id: row for snapshot_id, row in recorded.items() if snapshot_id not in listed
+        }
+        if fresh or gone:
+            _correct_rows(store, fresh, gone)
     found.sort(key=lambda summary: (summary.taken_ns, summary.id), reverse=True)
     return found, damaged
+
+
+def _correct_rows(
+    store: Store, fresh: Iterable[tuple[SnapshotSummary, os.stat_result]], gone: _Rows
+) -> None:
+    """Record summaries in the chunk index, and drop the rows of snapshots that are gone."""
+    try:
+        for summary, status in fresh:
+            _put(store, summary, status)
+        store.index.drop_snapshots(gone.keys() - _lost(store, gone) if gone else ())
+        if not store.index_keeper.is_alone:
+            # Another process that adds could not record its packs until this one commits.
+            store.index.commit()
+    except StoreFullError:  # on a full disk, forget must still work
+        if not store.index_keeper.is_alone:
+            store.index.rollback()
 
 
 def _is_current(recorded: _Rows, snapshot_id: SnapshotId, status: os.stat_result | None) -> bool:

@@ -13,6 +13,7 @@ Also the exit codes of the programs.
             UnresponsiveError   look at the daemon
             UnknownFormatError  use a newer ciuic
             StoreFullError      free some space; nothing is half written
+            ReadOnlyError       mount the store's file system for writing
             CommitUncertainError  committed, but a power cut may still undo it: check the disk
             MissingError        the place has no object with this key
             LostRaceError       another writer was first: read the object, then decide
@@ -57,6 +58,7 @@ __all__ = [
     "MissingError",
     "OfflineError",
     "PathNotFoundError",
+    "ReadOnlyError",
     "ResourceError",
     "SnapshotNotFoundError",
     "SourceError",
@@ -172,6 +174,12 @@ class StoreFullError(StoreError):
     """The store's file system is full; all committed snapshots are intact."""
 
     default_hint = "Free space on the store's file system, then run the command again."
+
+
+class ReadOnlyError(StoreError):
+    """The store's file system is mounted read-only; all committed snapshots are intact."""
+
+    default_hint = "Mount the store's file system for writing."
 
 
 class CommitUncertainError(StoreError):

@@ -1,4 +1,4 @@
-"""Identifiers of chunks, packs and snapshots, as types of their own."""
+"""Identifiers of chunks, packs and snapshots, as types of their own; the name of a schedule."""
 
 import itertools
 import os
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final, NewType
 
 __all__ = [
+    "DEFAULT_SCHEDULE",
     "SESSION_BYTES",
     "ChunkId",
     "PackId",
@@ -26,6 +27,8 @@ SessionId = NewType("SessionId", bytes)
 """``SESSION_BYTES`` random bytes, drawn when a process opens a store for writing."""
 SnapshotId = NewType("SnapshotId", str)
 """``cs-`` and hex digits."""
+DEFAULT_SCHEDULE: Final = "default"
+"""The schedule that the keys at the top of a configuration describe."""
 
 _RANDOM_BYTES: Final = 8
 """64 bits: among a million snapshots, two get the same ID with a probability of 1 in 37 million."""
@@ -38,7 +41,7 @@ def random_snapshot_id() -> SnapshotId:
 
 
 def matching_ids(text: str, snapshot_ids: Iterable[SnapshotId]) -> list[SnapshotId]:
-    """Return the IDs that ``text`` may mean: the exact ID, or else all of which it is a prefix.
+    """Return the IDs that ``text`` may mean: the exact ID, or else all IDs that begin with it.
 
     Args:
         text: Hex digits, with or without ``cs-``.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ciuic.documents import Document
-from ciuic.ids import ChunkId, SnapshotId
+from ciuic.ids import DEFAULT_SCHEDULE, ChunkId, SnapshotId
 from ciuic.system.clock import rfc3339
 from ciuic.system.machine import Machine
 
@@ -20,12 +20,13 @@ __all__ = [
     "COMMAND",
     "CONSISTENT",
     "DAEMON",
-    "DEFAULT_SCHEDULE",
+    "EMERGENCY_TAG",
     "LIBRARY",
     "MEMORY",
     "NO_CONTENT",
     "NO_TREE",
     "SKIPPED",
+    "SUSPECT_TAG",
     "UNREADABLE",
     "Entry",
     "ExcludeRules",
@@ -59,8 +60,10 @@ COMMAND: Final = "command"
 """The origin of snapshots that ``ciuic snapshot`` asks for, also through the daemon."""
 LIBRARY: Final = "library"
 """The origin of snapshots of a program's state."""
-DEFAULT_SCHEDULE: Final = "default"
-"""The schedule of snapshots of what the configuration names, with its exclude rules."""
+EMERGENCY_TAG: Final = "emergency"
+"""The tag of a snapshot that was taken because a job failed."""
+SUSPECT_TAG: Final = "suspect"
+"""The tag of snapshots that were taken after a rule had fired."""
 
 NO_CONTENT = "a file without content has a size"
 """What is wrong with an entry that ``lacks_content``."""
@@ -227,7 +230,10 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
         origin: What asked for it: ``DAEMON``, ``COMMAND`` or ``LIBRARY``; empty: not recorded.
         schedule: The schedule that it belongs to; empty: none.
         mark: The number of the mark that the tags and the pin are from; 0: the manifest's.
-        mark_problem: Why that mark can't be read; the snapshot then counts as pinned.
+        mark_problem: Why that mark can't be read; the snapshot then counts as listed and pinned.
+        forgotten_ns: When it was forgotten; None: it is listed.
+        purged: It is being deleted for good.
+        note: What a person has written about it; empty: nothing.
     """
 
     id: SnapshotId
@@ -249,10 +255,26 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     schedule: str = DEFAULT_SCHEDULE
     mark: int = 0
     mark_problem: str = ""
+    forgotten_ns: int | None = None
+    purged: bool = False
+    note: str = ""
 
     def unmarked(self) -> "SnapshotSummary":
-        """Return what is the same in every store: tags and pins are each store's own."""
-        return msgspec.structs.replace(self, tags=(), pinned=False, mark=0, mark_problem="")
+        """Return what is the same in every store: the other fields are each store's own."""
+        return msgspec.structs.replace(
+            self,
+            tags=(),
+            pinned=False,
+            mark=0,
+            mark_problem="",
+            forgotten_ns=None,
+            purged=False,
+            note="",
+        )
+
+    def under(self, snapshot_id: SnapshotId) -> "SnapshotSummary":
+        """Return the same facts under another ID."""
+        return msgspec.structs.replace(self, id=snapshot_id)
 
     @property
     def owner(self) -> "Owner":
@@ -272,6 +294,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "stored_bytes": self.stored_bytes,
             "tags": list(self.tags),
             "pinned": self.pinned,
+            "note": self.note,
             "trouble_count": self.trouble_count,
             "flux_count": self.flux_count,
             "roots": [path_text(root) for root in self.roots],

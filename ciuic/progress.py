@@ -1,9 +1,10 @@
-"""Progress of a long run, which the verbs report to the display."""
+"""What a long run reports to a display, and what may slow it down."""
 
 import threading
+from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["BYTE_STAGES", "Meter", "Progress"]
+__all__ = ["BYTE_STAGES", "Meter", "Pace", "Progress"]
 
 BYTE_STAGES: Final = frozenset({"read packs"})
 """Stages of a prune or a repair that count bytes; the other stages count items."""
@@ -14,6 +15,24 @@ class Progress(Protocol):
 
     def update(self, files: int, size_bytes: int, path: bytes) -> None:
         """Report the number of files and bytes done, and the latest path; must return quickly."""
+        ...
+
+
+class Pace(Protocol):
+    """Makes the readers of a snapshot wait for other programs; several threads call it."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long a reader waited so far. Time in which several wait counts once."""
+        ...
+
+    def pace(self, size_bytes: int, check_stopped: Callable[[], None]) -> None:
+        """Wait until reading may go on.
+
+        Args:
+            size_bytes: What the caller has just read.
+            check_stopped: Called often; may raise an exception, which ends the wait.
+        """
         ...
 
 

@@ -13,7 +13,8 @@ for an hour, later snapshots must not be lost for it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ciuic.ids import SnapshotId
@@ -80,6 +81,9 @@ class Decision(NamedTuple):
         return bool(self.why)
 
 
+_NO_POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({})
+
+
 def parse_policy(text: str) -> Policy:
     """Parse a policy.
 
@@ -133,6 +137,7 @@ def plan_retention(
     *,
     is_good: Callable[[SnapshotId], bool],
     is_partial: Callable[[SnapshotId], bool] = lambda _: False,
+    policies: Mapping[str, Policy] = _NO_POLICIES,
 ) -> list[Decision]:
     """Decide which snapshots to keep, newest first by the time taken.
 
@@ -145,6 +150,7 @@ def plan_retention(
         now_ns: The time.
         is_good: Returns whether no damage is known in the snapshot of an ID.
         is_partial: See ``protected``.
+        policies: The policies of schedules that have one of their own, by name.
     """
     ordered = _by_time(snapshots)
     why: dict[SnapshotId, list[str]] = {snapshot.id: [] for snapshot in ordered}
@@ -154,9 +160,10 @@ def plan_retention(
             why[snapshot.id].append("dated in the future")
         else:
             series.setdefault((snapshot.schedule, snapshot.roots), []).append(snapshot)
-    for members in series.values():
-        _keep_by_count(members, policy, why)
-        _keep_younger(members, policy, now_ns, why)
+    for (schedule, _), members in series.items():
+        its = policies.get(schedule, policy)
+        _keep_by_count(members, its, why)
+        _keep_younger(members, its, now_ns, why)
     kept = protected(ordered, now_ns, is_good=is_good, is_partial=is_partial)
     for snapshot_id, reasons in kept.items():
         why[snapshot_id] += reasons

@@ -7,9 +7,12 @@ taking       taking a snapshot by the configuration
 schedule     when a snapshot is due: arithmetic only
 followup     another snapshot once files that were being written are closed
 watch        events of these files
-upkeep       forget, prune and scrub between two snapshots
+practice     drills
+upkeep       forget, prune, scrub and drill between two snapshots
 damage_log   log lines for damage that scrub finds
 space        giving up reflink copies when their disk runs short of space
+alerting     alerts when success stays away, from a unit of its own
+metrics      figures for Prometheus
 known        which store a path holds, so that none is made below a lost mount
 control      the server of the control socket
 notify       messages to systemd

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import ciuic
-from ciuic.config import (
+from ciuic.config.load import (
     CONFIG_VARIABLE,
     SYSTEM_PATHS,
     find_config,
@@ -27,11 +27,22 @@ from ciuic.config import (
     read_store_owner,
     read_store_path,
 )
+from ciuic.config.settings import Settings
 from ciuic.control import request_done
-from ciuic.errors import DONE, FAILED, TROUBLE, CiuicError, ConfigError, StoreError, exit_code
+from ciuic.errors import (
+    DONE,
+    FAILED,
+    TROUBLE,
+    CiuicError,
+    ConfigError,
+    StoreError,
+    exit_code,
+)
 from ciuic.snapshot.hooks import refuse_in_hook
-from ciuic.source.freeze.area import AREA_NAME
+from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.methods import choose
+from ciuic.store.addressed import local_directory
+from ciuic.store.place.keys import is_url
 from ciuic.system import durable
 from ciuic.system.clock import SystemClock
 from ciuicd.attempt import sentence
@@ -48,7 +59,7 @@ _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the daemon until it is told to stop; return the exit code."""
+    """Run the daemon until a signal stops it; return the exit code."""
     options = _parse(arguments)
     _set_up_logging(os.environ)
     try:
@@ -78,16 +89,28 @@ def _run(options: argparse.Namespace) -> int:
     if options.link_frozen is not None:
         _link_frozen(path, options.link_frozen)
         return DONE
+    if options.link_metrics is not None:
+        _link_metrics(path, options.link_metrics)
+        return DONE
+    if options.serve_metrics:
+        _serve_metrics(load_settings(path))
+        return DONE
+    if options.alert:
+        from ciuicd.alerting.notices import notify
+
+        return DONE if notify(load_settings(path), os.environ, SystemClock()) else FAILED
     refuse_in_hook(os.environ)
+    settings = load_settings(path)
     service = Service(
-        load_settings(path),
+        settings,
         clock=SystemClock(),
         notifier=Notifier(os.environ),
         known=KnownStores(os.environ),
     )
     _handle_signals(service)
     if options.once:
-        return TROUBLE if service.run_once().trouble_count else DONE
+        has_trouble = any(report.trouble_count for report in service.run_once())
+        return TROUBLE if has_trouble else DONE
     service.serve()
     return DONE
 
@@ -108,12 +131,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--once",
         action="store_true",
-        help="take one snapshot now, apply retention_policy, and exit",
+        help="take one snapshot now (with several schedules: of each that is due), apply"
+        " retention_policy, and exit",
     )
     what.add_argument(
         "--link-store",
         metavar="PATH",
-        help="create the store if it is missing, make PATH a symlink to it, and exit: "
+        help="create the store if it is missing, make PATH a symlink to it (to the directory that "
+        "this machine keeps of a bucket), and exit: "
         "a service manager can then allow writing to the store and nowhere else",
     )
     what.add_argument(
@@ -121,6 +146,23 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIRECTORY",
         help="create the directories for reflink copies, make DIRECTORY/0, /1 and so on symlinks "
         "to them, and exit: for the same purpose",
+    )
+    what.add_argument(
+        "--link-metrics",
+        metavar="PATH",
+        help="make PATH a symlink to the directory of metrics_file, if it is set, and exit: for "
+        "the same purpose",
+    )
+    what.add_argument(
+        "--serve-metrics",
+        action="store_true",
+        help="take no snapshots: serve metrics_file at metrics_listen until a signal comes",
+    )
+    what.add_argument(
+        "--alert",
+        action="store_true",
+        help="look once whether snapshots or drills are missing or the store is damaged, send each "
+        "[alert NAME] its new messages, and exit; $STATE_DIRECTORY holds what each has received",
     )
     what.add_argument(
         "--reload",
@@ -148,7 +190,13 @@ def _link_store(config: str, link: str) -> None:
     # code tells the service manager whether to try again.
     with contextlib.suppress(CiuicError):
         store, owner = read_store_path(config), read_store_owner(config)
-        KnownStores(os.environ).prepare(store, SystemClock(), owner=owner)
+        known = KnownStores(os.environ)
+        if is_url(store):
+            settings = load_settings(config)
+            known.prepare_bucket(settings, SystemClock())
+            store, _ = local_directory(store, os.environ, settings.place_options)
+        else:
+            known.prepare(store, SystemClock(), owner=owner)
         link = os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))
         durable.remove_file(link)
         os.symlink(store, link)
@@ -156,7 +204,7 @@ def _link_store(config: str, link: str) -> None:
 
 def _link_frozen(config: str, directory: str) -> None:
     with contextlib.suppress(CiuicError, OSError):
-        roots = [os.fsencode(path) for path in load_settings(config).snapshot_paths]
+        roots = [os.fsencode(path) for path in load_settings(config).all_paths]
         places = {choose(root).place for root in roots}
         os.makedirs(directory, mode=0o700, exist_ok=True)
         directory = os.path.realpath(directory)
@@ -167,6 +215,39 @@ def _link_frozen(config: str, directory: str) -> None:
             link = os.path.join(directory, str(number))
             durable.remove_file(link)
             os.symlink(area, link)
+
+
+def _link_metrics(config: str, link: str) -> None:
+    with contextlib.suppress(CiuicError, OSError):
+        path = load_settings(config).metrics_file
+        if path:
+            link = os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))
+            durable.remove_file(link)
+            os.symlink(os.path.dirname(path), link)
+
+
+def _serve_metrics(settings: Settings) -> None:
+    """Serve the metrics until a signal comes.
+
+    Raises:
+        ConfigError: The configuration sets no address.
+        OSError: The address can't be used.
+    """
+    if not settings.metrics_listen:
+        raise ConfigError(
+            f"{settings.path}: metrics_listen is not set",
+            hint="Add a line such as metrics_listen = 127.0.0.1:9741.",
+        )
+    from ciuicd.metrics.serving import MetricsServer
+
+    # Not the handlers of the daemon: this process has nothing to finish.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with MetricsServer(settings.metrics_listen, settings.metrics_file) as server:
+        host, port = server.server_address[:2]
+        _log.info("metrics are served at http://%s:%s/metrics", host, port)
+        Notifier(os.environ).ready()
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _handle_signals(service: Service) -> None:

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 def attempt(failed: Callable[[CiuicError], None]) -> Iterator[None]:
     """Pass any exception that leaves the block to ``failed``, as a ``CiuicError``.
 
-    An exception that no one expected is logged with its traceback.
+    An unexpected exception is logged with its traceback.
     """
     try:
         yield

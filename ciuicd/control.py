@@ -4,7 +4,11 @@ A request may hold any bytes. It has one deadline and a maximum length, is parse
 number of clients at a time is limited. Permissions:
 
     status                            every user whom the socket's mode (0660) lets in
+    snapshot of the configured roots  the members of ``control_group``, too
     snapshot, pause, resume, reload   root, and the user the daemon runs as
+
+An access control list lets the group through the store's directory, which it can't list, and to the
+socket.
 
 Other users' clients share half of the slots, so they can't keep root out.
 
@@ -33,8 +37,10 @@ from ciuic.control import (
     parse_request,
     socket_address,
 )
+from ciuic.control.access import give_group
 from ciuic.errors import BusyError, CiuicError, StoreError, UsageError
 from ciuic.model import COMMAND, DAEMON, ExcludeRules
+from ciuic.snapshot.pace.pacer import Pacer
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.records.layout import CONTROL_SOCKET
 from ciuic.system import durable, nofollow
@@ -53,17 +59,28 @@ _PROGRESS_S: Final = 1.0
 _FAREWELL_S: Final = 1.0
 _SOCKET_MODE: Final = 0o660
 _CREDENTIALS: Final = struct.Struct("iII")
+_SO_PEERGROUPS: Final = 59
+_GID: Final = struct.Struct("I")
+_GROUPS_BYTES: Final = 1024
+"""Python reads no more: a client in more than 256 groups counts as in its first one alone."""
+_NAME_SHOWN: Final = 60
+_PASS: Final = 1
+_CONNECT: Final = 6
+"""Rights in an access control list: through a directory; reading and writing."""
 
 
 class Job:
-    """A request for a snapshot; the thread that waits and the thread that takes it share it.
+    """A request for a snapshot, shared by the thread that waits and the thread that takes it.
 
     Attributes:
         base: Take a full snapshot.
         tags: The tags of the snapshot.
         scope: Roots and exclude rules; None: those of the configuration.
         origin: What asked for it.
-        progress: What a waiting client is told.
+        schedule: The schedule that it belongs to; None: the first one, or without the scope of a
+            schedule none.
+        names_schedule: The log says the name, because there are several schedules.
+        pacer: Slows its readers down; None: they read at full speed.
     """
 
     def __init__(
@@ -73,19 +90,35 @@ class Job:
         tags: tuple[str, ...] = (),
         scope: tuple[tuple[bytes, ...], ExcludeRules] | None = None,
         origin: str = DAEMON,
+        schedule: str | None = None,
     ) -> None:
         self.base = base
         self.tags = tags
         self.scope = scope
         self.origin = origin
-        self.progress: Document = {"state": "waiting"}
+        self.schedule = schedule
+        self.names_schedule = False
+        self.pacer: Pacer | None = None
+        self._progress: Document = {"state": "waiting"}
         self._done = threading.Event()
         self._outcome: TakeReport | CiuicError | None = None
 
     def update(self, files: int, size_bytes: int, path: bytes) -> None:
-        """See ``ciuic.snapshot.take.Progress``."""
+        """See ``ciuic.progress.Progress``."""
         name = os.fsdecode(path)
-        self.progress = {"state": "taking", "files": files, "bytes": size_bytes, "path": name}
+        self._progress = {"state": "taking", "files": files, "bytes": size_bytes, "path": name}
+
+    @property
+    def progress(self) -> Document:
+        """What a waiting client receives."""
+        pacer, known = self.pacer, self._progress
+        if pacer is None or known["state"] != "taking":
+            return known
+        return known | {
+            "waited_s": round(pacer.waited_s, 3),
+            "pressure": round(pacer.pressure, 3),
+            "rate_bytes": None if pacer.rate_bytes is None else round(pacer.rate_bytes),
+        }
 
     def finish(self, outcome: TakeReport | CiuicError) -> None:
         """Wake the waiting threads; only the first outcome counts."""
@@ -131,6 +164,18 @@ class Services(Protocol):
         """Take a snapshot as soon as no other snapshot is being taken."""
         ...
 
+    def control_group(self) -> int | None:
+        """Return the group whose members may ask for snapshots of the configured roots."""
+        ...
+
+    def schedule_of(self, scope: tuple[tuple[bytes, ...], ExcludeRules]) -> str:
+        """Return the schedule that has these roots and exclude rules; empty: none has them."""
+        ...
+
+    def schedule_names(self) -> tuple[str, ...]:
+        """Return the names of the configured schedules."""
+        ...
+
 
 class Server:
     """Listens on the socket of a store from ``__init__`` to ``close``.
@@ -158,6 +203,9 @@ class Server:
             raise StoreError(
                 f"cannot listen on {self._path}: {os.strerror(error.errno or 0)}"
             ) from (error)
+        self._store_path = store_path
+        self._admitted: int | None = None
+        self.admit_group()
         self._inode = self._inode_there()
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._thread.start()
@@ -170,6 +218,23 @@ class Server:
             self._listener.bind(address)
             nofollow.change_mode(address, _SOCKET_MODE)
         self._listener.listen(_CLIENTS_MAX)
+
+    def admit_group(self) -> None:
+        """Let the members of ``control_group`` connect; a failure is one warning in the log.
+
+        The members of an earlier group can still connect, but their requests are refused.
+        """
+        gid = self._services.control_group()
+        if gid is None or gid == self._admitted:
+            return
+        try:
+            give_group(self._store_path, gid, _PASS)
+            give_group(self._path, gid, _CONNECT)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            _log.warning("control_group has no effect: no access to %s: %s", self._path, why)
+            return
+        self._admitted = gid
 
     @property
     def intact(self) -> bool:
@@ -275,13 +340,18 @@ class Server:
         return bytes(received.partition(b"\n")[0])
 
     def _answer(self, client: socket.socket, request: Request) -> None:
-        if not (isinstance(request, SimpleRequest) and request.do == "status"):
-            self._check_peer(client)
+        match request:
+            case SimpleRequest(do="status"):
+                may_take = self._is_master(client) or self._is_member(client)
+                _reply(client, {"status": {**self._services.status(), "may_take": may_take}})
+                return
+            case SnapshotRequest() if not self._is_master(client) and self._is_member(client):
+                self._take_for_member(client, request)
+                return
+        self._check_master(client)
         match request:
             case SnapshotRequest():
                 self._take(client, request)
-            case SimpleRequest(do="status"):
-                _reply(client, {"status": self._services.status()})
             case SimpleRequest(do="pause"):
                 self._services.pause()
                 _reply(client, {"done": self._services.status()})
@@ -292,8 +362,19 @@ class Server:
                 self._services.reload()
                 _reply(client, {"done": self._services.status()})
 
+    def _take_for_member(self, client: socket.socket, request: SnapshotRequest) -> None:
+        scope = request.scope()
+        if scope is not None and not self._services.schedule_of(scope):
+            raise StoreError(
+                f"user {_user_of(client)} may have this daemon take snapshots of the configured"
+                " directories only",
+                hint="Leave out directories and exclude options. If the configuration was changed,"
+                " have root run 'systemctl reload ciuicd'.",
+            )
+        self._take(client, request)
+
     def _take(self, client: socket.socket, request: SnapshotRequest) -> None:
-        job = Job(base=request.base, tags=request.tags, scope=request.scope(), origin=COMMAND)
+        job = self._job_of(request)
         self._services.submit(job)
         while True:
             outcome = job.wait(_PROGRESS_S)
@@ -305,11 +386,39 @@ class Server:
             if not _reply(client, {"progress": job.progress}):
                 return
 
-    def _check_peer(self, client: socket.socket) -> None:
-        uid = _user_of(client)
-        if uid not in self._masters:
+    def _job_of(self, request: SnapshotRequest) -> Job:
+        """Return the job: of a schedule, if the request names it or has its roots and rules."""
+        scope, schedule = request.scope(), request.schedule or None
+        if schedule is not None and scope is not None:
+            raise UsageError(
+                "a snapshot of a schedule has the directories of the schedule",
+                hint="Leave out the directories, or the schedule.",
+            )
+        if schedule is not None and schedule not in self._services.schedule_names():
+            raise UsageError(
+                f"the daemon has no schedule '{schedule[:_NAME_SHOWN]}'",
+                hint="'ciuic status' shows its schedules; 'systemctl reload ciuicd' has it read the"
+                " configuration again.",
+            )
+        if scope is not None:
+            schedule = self._services.schedule_of(scope) or None
+            scope = scope if schedule is None else None
+        return Job(
+            base=request.base, tags=request.tags, scope=scope, origin=COMMAND, schedule=schedule
+        )
+
+    def _is_master(self, client: socket.socket) -> bool:
+        return _user_of(client) in self._masters
+
+    def _is_member(self, client: socket.socket) -> bool:
+        gid = self._services.control_group()
+        return gid is not None and gid in _groups_of(client)
+
+    def _check_master(self, client: socket.socket) -> None:
+        if not self._is_master(client):
+            more = " and for snapshots" if self._is_member(client) else ""
             raise StoreError(
-                f"user {uid} may only ask this daemon for its status",
+                f"user {_user_of(client)} may only ask this daemon for its status{more}",
                 hint="Run the command as root, or as the user the daemon runs as.",
             )
 
@@ -318,6 +427,16 @@ def _user_of(client: socket.socket) -> int:
     raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)
     return int(uid)
+
+
+def _groups_of(client: socket.socket) -> set[int]:
+    """Return the groups that the client had when it connected."""
+    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    found = {int(_CREDENTIALS.unpack(raw)[2])}
+    with contextlib.suppress(OSError):
+        raw = client.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        found.update(gid for (gid,) in _GID.iter_unpack(raw))
+    return found
 
 
 def _release(places: Iterable[threading.Semaphore]) -> None:

@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ciuic.config import Settings
+from ciuic.config.opening import open_configured
+from ciuic.config.settings import Settings
 from ciuic.maintain.scrub.damage_cost import DamagedFile
 from ciuic.maintain.scrub.report import DamagedPack, ScrubReport, complete_costs, lost_before
 from ciuic.model import path_text
-from ciuic.store.store import open_store
+from ciuic.store.place.keys import is_url
 from ciuic.units import counted, format_bytes, format_duration, inflected, listed
 
 __all__ = ["REPAIR_HINT", "DamageLog", "first_few"]
@@ -38,7 +39,7 @@ class DamageLog:
         self._has_recalled = False
 
     def is_news(self, where: str, what: str) -> bool:
-        """Return whether this was never asked before; an answer of True means: log it now."""
+        """Return whether a finding is new, and remember it: the caller logs it now."""
         is_known = (where, what) in self._logged
         self._logged.add((where, what))
         return not is_known
@@ -49,9 +50,9 @@ class DamageLog:
         Raises:
             CiuicError: The store can't be read.
         """
-        if self._has_recalled or not settings.scrub_budget_s:
+        if self._has_recalled or not settings.scrub_budget_s or is_url(settings.snapshot_dir):
             return
-        with open_store(settings.snapshot_dir) as store:
+        with open_configured(settings) as store:
             report = lost_before(store)
         self._has_recalled = True
         if report is not None:

@@ -3,12 +3,14 @@
 import contextlib
 import os
 
-from ciuic.config import Settings
+from ciuic.config.settings import Settings
 from ciuic.errors import BusyError, CiuicError, StoreError
 from ciuic.source.mounts import FSTAB, unmounted_point
+from ciuic.store.addressed import local_directory
 from ciuic.store.directory.find import read_header
 from ciuic.store.directory.locks import Lock
 from ciuic.store.directory.ownership import refuse_foreign
+from ciuic.store.place.keys import is_url
 from ciuic.store.records.layout import DAEMON_LOCK, HEADER
 from ciuic.system.clock import Clock
 from ciuicd.control import Server, Services
@@ -40,15 +42,7 @@ class StoreHold:
         if self._server is not None and self._server.intact:
             return
         self.release()
-        path = os.path.realpath(settings.snapshot_dir)
-        if not os.path.lexists(os.path.join(path, HEADER)):
-            raise StoreError(f"the store {path} is gone", hint=_hint_to_mount(path))
-        if read_header(path).store_id != self.store_id:
-            raise StoreError(
-                f"a different store is now at {path}",
-                hint="Mount the file system of the first store again, or restart the daemon.",
-            )
-        refuse_foreign(path, settings.store_owner)
+        path = self._directory(settings)
         lock = Lock(os.path.join(path, DAEMON_LOCK))
         try:
             lock.take_alone()
@@ -59,6 +53,37 @@ class StoreHold:
             ) from error
         self._lock = lock
         self._server = Server(path, self._services, self._clock)
+
+    def _directory(self, settings: Settings) -> str:
+        """Return the directory for the lock and the socket: the store, or what is here of a bucket.
+
+        Raises:
+            StoreError: The store is missing, or a different store is at its path.
+        """
+        if is_url(settings.snapshot_dir):
+            place = settings.snapshot_dir, os.environ, settings.place_options
+            path, store_id = local_directory(*place)
+            if store_id != self.store_id:
+                raise StoreError(
+                    f"a different store is now at {settings.snapshot_dir}",
+                    hint="Put the first store back, or restart the daemon.",
+                )
+            return path
+        path = os.path.realpath(settings.snapshot_dir)
+        if not os.path.lexists(os.path.join(path, HEADER)):
+            raise StoreError(f"the store {path} is gone", hint=_hint_to_mount(path))
+        if read_header(path).store_id != self.store_id:
+            raise StoreError(
+                f"a different store is now at {path}",
+                hint="Mount the file system of the first store again, or restart the daemon.",
+            )
+        refuse_foreign(path, settings.store_owner)
+        return path
+
+    def admit_group(self) -> None:
+        """Let the configured group connect, after the configuration has changed."""
+        if self._server is not None:
+            self._server.admit_group()
 
     def can_take(self, settings: Settings) -> bool:
         """Take the hold and return True; return False if the store can't be served now."""

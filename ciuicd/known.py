@@ -7,6 +7,8 @@ daemon makes no store if one of these says so (decision 0017):
              of the store that each path held
     fstab    /etc/fstab has a mount point at the path or above it, and nothing is mounted there
 
+For a bucket, the memory tells a bucket that was emptied or replaced from a new one.
+
 Otherwise an empty path gets a new store, as on the first start.
 """
 
@@ -16,11 +18,14 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from ciuic.errors import CorruptionError, StoreError
+from ciuic.config.settings import Settings
+from ciuic.errors import CorruptionError, MissingError, StoreError
 from ciuic.source.mounts import FSTAB, unmounted_point
+from ciuic.store.addressed import create_at_address, local_directory
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
 from ciuic.store.directory.ownership import refuse_foreign
+from ciuic.store.records.header import CHUNK_BYTES_DEFAULT, CONTENT, Chunking
 from ciuic.store.records.layout import HEADER
 from ciuic.system import durable
 from ciuic.system.clock import Clock
@@ -71,14 +76,45 @@ class KnownStores:
                 )
             found = read_header(path).store_id
         if wanted is not None and wanted != found:
-            raise StoreError(
-                f"{path} holds a different store than before: {found[:8]} instead of {wanted[:8]}",
-                hint=f"Mount the file system of store {wanted[:8]}. To serve the new store instead,"
-                f" remove {self._file} and start the daemon again.",
-            )
+            raise self._different(path, wanted, found, f"Mount the file system of {wanted[:8]}.")
         if wanted is None:
             self._remember(path, found)
         return found
+
+    def prepare_bucket(self, settings: Settings, clock: Clock) -> str:
+        """Do as ``prepare``, for the bucket of a configuration.
+
+        Raises:
+            StoreError: The known store is missing, or the store can't be made or used.
+        """
+        address, options = settings.snapshot_dir, settings.place_options
+        wanted = self._remembered().get(address)
+        try:
+            _, found = local_directory(address, self._environ, options)
+        except StoreError as error:
+            if not isinstance(error.__cause__, MissingError):
+                raise
+            if wanted is not None:
+                raise StoreError(
+                    f"{address} no longer holds a store; it used to hold store {wanted[:8]}",
+                    hint=f"If that store no longer exists, remove {self._file} and start the daemon"
+                    " again: it creates a new store.",
+                ) from error
+            cut = Chunking.of(CONTENT, CHUNK_BYTES_DEFAULT)
+            create_at_address(address, self._environ, clock, cut, options)
+            _, found = local_directory(address, self._environ, options)
+        if wanted is not None and wanted != found:
+            raise self._different(address, wanted, found, "Correct snapshot_dir.")
+        if wanted is None:
+            self._remember(address, found)
+        return found
+
+    def _different(self, path: str, wanted: str, found: str, advice: str) -> StoreError:
+        return StoreError(
+            f"{path} holds a different store than before: {found[:8]} instead of {wanted[:8]}",
+            hint=f"{advice} To serve the new store instead, remove {self._file} and start the"
+            " daemon again.",
+        )
 
     def _found(self, path: str, wanted: str | None) -> str:
         """Return the ID of the store at ``path``; empty if a store may be made there."""

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from typing import Final
 
 import ciuic
-from ciuic.config import Settings, load_settings
+from ciuic.config.load import load_settings
+from ciuic.config.settings import Settings
 from ciuic.control import Document
 from ciuic.errors import (
     BusyError,
@@ -30,20 +31,25 @@ from ciuic.errors import (
     CiuicError,
     CommitUncertainError,
     ConfigError,
+    UsageError,
 )
+from ciuic.model import DAEMON, EMERGENCY_TAG, ExcludeRules
 from ciuic.snapshot.report import TakeReport
+from ciuic.store.place.keys import is_url
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
 from ciuic.units import format_duration
 from ciuicd.attempt import attempt, sentence
 from ciuicd.control import Job
-from ciuicd.followup import TAG, FollowUps
+from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
 from ciuicd.known import KnownStores
+from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
-from ciuicd.schedule import is_due, next_due_ns
+from ciuicd.schedules.state import ScheduleState
+from ciuicd.schedules.turns import Turns
 from ciuicd.space import Space
-from ciuicd.taking import SnapshotTaker, encoded_roots
+from ciuicd.taking import SnapshotTaker, newest_taken_ns
 from ciuicd.upkeep import Upkeep
 
 __all__ = ["Service"]
@@ -53,8 +59,6 @@ _log = logging.getLogger(__name__)
 _NS: Final = 1_000_000_000
 # The wall clock may be set, and the machine may sleep: look at the clock at least this often.
 _LOOK_S: Final = 20.0
-# Another process writes to the store: try again before the next slot.
-_BUSY_RETRY_S: Final = 60.0
 _JOB_WAIT_S: Final = 2.0
 
 
@@ -74,32 +78,65 @@ class Service:
         self._known = known
         # None only wakes the main thread. The number of clients bounds the queue.
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._urgent: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._stopping = False
         self._reload_wanted = False
         self._paused = False
-        self._paths_changed = False
+        self._was_scheduled = False
         self._reloading = threading.Lock()
         self._job: Job | None = None
-        self._attempt_ended_ns: int | None = None
-        self._retry_at_s = 0.0
         self._watchdog = Watchdog(notifier, clock)
         self._hold = StoreHold(self, clock)
         self._taker = SnapshotTaker(clock, notifier, self._is_cancelled)
-        self._follow_ups = FollowUps(clock, lambda: self._inbox.put(None))
+        self._turns = Turns(settings, clock, lambda: self._inbox.put(None))
         self._space = Space(clock)
         self._upkeep = Upkeep(clock, self._watchdog.note_progress)
+        self._metrics = meter_of(settings, clock)
 
-    def run_once(self) -> TakeReport:
-        """Take one snapshot now, also beside an idle daemon; forget as the daemon would.
+    def run_once(self) -> list[TakeReport]:
+        """Take one snapshot now, even while a daemon runs; then forget as the daemon would.
+
+        With several schedules, take one of each that is due; of the first one if none is.
+
+        Returns:
+            The report of each snapshot.
 
         Raises:
-            CiuicError: No snapshot was taken.
+            CiuicError: A snapshot was not taken; those of the other schedules were, if possible.
         """
         self._prepare_store()
         self._lower_priority()
-        report = self._taker.take(self._settings, Job())
-        self._upkeep.after_snapshot(self._settings)
-        return report
+        try:
+            reports, failures = self._take_each_due()
+            if reports:
+                self._upkeep.after_snapshot(self._settings)
+            if failures:
+                raise failures[0]
+        finally:
+            self._write_metrics()
+        return reports
+
+    def _take_each_due(self) -> tuple[list[TakeReport], list[CiuicError]]:
+        states = list(self._turns)
+        if len(states) > 1:
+            for state in states:
+                state.newest_ns = newest_taken_ns(state.settings, self._clock)
+            states = [state for state in states if state.is_due] or states[:1]
+        reports: list[TakeReport] = []
+        failures: list[CiuicError] = []
+        for state in states:
+            try:
+                reports.append(self._taker.take(state.settings, self._job_for(state)))
+            except CiuicError as error:
+                self._metrics.note_failure(error, is_snapshot=True)
+                if self._stopping:
+                    raise
+                if failures:  # the caller reports the first one
+                    _log.error("%s: snapshot failed: %s", state.name, sentence(error))
+                failures.append(error)
+            else:
+                self._metrics.note_snapshot(reports[-1])
+        return reports, failures
 
     def serve(self) -> None:
         """Take snapshots until ``stop``.
@@ -108,7 +145,7 @@ class Service:
             BusyError: Another daemon serves the store.
             StoreError: The store is missing, can't be made, or is not the expected one.
         """
-        self._hold.store_id = self._prepare_store()
+        self._prepare_store()
         with self._watchdog.running():
             try:
                 self._hold.take(self._settings)
@@ -121,7 +158,7 @@ class Service:
                 self._notifier.stopping()
                 self._stopping = True
                 self._refuse_jobs()
-                self._follow_ups.drop()
+                self._turns.drop_follow_ups()
                 self._hold.release()
 
     def stop(self) -> None:
@@ -129,9 +166,14 @@ class Service:
         self._stopping = True
         self._inbox.put(None)
 
-    def _prepare_store(self) -> str:
+    def _prepare_store(self) -> None:
         settings = self._settings
-        return self._known.prepare(settings.snapshot_dir, self._clock, owner=settings.store_owner)
+        path, owner = settings.snapshot_dir, settings.store_owner
+        if is_url(path):
+            store_id = self._known.prepare_bucket(settings, self._clock)
+        else:
+            store_id = self._known.prepare(path, self._clock, owner=owner)
+        self._hold.store_id = self._taker.store_id = self._upkeep.store_id = store_id
 
     def _lower_priority(self) -> None:
         settings = self._settings
@@ -139,24 +181,35 @@ class Service:
         if problem is not None:
             _log.warning(problem)
         elif settings.io_priority != "none":
-            places = [*settings.snapshot_paths, settings.snapshot_dir]
+            places = [*settings.all_paths]
+            if not is_url(settings.snapshot_dir):
+                places.append(settings.snapshot_dir)
             _log.info("I/O priority %s: %s", settings.io_priority, describe_schedulers(places))
 
     def _introduce(self) -> None:
         with contextlib.suppress(CiuicError):
-            self._taker.learn_newest(self._settings)
+            for state in self._turns:
+                state.newest_ns = newest_taken_ns(state.settings, self._clock)
         store_path = self._settings.snapshot_dir
         _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._plan())
+        if is_url(store_path):
+            _log.info("prune and scrub are left out in a bucket: run 'ciuic prune' there")
         self._show_status()
 
     def _plan(self) -> str:
-        roots = ", ".join(self._settings.snapshot_paths)
-        return f"{roots} every {format_duration(self._settings.snapshot_interval_s)}"
+        return "; ".join(map(self._plan_of, self._turns))
+
+    def _plan_of(self, state: ScheduleState) -> str:
+        roots = ", ".join(state.settings.snapshot_paths)
+        name = f"{state.name}: " if self._settings.others else ""
+        choice = " (auto)" if state.settings.interval_bounds_s is not None else ""
+        return f"{name}{roots} every {format_duration(state.interval_s)}{choice}"
 
     def status(self) -> Document:
         """See ``Services``; the document of ``ciuic status --json``."""
         settings, job, report = self._settings, self._job, self._taker.last_report
-        newest_ns = self._taker.newest_ns
+        newest_ns = max((state.newest_ns or 0 for state in self._turns), default=0)
+        awaited = [state.follow_ups.shown for state in self._turns]
         state = "taking" if job is not None else "paused" if self._paused else "idle"
         return {
             "state": state,
@@ -165,12 +218,13 @@ class Service:
             "version": ciuic.__version__,
             "config": settings.path,
             "store": settings.snapshot_dir,
-            "snapshot_paths": list(settings.snapshot_paths),
-            "snapshot_interval_s": settings.snapshot_interval_s,
-            "next": None if self._paused else rfc3339(self._next_due_ns()),
-            "newest": None if newest_ns is None else rfc3339(newest_ns),
+            "snapshot_paths": list(settings.all_paths),
+            "snapshot_interval_s": self._turns.first.interval_s,
+            "next": None if self._paused else rfc3339(self._turns.next_due_ns),
+            "newest": rfc3339(newest_ns) if newest_ns else None,
+            "schedules": [state.as_json() for state in self._turns],
             "progress": None if job is None else job.progress,
-            "follow_up": self._follow_ups.shown,
+            "follow_up": next(filter(None, awaited), None),
             "upkeep": self._upkeep.shown,
             "last_report": None if report is None else report.as_json(),
             "last_error": self._taker.last_error,
@@ -190,17 +244,33 @@ class Service:
         self._inbox.put(None)
 
     def submit(self, job: Job) -> None:
-        """See ``Services``."""
-        self._inbox.put(job)
+        """See ``Services``. A snapshot of a failed job goes before all others."""
+        if EMERGENCY_TAG in job.tags:
+            self._urgent.put(job)
+            self._inbox.put(None)
+        else:
+            self._inbox.put(job)
         if self._stopping:
             self._refuse_jobs()
 
     def _refuse_jobs(self) -> None:
+        while (job := self._waiting_job()) is not None:
+            job.finish(CancelledError("the daemon is stopping"))
         with contextlib.suppress(queue.Empty):
             while True:
-                job = self._inbox.get_nowait()
-                if job is not None:
-                    job.finish(CancelledError("the daemon is stopping"))
+                self._urgent.get_nowait().finish(CancelledError("the daemon is stopping"))
+
+    def control_group(self) -> int | None:
+        """See ``Services``."""
+        return self._settings.control_group
+
+    def schedule_of(self, scope: tuple[tuple[bytes, ...], ExcludeRules]) -> str:
+        """See ``Services``."""
+        return self._settings.schedule_of(*scope)
+
+    def schedule_names(self) -> tuple[str, ...]:
+        """See ``Services``."""
+        return tuple(state.name for state in self._turns)
 
     def reload_soon(self) -> None:
         """Read the configuration again as soon as no snapshot is being taken."""
@@ -231,33 +301,47 @@ class Service:
             )
         if new.io_priority != old.io_priority:
             _log.warning("the new io_priority takes effect when the daemon is restarted")
+        if bool(new.metrics_file) != bool(old.metrics_file):
+            self._metrics = meter_of(new, self._clock)
         self._settings = new
-        self._paths_changed |= new.snapshot_paths != old.snapshot_paths
+        self._turns.replace(new)
+        self._hold.admit_group()
 
     def _turn(self) -> None:
         """Run one round of the loop: reload, take what is due, or wait for work."""
         self._watchdog.note_progress()
-        self._space.free_space(self._settings.snapshot_dir, encoded_roots(self._settings))
+        settings = self._settings
+        bucket_id = self._hold.store_id if is_url(settings.snapshot_dir) else ""
+        self._space.free_space(settings.snapshot_dir, self._all_roots, bucket_id=bucket_id)
         if self._reload_wanted:
             self._reload_wanted = False
             with contextlib.suppress(CiuicError):
                 self.reload()
-        if self._paths_changed:
-            # The newest snapshot may lack the new roots: look again.
-            self._paths_changed = False
-            self._taker.newest_ns = self._attempt_ended_ns = None
-        if self._paused:
-            self._follow_ups.drop()
-        elif self._is_due():
-            self._take_scheduled()
+        self._turns.drop_gone()
+        with contextlib.suppress(queue.Empty):
+            self._take_for(self._urgent.get_nowait())
             return
-        elif self._follow_ups.is_due():
-            self._take_follow_up()
+        if self._paused:
+            self._turns.drop_follow_ups()
+        elif (state := self._turns.due()) is not None:
+            # Several schedules may be due all the time: a request has every second turn.
+            job = self._waiting_job() if self._was_scheduled else None
+            self._was_scheduled = job is None
+            if job is None:
+                self._take_scheduled(state)
+            else:
+                self._take_for(job)
+            return
+        elif (state := self._turns.follow_up_due()) is not None:
+            self._take_follow_up(state)
             return
         elif self._can_do_upkeep():
             self._upkeep.run(self._settings, self._has_better_to_do, lambda: self._stopping)
             self._show_status()
+            self._write_metrics()
             return
+        if self._metrics.is_due():
+            self._write_metrics()
         job = self._next_job()
         if job is not None:
             self._take_for(job)
@@ -274,105 +358,142 @@ class Service:
             self._stopping
             or self._reload_wanted
             or not self._inbox.empty()
-            or self._is_due()
-            or self._follow_ups.is_due()
+            or self._turns.due() is not None
+            or self._turns.follow_up_due() is not None
         )
 
     def _next_job(self) -> Job | None:
-        due_s = (self._next_due_ns() - self._clock.now_ns()) / _NS
-        retry_s = self._retry_at_s - self._clock.monotonic_s()
-        wait_s = _LOOK_S if self._paused else min(_LOOK_S, max(due_s, retry_s))
-        if self._follow_ups.next_look_s is not None:
-            wait_s = min(wait_s, self._follow_ups.next_look_s - self._clock.monotonic_s())
+        wait_s = _LOOK_S if self._paused else min(_LOOK_S, self._turns.wait_s)
+        look_s = self._turns.next_look_s
+        if look_s is not None:
+            wait_s = min(wait_s, look_s - self._clock.monotonic_s())
         try:
             return self._inbox.get(timeout=max(wait_s, 0.001))
         except queue.Empty:
             return None
 
-    @property
-    def _interval_ns(self) -> int:
-        return round(self._settings.snapshot_interval_s * _NS)
+    def _waiting_job(self) -> Job | None:
+        with contextlib.suppress(queue.Empty):
+            while (job := self._inbox.get_nowait()) is None:
+                pass
+            return job
+        return None
 
     @property
-    def _past_ns(self) -> list[int]:
-        moments = (self._taker.newest_ns, self._attempt_ended_ns)
-        return [moment for moment in moments if moment is not None]
+    def _all_roots(self) -> tuple[bytes, ...]:
+        return tuple(os.fsencode(path) for path in self._settings.all_paths)
 
-    def _next_due_ns(self) -> int:
-        return next_due_ns(self._clock.now_ns(), self._interval_ns, self._past_ns)
+    def _job_for(self, state: ScheduleState) -> Job:
+        job = Job(schedule=state.name)
+        job.names_schedule = bool(self._settings.others)
+        return job
 
-    def _is_due(self) -> bool:
-        if self._clock.monotonic_s() < self._retry_at_s:
-            return False
-        return is_due(self._clock.now_ns(), self._interval_ns, self._past_ns)
-
-    def _take_scheduled(self) -> None:
-        job = Job()
-        with self._attempt(job, scheduled=True):
+    def _take_scheduled(self, state: ScheduleState) -> None:
+        job = self._job_for(state)
+        with self._attempt(job, state, scheduled=True):
             self._hold.take(self._settings)
             # A user may have taken a snapshot since the last look.
-            self._taker.learn_newest(self._settings)
-            if self._is_due():
-                self._finish(job, self._taker.take(self._settings, job))
+            state.newest_ns = newest_taken_ns(state.settings, self._clock)
+            if state.is_due:
+                self._finish(job, state, self._taker.take(state.settings, job))
 
     def _take_for(self, job: Job) -> None:
-        with self._attempt(job, scheduled=False):
+        state = self._turns.first if job.schedule is None else self._turns.find(job.schedule)
+        if state is None:
+            what = f"the schedule {job.schedule} is no longer in the configuration"
+            job.finish(UsageError(what, hint="'ciuic status' shows the daemon's schedules."))
+            return
+        job.names_schedule = job.scope is None and bool(self._settings.others)
+        with self._attempt(job, state, scheduled=False):
             self._hold.take(self._settings)
-            self._finish(job, self._taker.take(self._settings, job, wait_s=_JOB_WAIT_S))
+            # A failed job must not wait for a full snapshot either.
+            may_be_full = EMERGENCY_TAG not in job.tags
+            report = self._taker.take(
+                state.settings, job, wait_s=_JOB_WAIT_S, may_be_full=may_be_full
+            )
+            self._finish(job, state, report)
 
-    def _take_follow_up(self) -> None:
-        job = Job(tags=(TAG,), scope=self._follow_ups.scope)
+    def _take_follow_up(self, state: ScheduleState) -> None:
+        job = Job(tags=(TAG,), scope=state.follow_ups.scope)
+        job.names_schedule = job.scope is None and bool(self._settings.others)
         report = None
-        with self._attempt(job, scheduled=False):
+        with self._attempt(job, state, scheduled=False):
             self._hold.take(self._settings)
             # A closed file is no reason to read all other files again.
-            report = self._taker.take(self._settings, job, wait_s=_JOB_WAIT_S, may_be_full=False)
+            report = self._taker.take(state.settings, job, wait_s=_JOB_WAIT_S, may_be_full=False)
         if report is None:
-            self._follow_ups.drop()
+            state.follow_ups.drop()
         else:
-            self._follow_ups.taken(report)
+            self._note_taken(job, state, report)
+            state.follow_ups.taken(report)
             self._upkeep.after_snapshot(self._settings)
 
-    def _finish(self, job: Job, report: TakeReport) -> None:
+    def _finish(self, job: Job, state: ScheduleState, report: TakeReport) -> None:
         job.finish(report)
-        settings = self._settings
-        roots = job.scope[0] if job.scope is not None else encoded_roots(settings)
-        self._follow_ups.consider(report, job.scope, roots, interval_s=settings.snapshot_interval_s)
-        self._upkeep.after_snapshot(settings)
+        self._note_taken(job, state, report)
+        roots = job.scope[0] if job.scope is not None else state.roots
+        interval_s = state.interval_s
+        state.follow_ups.consider(report, job.scope, roots, interval_s=interval_s)
+        self._upkeep.after_snapshot(self._settings)
+
+    def _note_taken(self, job: Job, state: ScheduleState, report: TakeReport) -> None:
+        self._metrics.note_snapshot(report)
+        if job.scope is None:
+            state.newest_ns = report.taken_ns
+            state.last_error = None
+            with attempt(lambda error: _log.warning("%s: %s", state.name, sentence(error))):
+                state.measure(report)
 
     @contextlib.contextmanager
-    def _attempt(self, job: Job, *, scheduled: bool) -> Iterator[None]:
-        """Make every failure of the block the job's outcome and a line in the log."""
+    def _attempt(self, job: Job, state: ScheduleState, *, scheduled: bool) -> Iterator[None]:
+        """Turn a failure of the block into the job's outcome and a line in the log."""
         self._job = job
+        self._write_metrics()
         try:
-            with attempt(lambda error: self._failed(job, error, scheduled=scheduled)):
+            with attempt(lambda error: self._failed(job, state, error, scheduled=scheduled)):
                 yield
         finally:
             self._job = None
-            if scheduled and self._retry_at_s <= self._clock.monotonic_s():
-                self._attempt_ended_ns = self._clock.now_ns()
+            # One that was cancelled for an emergency snapshot is due again, unless that serves it.
+            if scheduled and not isinstance(job.wait(0), CancelledError):
+                state.attempt_ended()
             self._show_status()
+            self._write_metrics()
 
-    def _failed(self, job: Job, error: CiuicError, *, scheduled: bool) -> None:
+    def _failed(
+        self, job: Job, state: ScheduleState, error: CiuicError, *, scheduled: bool
+    ) -> None:
         if isinstance(error, CancelledError):
-            _log.info("a snapshot was cancelled because the daemon is stopping")
+            why = "the daemon is stopping" if self._stopping else "an emergency snapshot goes first"
+            _log.info("a snapshot was cancelled because %s", why)
             job.finish(error)
             return
         if isinstance(error, BusyError) and scheduled:
-            self._retry_at_s = self._clock.monotonic_s() + _BUSY_RETRY_S
+            state.try_again_soon()
         if job.is_finished:
             _log.error("the snapshot was taken, but a later step failed: %s", sentence(error))
         elif isinstance(error, CommitUncertainError):
             _log.error("%s", sentence(error))
         else:
-            _log.error("snapshot failed: %s", sentence(error))
+            name = f"{state.name}: " if job.names_schedule else ""
+            _log.error("%ssnapshot failed: %s", name, sentence(error))
         self._taker.remember(error)
+        if job.scope is None:
+            state.remember(error)
+        self._metrics.note_failure(error, is_snapshot=not job.is_finished)
         job.finish(error)
 
     def _is_cancelled(self) -> bool:
         self._watchdog.note_progress()
-        return self._stopping
+        job = self._job
+        is_own = job is not None and job.origin == DAEMON
+        return self._stopping or (is_own and not self._urgent.empty())
+
+    def _write_metrics(self) -> None:
+        next_due_ns = None if self._paused else self._turns.next_due_ns
+        is_taking = self._job is not None
+        self._metrics.write(self._settings, next_due_ns=next_due_ns, is_taking=is_taking)
 
     def _show_status(self) -> None:
-        when = "paused" if self._paused else f"next {local_time_text(self._next_due_ns())}"
+        when = "paused" if self._paused else f"next {local_time_text(self._turns.next_due_ns)}"
         self._notifier.status(f"{when}; {self._taker.last_text}")

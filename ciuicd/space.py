@@ -32,8 +32,14 @@ class Space:
         self._clock = clock
         self._look_s = clock.monotonic_s()
 
-    def free_space(self, store_path: str, roots: Iterable[bytes]) -> None:
-        """Give up reflink copies below ``roots`` where space is short, if a minute has passed."""
+    def free_space(self, store_path: str, roots: Iterable[bytes], *, bucket_id: str = "") -> None:
+        """Give up reflink copies below ``roots`` where space is short, if a minute has passed.
+
+        Args:
+            store_path: The store's directory. If it is gone, its reflink copies stay.
+            roots: Where to look.
+            bucket_id: The ID of a store in a bucket; empty: it is in the directory.
+        """
         now_s = self._clock.monotonic_s()
         if now_s < self._look_s:
             return
@@ -41,7 +47,8 @@ class Space:
         for root in roots:
             with contextlib.suppress(OSError, CiuicError):
                 if is_short_of_space(root, COPIES_RESERVE):
-                    _give_up_oldest(read_header(store_path).store_id, root)
+                    store_id = bucket_id or read_header(store_path).store_id
+                    _give_up_oldest(store_id, root)
 
 
 def _give_up_oldest(store_id: str, root: bytes) -> None:

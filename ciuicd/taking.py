@@ -1,35 +1,40 @@
 """Taking the daemon's snapshots, and what it remembers of them.
 
-``SnapshotTaker`` knows the newest snapshot of the configured roots, the report of the last
-snapshot, and the error of the last attempt. The main thread calls its methods; other threads may
-read its attributes.
+``SnapshotTaker`` knows the report of the last snapshot, and the error of the last attempt. The main
+thread calls its methods; other threads may read its attributes.
 """
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from ciuic.catalog import list_snapshots
-from ciuic.config import Settings
+from ciuic.config.opening import open_configured
+from ciuic.config.settings import Settings
 from ciuic.control import Document
 from ciuic.errors import CiuicError, UnreachableError
-from ciuic.model import Owner, SnapshotSummary, path_text
+from ciuic.model import DAEMON, Owner, SnapshotSummary, path_text
 from ciuic.snapshot.hooks import HOOK_WARNING, Hooks, take_with_hooks
+from ciuic.snapshot.pace.pacer import Pacer
+from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.directory.leftovers import IS_DIRECTORY
-from ciuic.store.store import Store, open_store
-from ciuic.system.clock import Clock, rfc3339
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
 from ciuicd.control import Job
 from ciuicd.notify import Notifier
 from ciuicd.schedule import covers
+from ciuicd.schedules.state import encoded_roots, error_fields
 
-__all__ = ["SnapshotTaker", "encoded_roots"]
+__all__ = ["SnapshotTaker", "newest_taken_ns"]
 
 _log = logging.getLogger(__name__)
+
+_WAIT_SAID_S: Final = 0.1
 
 
 class SnapshotTaker:
@@ -37,11 +42,11 @@ class SnapshotTaker:
 
     Args:
         clock: Tells the time.
-        notifier: Is told when a snapshot begins.
+        notifier: Receives the beginning of each snapshot.
         cancelled: Called often while a snapshot is taken; True cancels it.
 
     Attributes:
-        newest_ns: When the newest snapshot of the configured roots began, if there is one.
+        store_id: The store to take snapshots into; one with another ID is refused.
         last_report: Of the last snapshot that this daemon took.
         last_error: Of the last attempt, if it failed: kind, message, hint and time.
     """
@@ -50,9 +55,10 @@ class SnapshotTaker:
         self._clock = clock
         self._notifier = notifier
         self._cancelled = cancelled
-        self.newest_ns: int | None = None
+        self.store_id = ""
         self.last_report: TakeReport | None = None
         self.last_error: Document | None = None
+        self._has_said_unpaced = False
 
     def take(
         self, settings: Settings, job: Job, *, wait_s: float = 0.0, may_be_full: bool = True
@@ -60,8 +66,8 @@ class SnapshotTaker:
         """Take the snapshot that ``job`` describes, with the hooks, and log its report.
 
         Args:
-            settings: The daemon's configuration.
-            job: Kind, tags and scope; it is told the progress.
+            settings: The daemon's configuration, with the schedule that the snapshot is for.
+            job: Kind, tags and scope. It receives the progress.
             wait_s: How long to wait for the store's lock.
             may_be_full: Whether the age of the last full snapshot may make this one full.
 
@@ -70,56 +76,67 @@ class SnapshotTaker:
         """
         request = _request(settings, job, may_be_full=may_be_full)
         self._notifier.status("taking a snapshot")
+        job.pacer = self._pacer(settings, job)
         report = take_with_hooks(
-            lambda: _opened(settings, wait_s),
+            lambda: self._opened(settings, wait_s),
             request,
             Hooks(settings.before, settings.after, settings.hook_timeout_s),
             clock=self._clock,
             say=lambda line: _log.info("hook %s", line),
             cancelled=self._cancelled,
             progress=job,
+            pacer=job.pacer,
         )
-        _log.log(logging.WARNING if report.trouble_count else logging.INFO, _describe(report))
+        name = f"{settings.schedule}: " if job.names_schedule else ""
+        level = logging.WARNING if report.trouble_count else logging.INFO
+        _log.log(level, "%s%s", name, _describe(report))
         for note in report.notes:
             _log.warning("%s", note.what)
-        if job.scope is None:
-            self.newest_ns = report.taken_ns
         self.last_report = report
         self.last_error = None
         return report
 
-    def learn_newest(self, settings: Settings) -> None:
-        """Look in the store for the newest snapshot of the configured roots.
+    def _pacer(self, settings: Settings, job: Job) -> Pacer | None:
+        """Return the pacer of a snapshot of the schedule. One that a user asked for has none."""
+        if job.origin != DAEMON or not settings.pressure_limit:
+            return None
+        pressure = pressure_of_others()
+        if not pressure.is_known:
+            self._say_unpaced()
+            return None
+        return Pacer(
+            pressure,
+            self._clock,
+            limit=settings.pressure_limit,
+            minimum_rate_bytes=settings.minimum_rate_bytes,
+        )
 
-        A snapshot that a user took counts too, unless it left out more than the daemon would. One
-        of another machine does not.
-
-        Raises:
-            CiuicError: The store can't be read.
-        """
-        with open_store(settings.snapshot_dir) as store:
-            now_ns, wanted = self._clock.now_ns(), encoded_roots(settings)
-            own = Owner(this_machine(), is_library=False)
-            self.newest_ns = next(
-                (
-                    summary.taken_ns
-                    for summary in list_snapshots(store)
-                    if summary.taken_ns <= now_ns
-                    and summary.owner.is_same(own)
-                    and covers(summary.roots, wanted)
-                    and _excludes_no_more(store, summary, settings)
-                ),
-                None,
+    def _say_unpaced(self) -> None:
+        if not self._has_said_unpaced:
+            self._has_said_unpaced = True
+            _log.warning(
+                "snapshots do not slow down for other programs: this kernel has no pressure-stall"
+                " information. Boot it with psi=1, or set pressure_limit = 0"
             )
 
     def remember(self, error: CiuicError) -> None:
         """Keep the error of an attempt for the daemon's status."""
-        fields = {"kind": error.kind, "message": error.message, "hint": error.hint}
-        self.last_error = {**fields, "time": rfc3339(self._clock.now_ns())}
+        self.last_error = error_fields(error, self._clock)
+
+    @contextlib.contextmanager
+    def _opened(self, settings: Settings, wait_s: float) -> Iterator[Store]:
+        with open_configured(
+            settings, write=True, only_adds=True, wait_s=wait_s, cancelled=self._cancelled
+        ) as store:
+            store.refuse_other(self.store_id)
+            for what in store.stuck.values():
+                hint = "" if what.endswith(IS_DIRECTORY) else f". {UnreachableError.default_hint}"
+                _log.warning("%s; it stays%s", what, hint)
+            yield store
 
     @property
     def hook_warnings(self) -> list[str]:
-        """What the hooks of the last snapshot failed at."""
+        """What failed in the hooks of the last snapshot."""
         warnings = self.last_report.trouble if self.last_report is not None else ()
         return [warning.what for warning in warnings if warning.what.startswith(HOOK_WARNING)]
 
@@ -133,9 +150,31 @@ class SnapshotTaker:
         return "none taken yet since the daemon started"
 
 
-def encoded_roots(settings: Settings) -> tuple[bytes, ...]:
-    """Return the configured roots as ``TakeRequest`` wants them."""
-    return tuple(os.fsencode(path) for path in settings.snapshot_paths)
+def newest_taken_ns(settings: Settings, clock: Clock) -> int | None:
+    """Return when the newest snapshot that serves the settings' schedule began.
+
+    A snapshot without a schedule, which a user took, counts if it covers the directories and leaves
+    out no more than the daemon would. One of another schedule does not: it may be forgotten sooner.
+    Nor does one of another machine.
+
+    Raises:
+        CiuicError: The store can't be read.
+    """
+    with open_configured(settings) as store:
+        now_ns, wanted = clock.now_ns(), encoded_roots(settings)
+        own = Owner(this_machine(), is_library=False)
+        return next(
+            (
+                summary.taken_ns
+                for summary in list_snapshots(store)
+                if summary.taken_ns <= now_ns
+                and summary.schedule in {settings.schedule, ""}
+                and summary.owner.is_same(own)
+                and covers(summary.roots, wanted)
+                and _excludes_no_more(store, summary, settings)
+            ),
+            None,
+        )
 
 
 def _request(settings: Settings, job: Job, *, may_be_full: bool) -> TakeRequest:
@@ -147,22 +186,14 @@ def _request(settings: Settings, job: Job, *, may_be_full: bool) -> TakeRequest:
         base_interval_s=settings.base_interval_s if may_be_full else 0.0,
         tags=job.tags,
         hot_snapshots=settings.hot_snapshots,
+        hot_by_schedule=settings.hot_by_schedule,
         parity=settings.parity,
         chain_cost=settings.chain_cost,
         origin=job.origin,
-        schedule=settings.schedule_of(roots, exclude),
+        schedule=settings.schedule if job.scope is None else job.schedule or "",
+        threads=settings.threads,
+        memory_bytes=settings.buffer_memory_bytes * 2 // 3,
     )
-
-
-@contextlib.contextmanager
-def _opened(settings: Settings, wait_s: float) -> Iterator[Store]:
-    with open_store(
-        settings.snapshot_dir, write=True, wait_s=wait_s, owner=settings.store_owner
-    ) as store:
-        for what in store.stuck.values():
-            hint = "" if what.endswith(IS_DIRECTORY) else f". {UnreachableError.default_hint}"
-            _log.warning("%s; it stays%s", what, hint)
-        yield store
 
 
 def _excludes_no_more(store: Store, summary: SnapshotSummary, settings: Settings) -> bool:
@@ -173,11 +204,18 @@ def _excludes_no_more(store: Store, summary: SnapshotSummary, settings: Settings
     return rules.is_within(settings.exclude_rules)
 
 
+def _time_text(report: TakeReport) -> str:
+    text = format_duration(report.total_s)
+    if report.waited_s < _WAIT_SAID_S:
+        return text
+    return f"{text} ({format_duration(report.waited_s)} of it waiting for other programs)"
+
+
 def _describe(report: TakeReport) -> str:
     text = (
         f"snapshot {report.id} ({report.kind}): {format_files(report.files)}, "
         f"{format_bytes(report.logical_bytes)}, {format_bytes(report.stored_bytes)} stored, "
-        f"{format_duration(report.total_s)}, "
+        f"{_time_text(report)}, "
     )
     if not report.trouble_count:
         return text + "no warnings"

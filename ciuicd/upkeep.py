@@ -1,11 +1,14 @@
-"""What the daemon does for the store between two snapshots: forget, prune, scrub.
+"""What the daemon does for the store between two snapshots: forget, prune, scrub, drill.
 
     forget   after each snapshot, by the retention policy
     prune    when something in the trash has expired, or a prune was interrupted: once a day, or
              whenever space is short
     scrub    up to ``scrub_budget`` a day, whatever program read; each pack at most once a week
+    drill    every ``drill_interval``
 
-All three stop for a snapshot that is due or requested, and for the end of the daemon. Finished work
+In a bucket, prune and scrub are left out.
+
+All stop for a snapshot that is due or requested, and for the end of the daemon. Finished work
 is kept, and the next run continues. Each prune plans from scratch. After three interrupted plans in
 a row, the next one runs to its end and delays one snapshot; otherwise no prune would ever finish. A
 failure is one line in the log, and never ends the daemon or costs a snapshot.
@@ -20,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ciuic.catalog import damaged_manifests
-from ciuic.config import Settings
+from ciuic.config.opening import open_configured
+from ciuic.config.settings import Settings
 from ciuic.control import Document
 from ciuic.errors import BusyError, CancelledError, CiuicError
 from ciuic.maintain.forget import apply_forget, plan_forget
@@ -31,14 +35,16 @@ from ciuic.maintain.scrub.pack_health import read_since_s
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.retention import parse_policy
 from ciuic.store.gc.merge import SMALL_PACK_BYTES
+from ciuic.store.place.keys import is_url
 from ciuic.store.records.layout import HEADER
-from ciuic.store.store import open_store
+from ciuic.store.store import Store
 from ciuic.system.clock import Clock, rfc3339
 from ciuic.system.free_space import PRUNE_RESERVE, is_short_of_space
 from ciuic.system.priority import lower_priority
 from ciuic.units import counted, format_bytes, format_duration
 from ciuicd.attempt import attempt, sentence
 from ciuicd.damage_log import REPAIR_HINT, DamageLog, first_few
+from ciuicd.practice import is_drill_due, practice
 
 __all__ = ["Upkeep"]
 
@@ -53,6 +59,8 @@ _RETRY_S: Final = 300.0
 _REST_S: Final = 7 * 86_400.0
 _SMALL_PACKS_MAX: Final = 64
 """With this many small packs a prune merges them, even if nothing was forgotten."""
+_DRILL_AGAIN_S: Final = 86_400.0
+"""How long to wait after a drill that could not be done: a person may have to act first."""
 _POLL_S: Final = 0.05
 _INTERRUPTIONS_MAX: Final = 3
 """After this many interrupted plans in a row, a prune plans to the end."""
@@ -75,19 +83,24 @@ class _Day:
 
 
 class Upkeep:
-    """Runs forget, prune and scrub. Other threads than the main thread may only read ``shown``.
+    """Runs forget, prune, scrub and drill. Other threads than the main one may only read ``shown``.
 
     Args:
         clock: Tells the time.
         note_progress: Called about twenty times a second while something runs.
+
+    Attributes:
+        store_id: The store to forget and prune in; one with another ID is refused. Empty: any.
     """
 
     def __init__(self, clock: Clock, note_progress: Callable[[], None]) -> None:
         self._clock = clock
         self._note_progress = note_progress
+        self.store_id = ""
         self._look_ns = clock.now_ns()
         self._retry_at_s = 0.0
         self._pruned_ns: int | None = None
+        self._drill_tried_s: float | None = None
         self._interruptions = 0
         self._day = _Day(_NO_DAY)
         self._damage_log = DamageLog()
@@ -103,6 +116,7 @@ class Upkeep:
             "forget": self._last.get("forget"),
             "prune": self._last.get("prune"),
             "scrub": self._last.get("scrub"),
+            "drill": self._last.get("drill"),
         }
 
     def after_snapshot(self, settings: Settings) -> None:
@@ -113,24 +127,27 @@ class Upkeep:
             self._forget(settings)
 
     def _forget(self, settings: Settings) -> None:
-        policy = parse_policy(settings.retention_policy)
-        now_ns = self._clock.now_ns()
-        with open_store(settings.snapshot_dir) as store:
-            plan = plan_forget(store, policy, now_ns, rules=settings.exclude_rules)
+        plan_now = functools.partial(
+            plan_forget,
+            policy=parse_policy(settings.top_retention_policy),
+            now_ns=self._clock.now_ns(),
+            rules=settings.exclude_rules,
+            schedules=settings.terms,
+        )
+        with open_configured(settings) as store:
+            plan = plan_now(store)
             left_out = damaged_manifests(store)
         for name, what in left_out.items():
             if self._damage_log.is_news(name, what):
                 _log.error("forget skipped %s: %s. %s", name, what, REPAIR_HINT)
         if plan.forgotten:
             # Plan again under the lock, where no other process can change the snapshots.
-            with open_store(
-                settings.snapshot_dir,
-                write=True,
-                wait_s=_LOCK_WAIT_S,
-                owner=settings.store_owner,
-            ) as store:
-                plan = plan_forget(store, policy, now_ns, rules=settings.exclude_rules)
-                apply_forget(store, plan, now_ns)
+            # In a bucket, marks need no lock.
+            write = not is_url(settings.snapshot_dir)
+            with open_configured(settings, write=write, wait_s=_LOCK_WAIT_S) as store:
+                self._refuse_other(store)
+                plan = plan_now(store)
+                apply_forget(store, plan, self._clock.now_ns())
         names = [summary.id for summary, _ in plan.forgotten]
         self._note("forget", forgotten=names, kept=len(plan.kept))
         if names:
@@ -138,7 +155,7 @@ class Upkeep:
                 "forgot %s not kept by retention_policy %s: %s; 'ciuic forget --undo ID' can bring"
                 " them back for %s",
                 counted(len(names), "snapshot"),
-                policy.text,
+                "; ".join(dict.fromkeys(one.retention_policy for one in settings.schedules)),
                 first_few(names),
                 format_duration(settings.trash_s),
             )
@@ -150,6 +167,8 @@ class Upkeep:
             self._look_ns = now_ns  # the clock was set back
         if self._clock.monotonic_s() < self._retry_at_s or now_ns < self._look_ns:
             return False
+        if is_url(settings.snapshot_dir):
+            return True
         return os.path.lexists(os.path.join(settings.snapshot_dir, HEADER))
 
     def run(
@@ -158,7 +177,7 @@ class Upkeep:
         is_needed_elsewhere: Callable[[], bool],
         is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prune and scrub until done, or until ``is_needed_elsewhere`` becomes true.
+        """Prune, scrub and drill until done, or until ``is_needed_elsewhere`` becomes true.
 
         Args:
             settings: The daemon's configuration.
@@ -184,6 +203,13 @@ class Upkeep:
                     lambda stop: self._scrub(settings, left_s, stop),
                 )
 
+        with attempt(functools.partial(self._failed, "drill")):
+            if not is_needed_elsewhere() and self._should_drill(settings):
+                self._drill_tried_s = self._clock.monotonic_s()
+                self._in_background(
+                    "drill", is_needed_elsewhere, lambda stop: self._drill(settings, stop)
+                )
+
     def _in_background(
         self,
         what: str,
@@ -196,7 +222,9 @@ class Upkeep:
 
         def run() -> None:
             try:
-                lower_priority("idle")
+                problem = lower_priority("idle")
+                if problem is not None:
+                    _log.warning("%s: %s", what, problem)
                 work(stop.is_set)
             except BaseException as error:  # noqa: BLE001 - raised again by the main thread
                 failure.append(error)
@@ -217,11 +245,13 @@ class Upkeep:
             raise failure[0]
 
     def _should_prune(self, settings: Settings) -> bool:
+        if is_url(settings.snapshot_dir):
+            return False
         now_ns = self._clock.now_ns()
         is_recent = self._pruned_ns is not None and 0 <= now_ns - self._pruned_ns < _DAY_NS
         if is_recent and not is_short_of_space(settings.snapshot_dir, PRUNE_RESERVE):
             return False
-        with open_store(settings.snapshot_dir) as store:
+        with open_configured(settings) as store:
             if store.prune_mark.is_set:
                 return (
                     True  # an interrupted prune emptied the trash, and did not remove all its packs
@@ -240,7 +270,8 @@ class Upkeep:
             _log.info(
                 "prune was interrupted %d times; it now plans to the end", self._interruptions
             )
-        with open_store(settings.snapshot_dir, write=True, owner=settings.store_owner) as store:
+        with open_configured(settings, write=True) as store:
+            self._refuse_other(store)
             began_s = self._clock.monotonic_s()
             plan = plan_prune(
                 store,
@@ -270,10 +301,32 @@ class Upkeep:
             format_duration(report.total_s),
         )
 
+    def _refuse_other(self, store: Store) -> None:
+        """Refuse another store that was mounted here in between: it is not the configured one."""
+        if self.store_id:
+            store.refuse_other(self.store_id)
+
+    def _should_drill(self, settings: Settings) -> bool:
+        tried_s = self._drill_tried_s
+        if not settings.drill_interval_s:
+            return False
+        if tried_s is not None and self._clock.monotonic_s() - tried_s < _DRILL_AGAIN_S:
+            return False
+        with open_configured(settings) as store:
+            return is_drill_due(store, settings.drill_interval_s, self._clock.now_ns())
+
+    def _drill(self, settings: Settings, stop: Callable[[], bool]) -> None:
+        report = practice(settings, clock=self._clock, environ=os.environ, cancelled=stop)
+        if report is not None:
+            outcome = report.outcome or None
+            self._note("drill", ok=report.ok, snapshot=report.snapshot_id, outcome=outcome)
+
     def _left_today_s(self, settings: Settings) -> float:
+        if is_url(settings.snapshot_dir):
+            return 0.0
         if self._day.number != self._today:
-            # The store knows what an earlier daemon read today.
-            with open_store(settings.snapshot_dir) as store:
+            # The store has a record of what an earlier daemon read today.
+            with open_configured(settings) as store:
                 self._day = _Day(self._today, read_since_s(store, self._today * _DAY_NS))
         return settings.scrub_budget_s - self._day.spent_s
 
@@ -324,6 +377,8 @@ class Upkeep:
         self._look_ns = self._clock.now_ns()
         if what == "prune":
             self._pruned_ns = None
+        elif what == "drill":
+            self._drill_tried_s = None
 
     def _note(self, what: str, **fields: Any) -> None:  # Any: values of every JSON type
         self._last[what] = {"time": rfc3339(self._clock.now_ns()), **fields}

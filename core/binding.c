@@ -14,7 +14,7 @@
 #include "targets.h"
 
 /* ciuic/system/core.py refuses a core with another number: a change of a signature raises it. */
-enum { INTERFACE = 5 };
+enum { INTERFACE = 8 };
 
 /* See the header. */
 PyObject *refused(const char *message)
@@ -170,6 +170,7 @@ static PyObject *core_sector_sums(PyObject *self, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"buffer", core_buffer, METH_VARARGS, NULL},
+    {"copy", core_copy, METH_VARARGS, NULL},
     {"delta_join", core_delta_join, METH_VARARGS, NULL},
     {"delta_sizes", core_delta_sizes, METH_VARARGS, NULL},
     {"delta_split", core_delta_split, METH_VARARGS, NULL},
@@ -177,7 +178,9 @@ static PyMethodDef METHODS[] = {
     {"gf_add", core_gf_add, METH_VARARGS, NULL},
     {"parity_add", core_parity_add, METH_VARARGS, NULL},
     {"planes_join", core_planes_join, METH_VARARGS, NULL},
+    {"planes_match", core_planes_match, METH_VARARGS, NULL},
     {"planes_split", core_planes_split, METH_VARARGS, NULL},
+    {"planes_tally", core_planes_tally, METH_VARARGS, NULL},
     {"sector_sums", core_sector_sums, METH_VARARGS, NULL},
     {"sparse_count", core_sparse_count, METH_VARARGS, NULL},
     {"sparse_join", core_sparse_join, METH_VARARGS, NULL},

@@ -37,6 +37,30 @@ PyObject *core_equal(PyObject *self, PyObject *arguments)
     return PyBool_FromLong(is_equal);
 }
 
+/* copy(out, at, data): copies data to out, which is writable, from its byte `at` on. The two do not
+ * overlap. */
+PyObject *core_copy(PyObject *self, PyObject *arguments)
+{
+    Py_buffer out, data;
+    Py_ssize_t at;
+    PyObject *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "w*ny*", &out, &at, &data))
+        return NULL;
+    if (at < 0 || at > out.len || data.len > out.len - at)
+        refused("the bytes do not fit the buffer");
+    else {
+        Py_BEGIN_ALLOW_THREADS;
+        memcpy((uint8_t *)out.buf + at, data.buf, (size_t)data.len);
+        Py_END_ALLOW_THREADS;
+        done = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return done;
+}
+
 /* Reads a plan: the width of an element, then width, is_pairs and lowest of each column, a byte
  * each. Returns 0, or -1 with an error set. */
 static int read_plan(const Py_buffer *packed, ciuic_plan *plan)
@@ -116,24 +140,21 @@ static int point_to_bodies(const ciuic_plan *plan, const Py_buffer *held, Py_ssi
     return 0;
 }
 
-/* planes_join(targets, plan, bodies, count, plain, skip): see ciuic_planes_join.
- *
- * bodies: two buffers for each column; the second is empty where the column has none. The elements
- * begin at byte `skip` of plain, which is writable.
- */
-PyObject *core_planes_join(PyObject *self, PyObject *arguments)
+/* Joins columns, or compares what they join to with plain. Returns 1, 0 if they differ, or -1 with
+ * an error set. The elements begin at byte `skip` of plain. */
+static int join_or_match(PyObject *arguments, int only_match)
 {
     Py_buffer packed, plain, held[2 * CIUIC_COLUMNS_MAX];
     const uint8_t *bodies[2 * CIUIC_COLUMNS_MAX];
     Py_ssize_t count, skip, got = 0, wanted;
     ciuic_plan plan;
     unsigned targets;
-    PyObject *sequence, *done = NULL;
+    PyObject *sequence;
+    int result = -1;
 
-    (void)self;
-    if (!PyArg_ParseTuple(arguments, "Iy*Onw*n", &targets, &packed, &sequence, &count, &plain,
-                          &skip))
-        return NULL;
+    if (!PyArg_ParseTuple(arguments, only_match ? "Iy*Ony*n" : "Iy*Onw*n", &targets, &packed,
+                          &sequence, &count, &plain, &skip))
+        return -1;
     if (!read_plan(&packed, &plan)) {
         wanted = 2 * (Py_ssize_t)plan.column_count;
         if (!elements_fit(&plain, skip, count, plan.width) ||
@@ -142,15 +163,86 @@ PyObject *core_planes_join(PyObject *self, PyObject *arguments)
                 refused("the elements do not fit their buffers");
         } else if ((got = hold(sequence, wanted, PyBUF_SIMPLE, held)) == wanted &&
                    !point_to_bodies(&plan, held, count, bodies)) {
+            uint8_t *elements = (uint8_t *)plain.buf + skip;
             Py_BEGIN_ALLOW_THREADS;
-            ciuic_planes_join(targets, &plan, bodies, (size_t)count, (uint8_t *)plain.buf + skip);
+            result = 1;
+            if (only_match)
+                result = ciuic_planes_match(targets, &plan, bodies, (size_t)count, elements);
+            else
+                ciuic_planes_join(targets, &plan, bodies, (size_t)count, elements);
             Py_END_ALLOW_THREADS;
-            done = Py_NewRef(Py_None);
         }
     }
     release(held, got);
     PyBuffer_Release(&plain);
     PyBuffer_Release(&packed);
+    return result;
+}
+
+/* planes_join(targets, plan, bodies, count, plain, skip): see ciuic_planes_join.
+ *
+ * bodies: two buffers for each column; the second is empty where the column has none. The elements
+ * begin at byte `skip` of plain, which is writable.
+ */
+PyObject *core_planes_join(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    if (join_or_match(arguments, 0) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* planes_match(targets, plan, bodies, count, plain, skip) -> bool: see ciuic_planes_match. The
+ * arguments are those of planes_join; plain is only read. */
+PyObject *core_planes_match(PyObject *self, PyObject *arguments)
+{
+    const int result = join_or_match(arguments, 1);
+
+    (void)self;
+    return result < 0 ? NULL : PyBool_FromLong(result);
+}
+
+/* Returns the spreads of all bytes of an element, each as (bits, near, lowest). */
+static PyObject *spreads_tuple(const ciuic_spread *spreads, size_t count)
+{
+    PyObject *found = PyTuple_New((Py_ssize_t)count);
+
+    for (size_t number = 0; found && number < count; number++) {
+        const ciuic_spread *own = &spreads[number];
+        PyObject *item = Py_BuildValue("(KKK)", (unsigned long long)own->bits,
+                                       (unsigned long long)own->near,
+                                       (unsigned long long)own->lowest);
+        if (!item || PyTuple_SetItem(found, (Py_ssize_t)number, item) < 0) {
+            Py_DECREF(found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
+/* planes_tally(width, sample, skip) -> tuple: see ciuic_planes_tally. The elements begin at byte
+ * `skip` of sample; bytes after the last whole element are left out. */
+PyObject *core_planes_tally(PyObject *self, PyObject *arguments)
+{
+    Py_buffer sample;
+    Py_ssize_t width, skip, count;
+    ciuic_spread spreads[CIUIC_COLUMNS_MAX];
+    PyObject *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "ny*n", &width, &sample, &skip))
+        return NULL;
+    if ((width != 2 && width != 4 && width != 8) || skip < 0 || skip > sample.len ||
+        (uint64_t)(count = (sample.len - skip) / width) > UINT32_MAX)
+        refused("the elements do not fit their sample");
+    else {
+        Py_BEGIN_ALLOW_THREADS;
+        ciuic_planes_tally((size_t)width, (const uint8_t *)sample.buf + skip, (size_t)count,
+                           spreads);
+        Py_END_ALLOW_THREADS;
+        done = spreads_tuple(spreads, (size_t)width);
+    }
+    PyBuffer_Release(&sample);
     return done;
 }
 

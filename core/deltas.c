@@ -67,8 +67,22 @@ INLINE uint8_t exponent_64(uint64_t number)
     return (uint8_t)(number >> 55);
 }
 
-/* Defines the loops over elements of WIDTH bits. A single class has a loop without branches, which
- * the compiler turns into vectors. */
+/* Defines NAME_WIDTH: OF_WIDTH of each element and the old one at its place, for a single class. It
+ * has no branches, so the compiler turns it into vectors. */
+#define DEFINE_PASS(NAME, OF, WIDTH)                                                              \
+    INLINE void NAME##_##WIDTH(unsigned shift, const uint8_t *in, const uint8_t *old,             \
+                               size_t count, uint8_t *out)                                        \
+    {                                                                                             \
+        uint##WIDTH##_t element, before;                                                          \
+        for (size_t at = 0; at < count; at++) {                                                   \
+            memcpy(&element, in + at * sizeof element, sizeof element);                           \
+            memcpy(&before, old + at * sizeof before, sizeof before);                             \
+            element = OF##_##WIDTH(element, before, shift);                                       \
+            memcpy(out + at * sizeof element, &element, sizeof element);                          \
+        }                                                                                         \
+    }
+
+/* Defines the loops over elements of WIDTH bits. */
 #define DEFINE_LOOPS(WIDTH)                                                                       \
     static void sizes_##WIDTH(const ciuic_classes *classes, const uint8_t *old, size_t count,     \
                               size_t *sizes)                                                      \
@@ -82,28 +96,8 @@ INLINE uint8_t exponent_64(uint64_t number)
         for (size_t exponent = 0; exponent < CIUIC_EXPONENTS; exponent++)                         \
             sizes[classes->class_of[exponent]] += seen[exponent];                                 \
     }                                                                                             \
-    INLINE void split_one_##WIDTH(unsigned shift, const uint8_t *plain, const uint8_t *old,       \
-                                  size_t count, uint8_t *out)                                     \
-    {                                                                                             \
-        uint##WIDTH##_t now, before, word;                                                        \
-        for (size_t at = 0; at < count; at++) {                                                   \
-            memcpy(&now, plain + at * sizeof now, sizeof now);                                    \
-            memcpy(&before, old + at * sizeof before, sizeof before);                             \
-            word = folded_##WIDTH(now, before, shift);                                            \
-            memcpy(out + at * sizeof word, &word, sizeof word);                                   \
-        }                                                                                         \
-    }                                                                                             \
-    INLINE void join_one_##WIDTH(unsigned shift, const uint8_t *body, const uint8_t *old,         \
-                                 size_t count, uint8_t *plain)                                    \
-    {                                                                                             \
-        uint##WIDTH##_t now, before, word;                                                        \
-        for (size_t at = 0; at < count; at++) {                                                   \
-            memcpy(&word, body + at * sizeof word, sizeof word);                                  \
-            memcpy(&before, old + at * sizeof before, sizeof before);                             \
-            now = moved_##WIDTH(word, before, shift);                                             \
-            memcpy(plain + at * sizeof now, &now, sizeof now);                                    \
-        }                                                                                         \
-    }                                                                                             \
+    DEFINE_PASS(split_one, folded, WIDTH)                                                         \
+    DEFINE_PASS(join_one, moved, WIDTH)                                                           \
     static void split_##WIDTH(const ciuic_classes *classes, const uint8_t *plain,                 \
                               const uint8_t *old, size_t count, uint8_t **ends)                   \
     {                                                                                             \

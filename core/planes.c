@@ -4,6 +4,8 @@
 
 #include "targets.h"
 
+enum { VALUES = 256, NEAR = 16, LOG_BITS = 20 };
+
 #define INLINE static inline __attribute__((always_inline))
 
 enum { TOGETHER = 1024, SIGN_AND_LOW = 0x807f, EXPONENT_BIT = 7 };
@@ -169,10 +171,12 @@ INLINE void join_pairs(uint8_t lowest, const uint8_t *low, const uint8_t *high, 
             (uint8_t)((low[at - half] >> 4 | (high ? high[at - half] & 0xf0 : 0)) + lowest);
 }
 
-/* Defines join_WIDTH: ciuic_planes_join for elements of WIDTH bits, TOGETHER of them at a time. */
+/* Defines join_WIDTH: ciuic_planes_join for elements of WIDTH bits, TOGETHER of them at a time; or,
+ * if `expected` is not NULL, ciuic_planes_match, which leaves `plain` alone. Returns 1, or 0 if the
+ * elements differ from the expected ones. */
 #define DEFINE_JOIN(WIDTH, PUT_WIDE)                                                              \
-    INLINE void join_##WIDTH(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count,  \
-                             uint8_t *plain)                                                      \
+    INLINE int join_##WIDTH(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count,   \
+                            uint8_t *plain, const uint8_t *expected)                              \
     {                                                                                             \
         uint##WIDTH##_t words[TOGETHER];                                                          \
         uint8_t pairs[TOGETHER];                                                                  \
@@ -201,8 +205,12 @@ INLINE void join_pairs(uint8_t lowest, const uint8_t *low, const uint8_t *high, 
                     PUT_WIDE(column->width, body, length, shift, words);                          \
                 shift += 8u * column->width;                                                      \
             }                                                                                     \
-            memcpy(plain + begin * sizeof *words, words, length * sizeof *words);                 \
+            if (!expected)                                                                        \
+                memcpy(plain + begin * sizeof *words, words, length * sizeof *words);             \
+            else if (memcmp(expected + begin * sizeof *words, words, length * sizeof *words))     \
+                return 0;                                                                         \
         }                                                                                         \
+        return 1;                                                                                 \
     }
 
 #define NO_WIDE(BYTES_OF, BODY, LENGTH, SHIFT, WORDS) ((void)0)
@@ -219,16 +227,15 @@ DEFINE_JOIN(16, NO_WIDE)
 DEFINE_JOIN(32, WIDE_32)
 DEFINE_JOIN(64, WIDE_64)
 
-/* ciuic_planes_join, compiled once for each set of vector instructions. */
-INLINE void join(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count,
-                 uint8_t *plain)
+/* What join_WIDTH does, compiled once for each set of vector instructions. */
+INLINE int join(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count, uint8_t *plain,
+                const uint8_t *expected)
 {
     if (plan->width == 2)
-        join_16(plan, bodies, count, plain);
-    else if (plan->width == 4)
-        join_32(plan, bodies, count, plain);
-    else
-        join_64(plan, bodies, count, plain);
+        return join_16(plan, bodies, count, plain, expected);
+    if (plan->width == 4)
+        return join_32(plan, bodies, count, plain, expected);
+    return join_64(plan, bodies, count, plain, expected);
 }
 
 #if CIUIC_X86
@@ -240,11 +247,11 @@ __attribute__((target("avx2"))) static unsigned split_avx2(const ciuic_plan *pla
     return split(plan, plain, count, out);
 }
 
-__attribute__((target("avx2"))) static void join_avx2(const ciuic_plan *plan,
-                                                      const uint8_t *const *bodies, size_t count,
-                                                      uint8_t *plain)
+__attribute__((target("avx2"))) static int join_avx2(const ciuic_plan *plan,
+                                                     const uint8_t *const *bodies, size_t count,
+                                                     uint8_t *plain, const uint8_t *expected)
 {
-    join(plan, bodies, count, plain);
+    return join(plan, bodies, count, plain, expected);
 }
 
 #endif
@@ -261,16 +268,85 @@ unsigned ciuic_planes_split(unsigned targets, const ciuic_plan *plan, const uint
     return split(plan, plain, count, out);
 }
 
-void ciuic_planes_join(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
-                       size_t count, uint8_t *plain)
+/* ciuic_planes_join and ciuic_planes_match: see join_WIDTH. */
+static int join_or_match(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
+                         size_t count, uint8_t *plain, const uint8_t *expected)
 {
 #if CIUIC_X86
-    if (targets & CIUIC_AVX2) {
-        join_avx2(plan, bodies, count, plain);
-        return;
-    }
+    if (targets & CIUIC_AVX2)
+        return join_avx2(plan, bodies, count, plain, expected);
 #else
     (void)targets;
 #endif
-    join(plan, bodies, count, plain);
+    return join(plan, bodies, count, plain, expected);
+}
+
+void ciuic_planes_join(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
+                       size_t count, uint8_t *plain)
+{
+    join_or_match(targets, plan, bodies, count, plain, NULL);
+}
+
+int ciuic_planes_match(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
+                       size_t count, const uint8_t *plain)
+{
+    return join_or_match(targets, plan, bodies, count, NULL, plain);
+}
+
+/* A number times its binary logarithm, in units of 1 / 2^LOG_BITS; of 0: 0. A square has twice the
+ * logarithm: each step finds the next bit of it. */
+static uint64_t weight_of(uint64_t number)
+{
+    uint64_t whole = 0, mantissa, logarithm;
+
+    if (number < 2)
+        return 0;
+    while (number >> (whole + 1))
+        whole++;
+    mantissa = number << (31 - whole);
+    logarithm = whole;
+    for (int step = 0; step < LOG_BITS; step++) {
+        mantissa = mantissa * mantissa >> 31;
+        const uint64_t bit = mantissa >> 32;
+        mantissa >>= bit;
+        logarithm = logarithm << 1 | bit;
+    }
+    return number * logarithm;
+}
+
+/* Finds what ciuic_spread holds for `count` bytes, from how many there are of each value. */
+static ciuic_spread spread_of(const uint32_t *counts, uint64_t count)
+{
+    ciuic_spread spread = {.bits = weight_of(count)};
+    uint64_t near = 0;
+
+    for (size_t value = 0; value < VALUES; value++)
+        spread.bits -= weight_of(counts[value]);
+    for (size_t value = 0; value < NEAR; value++)
+        near += counts[value];
+    for (size_t lowest = 1; lowest <= VALUES; lowest++) {
+        near += (uint64_t)counts[(lowest + NEAR - 1) % VALUES] - counts[lowest - 1];
+        if (near > spread.near || lowest == 1) {
+            spread.near = near;
+            spread.lowest = lowest % VALUES;
+        }
+    }
+    return spread;
+}
+
+void ciuic_planes_tally(size_t width, const uint8_t *sample, size_t count, ciuic_spread *spreads)
+{
+    uint32_t counts[8][VALUES];
+    const size_t top = width - 2;
+
+    memset(counts, 0, sizeof counts);
+    for (size_t at = 0; at < count; at++, sample += width) {
+        const unsigned low = sample[top], high = sample[top + 1];
+        for (size_t byte = 0; byte < top; byte++)
+            counts[byte][sample[byte]]++;
+        counts[top][(low & 0x7f) | (high & 0x80)]++;
+        counts[top + 1][(high << 1 | low >> 7) & 0xff]++;
+    }
+    for (size_t byte = 0; byte < width; byte++)
+        spreads[byte] = spread_of(counts[byte], count);
 }

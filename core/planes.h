@@ -48,4 +48,29 @@ unsigned ciuic_planes_split(unsigned targets, const ciuic_plan *plan, const uint
 void ciuic_planes_join(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
                        size_t count, uint8_t *plain);
 
+/* Tells whether ciuic_planes_join would write exactly these bytes, without memory for them.
+ *
+ * bodies: as for ciuic_planes_join. plain: count * width bytes.
+ *
+ * Returns 1 if it would, else 0.
+ */
+int ciuic_planes_match(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
+                       size_t count, const uint8_t *plain);
+
+/* How the bytes at one place of an element are spread. */
+typedef struct {
+    uint64_t bits;   /* their entropy together, in units of 1 / 2^20 bit */
+    uint64_t near;   /* how many of them, at most, are within 16 adjacent values */
+    uint64_t lowest; /* of these 16 values; after 255 comes 0 */
+} ciuic_spread;
+
+/* Tells how the bytes of elements are spread, in integers only, so that every machine says the same.
+ *
+ * width: 2, 4 or 8 bytes an element.
+ * sample: count * width bytes; count is below 2^32.
+ * spreads: receives `width` of them: for each byte of an element but the last two, lowest first;
+ *     then for the sign with the lowest bits of the top, and for the exponent, as columns hold them.
+ */
+void ciuic_planes_tally(size_t width, const uint8_t *sample, size_t count, ciuic_spread *spreads);
+
 #endif

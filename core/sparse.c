@@ -49,6 +49,17 @@ INLINE size_t gap_of(const ciuic_changes *changes, size_t number)
     return gap;
 }
 
+/* Advances `at` by the gap of a changed element; returns 0 if that is beyond the last element. */
+INLINE int reach(const ciuic_changes *changes, size_t number, size_t *at)
+{
+    const size_t gap = gap_of(changes, number);
+
+    if (gap >= changes->count - *at)
+        return 0;
+    *at += gap;
+    return 1;
+}
+
 /* The difference of two bytes with the sign in the lowest bit, and back. */
 INLINE uint8_t folded(uint8_t now, uint8_t before)
 {
@@ -120,10 +131,8 @@ INLINE uint8_t moved(uint8_t word, uint8_t before)
         const size_t size = sizeof(uint##WIDTH##_t);                                              \
         size_t at = 0;                                                                            \
         for (size_t number = 0; number < changes->changed; number++) {                            \
-            const size_t gap = gap_of(changes, number);                                           \
-            if (gap >= changes->count - at)                                                       \
+            if (!reach(changes, number, &at))                                                     \
                 return -1;                                                                        \
-            at += gap;                                                                            \
             memcpy(out + number * size, old + at * size, size);                                   \
             at++;                                                                                 \
         }                                                                                         \
@@ -134,10 +143,8 @@ INLINE uint8_t moved(uint8_t word, uint8_t before)
         const size_t size = sizeof(uint##WIDTH##_t);                                              \
         size_t at = 0;                                                                            \
         for (size_t number = 0; number < changes->changed; number++) {                            \
-            const size_t gap = gap_of(changes, number);                                           \
-            if (gap >= changes->count - at)                                                       \
+            if (!reach(changes, number, &at))                                                     \
                 return -1;                                                                        \
-            at += gap;                                                                            \
             if (size == 1)                                                                        \
                 plain[at] = moved(values[number], plain[at]);                                     \
             else                                                                                  \

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -22,6 +23,18 @@ settings.register_profile("dev", max_examples=25, **_COMMON)
 settings.register_profile("ci", max_examples=200, derandomize=True, **_COMMON)
 settings.register_profile("ci-short", max_examples=25, derandomize=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(autouse=True)
+def same_priority() -> Iterator[None]:
+    """No test may lower this process for good: a daemon of a later test would inherit that."""
+    process = psutil.Process()
+    nice, io_class = process.nice(), process.ionice()
+    yield
+    after = process.nice(), process.ionice()
+    process.nice(nice)
+    process.ionice(*io_class)
+    assert after == (nice, io_class), "this test lowered the priority of the process it runs in"
 
 
 @pytest.fixture

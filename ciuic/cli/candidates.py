@@ -103,7 +103,7 @@ class _SnapshotType(click.ParamType[str]):
     ) -> list[CompletionItem[str]]:
         with contextlib.suppress(CiuicError, OSError):
             with opened(_session_of(ctx)) as store:
-                ids = _offered(store.manifests.ids(), store, incomplete)
+                ids = _offered(store.listed_ids(), store, incomplete)
             words = [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
             return [*ids, *words]
         return []

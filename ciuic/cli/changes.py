@@ -9,9 +9,8 @@ import click
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.table import echo_path, print_pair
-from ciuic.documents import Document
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.model import path_text
+from ciuic.report.change_documents import CHANGE_WORDS, change_json
 from ciuic.report.cost import NewContent
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.records.manifest import Manifest
@@ -19,33 +18,9 @@ from ciuic.store.store import Store
 from ciuic.units import counted, format_bytes, format_files
 from ciuic.view.diff import Change
 
-__all__ = ["ChangeCost", "ChangeTotals", "change_json", "print_changes", "sizes_text"]
+__all__ = ["ChangeCost", "ChangeTotals", "print_changes", "sizes_text"]
 
-_WORDS: Final = {
-    "+": "added",
-    "-": "removed",
-    "M": "changed",
-    "m": "metadata",
-    "T": "type",
-    "x": "left_out",
-    "?": "unknown",
-}
 _DAMAGE: Final = (CorruptionError, UnknownFormatError, IndexDamagedError)
-
-
-def change_json(change: Change, new_bytes: int | None = None) -> Document:
-    """Return one element of the document of ``ciuic diff --json``."""
-    difference = None
-    if change.sign not in {"?", "x"}:
-        difference = (change.size_after or 0) - (change.size_before or 0)
-    return {
-        "change": _WORDS[change.sign],
-        "path": path_text(change.path),
-        "size_before_bytes": change.size_before,
-        "size_after_bytes": change.size_after,
-        "difference_bytes": difference,
-        "new_bytes": new_bytes,
-    }
 
 
 def print_changes(
@@ -166,7 +141,7 @@ class ChangeTotals:
 
     def _sentence(self) -> str:
         parts = [
-            f"{format_files(count)} {_WORDS[sign]} ({_signed(self.size_bytes[sign])})"
+            f"{format_files(count)} {CHANGE_WORDS[sign]} ({_signed(self.size_bytes[sign])})"
             for sign, count in self.files.items()
             if count
         ]

@@ -6,13 +6,13 @@ import click
 
 from ciuic.cli.archive import write_archive
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.entries import type_name
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import absolute, given
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, UsageError
 from ciuic.model import UNREADABLE
+from ciuic.report.entries import type_name
 from ciuic.store.store import Store
 from ciuic.view.content import read_file
 from ciuic.view.located import Located

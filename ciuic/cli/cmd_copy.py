@@ -3,7 +3,8 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import click
 
@@ -16,10 +17,12 @@ from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy
 from ciuic.copy.report import CopiedSnapshot, CopyReport
-from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, StoreError, UsageError
+from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, MissingError, StoreError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
+from ciuic.store.place.keys import is_url
+from ciuic.store.place.location import bucket_url, split_address
 from ciuic.store.store import Store, open_store
 from ciuic.system import nofollow
 from ciuic.system.clock import SystemClock, local_time_text
@@ -30,11 +33,22 @@ from ciuic.verify.verify import verify_snapshots
 __all__ = ["command"]
 
 
+_LIMIT_BYTES_MIN: Final = 1024
+
+
+def _limit_bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int:
+    limit_bytes = size_bytes(context, parameter, value) or 0
+    if 0 < limit_bytes < _LIMIT_BYTES_MIN:  # most likely a number without its unit
+        what = f"'{value}' is less than 1 KiB a second; write a unit, such as 5MiB"
+        raise click.BadParameter(what, context, parameter)
+    return limit_bytes
+
+
 @click.command("copy")
 @click.argument("ids", nargs=-1, type=SNAPSHOT, metavar="[ID]...")
 @click.option(
-    "--to", "place", metavar="DIR", required=True, callback=given, shell_complete=local_directory,
-    help="The store that gets the snapshots.",
+    "--to", "place", metavar="PLACE", required=True, callback=given, shell_complete=local_directory,
+    help="The store that gets the snapshots: a directory, or s3://BUCKET/PREFIX.",
 )  # fmt: skip
 @click.option("--init", is_flag=True, help="Create that store if it does not exist.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
@@ -42,8 +56,8 @@ __all__ = ["command"]
     "--limit",
     "limit_bytes",
     metavar="SIZE",
-    callback=size_bytes,
-    help="Send at most SIZE in a second, on average.",
+    callback=_limit_bytes,
+    help="Send at most SIZE in a second, on average: at least 1KiB; 0: no limit.",
 )
 @click.option(
     "--verify", "verifies", is_flag=True, help="Then read every chunk of the snapshots in the copy."
@@ -58,31 +72,32 @@ def command(
     place: str,
     init: bool,
     dry_run: bool,
-    limit_bytes: int | None,
+    limit_bytes: int,
     verifies: bool,
     wait_s: float,
     as_json: bool,
 ) -> None:
     """Copy snapshots to another store: those named, or all that it does not have.
 
-    A snapshot keeps its ID, times, tags and pin. ciuic sends only the chunks that the copy lacks,
-    as they are stored. The copy is a store like any other: it restores by itself, and has a
-    retention policy of its own. What it has forgotten is not sent again. You can interrupt copy at
-    any moment, and run it again: it continues.
+    A snapshot keeps its ID, times, tags, pin and note. ciuic sends only the chunks that the copy
+    lacks, as they are stored. The copy is a store like any other: it restores alone, and has a
+    retention policy of its own. ciuic does not send a snapshot again that the copy has forgotten.
+    If you name a snapshot that the copy has, ciuic sends the chunks of it that the copy lost. You
+    can interrupt copy at any moment, and run it again: it continues.
     """
     path = _copy_path(place)
     report = CopyReport(copy=path, dry_run=dry_run)
     checked: VerifyReport | None = None
     try:
         with interruptible() as cancelled, opened(session) as source:
-            _refuse_itself(source.path, path)
-            request = CopyRequest(_named(session, source, ids), session.parity(), limit_bytes or 0)
-            _prepare(path, source, init=init, dry_run=dry_run)
+            _refuse_itself(source, path)
+            request = CopyRequest(_named(session, source, ids), session.parity(), limit_bytes)
+            _prepare(session, path, source, init=init, dry_run=dry_run)
             if dry_run:
-                with _opened_if_there(path) as copy:
+                with _opened_if_there(session, path, init=init) as copy:
                     foresee_copy(source, copy, request, report, clock=SystemClock())
             else:
-                with open_store(path, write=True, wait_s=wait_s) as copy:
+                with _opened(session, path, write=True, wait_s=wait_s, cancelled=cancelled) as copy:
                     with progress("copy") as shown:
                         copy_snapshots(
                             source,
@@ -103,17 +118,26 @@ def command(
 
 
 def _copy_path(place: str) -> str:
-    if "://" in place:
-        raise UsageError(
-            f"ciuic can't copy to {place.partition('://')[0]}:// yet",
-            hint="Name a directory with --to.",
-        )
-    return os.path.abspath(place)
+    """Return the absolute path of a directory, or the URL of a bucket as this program writes it.
+
+    Raises:
+        UsageError: It is another URL.
+    """
+    if not is_url(place):
+        return os.path.abspath(place)
+    url = split_address(place)
+    return os.path.abspath(url.path) if url.scheme == "file" else bucket_url(place)
 
 
-def _refuse_itself(source_path: str, copy_path: str) -> None:
+def _refuse_itself(source: Store, copy_path: str) -> None:
     """Refuse a copy that is the store itself, or a directory in it."""
-    inside = nofollow.resolved(copy_path)
+    if is_url(copy_path):
+        if source.name == copy_path:
+            raise UsageError(
+                f"{copy_path} is the store itself", hint="Name another bucket or prefix with --to."
+            )
+        return
+    source_path, inside = source.path, nofollow.resolved(copy_path)
     is_inside = os.path.commonpath([source_path, inside]) == source_path
     with contextlib.suppress(OSError):
         is_inside |= os.path.samestat(nofollow.status(source_path), nofollow.status(inside))
@@ -130,13 +154,20 @@ def _named(session: Session, source: Store, ids: tuple[str, ...]) -> frozenset[S
     return frozenset([find_snapshot(session, source, text).id for text in ids])
 
 
-def _prepare(path: str, source: Store, *, init: bool, dry_run: bool) -> None:
+def _prepare(session: Session, path: str, source: Store, *, init: bool, dry_run: bool) -> None:
     """Create the copy if that was asked for; refuse what is not a store.
 
     Raises:
         StoreError: There is no store at the path.
     """
-    if init and not dry_run:
+    if is_url(path):
+        if init and not dry_run:
+            # Imported here because the client of object stores is heavy.
+            from ciuic.store.addressed import create_at_address
+
+            options = session.store_settings().place_options
+            create_at_address(path, os.environ, SystemClock(), source.header.chunking, options)
+    elif init and not dry_run:
         refuse_unmounted(path, os.environ)
         cut = source.header.chunking
         create_store(
@@ -151,19 +182,50 @@ def _prepare(path: str, source: Store, *, init: bool, dry_run: bool) -> None:
         try:
             read_header(path)
         except StoreError as error:
-            if type(error) is not StoreError:
+            if type(error) is not StoreError or not _can_be_created(path):
                 raise
-            hint = f"{error.hint} --init creates one that cuts files like this store."
+            hint = (
+                "If it is on a disk that is not mounted, mount that first; otherwise --init creates"
+                " a store that cuts files like this one."
+            )
             raise StoreError(error.message, hint=hint) from error
 
 
+def _can_be_created(path: str) -> bool:
+    """Whether --init could create a store there: nothing is there, or an empty directory."""
+    return not nofollow.exists(path) or (os.path.isdir(path) and not nofollow.list_names(path))
+
+
+def _opened(
+    session: Session,
+    path: str,
+    *,
+    write: bool = False,
+    wait_s: float = 0.0,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> contextlib.AbstractContextManager[Store]:
+    """Open the copy."""
+    if not is_url(path):
+        return open_store(path, write=write, wait_s=wait_s, cancelled=cancelled)
+    from ciuic.store.addressed import open_at_address
+
+    options = session.store_settings().place_options
+    return open_at_address(
+        path, os.environ, options, write=write, wait_s=wait_s, cancelled=cancelled
+    )
+
+
 @contextlib.contextmanager
-def _opened_if_there(path: str) -> Iterator[Store | None]:
+def _opened_if_there(session: Session, path: str, *, init: bool) -> Iterator[Store | None]:
     """Open the copy for reading; yield None if it does not exist yet."""
-    if not nofollow.exists(path):
-        yield None
-        return
-    with open_store(path) as copy:
+    with contextlib.ExitStack() as stack:
+        copy: Store | None = None
+        if is_url(path) or nofollow.exists(path):
+            try:
+                copy = stack.enter_context(_opened(session, path))
+            except StoreError as error:
+                if not (init and isinstance(error.__cause__, MissingError)):
+                    raise
         yield copy
 
 
@@ -182,7 +244,7 @@ class _Shown:
 def _verified(copy: Store, request: CopyRequest, report: CopyReport) -> VerifyReport:
     """Read every chunk of the snapshots that the command is about."""
     wanted = {*[snapshot.id for snapshot in report.copied], *report.present, *request.named}
-    there = [copy.manifest(one).summary for one in sorted(wanted & copy.manifests.ids())]
+    there = [copy.manifest(one).summary for one in sorted(wanted & copy.listed_ids())]
     clock = SystemClock()
     with progress("verify") as shown:
         return verify_snapshots(copy, there, {}, checksum=True, clock=clock, progress=shown.amount)

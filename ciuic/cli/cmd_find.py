@@ -9,7 +9,7 @@ import click
 
 from ciuic.catalog import list_snapshots
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.entries import entry_json, mark
+from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import find_snapshot, opened, shown_ids, warn_damaged
 from ciuic.cli.options import given, json_option
 from ciuic.cli.render import print_json_array, printable
@@ -17,6 +17,7 @@ from ciuic.cli.session import Session
 from ciuic.cli.table import echo_path, print_pair, terminal_columns
 from ciuic.errors import UsageError
 from ciuic.ids import SnapshotId
+from ciuic.report.entries import entry_json, mark
 from ciuic.system.clock import local_time_text
 from ciuic.units import counted
 from ciuic.view.listing import find as find_paths
@@ -49,7 +50,8 @@ def command(session: Session, *, pattern: str, snapshot_id: str | None, as_json:
             warn_damaged(session, store)
         else:
             chosen = [find_snapshot(session, store, snapshot_id)]
-        found = find_paths(store, chosen, os.fsencode(pattern))
+        damage = NamedDamage()
+        found = damage.after(find_paths(store, chosen, os.fsencode(pattern), damage))
         count = _print_json(found) if as_json else _print(found, shown_ids(store))
     if not count:
         where = chosen[0].id if snapshot_id is not None else counted(len(chosen), "snapshot")

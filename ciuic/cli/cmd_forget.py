@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import click
@@ -19,6 +19,7 @@ from ciuic.documents import Document
 from ciuic.errors import DAMAGE, CiuicError, UsageError
 from ciuic.maintain.forget import (
     ForgetPlan,
+    Terms,
     apply_forget,
     bring_back,
     plan_forget,
@@ -90,7 +91,8 @@ def command(
 
     The policy applies to the snapshots that the daemon and 'ciuic snapshot' took on this machine,
     or on the machine that --host names. Snapshots of other machines and of the Python library stay.
-    Each schedule and each set of directories is counted separately.
+    Each schedule and each set of directories is counted separately, and by its own policy if the
+    configuration has a [schedule NAME]. --policy applies to all.
 
     'ciuic prune' refuses to run while a snapshot's manifest is missing. Naming that snapshot by its
     full ID abandons it for good.
@@ -113,6 +115,7 @@ def command(
     run = _Run(
         session=session,
         rule=None if snapshot_ids else _policy(session, policy),
+        schedules={} if policy is not None or snapshot_ids else session.store_settings().terms,
         host=host,
         snapshot_ids=snapshot_ids,
         last_whole=last_whole,
@@ -121,11 +124,19 @@ def command(
         # Mistakes in the configuration show before anything is forgotten.
         trash_s=session.trash_s() if trash_s is None else trash_s,
         parity=session.parity() if prune else 0.0,
+        wait_s=wait_s,
         as_json=as_json,
     )
     with (
         interruptible() if prune else contextlib.nullcontext(_never) as cancelled,
-        opened(session, write=prune or not dry_run, wait_s=wait_s) as store,
+        opened(
+            session,
+            write=prune or not dry_run,
+            adds=prune,
+            removes=prune,
+            wait_s=wait_s,
+            cancelled=cancelled,
+        ) as store,
     ):
         plan = run.forget(store)
         report = run.prune_after(store, plan, cancelled) if prune else None
@@ -171,6 +182,7 @@ class _Run(NamedTuple):
     Attributes:
         session: Names the store.
         rule: The policy; None: forget ``snapshot_ids``.
+        schedules: The policies of schedules, which ``--policy`` overrides.
         host: The machine that the policy is about; None: this one.
         snapshot_ids: The snapshots to forget by name.
         last_whole: Forget by name even the last undamaged snapshot of its directories.
@@ -178,11 +190,13 @@ class _Run(NamedTuple):
         prune: Prune afterwards.
         trash_s: How long forgotten snapshots stay in the trash.
         parity: Parity's share of each pack that the prune writes, 0 to 1.
+        wait_s: How long to wait for other writers.
         as_json: Print one document instead of text.
     """
 
     session: Session
     rule: Policy | None
+    schedules: Mapping[str, Terms]
     host: str | None
     snapshot_ids: tuple[str, ...]
     last_whole: bool
@@ -190,6 +204,7 @@ class _Run(NamedTuple):
     prune: bool
     trash_s: float
     parity: float
+    wait_s: float
     as_json: bool
 
     def forget(self, store: Store) -> ForgetPlan:
@@ -199,7 +214,14 @@ class _Run(NamedTuple):
             plan = plan_forget_by_id(store, self.snapshot_ids, now_ns, last_whole=self.last_whole)
         else:
             rules = self.session.exclude_rules()
-            plan = plan_forget(store, self.rule, now_ns, host=self.host, rules=rules)
+            plan = plan_forget(
+                store,
+                self.rule,
+                now_ns,
+                host=self.host,
+                rules=rules,
+                schedules=self.schedules,
+            )
         warn_damaged(self.session, store, except_for=plan.given_up)
         short = shown_ids(store)
         if not self.dry_run:
@@ -222,6 +244,7 @@ class _Run(NamedTuple):
                 dry_run=self.dry_run,
                 leaving=[summary.id for summary, _ in plan.forgotten] if self.dry_run else [],
                 given_up=plan.given_up,
+                wait_s=self.wait_s,
             )
         except CiuicError as error:
             count = len(plan.forgotten) + len(plan.given_up)
@@ -264,7 +287,7 @@ def _bring_back(
     session: Session, snapshot_ids: Iterable[str], wait_s: float, *, as_json: bool
 ) -> None:
     documents = []
-    with opened(session, write=True, wait_s=wait_s) as store:
+    with opened(session, write=True, adds=False, wait_s=wait_s) as store:
         for snapshot_id in dict.fromkeys(snapshot_ids):
             summary = bring_back(store, snapshot_id)
             documents.append(summary.as_json())

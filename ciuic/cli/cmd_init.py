@@ -10,9 +10,11 @@ from ciuic.cli.options import (
 )
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
+from ciuic.config.settings import Settings
 from ciuic.errors import UsageError
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
+from ciuic.store.place.keys import is_url
 from ciuic.store.records.header import Chunking
 from ciuic.system.clock import SystemClock
 from ciuic.units import (
@@ -75,8 +77,11 @@ def command(
             hint="Leave these options out, or use --chunking content.",
         )
     path = session.store_path()
-    refuse_unmounted(path, os.environ)
     wanted = Chunking.of(chunking, _size(chunk_size), _size(chunk_average), _size(chunk_least))
+    if is_url(path):
+        _create_in_bucket(path, wanted, session.store_settings(), as_json=as_json)
+        return
+    refuse_unmounted(path, os.environ)
     created = create_store(
         path,
         SystemClock(),
@@ -87,7 +92,11 @@ def command(
         owner=session.store_owner(),
     )
     if not created:
-        _refuse_other_chunking(path, wanted)
+        _refuse_other_chunking(path, wanted, read_header(path).chunking)
+    _print_outcome(path, created=created, as_json=as_json)
+
+
+def _print_outcome(path: str, *, created: bool, as_json: bool) -> None:
     if as_json:
         print_json({"store": path, "created": created})
     else:
@@ -96,13 +105,30 @@ def command(
         )
 
 
-def _refuse_other_chunking(path: str, wanted: Chunking) -> None:
+def _create_in_bucket(
+    address: str,
+    wanted: Chunking,
+    settings: Settings,
+    *,
+    as_json: bool,
+) -> None:
+    # Imported here because the client of object stores is heavy.
+    from ciuic.store.addressed import create_at_address
+
+    created, chunking = create_at_address(
+        address, os.environ, SystemClock(), wanted, settings.place_options
+    )
+    if not created:
+        _refuse_other_chunking(address, wanted, chunking)
+    _print_outcome(address, created=created, as_json=as_json)
+
+
+def _refuse_other_chunking(path: str, wanted: Chunking, is_now: Chunking) -> None:
     """Refuse an option that differs from how the existing store cuts files.
 
     Raises:
         UsageError: An option differs.
     """
-    is_now = read_header(path).chunking
     pairs: dict[str, tuple[str | int, str | int]] = {
         "chunking": (wanted.kind, is_now.kind),
         "chunk_size": (wanted.size_bytes, is_now.size_bytes),

@@ -1,13 +1,15 @@
 """``ciuic list``."""
 
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import click
 
-from ciuic.catalog import HOW_TO_TAKE, SnapshotChain, list_snapshots, snapshot_chains
+from ciuic.catalog import HOW_TO_TAKE, list_snapshots
+from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option
@@ -19,12 +21,13 @@ from ciuic.ids import SnapshotId
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary, path_text
 from ciuic.store.store import Store
 from ciuic.system.clock import local_time_text
-from ciuic.units import format_bytes
+from ciuic.units import counted, format_bytes
 
 __all__ = ["command"]
 
 _NONE: Final = "none"
 _MACHINE_DIGITS: Final = 4
+_DAY_LENGTH: Final = len("2026-06-15")
 _COLUMNS: Final = (
     Column("ID"),
     Column("TAKEN", cut=cut_time, least=16),
@@ -41,6 +44,7 @@ _COLUMNS: Final = (
     Column("SCHEDULE", drop=13, cut=cut_end, least=6),
     Column("ROOTS", drop=4, cut=cut_middle),
     Column("TAGS", drop=3, cut=cut_end, least=6),
+    Column("NOTE", drop=14, cut=cut_end, least=12),
 )
 
 
@@ -61,9 +65,10 @@ _COLUMNS: Final = (
 )  # fmt: skip
 @click.option(
     "--schedule", metavar="S", callback=given,
-    help="Only snapshots of this schedule: 'default', or 'none'.",
+    help="Only snapshots of this schedule: its name, 'default', or 'none'.",
 )  # fmt: skip
 @click.option("--root", metavar="P", callback=given, help="Only snapshots of this root.")
+@click.option("--by-day", is_flag=True, help="One table for each day, with what it stored.")
 @click.option("--trash", is_flag=True, help="Forgotten snapshots that can be brought back.")
 @json_option
 @click.pass_obj
@@ -77,6 +82,7 @@ def command(
     origin: str | None,
     schedule: str | None,
     root: str | None,
+    by_day: bool,
     trash: bool,
     as_json: bool,
 ) -> None:
@@ -99,6 +105,11 @@ def command(
     if machine_readable and as_json:
         raise UsageError(
             "--machine-readable can't be combined with --json", hint="Use one of them."
+        )
+    if by_day and (machine_readable or as_json or trash or path is not None):
+        raise UsageError(
+            "--by-day can't be combined with --machine-readable, --json, --path or --trash",
+            hint="Leave one of them out.",
         )
     if trash:
         if machine_readable or any(
@@ -138,7 +149,11 @@ def command(
             when = local_time_text(summary.taken_ns)
             click.echo(f"{summary.id}|{when}|{summary.logical_bytes}")
     elif matching:
-        _print_snapshots(matching, chains, short, left_out=_needless_columns(snapshots))
+        left_out = _needless_columns(snapshots)
+        for day, group in _days(matching) if by_day else [("", matching)]:
+            if day:
+                click.echo(day)
+            _print_snapshots(group, chains, short, left_out=left_out)
     elif not session.damaged:
         click.echo(wanted.absence(), err=True)
 
@@ -211,6 +226,18 @@ def _list_path(
         sys.exit(DAMAGE)
 
 
+def _days(
+    snapshots: Sequence[SnapshotSummary],
+) -> Iterator[tuple[str, list[SnapshotSummary]]]:
+    """Yield the local days of snapshots, in their order, each with a heading."""
+    dated = itertools.groupby(snapshots, lambda one: local_time_text(one.taken_ns)[:_DAY_LENGTH])
+    for number, (day, group) in enumerate(dated):
+        found = list(group)
+        stored = format_bytes(sum(one.stored_bytes for one in found))
+        gap = "\n" if number else ""
+        yield f"{gap}{day}: {counted(len(found), 'snapshot')}, {stored} stored", found
+
+
 def _needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
     """Return the columns that would say the same for every snapshot of the store."""
     hosts = {(summary.host, summary.machine) for summary in snapshots}
@@ -222,6 +249,7 @@ def _needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
         "ORIGIN": len(origins),
         "SCHEDULE": len(schedules),
         "ROOTS": len(roots),
+        "NOTE": 2 if any(summary.note for summary in snapshots) else 0,
     }
     return {name for name, count in counts.items() if count <= 1}
 
@@ -271,4 +299,5 @@ def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str])
         "SCHEDULE": brief(summary.schedule or _NONE),
         "ROOTS": ", ".join(map(path_text, summary.roots)),
         "TAGS": labels(summary.tags, pinned=summary.pinned),
+        "NOTE": brief(summary.note),
     }

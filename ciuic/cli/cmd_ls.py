@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import click
 
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.entries import LEGEND, STATES, entry_json, mark
+from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import absolute, given, json_option
 from ciuic.cli.render import mode_text, print_json_array, printable
@@ -16,11 +16,12 @@ from ciuic.cli.session import Session
 from ciuic.cli.table import cut_middle, cut_time, display_width, print_pair, terminal_columns
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.model import Entry
+from ciuic.report.entries import LEGEND, STATES, entry_json, mark
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.system.clock import local_time_text
-from ciuic.view.listing import children, walk
-from ciuic.view.located import Located, root_entry
+from ciuic.view.listing import OnDamage, children, readable_roots, walk
+from ciuic.view.located import Located
 from ciuic.view.locator import locate
 
 __all__ = ["command"]
@@ -48,7 +49,10 @@ def command(
         wanted = None if path is None else absolute(path)
         holding = () if wanted is None else (wanted,)
         manifest = store.manifest(find_snapshot(session, store, snapshot_id, holding=holding).id)
-        found = _located(store, manifest, wanted, recursive=recursive)
+        damage = NamedDamage()
+        found = damage.after(
+            _located(store, manifest, wanted, recursive=recursive, on_damage=damage)
+        )
         if as_json:
             print_json_array(entry_json(located.path, located.entry) for located in found)
         else:
@@ -56,17 +60,25 @@ def command(
 
 
 def _located(
-    store: Store, manifest: Manifest, path: bytes | None, *, recursive: bool
-) -> Iterable[Located]:
+    store: Store, manifest: Manifest, path: bytes | None, *, recursive: bool, on_damage: OnDamage
+) -> Iterator[Located]:
     """Yield what to list; without a path the roots."""
-    if path is not None:
+    if path is None:
+        tops: Iterable[Located] = readable_roots(store, manifest.roots, on_damage)
+    else:
         top = locate(store, manifest, path)
         if top.entry.is_directory and not recursive:
-            return children(store, top)
+            try:
+                yield from children(store, top)
+            except CorruptionError as error:
+                on_damage(path, error)
+            return
         tops = [top]
-    else:
-        tops = [Located(root.path, root_entry(store, root)) for root in manifest.roots if root.tree]
-    return (located for top in tops for located in walk(store, top)) if recursive else tops
+    for top in tops:
+        if recursive:
+            yield from walk(store, top, on_damage=on_damage)
+        else:
+            yield top
 
 
 def _print(found: Iterable[Located], *, whole_paths: bool) -> None:

@@ -26,7 +26,7 @@ def command(
     session: Session, *, snapshot_id: str, remove: bool, wait_s: float, as_json: bool
 ) -> None:
     """Keep a snapshot from being forgotten, by the retention policy or by name."""
-    with opened(session, write=True, wait_s=wait_s) as store:
+    with opened(session, write=True, adds=False, wait_s=wait_s) as store:
         snapshot_id = find_snapshot(session, store, snapshot_id).id
         summary = set_pinned(store, snapshot_id, pinned=not remove)
     if as_json:

@@ -7,7 +7,7 @@ import click
 
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
-from ciuic.cli.opening import opened
+from ciuic.cli.opening import opened, refuse_in_bucket
 from ciuic.cli.options import (
     json_option,
     wait_option,
@@ -53,6 +53,7 @@ def command(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> N
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()
+    refuse_in_bucket(session.store_path())
     entrance = repair_entrance(session.store_path(), apply=apply, owner=session.store_owner())
     if entrance and not apply:
         _stop_at_entrance(entrance, as_json=as_json)
@@ -60,7 +61,7 @@ def command(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> N
     quarantined: tuple[str, ...] = ()
     with (
         interruptible() as cancelled,
-        opened(session, write=apply, wait_s=wait_s) as store,
+        opened(session, write=apply, wait_s=wait_s, cancelled=cancelled) as store,
         progress("repair") as shown,
     ):
         plan = plan_repair(store, parity=parity, cancelled=cancelled, progress=shown.stage)
@@ -144,8 +145,8 @@ def _print_documents(plan: RepairPlan, would: str) -> None:
     for mark in plan.marks.damaged:
         remedy = "put back from its copy" if mark.has_copy else "replaced by a pin"
         click.echo(f"{printable(mark.what)}: {would}{remedy}")
-    if plan.retired:
-        click.echo(f"{printable(plan.retired)}: {would}set aside")
+    for what in plan.retired.values():
+        click.echo(f"{printable(what)}: {would}set aside")
 
 
 def _print_manifest(bad: BadManifest, would: str) -> None:

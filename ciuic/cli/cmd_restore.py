@@ -37,7 +37,7 @@ from ciuic.units import (
     inflected,
 )
 
-__all__ = ["command"]
+__all__ = ["command", "print_restored", "restore_exit_code"]
 
 
 @click.command("restore")
@@ -156,7 +156,7 @@ def command(
         # With GLOBs the total is not known until every path has been compared with them.
         expected = () if include or exclude else request.paths
         try:
-            with counting(session.store_path(), manifest, expected, shown):
+            with counting(session, manifest, expected, shown):
                 report = restore(
                     store,
                     manifest,
@@ -177,8 +177,8 @@ def command(
     if as_json:
         print_json(report.as_json())
     else:
-        _print_summary(manifest.summary.id, report)
-    sys.exit(_exit_code(report))
+        print_restored(manifest.summary.id, report)
+    sys.exit(restore_exit_code(report))
 
 
 def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
@@ -199,7 +199,7 @@ def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
         )
 
 
-def _exit_code(report: RestoreReport) -> int:
+def restore_exit_code(report: RestoreReport) -> int:
     """Return the most severe code: damage, then failed targets, then warnings of the snapshot."""
     if report.damaged:
         return DAMAGE
@@ -237,7 +237,8 @@ def _place(place: str | None, destination: str | None) -> bytes | None:
     return absolute(os.path.join(destination, place))
 
 
-def _print_summary(snapshot_id: str, report: RestoreReport) -> None:
+def print_restored(snapshot_id: str, report: RestoreReport) -> None:
+    """Print what a restore did, or would do."""
     for place in report.would_delete:
         click.echo(f"would delete {printable(path_text(place))}")
     unnamed = report.deleted_files - len(report.would_delete) if report.dry_run else 0

@@ -7,6 +7,7 @@ import click
 
 from ciuic.cli.interrupt import interrupted_code, interruptible
 from ciuic.cli.lists import shown_part
+from ciuic.cli.opening import refuse_in_bucket
 from ciuic.cli.options import given, json_option
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
@@ -50,6 +51,7 @@ def command(session: Session, *, budget: str | None, as_json: bool) -> None:
         amount = Budget() if budget is None else parse_budget(budget)
     except ValueError as error:
         raise UsageError(f"--budget: {error}", hint="Nothing was read.") from error
+    refuse_in_bucket(session.store_path())
     with interruptible() as cancelled, progress("scrub") as shown:
         report = scrub(
             session.store_path(),

@@ -5,9 +5,9 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import SnapshotChain, list_snapshots, snapshot_chains
+from ciuic.catalog import list_snapshots
+from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.entries import STATES
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import absolute, given, json_option
 from ciuic.cli.render import brief, labels, print_json
@@ -15,7 +15,9 @@ from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.documents import Document
 from ciuic.errors import DAMAGE, UsageError
+from ciuic.maintain.label import NOTE_MAX
 from ciuic.model import BEING_WRITTEN, PathWarning, Root, SnapshotSummary, path_text
+from ciuic.report.entries import STATES
 from ciuic.store.records.manifest import Manifest
 from ciuic.system.clock import local_time_text
 from ciuic.units import counted, format_bytes
@@ -116,6 +118,8 @@ def _summary_lines(manifest: Manifest, chain: SnapshotChain) -> list[tuple[str, 
         lines.append(("tags", labels(summary.tags, pinned=False)))
     if summary.pinned:
         lines.append(("pinned", "yes"))
+    if summary.note:
+        lines.append(("note", brief(summary.note, NOTE_MAX)))
     return lines
 
 

@@ -7,18 +7,20 @@ import sys
 import click
 
 from ciuic.cli.candidates import known_tags
-from ciuic.cli.entries import KINDS
 from ciuic.cli.expected import told_by_daemon
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.options import absolute, given, json_option, size_bytes, wait_option
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
+from ciuic.config.settings import Settings
 from ciuic.control import request_snapshot
 from ciuic.documents import Document
-from ciuic.errors import TROUBLE, UsageError
+from ciuic.errors import TROUBLE, StoreError, UsageError
 from ciuic.model import ExcludeRules
+from ciuic.report.entries import KINDS
 from ciuic.store.directory.find import read_header
+from ciuic.store.place.keys import is_url
 from ciuic.units import format_bytes, format_duration, format_files
 
 __all__ = ["command"]
@@ -30,6 +32,10 @@ __all__ = ["command"]
 @click.option(
     "--tag", "tags", multiple=True, metavar="T", shell_complete=known_tags,
     help="Label the snapshot; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--schedule", metavar="NAME", callback=given,
+    help="Take it for this schedule of the configuration.  [default: the first one]",
 )  # fmt: skip
 @click.option(
     "--exclude",
@@ -75,6 +81,7 @@ def command(
     paths: tuple[str, ...],
     base: bool,
     tags: tuple[str, ...],
+    schedule: str | None,
     patterns: tuple[str, ...],
     larger_than_bytes: int | None,
     caches: bool,
@@ -85,9 +92,10 @@ def command(
 ) -> None:
     """Take a snapshot now, through the daemon if it is running, and print the snapshot's ID.
 
-    The snapshot covers the configured directories, or PATHs if given. With PATHs and --store, no
-    configuration is needed: 'ciuic --store DIR snapshot PATH'. Snapshots of different directories
-    can share a store.
+    The snapshot covers the configured directories, or PATHs if given. If the configuration has
+    several schedules, it covers the directories of the first one, or of --schedule. With PATHs and
+    --store, no configuration is needed: 'ciuic --store DIR snapshot PATH'. Snapshots of different
+    directories can share a store.
     """
     # Imported here because the modules that take snapshots are heavy, and help must be instant.
     from ciuic.snapshot.hooks import refuse_in_hook
@@ -95,27 +103,49 @@ def command(
     if not dry_run:
         refuse_in_hook(os.environ)
     settings = session.take_settings(names_paths=bool(paths))
+    if schedule is not None:
+        settings = _of_schedule(settings, schedule, paths)
     store_path = session.store_path()
-    read_header(store_path)  # a store that can't be reached has no daemon that can be reached
+    # A store that can't be reached has no daemon that can be reached, except by its control_group,
+    # which may not read the store.
+    unreadable = None if is_url(store_path) else _unreadable(store_path)
     more = ExcludeRules(patterns, larger_than_bytes or 0, caches, markers)
     roots = _directories(paths) or tuple(os.fsencode(path) for path in settings.snapshot_paths)
     _note_nested(paths)
     exclude = settings.exclude_rules.with_more(more)
+    # Of two schedules with the same directories, only the name tells which is meant.
+    is_own = exclude == settings.exclude_rules and not paths
+    name = settings.schedule if is_own else settings.schedule_of(roots, exclude)
     if dry_run:
         from ciuic.cli.taking import preview, take_request
 
-        request = take_request(settings, roots, exclude, base=base, tags=tags)
+        request = take_request(settings, roots, exclude, base=base, tags=tags, schedule=name)
         preview(session, request, as_json=as_json)
         return
-    with told_by_daemon(session, roots) as news:
-        report = request_snapshot(
-            store_path, base=base, tags=tags, roots=roots, exclude=exclude, progress=news
-        )
+    report = None
+    control = _control_directory(session, store_path) if is_url(store_path) else store_path
+    if control is not None:
+        with told_by_daemon(session, roots) as news:
+            try:
+                report = request_snapshot(
+                    control,
+                    base=base,
+                    tags=tags,
+                    roots=None if schedule is not None and is_own else roots,
+                    exclude=exclude,
+                    schedule=schedule if is_own else None,
+                    progress=news,
+                )
+            except StoreError as error:
+                if unreadable is None or not isinstance(error.__cause__, PermissionError):
+                    raise
+    if report is None and unreadable is not None:
+        raise unreadable
     if report is None:
         # No daemon serves the store.
         from ciuic.cli.taking import take_here, take_request
 
-        request = take_request(settings, roots, exclude, base=base, tags=tags)
+        request = take_request(settings, roots, exclude, base=base, tags=tags, schedule=name)
         report = take_here(session, settings, request, wait_s=wait_s)
     if as_json:
         print_json(report)
@@ -123,6 +153,44 @@ def command(
         click.echo(report["id"])
         _print_summary(report)
     sys.exit(TROUBLE if report["trouble_count"] else 0)
+
+
+def _of_schedule(settings: Settings, name: str, paths: tuple[str, ...]) -> Settings:
+    """Return the settings of a schedule.
+
+    Raises:
+        UsageError: There is no such schedule, or PATHs say something else.
+    """
+    if paths:
+        raise UsageError(
+            "--schedule can't be combined with PATHs", hint="A schedule has its own directories."
+        )
+    found = settings.find_schedule(name)
+    if found is None:
+        known = ", ".join(one.schedule for one in settings.schedules)
+        raise UsageError(
+            f"there is no schedule {printable(name)!r}", hint=f"{settings.path} has: {known}."
+        )
+    return found
+
+
+def _control_directory(session: Session, address: str) -> str | None:
+    # Imported here because most stores are directories.
+    from ciuic.cli.addresses import place_options
+    from ciuic.store.addressed import control_directory
+
+    return control_directory(address, os.environ, place_options(session, address))
+
+
+def _unreadable(store_path: str) -> StoreError | None:
+    """Return the error of a store that this user may not read; raise other errors."""
+    try:
+        read_header(store_path)
+    except StoreError as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
+        return error
+    return None
 
 
 def _directories(paths: tuple[str, ...]) -> tuple[bytes, ...]:

@@ -104,7 +104,7 @@ def command(
     if as_json:
         print_json(document)
     else:
-        _print(document, checks)
+        _print(document, checks if store.bucket is None else None)
         if weights is not None:
             print_weights(weights)
     if weights is not None and weights.unknown_count:
@@ -140,7 +140,7 @@ def _break_down(store: Store, *, as_json: bool) -> Breakdown:
         return break_down(store, None if newest is None else newest.id, progress=reporter.update)
 
 
-def _print(document: Document, checks: Health) -> None:
+def _print(document: Document, checks: Health | None) -> None:
     rows = [
         ("logical", format_bytes(document["logical_bytes"]), "all files of all snapshots"),
         ("unique", format_bytes(document["unique_bytes"]), "each piece of content once"),
@@ -149,5 +149,5 @@ def _print(document: Document, checks: Health) -> None:
     count = document["snapshots"]
     click.echo(counted(count, "snapshot"))
     print_table(("BYTES", Column("SIZE", right=True), Column("OF WHAT", cut=cut_end)), rows)
-    for key, value in check_lines(checks):
+    for key, value in check_lines(checks) if checks else ():  # no scrub reads a bucket
         print_pair(f"{key}:", value, len(key) + 2)

@@ -34,7 +34,8 @@ def command(session: Session, *, as_json: bool) -> None:
         newest = latest_snapshot(store)
         warn_damaged(session, store)
         checks = health(store)
-    daemon = request_status(path)
+        control_path = store.path
+    daemon = request_status(control_path)
     if as_json:
         print_json(
             {

@@ -7,7 +7,8 @@ from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import given, json_option, wait_option
 from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
-from ciuic.maintain.label import change_tags
+from ciuic.ids import SnapshotId
+from ciuic.maintain.label import change_tags, move_tags
 
 __all__ = ["command"]
 
@@ -30,6 +31,14 @@ __all__ = ["command"]
     shell_complete=known_tags,
     help="Remove this tag; may be repeated.",
 )
+@click.option(
+    "--move",
+    metavar="T",
+    multiple=True,
+    callback=given,
+    shell_complete=known_tags,
+    help="Add this tag, and remove it from all other snapshots; may be repeated.",
+)
 @wait_option
 @json_option
 @click.pass_obj
@@ -39,6 +48,7 @@ def command(
     snapshot_id: str,
     add: tuple[str, ...],
     remove: tuple[str, ...],
+    move: tuple[str, ...],
     wait_s: float,
     as_json: bool,
 ) -> None:
@@ -46,16 +56,20 @@ def command(
 
     If the snapshot does not have a tag that you remove, ciuic says so on stderr and exits with 0.
     """
-    changes = bool(add or remove)
-    with opened(session, write=changes, wait_s=wait_s) as store:
+    changes = bool(add or remove or move)
+    moved_from: list[SnapshotId] = []
+    with opened(session, write=changes, adds=False, wait_s=wait_s) as store:
         before = summary = find_snapshot(session, store, snapshot_id)
         if changes:
             summary = change_tags(store, before.id, add=add, remove=remove)
+        if move:
+            summary, moved_from = move_tags(store, before.id, move)
     for text in dict.fromkeys(remove):
         if text not in before.tags and text not in add:
             click.echo(f"ciuic: {before.id} had no tag '{printable(text)}'", err=True)
     if as_json:
-        print_json({"id": summary.id, "tags": list(summary.tags)})
+        moved = {"moved_from": moved_from} if move else {}
+        print_json({"id": summary.id, "tags": list(summary.tags), **moved})
         return
     if not summary.tags:
         click.echo(f"{summary.id} has no tags", err=True)

@@ -5,22 +5,19 @@ import sys
 
 import click
 
-from ciuic.catalog import HOW_TO_TAKE, LATEST, list_snapshots, passed_over
+from ciuic.catalog import HOW_TO_TAKE, LATEST, passed_over
 from ciuic.catalog import find_snapshot as find_named
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.opening import find_snapshot, opened, warn_damaged
+from ciuic.cli.opening import opened
 from ciuic.cli.options import json_option
 from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import DAMAGE, UsageError
-from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, format_bytes, format_duration
-from ciuic.verify.alternatives import with_alternatives
-from ciuic.verify.reflink_copies import ReflinkReport, verify_reflink_copies
 from ciuic.verify.report import VerifyReport, VerifySnapshot
 from ciuic.verify.verify import verify_all, verify_snapshots
 
@@ -58,7 +55,10 @@ def command(
             "--hot can't be combined with --checksum", hint="Run 'ciuic verify' once with each."
         )
     if hot:
-        is_ok = _verify_hot(session, ids, every=every, as_json=as_json)
+        # Most verifications need nothing of what reads reflink copies.
+        from ciuic.cli.reflink_checks import verify_hot
+
+        is_ok = verify_hot(session, ids, every=every, as_json=as_json)
     else:
         is_ok = _verify(session, ids, every=every, checksum=checksum, as_json=as_json)
     if not is_ok:
@@ -76,14 +76,18 @@ def _verify(
             )
         else:
             report = _verify_named(store, ids or (LATEST,), shown, checksum=checksum)
-        report = with_alternatives(store, report)
+        if not report.ok:
+            from ciuic.verify.alternatives import with_alternatives
+
+            report = with_alternatives(store, report)
     if as_json:
         print_json(report.as_json())
     else:
         _print_damage(report)
         if not ids and not every:
             click.echo("only the newest; --all verifies every snapshot", err=True)
-        _print_summary(report, checksum=checksum)
+        in_bucket = store.bucket is not None
+        _print_summary(report, checksum=checksum, in_bucket=in_bucket)
     return report.ok
 
 
@@ -119,21 +123,24 @@ def _print_damage(report: VerifyReport) -> None:
         click.echo(f"{printable(os.fsdecode(copy.path))}: {printable(copy.what)}")
 
 
-def _print_summary(report: VerifyReport, *, checksum: bool) -> None:
-    if not report.ok:
-        # verify works beside a writer and records nothing itself.
-        later = (
-            "; run 'ciuic scrub' so that 'latest-valid' skips damaged snapshots" if checksum else ""
-        )
-        remedy = (
-            "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it"
-            if _has_lost_content(report)
-            else "nothing is lost: run 'ciuic repair --apply' before the damage grows"
-        )
+def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:
+    # verify works beside a writer and records nothing itself.
+    later = "; run 'ciuic scrub' so that 'latest-valid' skips damaged snapshots" if checksum else ""
+    remedy = (
+        "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it"
+        if _has_lost_content(report)
+        else "nothing is lost: run 'ciuic repair --apply' before the damage grows"
+    )
+    if not in_bucket:
         print_pair("", f"{remedy}{later}", 0, err=True)
-        if _has_lost_content(report):
-            advice = "'ciuic restore --fallback' takes damaged paths from older snapshots"
-            print_pair("", advice, 0, err=True)
+    if _has_lost_content(report):
+        advice = "'ciuic restore --fallback' takes damaged paths from older snapshots"
+        print_pair("", advice, 0, err=True)
+
+
+def _print_summary(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:
+    if not report.ok:
+        _print_remedies(report, checksum=checksum, in_bucket=in_bucket)
     if not report.snapshots:
         click.echo(
             f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}", err=True
@@ -162,49 +169,3 @@ def _state(snapshot: VerifySnapshot) -> str:
     if snapshot.nearest_valid == snapshot.id:
         return "DAMAGED, but can still be restored in full, from parity or other copies"
     return f"DAMAGED; the nearest valid snapshot is {snapshot.nearest_valid}"
-
-
-def _verify_hot(session: Session, ids: tuple[str, ...], *, every: bool, as_json: bool) -> bool:
-    """Verify the reflink copies, print the report, and return whether all are sound."""
-    with opened(session) as store:
-        chosen = _chosen(session, store, ids, every=every)
-        report = verify_reflink_copies(store, chosen, clock=SystemClock())
-    if as_json:
-        print_json({**report.as_json(), "damaged_snapshots": session.damaged_snapshots})
-    else:
-        _print_hot(report, only_newest=not ids and not every)
-    return report.ok
-
-
-def _chosen(
-    session: Session, store: Store, ids: tuple[str, ...], *, every: bool
-) -> list[SnapshotSummary]:
-    """Return the snapshots to verify, each once."""
-    if every:
-        chosen = list_snapshots(store)
-        warn_damaged(session, store)
-        return chosen
-    found = [find_snapshot(session, store, text) for text in ids or [LATEST]]
-    return list({summary.id: summary for summary in found}.values())
-
-
-def _print_hot(report: ReflinkReport, *, only_newest: bool) -> None:
-    for snapshot in report.snapshots:
-        state = "DAMAGED" if snapshot.damaged else "ok" if snapshot.copies else "no reflink copies"
-        click.echo(f"{snapshot.id}: {state}")
-        for bad in snapshot.damaged:
-            click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}")
-    if not report.ok:
-        click.echo(
-            "use 'ciuic restore --no-hot'; 'ciuic snapshot --base' makes new copies", err=True
-        )
-    elif not report.copies:
-        click.echo("there are no reflink copies to verify; restore reads the store", err=True)
-    if only_newest:
-        click.echo("only the newest; --all verifies every snapshot", err=True)
-    click.echo(
-        f"{counted(report.copies, 'reflink copy', 'reflink copies')},"
-        f" {counted(report.chunks, 'chunk')},"
-        f" {format_bytes(report.read_bytes)} read, {format_duration(report.total_s)}",
-        err=True,
-    )

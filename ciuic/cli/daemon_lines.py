@@ -19,12 +19,16 @@ __all__ = ["daemon_lines"]
 def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
     """Yield lines about the daemon, each a key and a text."""
     yield "daemon", f"{daemon.get('state')}, process {daemon.get('pid')}, {daemon.get('config')}"
-    roots = ", ".join(map(str, daemon.get("snapshot_paths") or ()))
-    interval_s = daemon.get("snapshot_interval_s")
-    if isinstance(interval_s, (int, float)):
-        yield "takes", f"{roots} every {format_duration(interval_s)}"
-    if isinstance(daemon.get("next"), str):
-        yield "next", _local(daemon["next"])
+    schedules = daemon.get("schedules")
+    if isinstance(schedules, list) and len(schedules) > 1:
+        yield from _schedule_lines(schedules)
+    else:
+        interval_s = daemon.get("snapshot_interval_s")
+        if isinstance(interval_s, (int, float)):
+            only = schedules[0] if isinstance(schedules, list) and schedules else None
+            yield "takes", _takes_text(only if isinstance(only, dict) else daemon)
+        if isinstance(daemon.get("next"), str):
+            yield "next", _local(daemon["next"])
     progress = daemon.get("progress")
     if isinstance(progress, dict):
         yield "now", _progress_text(progress)
@@ -46,12 +50,38 @@ def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
         yield "failed", f"{error.get('message')} ({_local(str(error.get('time')))})"
 
 
+def _schedule_lines(schedules: list[object]) -> Iterator[tuple[str, str]]:
+    for one in schedules:
+        if isinstance(one, dict):
+            parts = [
+                f"{one.get('name')}: {_takes_text(one)}",
+                f"next {_local(str(one.get('next')))}",
+            ]
+            if isinstance(one.get("newest"), str):
+                parts.append(f"newest of {_local(one['newest'])}")
+            error = one.get("last_error")
+            if isinstance(error, dict):
+                parts.append(f"failed: {error.get('message')}")
+            yield "takes", ", ".join(parts)
+
+
+def _takes_text(one: Document) -> str:
+    roots = ", ".join(map(str, one.get("snapshot_paths") or ()))
+    interval_s = one.get("snapshot_interval_s")
+    every = format_duration(interval_s) if isinstance(interval_s, (int, float)) else "?"
+    why = f" ({one['interval_why']})" if isinstance(one.get("interval_why"), str) else ""
+    return f"{roots} every {every}{why}"
+
+
 def _progress_text(progress: Document) -> str:
     """Return how far the daemon's snapshot is."""
     parts = [str(progress.get("state"))]
     files, size_bytes = progress.get("files"), progress.get("bytes")
     if isinstance(files, int) and isinstance(size_bytes, int):
         parts += [format_files(files), format_bytes(size_bytes)]
+    rate = progress.get("rate_bytes")
+    if isinstance(rate, (int, float)):
+        parts.append(f"slowed to {format_bytes(int(rate))}/s because other programs wait")
     if "path" in progress:
         parts.append(str(progress["path"]))
     return ", ".join(parts)
@@ -61,7 +91,7 @@ def _upkeep_lines(upkeep: Document) -> Iterator[tuple[str, str]]:
     """Yield the task between two snapshots, and the last result of each task."""
     if upkeep.get("doing"):
         yield "now", f"{upkeep['doing']}, until the next snapshot is due"
-    for what in ("forget", "prune", "scrub"):
+    for what in ("forget", "prune", "scrub", "drill"):
         last = upkeep.get(what)
         if not isinstance(last, dict):
             continue
@@ -75,6 +105,9 @@ def _upkeep_lines(upkeep: Document) -> Iterator[tuple[str, str]]:
             )
         elif what == "prune":
             yield what, f"{format_bytes(int(last.get('freed_bytes') or 0))} freed{when}"
+        elif what == "drill":
+            outcome = last.get("outcome") or "every chosen file came back as it was"
+            yield what, f"{outcome}{when}"
         else:
             spent = format_duration(float(upkeep.get("scrubbed_today_s") or 0))
             found = "no damage" if last.get("ok") else "there is damage"

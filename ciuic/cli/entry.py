@@ -39,7 +39,9 @@ def main() -> None:
     _open_standard_streams()
     # numpy would start one thread per core for linear algebra, which ciuic does not use.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    as_json = "--json" in sys.argv
+    # What follows "--" may be the command line of another program.
+    own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+    as_json = "--json" in own
     try:
         with raising_interrupts():
             code = _run()
@@ -146,7 +148,8 @@ def _from_system(error: OSError) -> CiuicError:
     if error.errno in _UNWRITABLE and not error.filename:
         # Every other write knows its file, and a full store has an error of its own.
         return CiuicError(
-            f"the output can't be written: {what}", hint="'ciuic list' shows what was done."
+            f"the output can't be written: {what}",
+            hint="Send it elsewhere. 'ciuic list' shows what a command did that changes the store.",
         )
     where = f" {os.fspath(error.filename)!r}" if error.filename else ""
     is_own_limit = error.errno in {errno.EMFILE, errno.ENFILE}

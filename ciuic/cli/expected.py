@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from ciuic.catalog import list_snapshots
+from ciuic.cli.opening import opened
 from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.session import Session
 from ciuic.documents import Document
 from ciuic.errors import CiuicError
 from ciuic.store.records.manifest import Manifest
-from ciuic.store.store import open_store
 from ciuic.view.listing import walk
 from ciuic.view.locator import locate
 
@@ -23,7 +23,7 @@ def expect_like_last(session: Session, roots: Sequence[bytes], shown: Reporter) 
     if not shown.is_shown:
         return
     # Without a store there is no total; the code that takes the snapshot reports the error.
-    with contextlib.suppress(CiuicError, OSError), open_store(session.store_path()) as store:
+    with contextlib.suppress(CiuicError, OSError), opened(session) as store:
         for summary in list_snapshots(store):
             if set(summary.roots) == set(roots):
                 shown.expect(summary.files, summary.logical_bytes, about=True)
@@ -52,7 +52,7 @@ def told_by_daemon(
 
 @contextlib.contextmanager
 def counting(
-    store_path: str, manifest: Manifest, paths: Sequence[bytes], shown: Reporter
+    session: Session, manifest: Manifest, paths: Sequence[bytes], shown: Reporter
 ) -> Iterator[None]:
     """Count the files below some paths of a snapshot in a thread, while the work is under way.
 
@@ -67,7 +67,7 @@ def counting(
         return
     ended = threading.Event()
     counter = threading.Thread(
-        target=_count, args=(store_path, manifest, paths, shown, ended), daemon=True
+        target=_count, args=(session, manifest, paths, shown, ended), daemon=True
     )
     counter.start()
     try:
@@ -78,7 +78,7 @@ def counting(
 
 
 def _count(
-    store_path: str,
+    session: Session,
     manifest: Manifest,
     paths: Sequence[bytes],
     shown: Reporter,
@@ -86,7 +86,7 @@ def _count(
 ) -> None:
     files = size_bytes = 0
     # The restore itself reports errors of the store.
-    with contextlib.suppress(CiuicError, OSError), open_store(store_path) as store:
+    with contextlib.suppress(CiuicError, OSError), opened(session) as store:
         for path in paths:
             for located in walk(store, locate(store, manifest, path)):
                 if ended.is_set():

@@ -18,26 +18,39 @@ __all__ = ["COMMANDS", "cli"]
 
 COMMANDS: Final = {
     "cat": "Write a file of a snapshot to stdout, or a path as tar.",
+    "checkout": "Roll paths back to a snapshot, after saving what is there.",
+    "compare": "Show snapshots beside each other: metrics, sizes, tensors, configuration.",
     "completion": "Print the script that makes a shell complete commands, IDs and paths.",
     "copy": "Copy snapshots to another store.",
     "diff": "Show what changed from snapshot A to snapshot B.",
     "doctor": "Check the configuration, the store, the daemon and the machine.",
+    "drill": "Practice a recovery in a scratch directory.",
     "find": "Find paths by a glob in all snapshots, newest first.",
     "forget": "Forget the snapshots that the retention policy does not keep.",
     "init": "Create the store; do nothing if it exists.",
     "list": "List snapshots, newest first.",
+    "log": "Show the history of a path, one line for each version.",
     "ls": "List a path of a snapshot, or its roots.",
+    "mount": "Mount snapshots as a read-only file system.",
+    "note": "Write a note on a snapshot, or show it.",
     "pin": "Keep a snapshot from being forgotten.",
     "prune": "Free the space that no snapshot needs.",
+    "recover": "Put back the newest valid versions of broken checkpoints.",
     "repair": "Repair damage in the store.",
     "restore": "Restore files or directories from a snapshot.",
+    "rules": "Show where the rules would have fired in a log.",
+    "run": "Run a training program and guard it.",
+    "runbook": "Write the page with the steps of a recovery.",
     "scrub": "Read the store's packs and record which are sound.",
     "show": "Show a snapshot's roots, sizes and warnings.",
     "snapshot": "Take a snapshot now.",
     "stats": "Show how many bytes the store holds, and what takes them.",
     "status": "Show the daemon's state and the newest snapshot's age.",
     "tag": "Show or change a snapshot's tags.",
+    "timeline": "Draw what a training logged, with its snapshots.",
     "verify": "Prove that snapshots can be restored.",
+    "watch": "Guard a training program that is running already.",
+    "web": "Serve a page and an HTTP API to this machine.",
 }
 """Every command and its line in ``ciuic --help``; ``cmd_NAME.py`` has the command."""
 
@@ -116,7 +129,8 @@ class _LazyGroup(click.Group):
     metavar="DIR",
     callback=given,
     shell_complete=local_directory,
-    help="The store's directory. With it, only 'snapshot' without PATH needs a configuration.",
+    help="The store: a directory, or s3://BUCKET/PREFIX. With it, only 'snapshot' without PATH"
+    " needs a configuration.",
 )
 @click.pass_context
 def cli(context: click.Context, config: str | None, store: str | None) -> None:

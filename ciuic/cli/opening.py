@@ -1,7 +1,8 @@
 """Opens the store of a session, and names on stderr the snapshots in it that can't be read."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import click
@@ -10,30 +11,111 @@ from ciuic import catalog
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
-from ciuic.errors import UnreachableError
+from ciuic.errors import UnreachableError, UnsupportedError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.directory.leftovers import IS_DIRECTORY
+from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
 
-__all__ = ["CLOSER", "NEWER", "find_snapshot", "opened", "shown_ids", "warn_damaged"]
+__all__ = [
+    "CLOSER",
+    "NEWER",
+    "find_snapshot",
+    "opened",
+    "refuse_in_bucket",
+    "shown_ids",
+    "warn_damaged",
+]
 
 NEWER: Final = "is newer and can't be read"
 """Why a damaged snapshot is named: an older one is used as ``latest``."""
+_NOT_IN_BUCKETS: Final = frozenset(["scrub", "repair"])
+"""The commands that read or replace parity, which a bucket does not have."""
+_WHAT_WORKS: Final = "All other commands work there."
 CLOSER: Final = "may be closer to that time and can't be read"
 """Why a damaged snapshot is named: another one is used for a time."""
 
 
 @contextlib.contextmanager
-def opened(session: Session, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Store]:
-    """Open the session's store; a writer warns about leftovers that cannot be deleted."""
-    path, owner = session.store_path(), session.store_owner() if write else None
-    with open_store(path, write=write, wait_s=wait_s, owner=owner) as store:
+def opened(
+    session: Session,
+    *,
+    write: bool = False,
+    adds: bool = True,
+    only_adds: bool = False,
+    removes: bool = False,
+    wait_s: float = 0.0,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[Store]:
+    """Open the session's store; a writer warns about leftovers that cannot be deleted.
+
+    Args:
+        session: Names the store.
+        write: The command changes the store.
+        adds: It may add chunks, and not marks alone. Marks in a bucket need no lock.
+        only_adds: It removes and replaces nothing, so other processes may add meanwhile.
+        removes: It removes packs and adds no snapshot. In a bucket, others may add meanwhile.
+        wait_s: How long to wait for another writer.
+        cancelled: Ends that wait once it turns true.
+    """
+    path = session.store_path()
+    if is_url(path):
+        access = {"write": write and adds, "removes": removes}
+        with _in_bucket(session, path, access, wait_s, cancelled) as store:
+            yield store
+        return
+    owner = session.store_owner() if write else None
+    with open_store(
+        path, write=write, only_adds=only_adds, wait_s=wait_s, cancelled=cancelled, owner=owner
+    ) as store:
         for what in store.stuck.values():
             click.echo(f"ciuic: {printable(what)}; it stays", err=True)
         if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
             click.echo(f"       {UnreachableError.default_hint}", err=True)
         yield store
+
+
+@contextlib.contextmanager
+def _in_bucket(
+    session: Session,
+    address: str,
+    access: dict[str, bool],
+    wait_s: float,
+    cancelled: Callable[[], bool],
+) -> Iterator[Store]:
+    refuse_in_bucket(address)
+    # Imported here because most stores are directories.
+    from ciuic.cli.addresses import place_options
+    from ciuic.store.addressed import open_at_address
+
+    options = place_options(session, address)
+    with open_at_address(
+        address, os.environ, options, **access, wait_s=wait_s, cancelled=cancelled
+    ) as store:
+        yield store
+
+
+def refuse_in_bucket(address: str, option: str = "") -> None:
+    """Refuse a command that can't work on a store in a bucket.
+
+    Args:
+        address: The store's directory or URL.
+        option: The option that can't; empty: it depends on the command.
+
+    Raises:
+        UnsupportedError: The command is one of them.
+    """
+    if not is_url(address):
+        return
+    # Another thread than the command's has no context.
+    context = click.get_current_context(silent=True)
+    command = None if context is None else context.command.name
+    if option or command in _NOT_IN_BUCKETS:
+        raise UnsupportedError(
+            f"'ciuic {f'{command} {option}'.strip()}' can't work on a store in a bucket yet",
+            hint=_WHAT_WORKS,
+        )
 
 
 def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] = ()) -> None:

@@ -19,6 +19,8 @@ __all__ = [
     "late_options",
     "local_directory",
     "local_file",
+    "logs_option",
+    "revoke_option",
     "size_bytes",
     "trash_option",
     "wait_option",
@@ -66,6 +68,14 @@ wait_option = click.option(
     metavar="TIME",
     show_default=True,
     help="How long to wait for another process that is writing to the store.",
+)
+revoke_option = click.option(
+    "--revoke-after",
+    "revoke_after_s",
+    callback=_duration_s,
+    metavar="TIME",
+    help="In a bucket: revoke a writer that has given no sign of life for this long.  [default:"
+    " 1h]",
 )
 trash_option = click.option(
     "--trash",
@@ -135,3 +145,15 @@ def local_file(
 ) -> list[CompletionItem[str]]:
     """Let the shell complete a file of this machine."""
     return [CompletionItem(incomplete, "file")]
+
+
+logs_option = click.option(
+    "--log",
+    "logs",
+    metavar="FILE",
+    multiple=True,
+    callback=given,
+    shell_complete=local_file,
+    help="A log of the program that the rules watch, or a pattern that names several; may be"
+    " repeated.",
+)

@@ -9,7 +9,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from ciuic.cli.render import printable
@@ -34,7 +33,6 @@ _PATH_MIN: Final = 12
 _DUMB: Final = frozenset({"dumb", "unknown"})
 
 
-@dataclass(slots=True)
 class State:
     """The progress of the work; a total of 0 is not known.
 
@@ -43,15 +41,26 @@ class State:
         about: The totals are estimates from the last time.
     """
 
-    stage: str = ""
-    done_files: int = 0
-    files: int = 0
-    done_bytes: int = 0
-    bytes: int = 0
-    done_steps: int = 0
-    steps: int = 0
-    path: str = ""
-    about: bool = False
+    def __init__(
+        self,
+        stage: str = "",
+        done_files: int = 0,
+        files: int = 0,
+        done_bytes: int = 0,
+        size_bytes: int = 0,
+        *,
+        path: str = "",
+        about: bool = False,
+    ) -> None:
+        self.stage = stage
+        self.done_files = done_files
+        self.files = files
+        self.done_bytes = done_bytes
+        self.bytes = size_bytes
+        self.done_steps = 0
+        self.steps = 0
+        self.path = path
+        self.about = about
 
     @property
     def fraction(self) -> float | None:

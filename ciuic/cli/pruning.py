@@ -32,6 +32,8 @@ def prune_store(
     dry_run: bool,
     leaving: Collection[SnapshotId] = (),
     given_up: Collection[SnapshotId] = (),
+    wait_s: float = 0.0,
+    revoke_after_s: float | None = None,
 ) -> PruneReport:
     """Prune an open store.
 
@@ -43,10 +45,30 @@ def prune_store(
         dry_run: Change nothing, and report what would be done.
         leaving: Snapshots to treat as forgotten: a dry run of ``forget`` has not forgotten them.
         given_up: Snapshots without a manifest whose data is given up.
+        wait_s: In a bucket: how long to wait for other writers.
+        revoke_after_s: In a bucket: see ``Patience``; None: the default.
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()
     with progress("prune") as shown:
+        if store.bucket is not None:
+            # Imported late: what is for buckets is heavy.
+            from ciuic.maintain.prune.bucket.prune import prune_bucket
+            from ciuic.maintain.prune.bucket.waiting import REVOKE_AFTER_S, Patience
+
+            after_s = REVOKE_AFTER_S if revoke_after_s is None else revoke_after_s
+            report = prune_bucket(
+                store,
+                trash_s=trash_s,
+                now_ns=clock.now_ns(),
+                clock=clock,
+                patience=Patience(wait_s, after_s),
+                dry_run=dry_run,
+                leaving=leaving,
+                cancelled=cancelled,
+                progress=shown.stage,
+            )
+            return replace(report, total_s=clock.monotonic_s() - began_s)
         plan = plan_prune(
             store,
             trash_s=trash_s,
@@ -97,6 +119,10 @@ def print_prune_report(report: PruneReport) -> None:
         f" {format_duration(report.total_s)}",
         err=True,
     )
+    for lease in shown_part(report.revoked, err=True):
+        click.echo(f"{lease} was revoked: it can't commit any more", err=True)
+    if report.waiting_for:
+        _print_waiting(report)
     if report.in_trash:
         click.echo(
             f"{_snapshots(report.in_trash)} in the trash still take space;"
@@ -111,6 +137,23 @@ def print_prune_report(report: PruneReport) -> None:
             "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it",
             err=True,
         )
+
+
+def _print_waiting(report: PruneReport) -> None:
+    count = len(report.waiting_for)
+    click.echo(
+        f"{_packs(report.condemned)}, can go when {counted(count, 'session')}"
+        f" {inflected(count, 'has', 'have')} ended:",
+        err=True,
+    )
+    for lease in shown_part(report.waiting_for, err=True):
+        click.echo(f"  {lease}", err=True)
+    print_rest(count, count, "session", err=True)
+    click.echo(
+        "the next 'ciuic prune' removes them; --wait TIME waits longer, and --revoke-after TIME"
+        " revokes sessions that seem to be dead",
+        err=True,
+    )
 
 
 def _small(merged: PruneCounts) -> str:

@@ -1,16 +1,12 @@
-"""The store and the settings of a command. This module opens no store: ``opening`` does."""
+"""The store and the settings of a command. This module opens no store: ``opening`` does.
+
+What reads configurations is imported where one is read: ``--store`` needs none.
+"""
 
 import os
 from typing import Final
 
-from ciuic.config import (
-    CONFIG_VARIABLE,
-    Settings,
-    default_settings,
-    find_config,
-    load_settings,
-    read_store_path,
-)
+from ciuic.config.settings import Settings
 from ciuic.errors import ConfigError, UsageError
 from ciuic.model import ExcludeRules
 from ciuic.store.place.keys import is_url
@@ -44,6 +40,8 @@ class Session:
     @property
     def config_path(self) -> str | None:
         """The configuration file that applies; None if there is none."""
+        from ciuic.config.load import find_config
+
         return find_config(self.config, os.environ)
 
     def settings(self) -> Settings:
@@ -52,6 +50,8 @@ class Session:
         Raises:
             ConfigError: There is no configuration, or it is wrong.
         """
+        from ciuic.config.load import load_settings
+
         path = self.config_path
         if path is None:
             raise ConfigError(
@@ -75,6 +75,8 @@ class Session:
         Raises:
             ConfigError: Something is missing, or the configuration is wrong.
         """
+        from ciuic.config.load import CONFIG_VARIABLE, default_settings
+
         if self.store is None and names_paths:
             return self._settings_for_store()
         is_named = bool(self.config or os.environ.get(CONFIG_VARIABLE))
@@ -102,39 +104,43 @@ class Session:
             return None
         return self._settings_for_store()
 
+    def store_settings(self) -> Settings:
+        """Return the settings of the configuration's own store; the defaults for ``--store``."""
+        from ciuic.config.load import default_settings
+
+        return self._configured() or default_settings("")
+
     def store_path(self, *, checked: bool = True) -> str:
-        """Return the store's directory.
+        """Return the store's directory, or the URL of its bucket.
 
         Args:
             checked: Refuse a configuration that has a mistake in any of its lines.
 
         Raises:
             ConfigError: Neither the command line nor a configuration names a store.
-            UsageError: The command line names it by a URL.
+            UsageError: The URL names a file of another machine.
         """
         if self.store is not None:
-            if is_url(self.store):
-                # Not quoted: a URL may hold a password.
-                raise UsageError(
-                    "--store is a URL, and a store has to be in a directory of this machine",
-                    hint="Give --store the path of a directory.",
-                )
-            return os.path.abspath(self.store)
+            return _absolute(self.store)
         path = self.config_path
         if path is None:
             raise ConfigError(
                 "no store was given and there is no configuration",
                 hint="Name the store with --store DIR, or a configuration with --config FILE.",
             )
-        return self._settings_for_store().snapshot_dir if checked else read_store_path(path)
+        if checked:
+            return self._settings_for_store().snapshot_dir
+        from ciuic.config.load import read_store_path
+
+        return read_store_path(path)
 
     def trash_s(self) -> float:
         """Return how long a forgotten snapshot can be brought back; the default for ``--store``."""
-        return (self._configured() or default_settings("")).trash_s
+        return self.store_settings().trash_s
 
     def parity(self) -> float:
         """Return parity's share of a pack, 0 to 1; the default for ``--store``."""
-        return (self._configured() or default_settings("")).parity
+        return self.store_settings().parity
 
     def exclude_rules(self) -> ExcludeRules:
         """Return what the configuration leaves out of snapshots; nothing for ``--store``."""
@@ -157,4 +163,24 @@ class Session:
                 "no retention policy is configured for this store",
                 hint="Use --policy, or name the snapshots to forget.",
             )
-        return self.settings().retention_policy
+        return self.settings().top_retention_policy
+
+
+def _absolute(address: str) -> str:
+    """Return the absolute path of a directory, also for ``file:///path``; other URLs as they are.
+
+    Raises:
+        UsageError: The URL names a file of another machine.
+    """
+    if not is_url(address):
+        return os.path.abspath(address)
+    scheme, _, rest = address.partition("://")
+    if scheme.lower() != "file":
+        return address
+    if not rest.startswith("/"):
+        # Not quoted: a URL may hold a password.
+        raise UsageError(
+            "the store's address names another machine",
+            hint="Write three slashes: file:///path.",
+        )
+    return os.path.abspath(rest)

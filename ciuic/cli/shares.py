@@ -7,6 +7,7 @@ from typing import Final
 import click
 
 from ciuic.catalog import list_snapshots
+from ciuic.cli.chart import has_unicode
 from ciuic.cli.opening import find_snapshot, opened, warn_damaged
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json
@@ -21,6 +22,8 @@ from ciuic.units import counted, format_bytes
 __all__ = ["show_shares"]
 
 _TOP_DEFAULT: Final = 20
+_BAR: Final = 20
+"""Characters of a bar."""
 
 
 def show_shares(
@@ -71,6 +74,14 @@ def show_shares(
         sys.exit(DAMAGE)
 
 
+def _bar(part: int, whole: int) -> str:
+    """Return a share as a bar and a number; a share that is not 0 has a bar."""
+    if not part:
+        return ""
+    length = max(1, round(_BAR * part / whole))
+    return f"{('█' if has_unicode() else '#') * length} {100 * part / whole:.0f}%"
+
+
 def _print(by: By, groups: Sequence[Document], top: int) -> None:
     columns = (
         Column(by.upper(), cut=cut_middle),
@@ -78,7 +89,9 @@ def _print(by: By, groups: Sequence[Document], top: int) -> None:
         Column("SIZE", right=True, drop=1),
         Column("STORED", right=True),
         Column("ONLY", right=True),
+        Column("SHARE", drop=3),
     )
+    stored = sum(group["stored_bytes"] for group in groups)
     rows = [
         (
             group[by],
@@ -86,6 +99,7 @@ def _print(by: By, groups: Sequence[Document], top: int) -> None:
             format_bytes(group["logical_bytes"]),
             format_bytes(group["stored_bytes"]),
             format_bytes(group["only_bytes"]),
+            _bar(group["stored_bytes"], stored),
         )
         for group in groups[:top]
     ]

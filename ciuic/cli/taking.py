@@ -6,7 +6,6 @@ from typing import Final
 
 import click
 
-from ciuic.cli.entries import KINDS
 from ciuic.cli.expected import expect_like_last
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
@@ -15,10 +14,11 @@ from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
-from ciuic.config import Settings
+from ciuic.config.settings import Settings
 from ciuic.documents import Document
 from ciuic.errors import TROUBLE
-from ciuic.model import ExcludeRules
+from ciuic.model import EMERGENCY_TAG, ExcludeRules
+from ciuic.report.entries import KINDS
 from ciuic.snapshot.hooks import Hooks, take_with_hooks
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.preview import Preview, preview_snapshot
@@ -38,18 +38,22 @@ def take_request(
     *,
     base: bool,
     tags: tuple[str, ...],
+    schedule: str,
 ) -> TakeRequest:
     """Return the request for a snapshot of some directories, by the settings."""
     return TakeRequest(
         roots=roots,
         exclude=exclude,
         base=base,
-        base_interval_s=settings.base_interval_s,
+        base_interval_s=0.0 if EMERGENCY_TAG in tags else settings.base_interval_s,
         tags=tags,
         hot_snapshots=settings.hot_snapshots,
+        hot_by_schedule=settings.hot_by_schedule,
         parity=settings.parity,
         chain_cost=settings.chain_cost,
-        schedule=settings.schedule_of(roots, exclude),
+        schedule=schedule,
+        threads=settings.threads,
+        memory_bytes=settings.buffer_memory_bytes * 2 // 3,
     )
 
 
@@ -58,11 +62,13 @@ def take_here(
 ) -> Document:
     """Take a snapshot in this process, and return its report."""
     # If the priority can't be lowered, the snapshot is as good; doctor and the daemon's log say so.
-    lower_priority(settings.io_priority)
+    # After a failure there is no training to spare, and it waits for the snapshot.
+    if EMERGENCY_TAG not in request.tags:
+        lower_priority(settings.io_priority)
     with interruptible() as cancelled, progress("snapshot") as shown:
         expect_like_last(session, request.roots, shown)
         return take_with_hooks(
-            lambda: opened(session, write=True, wait_s=wait_s),
+            lambda: opened(session, write=True, only_adds=True, wait_s=wait_s, cancelled=cancelled),
             request,
             Hooks(settings.before, settings.after, settings.hook_timeout_s),
             clock=SystemClock(),

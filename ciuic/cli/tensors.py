@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from ciuic.cli.changes import ChangeCost, ChangeTotals, change_json, sizes_text
+from ciuic.cli.changes import ChangeCost, ChangeTotals, sizes_text
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.table import (
@@ -18,10 +18,10 @@ from ciuic.cli.table import (
     print_table,
     terminal_columns,
 )
-from ciuic.documents import Document
 from ciuic.formats.headers import WIDTHS
 from ciuic.formats.names import Tensor
-from ciuic.model import path_text
+from ciuic.report.change_documents import change_json
+from ciuic.report.tensor_documents import TENSOR_WORDS, tensors_json
 from ciuic.report.tensors import FileTensors, TensorChange, diff_tensors, relative
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
@@ -30,7 +30,6 @@ from ciuic.view.diff import Change
 
 __all__ = ["print_tensor_changes"]
 
-_WORDS: Final = {"+": "added", "-": "removed", "M": "changed", "?": "unknown"}
 _COLUMNS: Final = (
     Column(""),
     Column("TENSOR", cut=cut_middle),
@@ -76,7 +75,7 @@ def print_tensor_changes(
         print_json_array(
             {
                 **change_json(change, new_bytes),
-                "tensors": None if tensors is None else _tensors_json(tensors),
+                "tensors": None if tensors is None else tensors_json(tensors),
             }
             for change, new_bytes, tensors in compared()
         )
@@ -87,49 +86,6 @@ def print_tensor_changes(
             totals.add(change)
         totals.print(cost)
     return is_damaged or cost.is_damaged
-
-
-def _tensors_json(tensors: FileTensors) -> Document:
-    return {
-        "compared_with": path_text(tensors.compared_with),
-        "same": tensors.same,
-        "trouble": tensors.what or None,
-        "changes": [_tensor_json(tensor_change) for tensor_change in tensors.changes],
-    }
-
-
-def _tensor_json(change: TensorChange) -> Document:
-    distance = change.distance
-    document: Document = {
-        "change": _WORDS[change.sign],
-        "name": change.name,
-        "type_before": change.before.element if change.before else None,
-        "type_after": change.after.element if change.after else None,
-        "shape_before": change.before.shape if change.before else None,
-        "shape_after": change.after.shape if change.after else None,
-        "size_before_bytes": change.before.length_bytes if change.before else None,
-        "size_after_bytes": change.after.length_bytes if change.after else None,
-        "trouble": change.what or None,
-        "compared": None,
-        "equal_share": None,
-        "relative_distance": None,
-        "distance": None,
-        "not_finite": None,
-    }
-    if distance is None or change.after is None:
-        return document
-    is_numeric = change.after.element in WIDTHS
-    document["compared"] = "elements" if is_numeric else "bytes"
-    document["equal_share"] = distance.equal / distance.elements
-    if is_numeric:
-        document["relative_distance"] = relative(distance)
-        document["distance"] = _finite(math.sqrt(distance.apart_squared))
-        document["not_finite"] = distance.odd
-    return document
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _print_change(change: Change, sizes: str, tensors: FileTensors | None) -> None:
@@ -167,9 +123,9 @@ def _print_heading(change: Change, sizes: str, compared_with: bytes) -> None:
 
 
 def _summary(tensors: FileTensors) -> str:
-    counts = dict.fromkeys(_WORDS.values(), 0)
+    counts = dict.fromkeys(TENSOR_WORDS.values(), 0)
     for tensor_change in tensors.changes:
-        counts[_WORDS[tensor_change.sign]] += 1
+        counts[TENSOR_WORDS[tensor_change.sign]] += 1
     parts = [f"{count:,} {word}" for word, count in counts.items() if count]
     return ", ".join([*parts, f"{tensors.same:,} the same"])
 

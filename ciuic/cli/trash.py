@@ -12,7 +12,7 @@ from ciuic.cli.session import Session
 from ciuic.cli.table import Column, cut_end, cut_time, print_table
 from ciuic.errors import DAMAGE
 from ciuic.ids import SnapshotId
-from ciuic.store.snapshots.trash_files import Forgotten
+from ciuic.store.snapshots.trash import Forgotten
 from ciuic.system.clock import local_time_text, rfc3339
 from ciuic.units import format_bytes
 

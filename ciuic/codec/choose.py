@@ -68,7 +68,7 @@ def encode(plain: bytes | memoryview, *, is_mixed: bool = False, width: int = 0)
 
 
 def looks_like_numbers(samples: Sequence[bytes]) -> bool:
-    """Whether parts of a file are neither text nor noise, but show the exponents of floats."""
+    """Whether parts of a file are neither text nor noise, and show the exponents of floats."""
     sample = b"".join(samples)
     from ciuic.codec import probing, zstd
 

@@ -17,7 +17,7 @@ from ciuic.codec.choose import (
     tells_little,
 )
 from ciuic.codec.decoding import DELTA, SPARSE, round_trips
-from ciuic.codec.plan import RAW, Plan
+from ciuic.codec.plan import RAW, WIDTHS, Plan
 
 __all__ = ["DeltaBase", "Difference", "encode_delta"]
 
@@ -149,12 +149,10 @@ def _shapes(alone: Plan, told: int) -> list[tuple[int, int]]:
         alone: The plan of byte planes for the payload alone.
         told: The elements' width according to a file's header, or 0.
     """
-    from ciuic.codec import dense_delta
-
     # Where numbers of one width show themselves, those numbers are what moved.
     shapes = [(alone.width, alone.skip)]
     if alone.fraction > 1 - WORTH_FRACTION:
-        shapes = [(width, 0) for width in dense_delta.WIDTHS]
+        shapes = [(width, 0) for width in WIDTHS]
     # Single bytes look like wider numbers without noise.
     if told == 1 or all(column.coding != RAW for column in alone.columns):
         shapes.append((1, 0))
@@ -176,7 +174,7 @@ def _difference(
     plans = [
         dense_delta.probe(sample, old_sample, *shape)
         for shape in sampled.shapes
-        if shape[0] in dense_delta.WIDTHS
+        if shape[0] in WIDTHS
     ]
     plan = min(plans, key=lambda found: found.fraction)
     if plan.fraction * size <= enough:

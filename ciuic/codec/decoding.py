@@ -32,7 +32,11 @@ BASE_COUNTS: Final = {RAW: 0, ZSTD: 0, PLANES: 0, DELTA: 1, SPARSE: 1}
 
 
 def decode(
-    codec: int, stored: bytes | memoryview, plain_bytes: int, *delta_bases: bytes | memoryview
+    codec: int,
+    stored: bytes | memoryview,
+    plain_bytes: int,
+    *delta_bases: bytes | memoryview,
+    out: memoryview | None = None,
 ) -> bytes | memoryview:
     """Decode a payload to exactly ``plain_bytes`` bytes.
 
@@ -44,6 +48,8 @@ def decode(
         plain_bytes: Length of the decoded payload.
         delta_bases: The bytes that the payload is a difference from, as many as ``BASE_COUNTS``
             says; ignored by the codecs that need none.
+        out: Writable memory of ``plain_bytes`` bytes, to decode to; it is then also returned. None:
+            fresh memory, or that of ``stored``.
 
     Raises:
         UnknownFormatError: No codec has this number.
@@ -52,7 +58,15 @@ def decode(
     decoder = _DECODERS.get(codec)
     if decoder is None:
         raise UnknownFormatError(f"codec {codec} is not known to this version of ciuic")
-    return decoder(stored, plain_bytes, delta_bases)
+    if out is None:
+        return decoder(stored, plain_bytes, delta_bases)
+    if codec == PLANES:
+        return _decode_planes(stored, plain_bytes, delta_bases, out)
+    if codec == DELTA:
+        return _decode_dense(stored, plain_bytes, delta_bases, out)
+    # A copy of what is in the processor's cache takes little of the time.
+    out[:] = decoder(stored, plain_bytes, delta_bases)
+    return out
 
 
 def get_ready(*, numbers: bool) -> None:
@@ -79,6 +93,10 @@ def round_trips(
     processor core or a memory module then costs a raw frame instead of a snapshot.
     """
     try:
+        if codec == PLANES:
+            from ciuic.codec import planes
+
+            return planes.matches(memoryview(stored), plain)
         again = decode(codec, stored, len(plain), delta_base)
     except CorruptionError:
         return False
@@ -104,16 +122,23 @@ def _decode_zstd(stored: _Bytes, plain_bytes: int, _: Sequence[_Bytes]) -> _Byte
     return zstd.decompress(stored, plain_bytes)
 
 
-def _decode_planes(stored: _Bytes, plain_bytes: int, _: Sequence[_Bytes]) -> _Bytes:
+def _decode_planes(
+    stored: _Bytes, plain_bytes: int, _: Sequence[_Bytes], out: memoryview | None = None
+) -> _Bytes:
     from ciuic.codec import planes
 
-    return planes.decode(memoryview(stored), plain_bytes)
+    return planes.decode(memoryview(stored), plain_bytes, out)
 
 
-def _decode_dense(stored: _Bytes, plain_bytes: int, delta_bases: Sequence[_Bytes]) -> _Bytes:
+def _decode_dense(
+    stored: _Bytes,
+    plain_bytes: int,
+    delta_bases: Sequence[_Bytes],
+    out: memoryview | None = None,
+) -> _Bytes:
     from ciuic.codec import dense_delta
 
-    return dense_delta.decode(memoryview(stored), plain_bytes, _only(delta_bases))
+    return dense_delta.decode(memoryview(stored), plain_bytes, _only(delta_bases), out)
 
 
 def _decode_sparse(stored: _Bytes, plain_bytes: int, delta_bases: Sequence[_Bytes]) -> _Bytes:

@@ -2,7 +2,17 @@
 
 from typing import Final, NamedTuple
 
-__all__ = ["COLUMN_WIDTHS", "PAIRS", "RAW", "WIDTHS", "ZSTD", "Column", "Plan"]
+__all__ = [
+    "COLUMN_WIDTHS",
+    "PAIRS",
+    "RAW",
+    "TOP_BYTES",
+    "WIDTHS",
+    "ZSTD",
+    "Column",
+    "DeltaPlan",
+    "Plan",
+]
 
 RAW: Final = 0
 ZSTD: Final = 1
@@ -12,6 +22,8 @@ PAIRS: Final = 2
 WIDTHS: Final = (2, 4, 8)
 """Bytes of an element."""
 COLUMN_WIDTHS: Final = (1, 2, 4)
+TOP_BYTES: Final = 2
+"""Bytes that the sign and the exponent of a float span."""
 
 
 class Column(NamedTuple):
@@ -41,4 +53,22 @@ class Plan(NamedTuple):
     width: int
     skip: int
     columns: tuple[Column, ...]
+    fraction: float
+
+
+class DeltaPlan(NamedTuple):
+    """How to encode the differences.
+
+    Attributes:
+        width: Bytes per element: 2, 4 or 8.
+        skip: Bytes before the first element.
+        cuts: The lowest exponent of the second class, of the third, and so on.
+        classes: For each class, the rotation in bits and the plan of its byte planes.
+        fraction: Expected stored bytes per uncompressed byte.
+    """
+
+    width: int
+    skip: int
+    cuts: bytes
+    classes: tuple[tuple[int, Plan], ...]
     fraction: float

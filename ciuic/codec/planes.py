@@ -4,90 +4,39 @@ A float's exponent spans its two highest bytes, below the sign. As a column of b
 entropy and shrinks to a third. The rest is noise and is stored raw, in columns as wide as
 possible. Reasons: decision 0007. Byte layout: docs/format.md, "Codec 2".
 
-The compiled core splits and joins columns; where it is missing, numpy does (``columns``). zstd
-codes those that shrink.
+The compiled core splits and joins columns; where it is missing, numpy does (``columns``), which is
+loaded only then. zstd codes those that shrink.
 """
 
 import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from ciuic.codec import zstd
-from ciuic.codec.columns import (
-    TOP_BYTES,
-    Bytes,
-    Words,
-    pick,
-    pick_exponents,
-    pick_signs,
-    put,
-    put_exponents,
-    put_signs,
-    scratch,
-)
-from ciuic.codec.plan import COLUMN_WIDTHS, PAIRS, RAW, WIDTHS, ZSTD, Column, Plan
+from ciuic.codec.plan import COLUMN_WIDTHS, PAIRS, RAW, TOP_BYTES, WIDTHS, ZSTD, Plan
 from ciuic.errors import CorruptionError
-from ciuic.system.core import Core, core
+from ciuic.system.core import buffer, core
+from ciuic.system.hashing import checksum
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "matches"]
 
 _HEADER: Final = struct.Struct("<BB")
 _COLUMN: Final = struct.Struct("<BBI")
 _PAIRS: Final = struct.Struct("<BI")
-_NEAR: Final = 16
-"""Number of values of half a byte."""
 
 
 def encode(plain: bytes | memoryview, plan: Plan) -> memoryview:
-    """Split ``plain`` into columns, according to a plan."""
-    compiled = core()
+    """Split ``plain`` into columns, according to a plan.
+
+    All columns are split at once; those that shrink, and those after them, then move together.
+    """
     width, skip, columns, _ = plan
     count = _even(len(plain) - skip, width)
-    if compiled is not None:
-        return _encode_compiled(compiled, plain, plan, count)
-    words = np.frombuffer(plain, dtype=f"<u{width}", count=count, offset=skip)
-    spare, top, narrow = scratch.take(width, count)
-    pick(words, width - TOP_BYTES, top, spare)
-    header = bytearray(_HEADER.pack(width, skip))
-    begin = at = len(header) + len(columns) * _COLUMN.size
-    out = np.empty(begin + len(plain), dtype=np.uint8)
-    byte = 0
-    for column in columns:
-        raw = out[at : at + count * column.width]
-        if byte < width - TOP_BYTES:
-            pick(words, byte, raw.view(f"<u{column.width}"), spare)
-        elif byte < width - 1:
-            pick_signs(top, raw, narrow, spare.view("<u2")[:count])
-        else:
-            pick_exponents(top, raw, narrow)
-        coding, length = RAW, len(raw)
-        if column.coding != RAW:
-            coded = _encode_column(column, raw)
-            if len(coded) < length:
-                coding, length = column.coding, len(coded)
-                raw[:length] = np.frombuffer(coded, dtype=np.uint8)
-        header += _COLUMN.pack(column.width, coding, length)
-        at += length
-        byte += column.width
-    out[:begin] = header
-    for rest in (plain[:skip], plain[skip + count * width :]):
-        out[at : at + len(rest)] = np.frombuffer(rest, dtype=np.uint8)
-        at += len(rest)
-    return memoryview(out.data)[:at]
-
-
-def _encode_compiled(
-    compiled: Core, plain: bytes | memoryview, plan: Plan, count: int
-) -> memoryview:
-    """As ``encode``. All columns are split at once; those that shrink then move together."""
-    width, skip, columns, _ = plan
     header = bytearray(_HEADER.pack(width, skip))
     begin = at = source = len(header) + len(columns) * _COLUMN.size
-    out = memoryview(compiled.functions.buffer(begin + len(plain)))
+    out = buffer(begin + len(plain))
     packed = _packed(width, [(own.width, own.coding == PAIRS, own.lowest) for own in columns])
-    high = compiled.functions.planes_split(compiled.targets, packed, plain, skip, count, out, begin)
+    high = _split(packed, plain, skip, count, out[begin:])
     for number, column in enumerate(columns):
         size = count * column.width
         raw = out[source : source + size]
@@ -98,7 +47,7 @@ def _encode_compiled(
             body = memoryview(_encode_pairs(raw, column.lowest, has_high=bool(high >> number & 1)))
         if len(body) >= size:
             coding = RAW
-            body = raw if column.coding != PAIRS else _raw_column(compiled, plain, plan, number)
+            body = raw if column.coding != PAIRS else _raw_column(plain, plan, number)
         header += _COLUMN.pack(column.width, coding, len(body))
         if body is not raw or at != source:
             out[at : at + len(body)] = body
@@ -111,15 +60,39 @@ def _encode_compiled(
     return out[:at]
 
 
-def _raw_column(compiled: Core, plain: bytes | memoryview, plan: Plan, number: int) -> memoryview:
+def _raw_column(plain: bytes | memoryview, plan: Plan, number: int) -> memoryview:
     """One column of ``plain``, for the rare one that its coding does not shrink."""
     width, skip, columns, _ = plan
     count = _even(len(plain) - skip, width)
     packed = _packed(width, [(column.width, False, 0) for column in columns])
-    out = compiled.functions.buffer(count * width)
-    compiled.functions.planes_split(compiled.targets, packed, plain, skip, count, out, 0)
+    out = buffer(count * width)
+    _split(packed, plain, skip, count, out)
     begin = count * sum(column.width for column in columns[:number])
-    return memoryview(out)[begin : begin + count * columns[number].width]
+    return out[begin : begin + count * columns[number].width]
+
+
+def _split(packed: bytes, plain: bytes | memoryview, skip: int, count: int, out: memoryview) -> int:
+    """Write all columns to ``out``; returns a mask of the columns that have high pairs."""
+    compiled = core()
+    if compiled is not None:
+        functions, targets = compiled
+        return functions.planes_split(targets, packed, plain, skip, count, out, 0)
+    from ciuic.codec import columns
+
+    return columns.split(packed, plain, skip, count, out)
+
+
+def _join(
+    packed: bytes, bodies: Sequence[bytes | memoryview], count: int, out: memoryview, skip: int
+) -> None:
+    """Undo ``_split``: two bodies for each column, of which the second may be empty."""
+    compiled = core()
+    if compiled is not None:
+        compiled.functions.planes_join(compiled.targets, packed, bodies, count, out, skip)
+        return
+    from ciuic.codec import columns
+
+    columns.join(packed, bodies, count, out, skip)
 
 
 def _packed(width: int, columns: Sequence[tuple[int, bool, int]]) -> bytes:
@@ -145,11 +118,53 @@ class _Body(NamedTuple):
     high: bytes | memoryview
 
 
-def decode(stored: memoryview, plain_bytes: int) -> memoryview:
+def decode(stored: memoryview, plain_bytes: int, out: memoryview | None = None) -> memoryview:
     """Decode what ``encode`` returned.
+
+    Args:
+        stored: The payload.
+        plain_bytes: Length of the decoded payload.
+        out: Writable memory of that length, to decode to; None: fresh memory.
 
     Raises:
         CorruptionError: ``encode`` cannot have made ``stored``.
+    """
+    packed, bodies, skip, count, rest = _parsed(stored, plain_bytes)
+    if out is None:
+        out = buffer(plain_bytes)
+    _join(packed, bodies, count, out, skip)
+    end = skip + count * packed[0]
+    out[:skip] = rest[:skip]
+    out[end:] = rest[skip:]
+    return out
+
+
+def matches(stored: memoryview, plain: bytes | memoryview) -> bool:
+    """Whether ``stored`` decodes to ``plain``. With the core this takes no memory for the result.
+
+    Raises:
+        CorruptionError: ``encode`` cannot have made ``stored``.
+    """
+    compiled = core()
+    if compiled is None:
+        # By checksum: comparing a bytes object with a memoryview walks it element by element.
+        return checksum(decode(stored, len(plain))) == checksum(plain)
+    functions, targets = compiled
+    packed, bodies, skip, count, rest = _parsed(stored, len(plain))
+    ends = plain[:skip], plain[skip + count * packed[0] :]
+    return functions.planes_match(targets, packed, bodies, count, plain, skip) and b"".join(
+        ends
+    ) == bytes(rest)
+
+
+def _parsed(
+    stored: memoryview, plain_bytes: int
+) -> tuple[bytes, list[bytes | memoryview], int, int, memoryview]:
+    """Undo all codings.
+
+    Returns:
+        The plan as the core takes it, two bodies for each column, the bytes before the first
+        element, the number of elements, and the bytes before and after them.
     """
     width, skip, columns, at = _parse_header(stored)
     skip = min(skip, plain_bytes)  # beyond the end: there are no elements
@@ -164,58 +179,14 @@ def decode(stored: memoryview, plain_bytes: int) -> memoryview:
     rest = stored[at:]
     if len(rest) != plain_bytes - count * width:
         raise CorruptionError("a payload of byte planes has the wrong length for its columns")
-    compiled = core()
-    if compiled is None:
-        values = np.empty(plain_bytes, dtype=np.uint8)
-        _join(bodies, values[skip : skip + count * width].view(f"<u{width}"))
-        out = memoryview(values.data)
-    else:
-        out = memoryview(compiled.functions.buffer(plain_bytes))
-        packed = _packed(width, [(own.width, own.is_pairs, own.lowest) for own in bodies])
-        parts = [part for own in bodies for part in (own.low, own.high)]
-        compiled.functions.planes_join(compiled.targets, packed, parts, count, out, skip)
-    end = skip + count * width
-    out[:skip] = rest[:skip]
-    out[end:] = rest[skip:]
-    return out
-
-
-def _join(bodies: Sequence[_Body], words: Words) -> None:
-    """Join columns to elements with numpy."""
-    width = words.itemsize
-    spare, top, narrow = scratch.take(width, len(words))
-    byte = 0
-    for body in bodies:
-        values = _values(body)
-        if byte < width - TOP_BYTES:
-            put(values, byte, words, spare)
-        elif byte < width - 1:
-            put_signs(values, top)
-        else:
-            put_exponents(values, top, narrow)
-        byte += body.width
-    put(top, width - TOP_BYTES, words, spare)
+    packed = _packed(width, [(own.width, own.is_pairs, own.lowest) for own in bodies])
+    parts = [part for own in bodies for part in (own.low, own.high)]
+    return packed, parts, skip, count, rest
 
 
 def _even(plain_bytes: int, width: int) -> int:
     """The number of elements to split: an even number, so that they form pairs."""
     return plain_bytes // (2 * width) * 2
-
-
-def _encode_column(column: Column, raw: Bytes) -> bytes:
-    if column.coding == ZSTD:
-        return zstd.compress_entropy(raw.data)
-    near = np.subtract(raw, np.uint8(column.lowest))
-    first, second = near.reshape(2, -1)
-    pairs = np.empty_like(near)
-    low, high = pairs.reshape(2, -1)
-    np.multiply(second, 16, out=low)
-    np.bitwise_or(low, np.bitwise_and(first, 0x0F), out=low)
-    has_high = bool(near.max(initial=0) >= _NEAR)
-    if has_high:
-        np.right_shift(first, 4, out=high)
-        np.bitwise_or(high, np.bitwise_and(second, 0xF0), out=high)
-    return _encode_pairs(pairs.data, column.lowest, has_high=has_high)
 
 
 def _encode_pairs(pairs: memoryview, lowest: int, *, has_high: bool) -> bytes:
@@ -274,19 +245,3 @@ def _decode_pairs(body: memoryview, size: int) -> _Body:
         raise CorruptionError("a byte plane of pairs is cut short")
     upper = zstd.decompress(high, size // 2) if len(high) else b""
     return _Body(1, True, lowest, zstd.decompress(low, size // 2), upper)
-
-
-def _values(body: _Body) -> Words:
-    """The numbers of a column."""
-    if not body.is_pairs:
-        return np.frombuffer(body.low, dtype=f"<u{body.width}")
-    values = np.empty(2 * len(body.low), dtype=np.uint8)
-    first, second = values.reshape(2, -1)
-    pairs = np.frombuffer(body.low, dtype=np.uint8)
-    np.bitwise_and(pairs, 0x0F, out=first)
-    np.right_shift(pairs, 4, out=second)
-    if len(body.high):
-        pairs = np.frombuffer(body.high, dtype=np.uint8)
-        np.bitwise_or(first, np.multiply(pairs, 16), out=first)
-        np.bitwise_or(second, np.bitwise_and(pairs, 0xF0), out=second)
-    return np.add(values, np.uint8(body.lowest), out=values)

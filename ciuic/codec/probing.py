@@ -1,25 +1,26 @@
 """Chooses how to split numbers into byte planes, by a sample of them."""
 
+from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from ciuic.codec.columns import TOP_BYTES, pick_exponents, pick_signs
-from ciuic.codec.plan import COLUMN_WIDTHS, PAIRS, RAW, WIDTHS, ZSTD, Column, Plan
+from ciuic.codec.plan import COLUMN_WIDTHS, PAIRS, RAW, TOP_BYTES, WIDTHS, ZSTD, Column, Plan
+from ciuic.system.core import core
 
 __all__ = ["plan", "probe"]
 
+_UNIT: Final = 1 << 20
+"""The core and numpy count bits in units of 1/2**20, in integers: so both choose the same plan."""
 _NOISE_BITS: Final = 7.6
 """Entropy of a byte above which coding gains less than it costs."""
 _BETTER: Final = 0.98
 """A wider element must gain this much over a narrower one: what fits 4 mostly fits 2 as well."""
 _SURE: Final = 0.9
 """Floats of 4 bytes have a fraction below this; other data that resembles them, above."""
-_NEAR: Final = 16
-"""Number of values of half a byte."""
 _NEAR_SHARE: Final = 0.9
-"""A column is coded in pairs if this share of it is within ``_NEAR`` adjacent values."""
+"""A column is coded in pairs if this share of it is within 16 adjacent values: half a byte."""
+
+_Spread = tuple[int, int, int]
+"""Of the bytes of a column: entropy in units, most bytes within 16 values, the lowest of these."""
 
 
 def probe(sample: bytes, width: int = 0) -> Plan:
@@ -47,34 +48,37 @@ def probe(sample: bytes, width: int = 0) -> Plan:
     return eight if eight.fraction < best.fraction * _BETTER else best
 
 
-def plan(sample: bytes, width: int, skip: int = 0) -> Plan:
+def plan(sample: bytes | memoryview, width: int, skip: int = 0) -> Plan:
     """The plan for elements of this width, from the order-0 entropy of each byte position."""
     count = (len(sample) - skip) // width
-    flat = np.frombuffer(sample, np.uint8, count * width, skip)
-    parts = [flat[byte::width] for byte in range(width - TOP_BYTES)]
-    top = flat.view("<u2")[width // TOP_BYTES - 1 :: width // TOP_BYTES].copy()
-    signs, exponents = np.empty((TOP_BYTES, count), dtype=np.uint8)
-    pick_signs(top, signs, np.empty_like(top), np.empty_like(top))
-    pick_exponents(top, exponents, np.empty_like(top))
-    counts = np.array([np.bincount(column, minlength=256) for column in (*parts, signs, exponents)])
-    weighted = np.multiply(counts, np.log2(np.maximum(counts, 1))).sum(axis=1)
-    bits = [float(value) for value in np.log2(count) - weighted / count]
+    spreads = _tally(sample, width, skip)
+    bits = [spread[0] / (count * _UNIT) if count else 8.0 for spread in spreads]
     kept = [value if value <= _NOISE_BITS else 8.0 for value in bits]
     coded = [value < 8 for value in kept]
     if skip == 0 and sum(coded) == 1 and not coded[-1]:
         # Each element shows one exponent, but not on top: the elements start at another byte.
         return plan(sample, width, coded.index(True) + 1)
-    return Plan(width, skip, _columns(coded, counts), sum(kept) / (8 * width))
+    return Plan(width, skip, _columns(coded, spreads, count), sum(kept) / (8 * width))
 
 
-def _columns(coded: list[bool], counts: npt.NDArray[np.intp]) -> tuple[Column, ...]:
+def _tally(sample: bytes | memoryview, width: int, skip: int) -> Sequence[_Spread]:
+    """How the bytes of each position are spread: ``core/planes.h``."""
+    compiled = core()
+    if compiled is not None:
+        return compiled.functions.planes_tally(width, sample, skip)
+    from ciuic.codec import columns
+
+    return columns.tally(sample, width, skip)
+
+
+def _columns(coded: list[bool], spreads: Sequence[_Spread], count: int) -> tuple[Column, ...]:
     """Single bytes where they are coded or on top; elsewhere columns as wide as possible."""
     width = len(coded)
     columns: list[Column] = []
     byte = 0
     while byte < width:
         if coded[byte]:
-            columns.append(_coded_column(counts[byte]))
+            columns.append(_coded_column(spreads[byte], count))
             byte += 1
             continue
         end = width - TOP_BYTES if byte < width - TOP_BYTES else byte + 1
@@ -85,11 +89,7 @@ def _columns(coded: list[bool], counts: npt.NDArray[np.intp]) -> tuple[Column, .
     return tuple(columns)
 
 
-def _coded_column(counts: npt.NDArray[np.intp]) -> Column:
-    """The coding for bytes of these frequencies."""
-    total = np.cumsum(np.concatenate([counts, counts[:_NEAR]]))
-    near = total[_NEAR:] - total[:-_NEAR]
-    last = int(near.argmax())
-    if near[last] < total[255] * _NEAR_SHARE:
-        return Column(1, ZSTD)
-    return Column(1, PAIRS, (last + 1) % 256)
+def _coded_column(spread: _Spread, count: int) -> Column:
+    """The coding for bytes that are spread like this."""
+    _, near, lowest = spread
+    return Column(1, ZSTD) if near < count * _NEAR_SHARE else Column(1, PAIRS, lowest)

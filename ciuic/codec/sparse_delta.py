@@ -8,7 +8,8 @@ before each of them, and the differences, encoded as a dense delta of just those
 
 This codec also handles elements of one byte, such as fp8; the other codecs do not.
 
-The compiled core finds changed elements and puts them back; where it is missing, numpy does.
+The compiled core finds changed elements and puts them back; where it is missing, numpy does
+(``changes``).
 
 Byte layout: docs/format.md, "Codec 4". Figures: decision 0015.
 """
@@ -17,13 +18,9 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ciuic.codec import dense_delta, zstd
-from ciuic.codec.dense_delta import elements
 from ciuic.errors import CorruptionError
-from ciuic.system.core import Core, core
+from ciuic.system.core import buffer, core
 
 __all__ = ["WIDTHS", "decode", "encode"]
 
@@ -37,8 +34,6 @@ _SHARE: Final = 2
 """At most one in this many elements may have changed, which bounds a reader's memory."""
 _PROBED_MAX: Final = 4096
 """Changed elements in the sample that decides how to encode the differences."""
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class _Changes(NamedTuple):
@@ -66,11 +61,7 @@ def encode(
         width: Bytes per element: one of ``WIDTHS``.
         skip: Bytes before the first element, fewer than ``width``.
     """
-    compiled = core()
-    if compiled is None:
-        changes = _found_by_numpy(plain, delta_base, width, skip)
-    else:
-        changes = _found_compiled(compiled, plain, delta_base, width, skip)
+    changes = _found(plain, delta_base, width, skip)
     if changes is None:
         return None
     count = len(changes.gaps[0])
@@ -85,42 +76,22 @@ def encode(
     return memoryview(b"".join(parts))
 
 
-def _found_by_numpy(
+def _found(
     plain: bytes | memoryview, delta_base: bytes | memoryview, width: int, skip: int
 ) -> _Changes | None:
     """The elements that differ; None if there are too many."""
-    new, old = elements(plain, width, skip), elements(delta_base, width, skip)
-    differs = new != old
-    if np.count_nonzero(differs) > len(new) // _SHARE:
-        return None
-    places = np.flatnonzero(differs)
-    gaps = (np.diff(places, prepend=-1) - 1).astype("<u4")
-    columns = gaps.view(np.uint8).reshape(-1, _GAP_BYTES_MAX).T
-    used = max([1, *[at + 1 for at in range(_GAP_BYTES_MAX) if columns[at].any()]])
-    now, before = new[places], old[places]
-    if width == 1:
-        now = _folded(now - before)
-    return _Changes(
-        [memoryview(np.ascontiguousarray(columns[at]).data) for at in range(used)],
-        memoryview(now.view(np.uint8).data),
-        memoryview(before.view(np.uint8).data),
-    )
+    compiled = core()
+    if compiled is None:
+        from ciuic.codec import changes
 
-
-def _found_compiled(
-    compiled: Core,
-    plain: bytes | memoryview,
-    delta_base: bytes | memoryview,
-    width: int,
-    skip: int,
-) -> _Changes | None:
-    """As ``_found_by_numpy``."""
+        found = changes.find(plain, delta_base, width, skip, _SHARE)
+        return None if found is None else _Changes(*found)
     functions, targets = compiled
     count = functions.sparse_count(targets, width, plain, delta_base, skip)
     if count > (len(plain) - skip) // width // _SHARE:
         return None
-    gaps = memoryview(functions.buffer(_GAP_BYTES_MAX * count))
-    now, before = (memoryview(functions.buffer(count * width)) for _ in range(2))
+    gaps = buffer(_GAP_BYTES_MAX * count)
+    now, before = (buffer(count * width) for _ in range(2))
     used = functions.sparse_split(width, plain, delta_base, skip, gaps, now, before)
     return _Changes([gaps[at * count : (at + 1) * count] for at in range(used)], now, before)
 
@@ -195,9 +166,13 @@ def _take(places: _Places) -> memoryview:
     gaps, delta_base, width, skip = places
     compiled = core()
     if compiled is None:
-        taken = elements(delta_base, width, skip)[_indexes(places)]
-        return memoryview(taken.view(np.uint8).data)
-    out = memoryview(compiled.functions.buffer(len(gaps[0]) * width))
+        from ciuic.codec import changes
+
+        taken = changes.take(gaps, delta_base, width, skip)
+        if taken is None:
+            raise _beyond_the_end()
+        return taken
+    out = buffer(len(gaps[0]) * width)
     if not compiled.functions.sparse_take(width, gaps, delta_base, skip, out):
         raise _beyond_the_end()
     return out
@@ -207,32 +182,17 @@ def _put(places: _Places, values: memoryview) -> memoryview:
     """The delta base with the new elements in their places."""
     gaps, delta_base, width, skip = places
     compiled = core()
-    if compiled is not None:
-        out = memoryview(compiled.functions.buffer(len(delta_base)))
-        if not compiled.functions.sparse_join(width, gaps, values, delta_base, skip, out):
+    if compiled is None:
+        from ciuic.codec import changes
+
+        joined = changes.put(gaps, values, delta_base, width, skip)
+        if joined is None:
             raise _beyond_the_end()
-        return out
-    plain = np.frombuffer(delta_base, np.uint8).copy()
-    words = elements(plain.data, width, skip)
-    if width == 1:
-        words[_indexes(places)] += _unfolded(np.frombuffer(values, np.uint8))
-    else:
-        words[_indexes(places)] = np.frombuffer(values, words.dtype)
-    return memoryview(plain.data)
-
-
-def _indexes(places: _Places) -> npt.NDArray[np.int64]:
-    """The index of each changed element."""
-    gaps = np.zeros((len(places.gaps[0]), _GAP_BYTES_MAX), np.uint8)
-    for at, column in enumerate(places.gaps):
-        gaps[:, at] = np.frombuffer(column, np.uint8)
-    # In 64 bits: the gaps have 32 bits each, and no sum of gaps that fit in memory overflows.
-    indexes = gaps.view("<u4").reshape(-1).astype(np.int64)
-    indexes[1:] += 1
-    np.cumsum(indexes, out=indexes)
-    if len(indexes) and indexes[-1] >= (len(places.delta_base) - places.skip) // places.width:
+        return joined
+    out = buffer(len(delta_base))
+    if not compiled.functions.sparse_join(width, gaps, values, delta_base, skip, out):
         raise _beyond_the_end()
-    return indexes
+    return out
 
 
 def _beyond_the_end() -> CorruptionError:
@@ -242,11 +202,7 @@ def _beyond_the_end() -> CorruptionError:
 def _encode_values(changes: _Changes, width: int) -> memoryview:
     """Encode the changed elements, one after another, as a dense delta."""
     step = -(-len(changes.now) // width // _PROBED_MAX)
-    sample, old_sample = (
-        np.frombuffer(data, f"<u{width}")[::step].tobytes()
-        for data in (changes.now, changes.before)
-    )
-    plan = dense_delta.probe(sample, old_sample, width, 0)
+    plan = dense_delta.probe(changes.now, changes.before, width, 0, step)
     return dense_delta.encode(changes.now, changes.before, plan)
 
 
@@ -273,13 +229,3 @@ def _decode_column(stored: memoryview, at: int, count: int) -> tuple[memoryview,
     if len(body) != count:
         raise CorruptionError("a column of a sparse delta has the wrong length")
     return body, at + length
-
-
-def _folded(difference: Bytes) -> Bytes:
-    """Move the sign into the lowest bit."""
-    signs = (difference.view(np.int8) >> 7).view(np.uint8)
-    return np.asarray(difference << 1 ^ signs)
-
-
-def _unfolded(folded: Bytes) -> Bytes:
-    return np.asarray(folded >> 1 ^ -(folded & 1))

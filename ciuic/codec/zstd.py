@@ -12,6 +12,9 @@ __all__ = ["compress", "compress_entropy", "compress_fast", "decompress", "probe
 _TEXT_LEVEL: Final = 3
 _FAST_LEVEL: Final = 1
 _ENTROPY_WINDOW_LOG: Final = 16
+_MAGIC: Final = bytes.fromhex("28b52ffd")
+_EMPTY_STEP_BYTES: Final = 64
+"""Each block of 4 bytes may decode to 128 KiB: a step limits the memory to 2 MiB."""
 
 
 class _Contexts(threading.local):
@@ -67,6 +70,9 @@ def decompress(stored: bytes | memoryview, plain_bytes: int) -> bytes:
         # The size is checked first: the library allocates what the frame claims.
         if zstandard.frame_content_size(stored) != plain_bytes:
             raise CorruptionError("a zstd payload does not have the length in its header")
+        if plain_bytes == 0:
+            _check_empty(stored)
+            return b""
         plain = bytes(
             _contexts.decompressor.decompress(
                 stored, max_output_size=plain_bytes, allow_extra_data=False
@@ -77,3 +83,20 @@ def decompress(stored: bytes | memoryview, plain_bytes: int) -> bytes:
     if len(plain) != plain_bytes:
         raise CorruptionError("a zstd payload does not have the length in its header")
     return plain
+
+
+def _check_empty(stored: bytes | memoryview) -> None:
+    """Refuse what is not exactly one frame without content.
+
+    ``decompress`` of the library returns at once if the header says 0 bytes: it would accept a
+    frame that is cut short, damaged, skippable, or followed by other bytes.
+    """
+    frame = _contexts.decompressor.decompressobj()
+    at = 0
+    while at < len(stored) and not frame.eof:
+        if frame.decompress(stored[at : at + _EMPTY_STEP_BYTES]):
+            raise CorruptionError("a zstd payload of 0 bytes has content")
+        at += _EMPTY_STEP_BYTES
+    is_one = frame.eof and at >= len(stored) and not frame.unused_data
+    if not is_one or bytes(stored[: len(_MAGIC)]) != _MAGIC:
+        raise CorruptionError("a zstd payload of 0 bytes is not exactly one frame")

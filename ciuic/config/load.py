@@ -1,13 +1,13 @@
 """Loading a configuration: find the file, read it, check every value."""
 
-import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from ciuic.config.lines import Value, read_values, wrong_line
-from ciuic.config.settings import DEFAULTS, Settings
+from ciuic.config.lines import Lines, Value, read_lines, read_values, wrong_line
+from ciuic.config.settings import DEFAULTS, Section, Settings
 from ciuic.config.values import CONVERTERS
+from ciuic.ids import DEFAULT_SCHEDULE
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -21,6 +21,7 @@ __all__ = [
 
 CONFIG_VARIABLE: Final = "CIUIC_CONFIG"
 SYSTEM_PATHS: Final = ("/etc/ciuic.conf", "/etc/ciuric.conf")
+_RESERVED: Final = (DEFAULT_SCHEDULE, "none")
 
 
 def find_config(explicit: str | None, environ: Mapping[str, str]) -> str | None:
@@ -60,13 +61,19 @@ def load_settings(path: str) -> Settings:
     Raises:
         ConfigError: The file has a mistake; of several mistakes, the first in the file is reported.
     """
-    return _checked(read_values(path), path)
+    lines = read_lines(path)
+    settings = _checked(lines.values, path)
+    _check_sections(lines.sections, path)
+    schedules = _schedules(settings, lines, path)
+    hot = {one.schedule: one.hot_snapshots for one in schedules}
+    first, *others = (one._replace(hot_by_schedule=hot) for one in schedules)
+    return first._replace(sections=lines.sections, others=tuple(others))
 
 
 def default_settings(store_path: str) -> Settings:
     """Return the settings for a store that no configuration names."""
     values = {key: Value(text, 0) for key, text in DEFAULTS.items()}
-    return dataclasses.replace(_checked(values, ""), snapshot_dir=store_path)
+    return _checked(values, "")._replace(snapshot_dir=store_path)
 
 
 def _checked(values: Mapping[str, Value], path: str) -> Settings:
@@ -78,7 +85,8 @@ def _checked(values: Mapping[str, Value], path: str) -> Settings:
     settings = Settings(
         path=path,
         snapshot_paths=found["snapshot_paths"],
-        snapshot_interval_s=found["snapshot_interval"],
+        snapshot_interval_s=found["snapshot_interval"][0],
+        interval_bounds_s=found["snapshot_interval"][1],
         base_interval_s=found["base_interval"],
         retention_policy=found["retention_policy"],
         exclude_patterns=found["exclude_patterns"],
@@ -87,16 +95,38 @@ def _checked(values: Mapping[str, Value], path: str) -> Settings:
         exclude_if_present=found["exclude_if_present"],
         snapshot_dir=found["snapshot_dir"],
         io_priority=found["io_priority"],
+        pressure_limit=found["pressure_limit"],
+        minimum_rate_bytes=found["minimum_rate"],
+        threads=found["threads"],
+        buffer_memory_bytes=found["buffer_memory"],
         hot_snapshots=found["hot_snapshots"],
         chain_cost=found["chain_cost"],
         parity=found["parity"],
         trash_s=found["trash"],
         scrub_budget_s=found["scrub_budget"],
+        drill_interval_s=found["drill_interval"],
         before=found["before"],
         after=found["after"],
         hook_timeout_s=found["hook_timeout"],
         store_owner=found["store_owner"],
+        contacts=found["contacts"],
+        metrics_file=found["metrics_file"],
+        metrics_listen=found["metrics_listen"],
+        store_endpoint=found["store_endpoint"],
+        store_region=found["store_region"],
+        store_credentials=found["store_credentials"],
+        store_path_style=found["store_path_style"],
+        store_allow_http=found["store_allow_http"],
+        control_group=found["control_group"],
+        top_retention_policy=found["retention_policy"],
     )
+    if settings.store_endpoint.startswith("http://") and not settings.store_allow_http:
+        raise wrong_line(
+            path,
+            values["store_endpoint"].line,
+            "store_endpoint: http:// sends everything unencrypted",
+            hint="Use https://, or set store_allow_http = yes in a network that you trust.",
+        )
     for root in settings.snapshot_paths:
         if f"{root}/".startswith(f"{settings.snapshot_dir}/"):
             line = max(values["snapshot_paths"].line, values["snapshot_dir"].line)
@@ -104,7 +134,58 @@ def _checked(values: Mapping[str, Value], path: str) -> Settings:
             raise wrong_line(
                 path, line, what, hint="Put the store elsewhere, or leave that path out."
             )
+    if settings.metrics_listen and not settings.metrics_file:
+        what = "metrics_listen serves the metrics_file, and none is set"
+        hint = "Add a line such as metrics_file = /run/ciuicd/metrics.prom."
+        raise wrong_line(path, values["metrics_listen"].line, what, hint=hint)
     return settings
+
+
+def _schedules(top: Settings, lines: Lines, path: str) -> list[Settings]:
+    """Return the settings of each schedule: what a section does not set is as at the top.
+
+    The keys at the top are a schedule themselves if they name directories, or if there is no other.
+    """
+    is_named = bool(lines.values["snapshot_paths"].line)
+    found = []
+    for section in lines.sections:
+        if section.kind != "schedule":
+            continue
+        heading = f"[schedule {section.name}]"
+        if section.name in _RESERVED:
+            what = f"{heading}: '{section.name}' can't be the name of a schedule"
+            hint = "The keys at the top are the schedule 'default'; 'none' means no schedule."
+            raise wrong_line(path, section.line, what, hint=hint)
+        if not is_named and "snapshot_paths" not in section.values:
+            what = f"{heading} has no snapshot_paths, and there are none at the top"
+            raise wrong_line(path, section.line, what, hint="Say what it takes snapshots of.")
+        own = {key: Value(text, section.lines[key]) for key, text in section.values.items()}
+        found.append(
+            _checked({**lines.values, **own}, path)._replace(
+                schedule=section.name, top_retention_policy=top.retention_policy
+            )
+        )
+    return [top, *found] if is_named or not found else found
+
+
+def _check_sections(sections: Sequence[Section], path: str) -> None:
+    for section in sections:
+        if section.kind == "schedule":
+            continue  # _schedules checks its keys as those at the top
+        # Most files have no sections, and every command reads the file.
+        from ciuic.guard.alerts.channels import parse_alert
+        from ciuic.guard.rules.language import parse_rule
+
+        parse: Callable[[str, Mapping[str, str]], object] = (
+            parse_rule if section.kind == "rule" else parse_alert
+        )
+        try:
+            parse(section.name, section.values)
+        except ValueError as error:
+            said, key = error.args
+            line = section.lines.get(key, section.line)
+            what = f"{key} of [{section.kind} {section.name}]: {said}"
+            raise wrong_line(path, line, what) from error
 
 
 def _value(key: str, value: Value, path: str) -> Any:  # of the type of the field in Settings

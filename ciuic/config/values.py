@@ -17,9 +17,16 @@ _DURATION_S_MAX: Final = 3650 * 86_400.0
 _PRIORITIES: Final = ("idle", "best-effort", "none")
 _HOT_SNAPSHOTS_MAX: Final = 100
 _CHAIN_COST_MAX: Final = 100
+_PORTS: Final = 65_536
+_THREADS_MAX: Final = 64
+_RATE_BYTES_MIN: Final = 1024**2
+_MEMORY_BYTES_MIN: Final = 12 * 1024**2
+_MEMORY_BYTES_MAX: Final = 64 * 1024**3
 _USERS_MAX: Final = 2**32 - 1
 # "\," is a comma that belongs to the name: experiment tools make directories "lr=0.1,batch=32".
 _COMMA: Final = re.compile(r"(?<!\\),")
+_REGION: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_AUTO_BOUNDS_S: Final = (300.0, 6 * 3600.0)
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
 
 
@@ -73,12 +80,36 @@ def _store_directory(text: str) -> str:
         from ciuic.store.place.keys import is_url
 
         if is_url(text):
-            # Not quoted: a URL may hold a password.
-            raise ValueError("it is a URL; write the absolute path of a directory of this machine")
+            return _bucket(text)
     path = _directory(text.replace("\\,", ","))
     if path == "/":
         raise ValueError("the store needs a directory of its own, not /")
     return path
+
+
+def _bucket(text: str) -> str:
+    from ciuic.errors import UsageError
+    from ciuic.store.place.location import bucket_url
+
+    try:
+        return bucket_url(text)
+    except UsageError as error:
+        # From nothing: the message quotes only what is no password.
+        raise ValueError(f"{error.message}. {error.hint}".rstrip(". ")) from None
+
+
+def _endpoint(text: str) -> str:
+    if not text:
+        return ""
+    from ciuic.store.place.location import endpoint_url
+
+    return endpoint_url(text)
+
+
+def _region(text: str) -> str:
+    if text and not _REGION.fullmatch(text):
+        raise ValueError(f"'{shortened(text)}' is not the name of a region, such as eu-central-1")
+    return text
 
 
 def _directory(text: str) -> str:
@@ -105,6 +136,23 @@ def _interval_s(text: str) -> float:
     if interval_s < 1:
         raise ValueError(f"'{text}' is too short; the minimum is 1s")
     return interval_s
+
+
+def _schedule_interval(text: str) -> tuple[float, tuple[float, float] | None]:
+    """Return the interval, the longest if the daemon chooses, and what it may choose from."""
+    if not text.startswith("auto"):
+        return _interval_s(text), None
+    match text.split():
+        case ["auto"]:
+            low_s, high_s = _AUTO_BOUNDS_S
+        case ["auto", "from", low, "to", high]:
+            low_s, high_s = _interval_s(low), _interval_s(high)
+            if low_s > high_s:
+                raise ValueError(f"'{shortened(text)}': {low} is longer than {high}")
+        case _:
+            what = f"'{shortened(text)}' is neither a duration nor like auto from 10m to 6h"
+            raise ValueError(what)
+    return high_s, (low_s, high_s)
 
 
 def _scrub_budget_s(text: str) -> float:
@@ -153,6 +201,19 @@ def _user(text: str) -> int | None:
         raise ValueError(f"there is no user '{shortened(text)}' on this machine") from None
 
 
+def _group(text: str) -> int | None:
+    if not text:
+        return None
+    if text.isdecimal() and int(text) < _USERS_MAX:
+        return int(text)
+    import grp
+
+    try:
+        return grp.getgrnam(text).gr_gid
+    except KeyError:
+        raise ValueError(f"there is no group '{shortened(text)}' on this machine") from None
+
+
 def _priority(text: str) -> Literal["idle", "best-effort", "none"]:
     for priority in _PRIORITIES:
         if text == priority:
@@ -174,15 +235,51 @@ def _chain_cost(text: str) -> float:
 
 
 def _hot_snapshots(text: str) -> int:
-    number = _number(text, 0, _HOT_SNAPSHOTS_MAX)
+    return _whole(text, 0, _HOT_SNAPSHOTS_MAX)
+
+
+def _file(text: str) -> str:
+    return _directory(text.replace("\\,", ",")) if text else ""
+
+
+def _loopback(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    is_loopback = host in {"localhost", "[::1]"} or host.startswith("127.")
+    if text and not (is_loopback and port.isdecimal() and int(port) < _PORTS):
+        raise ValueError(
+            f"'{shortened(text)}' is not a port of this machine; write it like 127.0.0.1:9741"
+        )
+    return text
+
+
+def _threads(text: str) -> int:
+    return _whole(text, 0, _THREADS_MAX)
+
+
+def _whole(text: str, minimum: int, maximum: int) -> int:
+    number = _number(text, minimum, maximum)
     if not number.is_integer():
         raise ValueError(f"'{shortened(text)}' is not a whole number")
     return int(number)
 
 
+def _minimum_rate_bytes(text: str) -> int:
+    rate_bytes = _size_bytes(text)
+    if rate_bytes < _RATE_BYTES_MIN:
+        raise ValueError(f"'{shortened(text)}' is too slow to end; the minimum is 1 MiB (a second)")
+    return rate_bytes
+
+
+def _buffer_memory_bytes(text: str) -> int:
+    memory_bytes = _size_bytes(text)
+    if not _MEMORY_BYTES_MIN <= memory_bytes <= _MEMORY_BYTES_MAX:
+        raise ValueError(f"'{shortened(text)}' is not a size from 12 MiB to 64 GiB")
+    return memory_bytes
+
+
 CONVERTERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "snapshot_paths": _directories,
-    "snapshot_interval": _interval_s,
+    "snapshot_interval": _schedule_interval,
     "base_interval": _duration_s,
     "retention_policy": _retention,
     "exclude_patterns": _patterns,
@@ -191,14 +288,28 @@ CONVERTERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "exclude_if_present": _markers,
     "snapshot_dir": _store_directory,
     "io_priority": _priority,
+    "pressure_limit": _fraction,
+    "minimum_rate": _minimum_rate_bytes,
+    "threads": _threads,
+    "buffer_memory": _buffer_memory_bytes,
     "hot_snapshots": _hot_snapshots,
     "chain_cost": _chain_cost,
     "parity": _fraction,
     "trash": _duration_s,
     "scrub_budget": _scrub_budget_s,
+    "drill_interval": _duration_s,
     "before": str,
     "after": str,
     "hook_timeout": _hook_timeout_s,
     "store_owner": _user,
+    "contacts": str,
+    "metrics_file": _file,
+    "metrics_listen": _loopback,
+    "store_endpoint": _endpoint,
+    "store_region": _region,
+    "store_credentials": _file,
+    "store_path_style": _yes_or_no,
+    "store_allow_http": _yes_or_no,
+    "control_group": _group,
 }
 """For each key, the function that converts its text; it raises ``ValueError``."""

@@ -1,7 +1,8 @@
 """The control socket of the daemon: its messages, its address, and its client.
 
-The daemon listens on ``control.sock`` in its store. A client connects, sends one request, and gets
-replies. Each message is a JSON document on a line of its own; a request has at most 64 KiB.
+The daemon listens on ``control.sock`` in its store, or in what this machine keeps of a bucket. A
+client connects, sends one request, and gets replies. Each message is a JSON document on a line of
+its own; a request has at most 64 KiB.
 
     {"do": "snapshot", "base": false, "tags": ["x"],
      "roots": ["/a"], "exclude": ["*.pyc"]}             {"progress": {}} some times, {"report": {}}

@@ -44,6 +44,7 @@ def request_snapshot(
     tags: tuple[str, ...] = (),
     roots: tuple[bytes, ...] | None = None,
     exclude: ExcludeRules | None = None,
+    schedule: str | None = None,
     progress: Callable[[Document], None] | None = None,
 ) -> Document | None:
     """Have the daemon of this store take a snapshot; return its report, as JSON has it.
@@ -57,12 +58,15 @@ def request_snapshot(
         tags: The tags of the snapshot.
         roots: What to capture; None: the roots of the configuration that the daemon last read.
         exclude: Rules for ``roots``.
+        schedule: The schedule whose snapshot it is, instead of ``roots``; None: the first one.
         progress: Called about once a second with the daemon's progress.
 
     Raises:
         CiuicError: The error that the daemon met, or StoreError if it gives no valid reply.
     """
     request: Document = {"do": "snapshot", "base": base, "tags": list(tags)}
+    if schedule is not None:
+        request["schedule"] = schedule
     if roots is not None:
         request["roots"] = [text.decode("latin-1") for text in roots]
         rules = exclude or ExcludeRules()
@@ -142,7 +146,8 @@ def _connect(store_path: str, wait_s: float) -> socket.socket | None:
         connection.close()
         raise StoreError(
             f"cannot connect to the daemon of {store_path}: permission denied",
-            hint="Run ciuic as root, or as the user the daemon runs as.",
+            hint="Run ciuic as root, as the user the daemon runs as, or as a member of the"
+            " configuration's control_group.",
         ) from error
     except (TimeoutError, BlockingIOError) as error:
         # The daemon accepts no connections, and the queue of waiting ones is full.

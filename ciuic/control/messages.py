@@ -46,6 +46,7 @@ class SnapshotRequest:
         exclude_larger_than: Bytes; 0: no limit. This rule and the next two are for ``roots`` too.
         exclude_caches: Leave out the content of directories that CACHEDIR.TAG marks.
         exclude_if_present: Names of marker files, encoded as roots are.
+        schedule: The schedule whose snapshot it is, instead of ``roots``; empty: the first one.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -58,6 +59,7 @@ class SnapshotRequest:
     exclude_larger_than: int = 0
     exclude_caches: bool = False
     exclude_if_present: tuple[str, ...] = ()
+    schedule: str = ""
 
     def scope(self) -> tuple[tuple[bytes, ...], ExcludeRules] | None:
         """Return roots and rules as ``TakeRequest`` has them; None: the daemon's own.

@@ -74,7 +74,7 @@ def choose_snapshots(
 def _held(copy: Store | None) -> _Held:
     if copy is None:
         return _Held({}, {}, (), ())
-    copy.trash.check_retired()
+    copy.trash.retired.check()
     listed = {snapshot.id: snapshot for snapshot in list_snapshots(copy)}
     there = copy.manifests.ids()
     damaged = {one: what for one, what in damaged_manifests(copy).items() if one in there}

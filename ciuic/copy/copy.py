@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ciuic.catalog import remember
+from ciuic.catalog import list_snapshots, remember
 from ciuic.copy.choose import choose_snapshots
 from ciuic.copy.limit import BandwidthLimit
 from ciuic.copy.report import CopiedSnapshot, CopyReport
@@ -25,10 +25,12 @@ from ciuic.errors import (
     CiuicError,
     CorruptionError,
     SnapshotNotFoundError,
+    StoreError,
     UnknownFormatError,
 )
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
+from ciuic.store.records.mark import Mark
 from ciuic.store.store import Store
 from ciuic.store.transfer.receiver import CountingReceiver, StoreReceiver
 from ciuic.store.transfer.sender import Sender
@@ -62,10 +64,11 @@ class CopyRequest:
 
 
 class _Ready(NamedTuple):
-    """A snapshot whose chunks were sent, and the file of its manifest."""
+    """A snapshot whose chunks were sent: by its manifest, as it is now, and the manifest's file."""
 
     copied: CopiedSnapshot
     summary: SnapshotSummary
+    state: SnapshotSummary
     data: bytes
 
 
@@ -90,11 +93,16 @@ def foresee_copy(
     trees = TreeSender(source, sender, lambda: None)
     run = _Run(source, report, sender, trees)
     began_s = clock.monotonic_s()
+    there = set() if copy is None else copy.listed_ids()
     if copy is not None:
         run.mend(copy)
     for snapshot in choose_snapshots(source, copy, request.named, report):
         ready = run.send(snapshot)
-        if ready is not None:
+        if ready is None:
+            continue
+        if snapshot.id in there and not ready.copied.chunks:
+            report.present.append(snapshot.id)
+        else:
             report.copied.append(ready.copied)
     report.sent_bytes = sender.sent.size_bytes
     report.total_s = clock.monotonic_s() - began_s
@@ -130,6 +138,7 @@ def copy_snapshots(
     prepare_for_bulk()
     began_s = clock.monotonic_s()
     chosen = choose_snapshots(source, copy, request.named, report)
+    copy.announce([snapshot.id for snapshot in chosen])
     now = 0
 
     def check() -> None:
@@ -142,7 +151,8 @@ def copy_snapshots(
     limit = BandwidthLimit(request.limit_bytes_per_s, clock, check)
     sender = Sender(source, receiver, limit.spend)
     run = _Run(source, report, sender, TreeSender(source, sender, check))
-    commits = _Commits(copy, receiver, report, on_copied, has_parity=bool(request.parity))
+    has_parity = bool(request.parity) and copy.bucket is None
+    commits = _Commits(copy, receiver, report, on_copied, has_parity=has_parity)
     try:
         run.mend(copy)
         for now, snapshot in enumerate(chosen):  # noqa: B007 - ``check`` reads it
@@ -153,6 +163,8 @@ def copy_snapshots(
     except BaseException:
         receiver.abort()
         raise
+    else:
+        _label_present(source, copy, report)
     finally:
         report.sent_bytes = sender.sent.size_bytes
         report.total_s = clock.monotonic_s() - began_s
@@ -189,7 +201,7 @@ class _Run:
                 if root.tree:
                     self._trees.send(root.tree)
         except (CorruptionError, SnapshotNotFoundError, UnknownFormatError) as error:
-            if not self._source.manifests.is_listed(summary.id):
+            if not self._source.manifests.has(summary.id):
                 what, is_damage = "it was forgotten meanwhile", False
             else:
                 what, is_damage = error.message, isinstance(error, CorruptionError)
@@ -202,7 +214,7 @@ class _Run:
             sent.chunks - before.chunks,
             sent.size_bytes - before.size_bytes,
         )
-        return _Ready(copied, manifest.summary, data)
+        return _Ready(copied, manifest.summary, summary, data)
 
 
 class _Commits:
@@ -237,20 +249,61 @@ class _Commits:
         self._report.stored_bytes += self._receiver.finish()
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         for one in ready:
-            # The ID is taken if a named snapshot was there before, and lacked chunks.
+            # The ID is taken if a named snapshot was there before; it may have lacked chunks.
             if self._copy.adopt(one.copied.id, one.data):
-                self._note_failures(one.summary)
+                self._note_failures(one)
+            elif not one.copied.chunks:
+                self._report.present.append(one.copied.id)
+                continue
             self._report.copied.append(one.copied)
             self._on_copied(one.copied)
 
-    def _note_failures(self, summary: SnapshotSummary) -> None:
-        """Do what may fail after a commit; the snapshot is in the copy all the same."""
+    def _note_failures(self, one: _Ready) -> None:
+        """Do what may fail after a commit; the snapshot is in the copy even if it fails."""
+        snapshot_id = one.copied.id
         failures: Collection[CiuicError | None] = (
-            remember(self._copy, summary),
-            self._copy.manifests.copies.keep(summary.id, self._copy.header)
+            remember(self._copy, one.summary),
+            self._copy.manifests.copies.keep(snapshot_id, self._copy.header)
             if self._has_parity
             else None,
+            _label(self._copy, one.summary, one.state, has_copy=self._has_parity),
         )
         for error in failures:
             if error is not None:
-                self._report.notes.append(f"{summary.id} was copied, but {error.message}")
+                self._report.notes.append(f"{snapshot_id} was copied, but {error.message}")
+
+
+def _label_present(source: Store, copy: Store, report: CopyReport) -> None:
+    """Give snapshots that are there their tags, pin and note, if a copy ended before it did."""
+    present = set(report.present)
+    if not present:
+        return
+    there = {one.id: one for one in list_snapshots(copy) if one.id in present}
+    has_copies = copy.manifests.copies.ids()
+    for state in list_snapshots(source):
+        old = there.get(state.id)
+        if old is not None:
+            error = _label(copy, old, state, has_copy=state.id in has_copies)
+            if error is not None:
+                report.notes.append(f"{state.id} is there, but {error.message}")
+
+
+def _label(
+    copy: Store, old: SnapshotSummary, state: SnapshotSummary, *, has_copy: bool
+) -> StoreError | None:
+    """Give a snapshot the tags, the pin and the note that it has in the source.
+
+    They are changed after the commit, so the manifest does not have them. From the first mark on,
+    those of the copy are its own.
+
+    Returns:
+        The error, if it failed.
+    """
+    mark = Mark(state.tags, state.pinned, note=state.note)
+    if old.mark or mark == Mark(old.tags, old.pinned, note=old.note):
+        return None
+    try:
+        new = copy.marks.add(old, mark, copy=has_copy)
+    except StoreError as error:
+        return error
+    return None if new is None else remember(copy, new)

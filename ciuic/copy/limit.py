@@ -27,7 +27,7 @@ class BandwidthLimit:
         self._free_s = clock.monotonic_s()
 
     def spend(self, size_bytes: int) -> None:
-        """Wait until the bytes that were sent before are paid for."""
+        """Wait until the limit allows what was sent before, then count these bytes."""
         self._check()
         if not self._bytes_per_s:
             return

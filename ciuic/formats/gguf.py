@@ -26,6 +26,19 @@ _ARRAY: Final = 9
 _WIDTHS: Final = {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}
 """Bytes per element of the types that are not packed: F32, F16, I8, I16, I32, I64, F64, BF16. A
 tensor of another type, packed in blocks, ends where the next tensor begins."""
+_BLOCKS: Final = {
+    2: (32, 18),
+    3: (32, 20),
+    6: (32, 22),
+    7: (32, 24),
+    8: (32, 34),
+    10: (256, 84),
+    11: (256, 110),
+    12: (256, 144),
+    13: (256, 176),
+    14: (256, 210),
+}
+"""Elements and bytes of a block, for the usual packed types: Q4_0 to Q8_0, Q2_K to Q6_K."""
 _ELEMENTS: Final = {
     0: "F32",
     1: "F16",
@@ -125,6 +138,28 @@ def begins(magic: bytes) -> bool:
 
 def spans(headers: Headers) -> list[Span]:
     """Return the tensors of a file in this format, in any order."""
+    start, table = _table(headers)
+    bounds = [*table, (headers.size_bytes - start, 0, 0, "")]
+    return [_span(start, tensor, following[0]) for tensor, following in pairwise(bounds)]
+
+
+def end_bytes(headers: Headers) -> int:
+    """Return the length that a file in this format must have at least."""
+    start, table = _table(headers)
+    ends = [offset + _length(elements, kind) for offset, elements, kind, _ in table]
+    return start + max(ends, default=0)
+
+
+def _length(elements: int, kind: int) -> int:
+    """Return the bytes of a tensor; 0 for a packed type that is not known."""
+    if kind in _WIDTHS:
+        return elements * _WIDTHS[kind]
+    block_elements, block_bytes = _BLOCKS.get(kind, (1, 0))
+    return elements // block_elements * block_bytes
+
+
+def _table(headers: Headers) -> tuple[int, list[tuple[int, int, int, str]]]:
+    """Return where the data begin, and the tensors in the order of their offsets."""
     cursor = _Cursor(headers)
     _, version, tensors, pairs = _HEAD.unpack(cursor.take(_HEAD.size))
     if version not in _VERSIONS or tensors > SPANS_MAX or pairs > _PAIRS_MAX:
@@ -139,9 +174,7 @@ def spans(headers: Headers) -> list[Span]:
     if not 0 < alignment <= _ALIGNMENT_MAX:
         raise NoLayoutError("no such alignment")
     table = sorted([_tensor(headers, cursor) for _ in range(tensors)])
-    start = -(-cursor.offset_bytes // alignment) * alignment
-    bounds = [*table, (headers.size_bytes - start, 0, 0, "")]
-    return [_span(start, tensor, following[0]) for tensor, following in pairwise(bounds)]
+    return -(-cursor.offset_bytes // alignment) * alignment, table
 
 
 def _skip_value(cursor: _Cursor, kind: int) -> None:

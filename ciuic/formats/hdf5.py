@@ -14,13 +14,14 @@ from ciuic.formats.headers import (
     HEADER_BYTES_MAX,
     NAME_BYTES_MAX,
     SPANS_MAX,
+    CutShortError,
     Headers,
     NoLayoutError,
     Span,
     named,
 )
 
-__all__ = ["begins", "spans", "spans_within"]
+__all__ = ["begins", "end_bytes", "spans", "spans_within"]
 
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _ADDRESS_BYTES: Final = 8
@@ -84,7 +85,7 @@ class _File:
     def at(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
         if offset + length > self.size_bytes:
-            raise NoLayoutError("beyond the file's end")
+            raise CutShortError("beyond the file's end")
         return self.headers.at(self._start + offset, length)
 
     def count(self, items: int) -> None:
@@ -116,6 +117,15 @@ def spans(headers: Headers) -> list[Span]:
     return spans_within(headers, 0, headers.size_bytes)
 
 
+def end_bytes(headers: Headers) -> int:
+    """Return the length that the superblock of a file says it has."""
+    file = _File(headers, 0, headers.size_bytes)
+    _root(file)
+    head = file.some(0, 128)
+    base_at = {0: 24, 1: 28}.get(head[8], 12)
+    return _number(head, base_at + 16)
+
+
 def spans_within(headers: Headers, start: int, size_bytes: int) -> list[Span]:
     """Do as ``spans``, for a file that begins at ``start`` of another file."""
     file = _File(headers, start, size_bytes)
@@ -142,8 +152,10 @@ def spans_within(headers: Headers, start: int, size_bytes: int) -> list[Span]:
 def _root(file: _File) -> int:
     """Return the address of the root group's object header."""
     head = file.some(0, 128)
-    if not begins(head) or len(head) < 96:
+    if not begins(head):
         raise NoLayoutError("no superblock")
+    if len(head) < 96:
+        raise CutShortError("the superblock is cut short")
     version = head[8]
     widths, base_at = {0: (head[13:15], 24), 1: (head[13:15], 28)}.get(version, (head[9:11], 12))
     if version > 3 or widths != bytes([_ADDRESS_BYTES]) * 2 or _number(head, base_at):
@@ -212,7 +224,7 @@ def _children(
             yield _Object(address, file.below(group, name))
     elif kind == _LINK_INFO:
         if _number(data, 10 if data[1:2] and data[1] & 1 else 2) != _NOWHERE:
-            raise NoLayoutError("links that lie in a heap")
+            raise NoLayoutError("links in a heap")
     elif kind == _LINK:
         address, name = _linked(data)
         yield _Object(address, file.below(group, name))
@@ -249,7 +261,7 @@ def _members(file: _File, root: int, seen: set[int]) -> Iterator[tuple[int, int]
     while left:
         address = left.pop()
         if address in seen:
-            raise NoLayoutError("a tree that leads back")
+            raise NoLayoutError("a tree with a cycle")
         seen.add(address)
         head = file.some(address, _OBJECT_BYTES)  # the table mostly follows
         if len(head) < _TREE.size:

@@ -9,6 +9,7 @@ __all__ = [
     "NAME_BYTES_MAX",
     "SPANS_MAX",
     "WIDTHS",
+    "CutShortError",
     "Headers",
     "NoLayoutError",
     "Read",
@@ -60,10 +61,14 @@ class NoLayoutError(Exception):
     """The file is not in the format that its first bytes suggest, or its headers are impossible."""
 
 
+class CutShortError(NoLayoutError):
+    """The headers name bytes beyond the file's end."""
+
+
 class Span(NamedTuple):
     """The bytes of one tensor, and its name.
 
-    Names should be unique in a file, but a file may lie. Element types have the names of
+    Names should be unique in a file, but a file may repeat them. Element types have the names of
     safetensors (``BF16``), or of GGUF if only GGUF has them (``Q4_K``).
 
     Attributes:
@@ -116,7 +121,8 @@ class Headers:
         Bytes of the last read are not read again, so adjacent headers cost one read.
 
         Raises:
-            NoLayoutError: The range is outside the file, or too many bytes were read.
+            CutShortError: The range is outside the file.
+            NoLayoutError: Too many bytes were read.
         """
         skipped = offset_bytes - self._start
         if skipped < 0 or skipped + length_bytes > len(self._window):
@@ -140,7 +146,7 @@ class Headers:
 
     def _fetched(self, offset_bytes: int, length_bytes: int) -> bytes:
         if offset_bytes < 0 or offset_bytes + length_bytes > self.size_bytes:
-            raise NoLayoutError("beyond the file's end")
+            raise CutShortError("beyond the file's end")
         if length_bytes > self._left_bytes:
             raise NoLayoutError("too long for headers")
         self._left_bytes -= length_bytes

@@ -4,14 +4,15 @@ Specification: numpy.lib.format. The text is never evaluated, only searched for 
 shape.
 """
 
+import math
 import re
 import struct
 import sys
 from typing import Final
 
-from ciuic.formats.headers import Headers, NoLayoutError, Span
+from ciuic.formats.headers import CutShortError, Headers, NoLayoutError, Span
 
-__all__ = ["array_span", "begins", "spans"]
+__all__ = ["array_span", "begins", "end_bytes", "spans"]
 
 _MAGIC: Final = b"\x93NUMPY"
 _LENGTHS: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
@@ -34,6 +35,15 @@ def spans(headers: Headers) -> list[Span]:
     return [array_span(headers, 0, headers.size_bytes, _NAME)]
 
 
+def end_bytes(headers: Headers) -> int:
+    """Return the length that a file in this format must have; ``headers`` are read closely."""
+    span = array_span(headers, 0, headers.size_bytes, _NAME)
+    shape = headers.shapes.get(_NAME)
+    if shape is None:
+        raise NoLayoutError("an array of unknown shape")
+    return span.offset_bytes + math.prod(shape) * span.width_bytes
+
+
 def array_span(headers: Headers, start: int, end: int, name: str) -> Span:
     """Return the array whose header begins at ``start`` of a file, and which ends at ``end``."""
     head = headers.at(start, len(_MAGIC) + 2)
@@ -43,8 +53,10 @@ def array_span(headers: Headers, start: int, end: int, name: str) -> Span:
     at = start + len(head)
     (text_bytes,) = length.unpack(headers.at(at, length.size))
     at += length.size
-    if text_bytes > _HEADER_BYTES_MAX or at + text_bytes > end:
+    if text_bytes > _HEADER_BYTES_MAX:
         raise NoLayoutError("an array's header is too long")
+    if at + text_bytes > end:
+        raise CutShortError("an array's header is cut short")
     text = headers.at(at, text_bytes)
     found, shape = _ELEMENT.search(text), _SHAPE.search(text)
     if shape is not None:

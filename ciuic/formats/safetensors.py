@@ -13,7 +13,7 @@ import msgspec
 
 from ciuic.formats.headers import NAME_BYTES_MAX, WIDTHS, Headers, NoLayoutError, Span
 
-__all__ = ["begins", "spans"]
+__all__ = ["begins", "end_bytes", "spans"]
 
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
@@ -40,6 +40,13 @@ def begins(magic: bytes) -> bool:
     The high bytes of the length are zeros, and a JSON object follows.
     """
     return magic[4:_LENGTH_BYTES] == bytes(4) and magic[8:9] == b"{"
+
+
+def end_bytes(headers: Headers) -> int:
+    """Return the length that a file in this format must have."""
+    length = int.from_bytes(headers.at(0, _LENGTH_BYTES), "little")
+    empty = _LENGTH_BYTES + length
+    return max([span.offset_bytes + span.length_bytes for span in spans(headers)], default=empty)
 
 
 def spans(headers: Headers) -> list[Span]:

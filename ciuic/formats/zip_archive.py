@@ -211,7 +211,7 @@ def _archive(headers: Headers, end: int) -> tuple[int, int, list[_Member]]:
     directory, directory_bytes, offset, count = _directory(headers, end)
     start = directory - offset
     if start < 0 or not 0 < count <= SPANS_MAX or directory_bytes < count * _CENTRAL.size:
-        raise NoLayoutError("a directory that can't be")
+        raise NoLayoutError("an impossible directory")
     raw = headers.near(directory, directory_bytes, _NEAR_BYTES)
     members = []
     at = 0
@@ -259,7 +259,7 @@ def _member(raw: bytes, at: int, start: int) -> tuple[_Member, int]:
     extra = raw[at + name_bytes : at + name_bytes + extra_bytes]
     size_bytes, stored_bytes, offset = _widened(extra, (size_bytes, stored_bytes, offset))
     if magic != b"PK\x01\x02" or method or flags & _ENCRYPTED or stored_bytes != size_bytes:
-        raise NoLayoutError("a member is not simply stored")
+        raise NoLayoutError("a member is not stored plainly")
     next_at = at + name_bytes + extra_bytes + comment_bytes
     return _Member(start + offset, size_bytes, name), next_at
 

@@ -7,7 +7,7 @@ the repair adds a mark with a pin and the tags that are known.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ciuic.catalog import labelled, list_snapshots
+from ciuic.catalog import all_snapshots, labelled
 from ciuic.errors import CorruptionError, UnknownFormatError, UnreachableError
 from ciuic.ids import SnapshotId
 from ciuic.store.records.mark import Mark
@@ -17,7 +17,7 @@ __all__ = ["BadMark", "MarkSurvey", "repair_mark", "survey_marks"]
 
 
 class BadMark(NamedTuple):
-    """The newest mark of a listed snapshot, if it is damaged or gone.
+    """The newest mark of a snapshot, if it is damaged or gone.
 
     Attributes:
         id: The snapshot.
@@ -33,7 +33,7 @@ class BadMark(NamedTuple):
 
 
 class MarkSurvey(NamedTuple):
-    """The newest marks of all listed snapshots.
+    """The newest marks of all snapshots.
 
     Attributes:
         damaged: Those that are damaged or gone.
@@ -49,7 +49,7 @@ class MarkSurvey(NamedTuple):
 
 
 def survey_marks(store: Store) -> MarkSurvey:
-    """Read the newest mark of each listed snapshot, and its copy."""
+    """Read the newest mark of each snapshot, and its copy."""
     found = MarkSurvey([], [], {}, {})
     for key in _newest(store):
         has_copy = store.marks.has_copy(*key)
@@ -77,13 +77,13 @@ def repair_mark(store: Store, bad: BadMark) -> None:
         store.marks.put_back(bad.id, bad.number)
         return
     summary = labelled(store, store.manifest(bad.id).summary)
-    store.marks.add(summary, Mark(summary.tags, pinned=True), copy=True)
+    store.marks.add(summary, Mark(summary.tags, pinned=True, note=summary.note), copy=True)
 
 
 def _newest(store: Store) -> Iterator[tuple[SnapshotId, int]]:
-    """Return each listed snapshot's greatest number, as files, copies and the chunk index say."""
+    """Return each snapshot's greatest number, as files, copies and the chunk index say."""
     there, copies = store.marks.newest(), store.marks.newest_copies()
-    for summary in list_snapshots(store):
+    for summary in all_snapshots(store):
         number = max(there.get(summary.id, 0), copies.get(summary.id, 0), summary.mark)
         if number:
             yield summary.id, number

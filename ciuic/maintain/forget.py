@@ -8,20 +8,20 @@ only on request.
 
 import functools
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from ciuic.catalog import (
     ambiguous,
     find_snapshot,
-    labelled,
     list_snapshots,
     lost_snapshots,
     remember,
 )
 from ciuic.documents import Document
-from ciuic.errors import CorruptionError, UnreachableError, UsageError
+from ciuic.errors import CorruptionError, UnreachableError, UnsupportedError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
 from ciuic.model import ExcludeRules, Owner, SnapshotSummary
 from ciuic.retention import NEWEST, PINNED, UNDAMAGED, Decision, Policy, plan_retention, protected
@@ -30,10 +30,10 @@ from ciuic.system.clock import rfc3339
 from ciuic.system.machine import this_machine
 from ciuic.view.damage import DamageSurvey, known_lost
 
-__all__ = ["ForgetPlan", "apply_forget", "bring_back", "plan_forget", "plan_forget_by_id"]
+__all__ = ["ForgetPlan", "Terms", "apply_forget", "bring_back", "plan_forget", "plan_forget_by_id"]
 
 _TOGETHER: Final = 32
-"""Snapshots that are moved to the trash with one sync; their manifests are in memory."""
+"""Snapshots whose marks get their names with one sync."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,16 @@ class ForgetPlan:
         }
 
 
+class Terms(NamedTuple):
+    """What a schedule keeps, and what it usually leaves out."""
+
+    policy: Policy
+    rules: ExcludeRules
+
+
+_NO_TERMS: Final[Mapping[str, Terms]] = MappingProxyType({})
+
+
 def plan_forget(
     store: Store,
     policy: Policy,
@@ -70,6 +80,7 @@ def plan_forget(
     *,
     host: str | None = None,
     rules: ExcludeRules | None = None,
+    schedules: Mapping[str, Terms] = _NO_TERMS,
 ) -> ForgetPlan:
     """Decide which snapshots of a machine to forget by a retention policy.
 
@@ -82,6 +93,7 @@ def plan_forget(
         host: The name of another machine whose snapshots are meant; None: this machine.
         rules: The usual exclude rules. A snapshot that excludes more counts as the newest undamaged
             snapshot only if there is no other. None: exclude rules do not matter.
+        schedules: The terms of schedules, by name. ``policy`` and ``rules`` are for all others.
 
     Raises:
         StoreError: The store can't be read.
@@ -91,22 +103,37 @@ def plan_forget(
     looked_at = {found.id for members in owners for found in members}
     others = [found for found in listed if found.id not in looked_at]
     decisions: list[Decision] = []
+    policies = {name: terms.policy for name, terms in schedules.items()}
     for snapshots in owners:
-        found = plan_retention(snapshots, policy, now_ns, is_good=lambda _: True)
+        found = plan_retention(snapshots, policy, now_ns, is_good=lambda _: True, policies=policies)
         if not all(decision.keep for decision in found):
             # Walk snapshots to find the undamaged ones only if some snapshot would be forgotten.
             is_sound = _soundness(store)
             found = plan_retention(
-                snapshots, policy, now_ns, is_good=is_sound, is_partial=_partial(store, rules)
+                snapshots,
+                policy,
+                now_ns,
+                is_good=is_sound,
+                is_partial=_partial(store, rules, schedules),
+                policies=policies,
             )
         decisions += found
-    older = policy.younger_s is not None and not policy.counts
-    gone = f"older than {policy.text}" if older else f"no rule of {policy.text} keeps it"
     return ForgetPlan(
         kept=tuple([(found.snapshot, "; ".join(found.why)) for found in decisions if found.keep]),
-        forgotten=tuple([(found.snapshot, gone) for found in decisions if not found.keep]),
+        forgotten=tuple(
+            [
+                (found.snapshot, _gone(policies.get(found.snapshot.schedule, policy)))
+                for found in decisions
+                if not found.keep
+            ]
+        ),
         others=tuple(others),
     )
+
+
+def _gone(policy: Policy) -> str:
+    older = policy.younger_s is not None and not policy.counts
+    return f"older than {policy.text}" if older else f"no rule of {policy.text} keeps it"
 
 
 def _owners_of(
@@ -147,13 +174,26 @@ def plan_forget_by_id(
         UsageError: A snapshot is pinned, the newest, or the newest undamaged one.
         SnapshotNotFoundError: A name matches no snapshot, or several.
         CorruptionError: The manifest of a snapshot is damaged.
+        UnsupportedError: A snapshot in a bucket would be given up.
     """
-    given_up = {name: None for name in map(SnapshotId, names) if _has_no_manifest(store, name)}
+    given_up = _without_manifest(store, [SnapshotId(name) for name in names])
+    for snapshot_id in given_up if store.bucket is not None else ():
+        raise UnsupportedError(
+            f"the manifest of {snapshot_id} is lost, and a snapshot in a bucket can't be abandoned"
+            " yet",
+            hint="Put the manifest back from a copy of the bucket.",
+        )
+    snapshots = list_snapshots(store)
+    # A full ID needs no search, which lists the store anew for each name.
+    listed = {found.id: found for found in snapshots}
     chosen = {
         found.id: found
-        for found in (find_snapshot(store, name) for name in names if name not in given_up)
+        for found in (
+            listed.get(SnapshotId(name)) or find_snapshot(store, name)
+            for name in names
+            if name not in given_up
+        )
     }
-    snapshots = list_snapshots(store)
     if chosen and chosen.keys() >= {snapshot.id for snapshot in snapshots}:
         raise UsageError(
             "that would forget every snapshot", hint="Name fewer: nothing could be restored."
@@ -165,7 +205,7 @@ def plan_forget_by_id(
     return ForgetPlan(
         kept=tuple([(found, "not named") for found in snapshots if found.id not in chosen]),
         forgotten=tuple([(found, "named") for found in snapshots if found.id in chosen]),
-        given_up=tuple(given_up),
+        given_up=given_up,
     )
 
 
@@ -203,7 +243,8 @@ def apply_forget(store: Store, plan: ForgetPlan, now_ns: int) -> None:
     """
     snapshot_ids = [snapshot.id for snapshot, _ in reversed(plan.forgotten)]
     for begin in range(0, len(snapshot_ids), _TOGETHER):
-        store.trash.forget(snapshot_ids[begin : begin + _TOGETHER], now_ns)
+        forgotten = store.trash.forget(snapshot_ids[begin : begin + _TOGETHER], now_ns)
+        remember(store, *forgotten)
     if plan.given_up:
         store.trash.give_up(plan.given_up)
 
@@ -221,25 +262,29 @@ def bring_back(store: Store, name: str) -> SnapshotSummary:
         raise ambiguous(name, {found: times.get(found) for found in found}, " in the trash")
     wanted = SnapshotId(name if name.startswith("cs-") else f"cs-{name}")
     manifest = store.trash.bring_back(found[0] if found else wanted)
-    summary = labelled(store, manifest.summary)
-    remember(store, summary)
-    return summary
+    remember(store, manifest.summary)
+    return manifest.summary
 
 
-def _has_no_manifest(store: Store, snapshot_id: SnapshotId) -> bool:
-    """Whether neither the manifest nor its copy can be read, and a check of the disk won't help."""
-    if snapshot_id in lost_snapshots(store):
-        return store.manifests.copies.read(snapshot_id) is None
-    status = store.manifests.files().get(snapshot_id)
-    if status is None or not stat.S_ISREG(status.st_mode):
-        return False  # a directory or socket has its place: the owner must look at it first
-    try:
-        store.manifest(snapshot_id)
-    except UnreachableError:
+def _without_manifest(store: Store, snapshot_ids: Sequence[SnapshotId]) -> tuple[SnapshotId, ...]:
+    """Return those whose manifest and its copy can't be read, if a check of the disk won't help."""
+    lost, files = frozenset(lost_snapshots(store)), store.manifests.files()
+
+    def has_none(snapshot_id: SnapshotId) -> bool:
+        if snapshot_id in lost:
+            return store.manifests.copies.read(snapshot_id) is None
+        status = files.get(snapshot_id)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return False  # a directory or socket has its place: the owner must look at it first
+        try:
+            store.manifest(snapshot_id)
+        except UnreachableError:
+            return False
+        except CorruptionError:
+            return True
         return False
-    except CorruptionError:
-        return True
-    return False
+
+    return tuple(filter(has_none, dict.fromkeys(snapshot_ids)))
 
 
 def _soundness(store: Store) -> Callable[[SnapshotId], bool]:
@@ -248,15 +293,19 @@ def _soundness(store: Store) -> Callable[[SnapshotId], bool]:
     return functools.cache(survey.is_sound)
 
 
-def _partial(store: Store, rules: ExcludeRules | None) -> Callable[[SnapshotId], bool]:
-    """A function that tells whether a snapshot leaves out more than ``rules`` do."""
+def _partial(
+    store: Store, rules: ExcludeRules | None, schedules: Mapping[str, Terms]
+) -> Callable[[SnapshotId], bool]:
+    """A function that tells whether a snapshot leaves out more than its schedule or ``rules``."""
     if rules is None:
         return lambda _: False
 
     @functools.cache
     def is_partial(snapshot_id: SnapshotId) -> bool:
         try:
-            return not store.manifest(snapshot_id).exclude.is_within(rules)
+            manifest = store.manifest(snapshot_id)
+            terms = schedules.get(manifest.summary.schedule)
+            return not manifest.exclude.is_within(rules if terms is None else terms.rules)
         except CorruptionError:
             return False  # whether it is sound is asked separately
 

@@ -1,13 +1,19 @@
-"""Changing the tags and the pin of a snapshot."""
+"""Changing the tags, the pin and the note of a snapshot."""
 
 from collections.abc import Callable, Collection
+from typing import Final
 
-from ciuic.catalog import check_tags, find_snapshot, remember
+from ciuic.catalog import check_tags, find_snapshot, list_snapshots, remember
+from ciuic.errors import SnapshotNotFoundError, UsageError
+from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.records.mark import Mark
 from ciuic.store.store import Store
 
-__all__ = ["change_tags", "set_pinned"]
+__all__ = ["NOTE_MAX", "change_tags", "move_tags", "set_note", "set_pinned"]
+
+NOTE_MAX: Final = 4096
+"""Characters of a note."""
 
 
 def change_tags(
@@ -24,9 +30,36 @@ def change_tags(
 
     def changed(old: SnapshotSummary) -> Mark:
         kept = [tag for tag in dict.fromkeys((*old.tags, *add)) if tag not in remove]
-        return Mark(tuple(kept), old.pinned)
+        return Mark(tuple(kept), old.pinned, note=old.note)
 
     return _change(store, name, changed)
+
+
+def move_tags(
+    store: Store, name: str, tags: Collection[str]
+) -> tuple[SnapshotSummary, list[SnapshotId]]:
+    """Give tags to a snapshot, and take them from all others.
+
+    The snapshot gets them first: after a crash in between, a tag is on two snapshots, never on
+    none.
+
+    Returns:
+        The snapshot, and the others that had one of the tags, newest first.
+
+    Raises:
+        UsageError: A tag is invalid.
+        SnapshotNotFoundError: The name matches no snapshot, or several.
+        StoreError: The store failed; run it again.
+    """
+    moved = change_tags(store, name, add=tags)
+    others = [
+        other.id
+        for other in list_snapshots(store)
+        if other.id != moved.id and not set(tags).isdisjoint(other.tags)
+    ]
+    for snapshot_id in others:
+        change_tags(store, snapshot_id, remove=tags)
+    return moved, others
 
 
 def set_pinned(store: Store, name: str, *, pinned: bool) -> SnapshotSummary:
@@ -36,7 +69,22 @@ def set_pinned(store: Store, name: str, *, pinned: bool) -> SnapshotSummary:
         SnapshotNotFoundError: The name matches no snapshot, or several.
         StoreError: The store failed; the pin is as it was.
     """
-    return _change(store, name, lambda old: Mark(old.tags, pinned))
+    return _change(store, name, lambda old: Mark(old.tags, pinned, note=old.note))
+
+
+def set_note(store: Store, name: str, note: str) -> SnapshotSummary:
+    """Write a note on a snapshot, in place of the one that it has; empty: remove that.
+
+    Raises:
+        UsageError: The note is too long, or has characters that no terminal shows.
+        SnapshotNotFoundError: The name matches no snapshot, or several.
+        StoreError: The store failed; the note is as it was.
+    """
+    if len(note) > NOTE_MAX or not note.isprintable():
+        raise UsageError(
+            "that can't be a note", hint=f"A note has at most {NOTE_MAX:,} printable characters."
+        )
+    return _change(store, name, lambda old: Mark(old.tags, old.pinned, note=note))
 
 
 def _change(store: Store, name: str, changed: Callable[[SnapshotSummary], Mark]) -> SnapshotSummary:
@@ -47,10 +95,17 @@ def _change(store: Store, name: str, changed: Callable[[SnapshotSummary], Mark])
     while True:
         old = find_snapshot(store, name)
         mark = changed(old)
-        if mark == Mark(old.tags, old.pinned) and not old.mark_problem:
+        if mark == Mark(old.tags, old.pinned, note=old.note) and not old.mark_problem:
             return old
         has_copy = old.id in store.manifests.copies.ids()
         new = store.marks.add(old, mark, copy=has_copy)
-        if new is not None:
-            remember(store, new)
-            return new
+        if new is None:
+            continue
+        if not store.manifests.is_there(old.id):
+            # A prune had removed the marks already, so that this number was free again.
+            raise SnapshotNotFoundError(
+                f"{old.id} was forgotten and removed for good meanwhile",
+                hint="'ciuic list' shows the snapshots that are left.",
+            )
+        remember(store, new)
+        return new

@@ -23,6 +23,7 @@ from ciuic.report.amounts import Amount, Breakdown
 from ciuic.report.chunk_owners import ChunkOwners, Share
 from ciuic.report.chunks import Frames, StoredChunk, StoredFrame, codec_name, file_chunks
 from ciuic.store.health.inspect import pack_frames
+from ciuic.store.place.packs import listed_frames
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import Store
 from ciuic.view.file import StoredFile
@@ -67,7 +68,12 @@ def break_down(
 
 def _add_packs(store: Store, found: Breakdown) -> None:
     for pack_file in store.pack_files():
-        for packed in pack_frames(store.path, pack_file):
+        frames = (
+            pack_frames(store.path, pack_file)
+            if store.bucket is None
+            else listed_frames(store.packs, pack_file)
+        )
+        for packed in frames:
             frame = packed.frame
             name = codec_name(frame.codec) if frame.kind == DATA else "metadata"
             _add(found.codecs[name], frame.plain_bytes, frame.total_bytes)

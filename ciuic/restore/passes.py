@@ -3,11 +3,10 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic.errors import TargetError
-from ciuic.model import path_text
+from ciuic.model import MEMORY, path_text
 from ciuic.progress import Progress
 from ciuic.restore.place.job import Pass
 from ciuic.restore.place.ledger import Ledger
@@ -18,17 +17,16 @@ from ciuic.restore.selection import Selection
 from ciuic.restore.targets import RestoreRequest, Target
 from ciuic.source.directory import DirectoryHandle
 from ciuic.source.exclusions import Exclusions
+from ciuic.source.freeze.interface import IN_PLACE, OpensCopies
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.view.reflinks import ReflinkCopies
 
 __all__ = ["Run", "open_directory", "target_errors"]
 
 _PARENT_MODE: Final = 0o755
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """What all passes of one restore share.
 
     Attributes:
@@ -64,7 +62,7 @@ class Run:
         protected: Exclusions,
     ) -> Iterator[Placer]:
         """A ``Placer`` for one snapshot, with its reflink copies."""
-        copies = ReflinkCopies(self.store, manifest) if self.request.hot else None
+        copies = _copies_of(self.store, manifest) if self.request.hot else None
         this_pass = Pass(
             self.store,
             ledger,
@@ -101,6 +99,16 @@ class Run:
                     return None
                 os.makedirs(path, _PARENT_MODE, exist_ok=True)
             return open_directory(path)
+
+
+def _copies_of(store: Store, manifest: Manifest) -> OpensCopies | None:
+    """The reflink copies of a snapshot; None if it has made none."""
+    if all(root.capture in {IN_PLACE, MEMORY} for root in manifest.roots):
+        return None
+    # Imported here because most file systems can't make copies, and a small restore is short.
+    from ciuic.view.reflinks import ReflinkCopies
+
+    return ReflinkCopies(store, manifest)
 
 
 def open_directory(path: bytes) -> DirectoryHandle:

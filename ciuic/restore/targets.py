@@ -3,7 +3,6 @@
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ciuic.errors import (
@@ -25,8 +24,7 @@ from ciuic.view.locator import Locator
 __all__ = ["RestoreRequest", "Target", "refuse_existing", "refuse_nothing", "resolve"]
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreRequest:
+class RestoreRequest(NamedTuple):
     """What to restore, and where.
 
     Attributes:
@@ -162,7 +160,7 @@ def _refuse_memory(manifest: Manifest, path: bytes) -> None:
     for root in manifest.roots:
         if root.capture == MEMORY and (path + b"/").startswith(root.path + b"/"):
             raise UsageError(
-                f"{path_text(path)} was never a file of a machine: a training program saved it from"
+                f"{path_text(path)} has no place on this machine: a training program saved it from"
                 " its memory",
                 hint="Give a directory with -d DIR.",
             )

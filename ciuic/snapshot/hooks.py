@@ -16,7 +16,7 @@ from typing import Final
 
 from ciuic.errors import UsageError
 from ciuic.model import PathWarning
-from ciuic.progress import Progress
+from ciuic.progress import Pace, Progress
 from ciuic.snapshot.hook_process import Say, run_hook
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.report import TakeReport
@@ -67,6 +67,7 @@ def take_with_hooks(
     say: Say,
     cancelled: Callable[[], bool],
     progress: Progress | None = None,
+    pacer: Pace | None = None,
 ) -> TakeReport:
     """Run the hook ``before``, ``take_snapshot``, and the hook ``after``.
 
@@ -79,6 +80,7 @@ def take_with_hooks(
             failed.
         cancelled: Returns whether to stop: ``before`` is then killed, and ``after`` still runs.
         progress: See ``take_snapshot``.
+        pacer: Makes the readers wait for other programs; None: they never do.
 
     Raises:
         CiuicError: The error of ``take_snapshot`` or of ``opened``.
@@ -86,9 +88,9 @@ def take_with_hooks(
     runner = _Runner(hooks, clock, say)
     try:
         with opened() as store:
-            request = runner.before(store.path, request, cancelled)
+            request = runner.before(store.name, request, cancelled)
             report = take_snapshot(
-                store, request, clock=clock, cancelled=cancelled, progress=progress
+                store, request, clock=clock, cancelled=cancelled, progress=progress, pacer=pacer
             )
     except BaseException:
         runner.after_failure()

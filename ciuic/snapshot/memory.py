@@ -44,13 +44,28 @@ from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
 
-__all__ = ["STATE_ROOT", "MemoryRequest", "take_from_memory"]
+__all__ = ["STATE_ROOT", "MemoryRequest", "StoredFile", "take_from_memory"]
 
 STATE_ROOT: Final = b"/state"
 _DIRECTORY_MODE: Final = stat.S_IFDIR | 0o700
 _NO_NAMES: Final = frozenset([b"", b".", b".."])
 
-_Tree = dict[bytes, "MemoryFile | _Tree"]
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of an earlier snapshot, which the store has already.
+
+    Attributes:
+        path: As that of a ``MemoryFile``; its last name is that of the entry.
+        entry: Its entry in the earlier snapshot.
+    """
+
+    path: bytes
+    entry: Entry
+
+
+_File = MemoryFile | StoredFile
+_Tree = dict[bytes, "_File | _Tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,9 @@ class MemoryRequest:
         base_interval_s: Take a full snapshot if the last one is at least this old; 0: never.
         parity: Size of a pack's parity as a share of the pack; 0: no parity.
         chain_cost: See ``TakeRequest``.
+        stored: Further files, which an earlier snapshot has. Their chunks must stay until this
+            snapshot is committed.
+        replaces: This snapshot gets the parent and the kind of that one, to stand in its place.
     """
 
     files: tuple[MemoryFile, ...]
@@ -72,6 +90,8 @@ class MemoryRequest:
     base_interval_s: float = 43_200.0
     parity: float = PARITY_DEFAULT
     chain_cost: float = CHAIN_COST_DEFAULT
+    stored: tuple[StoredFile, ...] = ()
+    replaces: SnapshotSummary | None = None
 
 
 def take_from_memory(
@@ -93,7 +113,7 @@ def take_from_memory(
         CancelledError: ``cancelled`` returned true.
     """
     prepare_for_bulk()
-    tree = _tree_of(request.files)
+    tree = _tree_of((*request.files, *request.stored))
     run = _Run(store, request, clock, cancelled)
     try:
         root = run.gather(tree)
@@ -105,7 +125,7 @@ def take_from_memory(
     return run.report(manifest, run.tidy(manifest.summary))
 
 
-def _tree_of(files: Sequence[MemoryFile]) -> _Tree:
+def _tree_of(files: Sequence[_File]) -> _Tree:
     """Arrange files by their directories.
 
     Raises:
@@ -124,7 +144,7 @@ def _tree_of(files: Sequence[MemoryFile]) -> _Tree:
         directory = top
         for step in above:
             inner = directory.setdefault(step, {})
-            if isinstance(inner, MemoryFile):
+            if not isinstance(inner, dict):
                 raise UsageError(
                     f"{inner.path!r} is a file, so {file.path!r} can't be in it",
                     hint="Give the file a different path.",
@@ -177,6 +197,10 @@ class _Run:
     def _makes_deltas(self) -> bool:
         return self._writer.makes_deltas and not self._plan.is_full
 
+    @property
+    def _kind(self) -> str:
+        return "base" if self._plan.is_full else "delta"
+
     def gather(self, tree: _Tree) -> Root:
         """Store the files and their trees."""
         files = MemoryFiles(self._context)
@@ -191,16 +215,18 @@ class _Run:
 
     def make_durable(self, root: Root) -> Manifest:
         """Make everything that the manifest names durable; returns the manifest to commit."""
-        self._totals = self._writer.finish()
-        parent = self._plan.parent
+        self._totals = self._writer.finish(index_waits=True)
+        parent = self._plan.parent.id if self._plan.parent is not None else None
+        replaced = self._request.replaces
         machine = self._plan.owner.machine
+        stored = [file.entry.size_bytes for file in self._request.stored]
         summary = SnapshotSummary(
             id=self._id,
-            kind="base" if self._plan.is_full else "delta",
-            parent=parent.id if parent is not None else None,
+            kind=self._kind if replaced is None else replaced.kind,
+            parent=parent if replaced is None else replaced.parent,
             taken_ns=self._taken_ns,
-            files=len(self._request.files),
-            logical_bytes=sum([file.size_bytes for file in self._request.files]),
+            files=len(self._request.files) + len(stored),
+            logical_bytes=sum([file.size_bytes for file in self._request.files]) + sum(stored),
             new_bytes=self._totals.new_bytes,
             stored_bytes=self._totals.stored_bytes,
             tags=tuple(dict.fromkeys(self._request.tags)),
@@ -228,7 +254,7 @@ class _Run:
             "the chunk index could not be updated",
             partial(remember, self._store, summary),
         )
-        if not self._request.parity:
+        if not self._request.parity or self._store.bucket is not None:
             return run_after_commit(self._store.path, summary.id, [index])
         keep = partial(self._store.manifests.copies.keep, summary.id, self._store.header)
         copy: Step = ("a copy of its manifest could not be written", keep)
@@ -240,28 +266,16 @@ class _Run:
 
     def report(self, manifest: Manifest, notes: tuple[PathWarning, ...]) -> TakeReport:
         """Return the report of the snapshot."""
-        summary = manifest.summary
-        return TakeReport(
-            id=summary.id,
-            kind=summary.kind,
-            parent=summary.parent,
-            taken_ns=summary.taken_ns,
-            files=summary.files,
-            logical_bytes=summary.logical_bytes,
-            read_bytes=manifest.read_bytes,
-            new_bytes=summary.new_bytes,
-            stored_bytes=summary.stored_bytes,
-            freeze_s=0.0,
-            total_s=self._clock.monotonic_s() - self._began_s,
-            trouble=(),
-            trouble_count=0,
-            notes=notes,
+        return TakeReport.of(
+            manifest, total_s=self._clock.monotonic_s() - self._began_s, notes=notes
         )
 
     def _directory(self, files: MemoryFiles, tree: _Tree, above: bytes) -> tuple[ChunkId, int]:
         builder = TreeBuilder(self._writer.put_node)
         for name, inner in sorted(tree.items()):
-            if isinstance(inner, MemoryFile):
+            if isinstance(inner, StoredFile):
+                entry = inner.entry
+            elif isinstance(inner, MemoryFile):
                 entry = self._entry(name, stat.S_IFREG | stat.S_IMODE(inner.mode))
                 recipe = self._store_file(files, inner, above, name)
                 entry.content, entry.level = recipe.content, recipe.level

@@ -2,14 +2,15 @@
 
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ciuic.catalog import check_tags, list_snapshots
 from ciuic.errors import UsageError
+from ciuic.ids import DEFAULT_SCHEDULE
 from ciuic.model import (
     COMMAND,
-    DEFAULT_SCHEDULE,
     LIBRARY,
     ExcludeRules,
     Owner,
@@ -43,12 +44,16 @@ class TakeRequest:
         base_interval_s: Take a full snapshot if the last one is at least this old; 0: never.
         tags: Words to find the snapshot by.
         hot_snapshots: Number of newest snapshots that keep their reflink copies.
+        hot_by_schedule: The same for the snapshots of each schedule that has a number of its own.
         parity: Size of a pack's parity as a share of the pack; 0: no parity.
         chain_cost: Limit on the cost of delta chains: bytes to read for a chunk, as a multiple of
             its stored size without a delta base; 1: no deltas.
         trouble: Warnings from before the snapshot that the manifest should have.
         origin: What asked for it.
         schedule: The schedule that it belongs to; empty: none.
+        threads: How many threads hash and encode; 0: one for each core, eight at most.
+        memory_bytes: How many bytes of files may be in memory to be encoded; the packs' queue has
+            half as much.
     """
 
     roots: tuple[bytes, ...]
@@ -62,6 +67,9 @@ class TakeRequest:
     trouble: tuple[PathWarning, ...] = ()
     origin: str = COMMAND
     schedule: str = DEFAULT_SCHEDULE
+    threads: int = 0
+    memory_bytes: int = 32 * 1024 * 1024
+    hot_by_schedule: Mapping[str, int] = field(default_factory=dict)
 
 
 class SnapshotPlan(NamedTuple):

@@ -161,8 +161,6 @@ def _put_no_node(_kind: int, _plain: bytes) -> ChunkId:
 class _Counter:
     """The ``FileVisitor`` of a preview, which only counts files."""
 
-    holds_too_many = False
-
     def __init__(self, store: Store, found: Preview) -> None:
         self._store = store
         self._found = found

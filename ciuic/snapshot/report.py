@@ -5,6 +5,7 @@ import msgspec
 from ciuic.documents import Document
 from ciuic.ids import SnapshotId
 from ciuic.model import PathWarning
+from ciuic.store.records.manifest import Manifest
 from ciuic.system.clock import rfc3339
 
 __all__ = ["TakeReport"]
@@ -21,6 +22,9 @@ class TakeReport(msgspec.Struct, frozen=True):
         trouble: The first warnings; ``trouble_count`` counts all.
         flux: The first files that were being written.
         excluded: Number of excluded names; a directory counts once, with all its content.
+        waited_s: How long the readers waited for other programs, as part of ``total_s``.
+        phases_s: How long each phase took: ``gather`` (plan, walk, read, store), ``durable``,
+            ``commit`` and ``tidy``.
         notes: Failures after the commit, which don't affect the snapshot.
     """
 
@@ -40,6 +44,43 @@ class TakeReport(msgspec.Struct, frozen=True):
     flux: tuple[bytes, ...] = ()
     excluded: int = 0
     notes: tuple[PathWarning, ...] = ()
+    waited_s: float = 0.0
+    phases_s: dict[str, float] = {}
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        *,
+        total_s: float,
+        notes: tuple[PathWarning, ...],
+        flux: tuple[bytes, ...] = (),
+        excluded: int = 0,
+        waited_s: float = 0.0,
+        phases_s: dict[str, float] | None = None,
+    ) -> "TakeReport":
+        """Return the report of the snapshot that a manifest describes."""
+        summary = manifest.summary
+        return cls(
+            id=summary.id,
+            kind=summary.kind,
+            parent=summary.parent,
+            taken_ns=summary.taken_ns,
+            files=summary.files,
+            logical_bytes=summary.logical_bytes,
+            read_bytes=manifest.read_bytes,
+            new_bytes=summary.new_bytes,
+            stored_bytes=summary.stored_bytes,
+            freeze_s=manifest.capture_s,
+            total_s=total_s,
+            trouble=manifest.trouble,
+            trouble_count=summary.trouble_count,
+            flux=flux,
+            excluded=excluded,
+            notes=notes,
+            waited_s=waited_s,
+            phases_s=phases_s or {},
+        )
 
     def with_warning(self, warning: PathWarning) -> "TakeReport":
         """Return the report with one more warning."""
@@ -61,6 +102,8 @@ class TakeReport(msgspec.Struct, frozen=True):
             "stored_bytes": self.stored_bytes,
             "freeze_s": round(self.freeze_s, 6),
             "total_s": round(self.total_s, 6),
+            "waited_s": round(self.waited_s, 6),
+            "phases_s": {name: round(phase_s, 6) for name, phase_s in self.phases_s.items()},
             "trouble": [warning.as_json() for warning in self.trouble],
             "trouble_count": self.trouble_count,
             "excluded_count": self.excluded,

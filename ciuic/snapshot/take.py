@@ -8,7 +8,6 @@ tidy       copy the manifest, remove reflink copies of older snapshots, update t
            failure here is reported as a note, because the snapshot exists
 """
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -17,8 +16,8 @@ import ciuic
 from ciuic.catalog import remember
 from ciuic.errors import CommitUncertainError, StoreError
 from ciuic.ids import SnapshotId
-from ciuic.model import Owner, PathWarning, Root, SnapshotSummary
-from ciuic.progress import Meter, Progress
+from ciuic.model import EMERGENCY_TAG, Owner, PathWarning, Root, SnapshotSummary
+from ciuic.progress import Meter, Pace, Progress
 from ciuic.snapshot.after_commit import run_after_commit
 from ciuic.snapshot.observers import CaptureTime, Warnings, WrittenFiles
 from ciuic.snapshot.plan import TakeRequest, left_out, plan_snapshot
@@ -32,7 +31,6 @@ from ciuic.snapshot.walk.gather import Gatherer
 from ciuic.snapshot.walk.read_queue import ReadQueue
 from ciuic.source.freeze.freezer import Freezer
 from ciuic.store.adding import begin_adding
-from ciuic.store.records.layout import HEADER
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
@@ -49,6 +47,7 @@ def take_snapshot(
     clock: Clock,
     cancelled: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    pacer: Pace | None = None,
 ) -> TakeReport:
     """Take a snapshot of the request's roots into a store that is open for writing.
 
@@ -63,7 +62,7 @@ def take_snapshot(
         CancelledError: ``cancelled`` returned true.
     """
     prepare_for_bulk()
-    run = _Run(store, request, clock)
+    run = _Run(store, request, clock, pacer)
     try:
         try:
             gathered = run.gather(cancelled, Meter(progress))
@@ -101,8 +100,12 @@ class _Gathered(NamedTuple):
 class _Run:
     """A snapshot in progress: the plan, and a method for each phase."""
 
-    def __init__(self, store: Store, request: TakeRequest, clock: Clock) -> None:
-        self._began_s = clock.monotonic_s()
+    def __init__(
+        self, store: Store, request: TakeRequest, clock: Clock, pacer: Pace | None
+    ) -> None:
+        self._began_s = self._phase_s = clock.monotonic_s()
+        self._phases_s: dict[str, float] = {}
+        self._pacer = pacer
         self._store, self._request, self._clock = store, request, clock
         self._plan = plan_snapshot(store, request, clock)
         self._open_files = raise_open_files_limit()
@@ -110,9 +113,15 @@ class _Run:
         self._warnings = Warnings(request.trouble)
         self._written = WrittenFiles(self._warnings)
         self._capture = CaptureTime(clock)
-        header_path = os.path.join(store.path, HEADER)
-        self._freezer = Freezer(header_path, store.header.store_id, self._id, self._plan.taken_ns)
-        self._writer = begin_adding(store, parity=request.parity, chain_cost=request.chain_cost)
+        self._freezer = Freezer(
+            store.identity_path, store.header.store_id, self._id, self._plan.taken_ns
+        )
+        self._writer = begin_adding(
+            store,
+            parity=request.parity,
+            chain_cost=request.chain_cost,
+            queue_bytes=request.memory_bytes // 2,
+        )
 
     def gather(self, cancelled: Callable[[], bool], meter: Meter) -> _Gathered:
         """Freeze, walk, read and store."""
@@ -126,8 +135,11 @@ class _Run:
             cancelled=cancelled,
             clock=self._clock,
             handled=meter.handled,
+            pacer=self._pacer,
         )
-        content = ContentReader(context)
+        content = ContentReader(
+            context, threads=self._request.threads, memory_bytes=self._request.memory_bytes
+        )
         try:
             gatherer = self._gatherer(content, sinks, cancelled, meter)
             self._capture.begin()
@@ -140,6 +152,7 @@ class _Run:
         finally:
             content.close()
         self._written.name_holders()
+        self._end_phase("gather")
         tally, capture_s = gatherer.tally, self._capture.duration_s(context.captured_s)
         return _Gathered(
             roots,
@@ -152,8 +165,9 @@ class _Run:
 
     def make_durable(self, gathered: _Gathered) -> Manifest:
         """Make everything that the manifest names durable; returns the manifest to commit."""
-        totals = self._writer.finish()
+        totals = self._writer.finish(index_waits=True)
         self._freezer.record()
+        self._end_phase("durable")
         parent = self._plan.parent
         summary = SnapshotSummary(
             id=self._id,
@@ -191,23 +205,26 @@ class _Run:
             # Another writer drew the same ID, and its reflink copies may have that name.
             self._freezer.abandon()
             self._id = committed.summary.id
+        self._end_phase("commit")
         return committed
 
     def tidy(self, summary: SnapshotSummary) -> tuple[PathWarning, ...]:
         """Do the steps that need the snapshot to exist; returns a note for each failure."""
-        retained = _newest(summary, self._plan.snapshots, self._request.hot_snapshots)
+        retained = _newest(summary, self._plan.snapshots, self._request)
         retain = partial(self._freezer.retain, retained)
         steps = (
             ("copies of its manifest could not be written", self._copy_manifests),
-            ("older reflink copies could not be removed", retain),
             ("the chunk index could not be updated", partial(remember, self._store, summary)),
+            ("older reflink copies could not be removed", retain),
         )
-        return run_after_commit(self._store.path, summary.id, steps)
+        notes = run_after_commit(self._store.path, summary.id, steps)
+        self._end_phase("tidy")
+        return notes
 
     def give_up(self, *, is_committed: bool) -> None:
         """End the run after an error; without a commit, remove its reflink copies."""
         self._writer.abort()
-        if not is_committed and not self._store.manifests.is_listed(self._id):
+        if not is_committed and not self._store.manifests.has(self._id):
             self._freezer.abandon()
 
     def close(self) -> None:
@@ -218,25 +235,21 @@ class _Run:
         self, manifest: Manifest, excluded: int, notes: tuple[PathWarning, ...]
     ) -> TakeReport:
         """Return the report of the snapshot."""
-        summary = manifest.summary
-        return TakeReport(
-            id=summary.id,
-            kind=summary.kind,
-            parent=summary.parent,
-            taken_ns=summary.taken_ns,
-            files=summary.files,
-            logical_bytes=summary.logical_bytes,
-            read_bytes=manifest.read_bytes,
-            new_bytes=summary.new_bytes,
-            stored_bytes=summary.stored_bytes,
-            freeze_s=manifest.capture_s,
+        return TakeReport.of(
+            manifest,
             total_s=self._clock.monotonic_s() - self._began_s,
-            trouble=manifest.trouble,
-            trouble_count=summary.trouble_count,
+            notes=notes,
             flux=self._written.paths(),
             excluded=excluded,
-            notes=notes,
+            waited_s=self._pacer.waited_s if self._pacer is not None else 0.0,
+            phases_s=self._phases_s,
         )
+
+    def _end_phase(self, name: str) -> None:
+        """Note how long a phase took: since the end of the one before."""
+        now_s = self._clock.monotonic_s()
+        self._phases_s[name] = now_s - self._phase_s
+        self._phase_s = now_s
 
     def _prepare_freeze(self) -> None:
         old = self._plan.old
@@ -286,7 +299,7 @@ class _Run:
 
     def _copy_manifests(self) -> StoreError | None:
         """Copy the manifest, and the one before it if a killed run left that without a copy."""
-        if not self._request.parity:
+        if not self._request.parity or self._store.bucket is not None:
             return None
         copies, header = self._store.manifests.copies, self._store.header
         failure = copies.keep(self._id, header)
@@ -296,10 +309,29 @@ class _Run:
         return failure
 
 
-def _newest(taken: SnapshotSummary, older: list[SnapshotSummary], count: int) -> list[SnapshotId]:
-    """Return the ``count`` newest snapshots of each owner, schedule and set of roots."""
+def _newest(
+    taken: SnapshotSummary, older: list[SnapshotSummary], request: TakeRequest
+) -> list[SnapshotId]:
+    """Return the newest snapshots of each owner, schedule and set of roots, as many as are hot.
+
+    A snapshot of a failed job stays besides them while it is the newest: the state that the job
+    goes back to is in an older one.
+    """
     sets: dict[tuple[Owner, str, tuple[bytes, ...]], list[SnapshotId]] = {}
+    emergencies: dict[tuple[Owner, str, tuple[bytes, ...]], SnapshotId] = {}
     for snapshot in (taken, *older):
         key = snapshot.owner, snapshot.schedule, snapshot.roots
-        sets.setdefault(key, []).append(snapshot.id)
-    return [snapshot_id for ids in sets.values() for snapshot_id in ids[:count]]
+        if EMERGENCY_TAG not in snapshot.tags:
+            sets.setdefault(key, []).append(snapshot.id)
+        elif key not in sets and _hot_count(request, snapshot.schedule):
+            emergencies.setdefault(key, snapshot.id)
+    kept = [
+        snapshot_id
+        for (_, schedule, _), ids in sets.items()
+        for snapshot_id in ids[: _hot_count(request, schedule)]
+    ]
+    return [*kept, *emergencies.values()]
+
+
+def _hot_count(request: TakeRequest, schedule: str) -> int:
+    return request.hot_by_schedule.get(schedule, request.hot_snapshots)

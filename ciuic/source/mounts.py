@@ -18,8 +18,9 @@ __all__ = [
 FSTAB: Final = "/etc/fstab"
 
 _PSEUDO_TYPES: Final = frozenset(
-    b"autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl"
-    b" hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
+    b"autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs"
+    b" fuse.ciuic fusectl hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs"
+    b" tracefs".split()
 )
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 

@@ -1,4 +1,4 @@
-"""Find the programs that have a file open for writing, with psutil.
+"""Find the programs that have a file open, with psutil.
 
 A lease shows reliably that a program has the file open; this module looks for the program's name,
 and may find none if the program has closed the file by then.
@@ -8,10 +8,15 @@ import contextlib
 import os
 import stat
 from collections.abc import Collection, Iterator
+from typing import Final
 
 import psutil
 
-__all__ = ["find_holders"]
+__all__ = ["find_checkpoints", "find_holders"]
+
+_LIBRARIES: Final = (b"libtorch", b"libtensorflow", b"libjax", b"jaxlib", b"libcuda.so")
+"""A program that has one of these mapped trains a model, or uses one."""
+_PATH_FIELD: Final = 5
 
 
 def find_holders(inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -55,3 +60,60 @@ def _written_by(process: psutil.Process) -> Iterator[tuple[int, int]]:
             with contextlib.suppress(OSError):
                 status = os.stat(mapped.path)
                 yield status.st_dev, status.st_ino
+
+
+def find_checkpoints(suffixes: tuple[bytes, ...]) -> dict[bytes, str]:
+    """Find files with such names that a program is writing, or that a training program has open.
+
+    A training program has a library of its trade mapped: other programs read files of any name.
+
+    Args:
+        suffixes: How the names of checkpoints end, in lower case.
+
+    Returns:
+        The paths, each with its process, as "python3 (pid 12)". Only root sees processes of other
+        users. A file that has another path here, as those of containers do, is left out.
+    """
+    found: dict[bytes, str] = {}
+    here = _mount_namespace(os.getpid())
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid == os.getpid():
+                continue
+            # A service with a mount namespace of its own, as systemd makes them, has most paths.
+            is_here = _mount_namespace(process.pid) == here
+            mapped = _mapped_files(process.pid)
+            trains = any(name in path for path in mapped for name in _LIBRARIES)
+            opened = {
+                os.fsencode(one.path)
+                for one in process.open_files()
+                if trains or one.mode.strip("rb")
+            }
+            for path in opened | (mapped if trains else set()):
+                if (
+                    path.lower().endswith(suffixes)
+                    and path not in found
+                    and (is_here or _is_same_file(process.pid, path))
+                ):
+                    name = os.fsencode(process.name()).decode("utf-8", "backslashreplace")
+                    found[path] = f"{name} (pid {process.pid})"
+    return found
+
+
+def _is_same_file(pid: int, path: bytes) -> bool:
+    """Return whether a path is the same file for a process as it is here."""
+    with contextlib.suppress(OSError):
+        return os.path.samefile(b"/proc/%d/root%s" % (pid, path), path)
+    return False
+
+
+def _mount_namespace(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/mnt")
+
+
+def _mapped_files(pid: int) -> set[bytes]:
+    # Not psutil's memory_maps: it reads smaps, for which the kernel walks all pages.
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        fields = [line.split(None, _PATH_FIELD) for line in file]
+    paths = {line[_PATH_FIELD].rstrip(b"\n") for line in fields if len(line) > _PATH_FIELD}
+    return {path for path in paths if path.startswith(b"/")}

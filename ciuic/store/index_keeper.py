@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Collection
 
 from ciuic.errors import (
+    ChunkMissingError,
     CiuicError,
     CorruptionError,
     StoreError,
@@ -19,15 +20,13 @@ from ciuic.errors import (
 )
 from ciuic.ids import PackId
 from ciuic.store.directory.faults import store_faults
-from ciuic.store.directory.files import open_regular
-from ciuic.store.directory.listing import pack_sizes
-from ciuic.store.directory.locks import Lock
+from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.directory.ownership import has_safe_catalog, is_foreign
-from ciuic.store.directory.pack_file import read_footer, walk_frames
 from ciuic.store.directory.reserve import with_reserve
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.chunk_index import ChunkIndex, index_in_memory
 from ciuic.store.index.database import IN_MEMORY, ON_SCRATCH, IndexDamagedError
+from ciuic.store.place.packs import Packs, footer_of, walked_frames
 from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
 
@@ -38,21 +37,28 @@ class IndexKeeper:
     """The chunk index of one open store.
 
     Args:
-        store_path: The store's directory.
-        write_lock: The store's write lock; a reader takes it briefly to save a rebuilt index.
+        store_path: The directory of the chunk index, and of parity.
+        packs: The store's packs.
+        write_locks: The store's write locks; a reader takes them briefly to save a rebuilt index.
         is_read_only: This version must not write to the store: a rebuilt index is not saved.
 
     Attributes:
         writable: The store is open for writing.
+        is_alone: No other process has the chunk index open for writing, so its file may go.
     """
 
-    def __init__(self, store_path: str, write_lock: Lock, *, is_read_only: bool = False) -> None:
+    def __init__(
+        self, store_path: str, packs: Packs, write_locks: WriteLocks, *, is_read_only: bool = False
+    ) -> None:
         self.writable = False
+        self.is_alone = False
         self._is_read_only = is_read_only
         self._store_path = store_path
+        self._packs = packs
         self._path = os.path.join(store_path, layout.CATALOG)
-        self._write_lock = write_lock
+        self._write_locks = write_locks
         self._is_foreign = is_foreign(store_path)
+        self._shut: frozenset[PackId] = frozenset()
         self._index: ChunkIndex | None = None
         self._temporary: list[ChunkIndex] = []
 
@@ -79,9 +85,16 @@ class IndexKeeper:
                 self._index = ChunkIndex(self._path, write=False)
         return self._index
 
-    def open_for_writer(self) -> None:
-        """Open the index and bring it up to date; on a full disk, use one in memory."""
+    def open_for_writer(self, *, is_alone: bool, shut: frozenset[PackId] = frozenset()) -> None:
+        """Open the index and bring it up to date; on a full disk, use one in memory.
+
+        Args:
+            is_alone: No other process changes the store.
+            shut: Packs that a prune has condemned: see ``ChunkIndex.shut``.
+        """
         self.writable = True
+        self._shut = shut
+        self.is_alone = is_alone
         try:
             with_reserve(self._store_path, lambda: self._bring_up_to_date(self.index))
         except StoreFullError:
@@ -104,9 +117,9 @@ class IndexKeeper:
         if self._is_foreign or self._is_read_only:
             return
         with contextlib.suppress(CiuicError, OSError):
-            if not self.writable:
-                self._write_lock.take_alone()
-            self._remove()
+            # With other processes that add, it stays: the next process that is alone removes it.
+            if self.is_alone or self._write_locks.try_alone():
+                self._remove()
 
     def drop(self) -> None:
         """Remove the index of a store that is open for writing, to free its disk space."""
@@ -115,8 +128,13 @@ class IndexKeeper:
             self._index = None
         self._remove()
 
-    def renew(self) -> None:
-        """Rebuild the index from the packs, after ``drop``."""
+    def renew(self, shut: frozenset[PackId] | None = None) -> None:
+        """Make the index agree with the packs again; after ``drop``, rebuild it.
+
+        Args:
+            shut: See ``open_for_writer``; None: as before.
+        """
+        self._shut = self._shut if shut is None else shut
         self._bring_up_to_date(self.index)
 
     def from_packs(self, without: Collection[PackId] = ()) -> ChunkIndex:
@@ -125,7 +143,7 @@ class IndexKeeper:
         Args:
             without: Packs to leave out.
         """
-        packs = pack_sizes(self._store_path)
+        packs = self._packs.sizes()
         for pack_id in without:
             packs.pop(pack_id, None)
         try:
@@ -156,23 +174,30 @@ class IndexKeeper:
             return self.from_packs()
         # If no writer holds the lock, a reader rebuilds the index for all later processes.
         with contextlib.suppress(CiuicError, OSError):
-            self._write_lock.take_alone()
+            self._write_locks.take_alone()
+            self.is_alone = True
             try:
                 self._bring_up_to_date(made := self._open_for_writing())
                 made.close()
                 return ChunkIndex(self._path, write=False)
             finally:
-                self._write_lock.release()
+                self.is_alone = False
+                self._write_locks.release()
         return self.from_packs()
 
     def _open_for_writing(self) -> ChunkIndex:
         if self._is_foreign:
             return ChunkIndex(ON_SCRATCH, write=True)
         if not self._is_safe:
+            if not self.is_alone:
+                return ChunkIndex(ON_SCRATCH, write=True)
             self._remove()
         try:
             return ChunkIndex(self._path, write=True)
         except IndexDamagedError:
+            if not self.is_alone:
+                # Its file must stay: SQLite would take its journal for that of a new file.
+                return ChunkIndex(ON_SCRATCH, write=True)
             self._remove()
             return ChunkIndex(self._path, write=True)
 
@@ -190,13 +215,23 @@ class IndexKeeper:
             raise
         except IndexDamagedError:
             index.close()
-            self._remove()
-            self._index = self._open_for_writing()
+            if self.is_alone:
+                self._remove()
+                self._index = self._open_for_writing()
+            else:
+                self._index = ChunkIndex(ON_SCRATCH, write=True)
             self._reconcile(self._index)
 
     def _reconcile(self, index: ChunkIndex) -> None:
-        present = pack_sizes(self._store_path)
+        # Before the packs are listed: a pack that another process records later must not be missing
+        # in that listing.
+        index.begin()
+        index.shut = self._shut
+        present = self._packs.sizes()
         recorded = index.packs()
+        if recorded == present:
+            index.rollback()  # nothing has changed, so there is nothing to make durable
+            return
         if any(present.get(pack_id) != size for pack_id, size in recorded.items()):
             # A pack is gone or was truncated. Its chunks may also be in another pack, but the index
             # has only one place per chunk: rebuild it.
@@ -223,25 +258,23 @@ class IndexKeeper:
             repair: Also record chunks that only parity can restore. Readers need them; a writer
                 stores them again.
         """
-        for pack_id, size in sorted(packs.items()):
+        # Shut packs first, so that chunks which are in others as well get their places there.
+        for pack_id, size in sorted(packs.items(), key=lambda one: (one[0] not in index.shut, one)):
             with contextlib.suppress(CorruptionError, UnknownFormatError):
                 index.add_pack(pack_id, size, self._frames_of(pack_id, repair=repair))
 
     def _frames_of(self, pack_id: PackId, *, repair: bool) -> list[PackedFrame]:
-        path = os.path.join(self._store_path, layout.PACKS, layout.pack_name(pack_id))
-        with store_faults("read", path):
+        try:
+            pack = self._packs.open(pack_id)
+        except ChunkMissingError as error:
+            raise CorruptionError("a prune has removed it meanwhile") from error
+        with store_faults("read", pack.name):
             try:
-                fd = open_regular(path)
-            except FileNotFoundError as error:
-                raise CorruptionError("a prune has removed it meanwhile") from error
-            try:
-                return read_footer(fd, pack_id, strict=False)
+                return footer_of(pack, pack_id, strict=False)
             except CorruptionError:
-                if not repair:
-                    return list(walk_frames(fd))  # up to what cannot be read
+                if not repair or pack.fd < 0:
+                    return list(walked_frames(pack))  # up to what cannot be read
                 # Imported late, as parity is: nothing is damaged in most runs.
                 from ciuic.store.health.salvage import repaired_frames
 
-                return repaired_frames(self._store_path, pack_id, fd, strict=False)
-            finally:
-                os.close(fd)
+                return repaired_frames(self._store_path, pack_id, pack.fd, strict=False)

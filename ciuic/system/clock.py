@@ -16,6 +16,7 @@ __all__ = [
     "local_time_text",
     "natural_period",
     "rfc3339",
+    "unix_seconds",
 ]
 
 _NS = 1_000_000_000
@@ -104,6 +105,17 @@ def from_local_text(text: str) -> int | None:
     if moment.microsecond:
         return whole + moment.microsecond * 1000 + 999
     return whole + _NS - 1
+
+
+def unix_seconds(text: str) -> float | None:
+    """Return the seconds since 1970 that an ISO 8601 time means; None if it is none.
+
+    A time without an offset is local time.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _seconds(moment: datetime) -> int:

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
-__all__ = ["VARIABLE", "Core", "Functions", "State", "core", "load", "state"]
+__all__ = ["VARIABLE", "Core", "Functions", "State", "buffer", "core", "load", "state"]
 
 VARIABLE: Final = "CIUIC_CORE"
 _OFF: Final = "off"
 _PORTABLE: Final = "portable"
 _EXTENSION: Final = "ciuic._core"
-_INTERFACE: Final = 5
+_INTERFACE: Final = 8
 """Of ``core/binding.c``: an extension that was built from other sources is not used."""
 
 
@@ -40,6 +40,9 @@ class Functions(Protocol):
 
     def buffer(self, length: int) -> bytearray:
         """Return a buffer with arbitrary content, without the time that clearing it takes."""
+
+    def copy(self, out: Buffer, at: int, data: Buffer) -> None:
+        """Copy ``data`` to ``out`` from byte ``at`` on, without the interpreter's lock."""
 
     def equal(self, left: Buffer, right: Buffer) -> bool:
         """Return whether two buffers hold the same bytes."""
@@ -66,6 +69,22 @@ class Functions(Protocol):
         skip: int,
     ) -> None:
         """Undo ``planes_split``: ``core/planes.h``."""
+
+    def planes_match(  # noqa: PLR0917 - what the C function takes
+        self,
+        targets: int,
+        plan: bytes,
+        bodies: Sequence[Buffer],
+        count: int,
+        plain: Buffer,
+        skip: int,
+    ) -> bool:
+        """Return whether ``planes_join`` would write what ``plain`` holds: ``core/planes.h``."""
+
+    def planes_tally(
+        self, width: int, sample: Buffer, skip: int
+    ) -> tuple[tuple[int, int, int], ...]:
+        """Tell how the bytes of elements are spread: ``core/planes.h``."""
 
     def delta_sizes(self, classes: bytes, old: Buffer, skip: int) -> tuple[int, ...]:
         """Count the elements of each class: ``core/deltas.h``."""
@@ -202,3 +221,11 @@ def state() -> State:
 def core() -> Core | None:
     """The compiled core; None if Python and numpy have to do its work."""
     return state().core
+
+
+def buffer(size_bytes: int) -> memoryview:
+    """Return memory with arbitrary content; without the core it is cleared, which takes time."""
+    compiled = core()
+    if compiled is None:
+        return memoryview(bytearray(size_bytes))
+    return memoryview(compiled.functions.buffer(size_bytes))

@@ -9,13 +9,14 @@ follows a symlink (``nofollow``): another user may own the directory. Sources: r
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ciuic.system import nofollow
 
 __all__ = [
     "NotSyncedError",
+    "create_named",
     "create_whole",
     "keep_as",
     "link_name",
@@ -25,6 +26,7 @@ __all__ = [
     "publish",
     "publish_name",
     "remove_file",
+    "set_aside",
     "sync_directory",
     "sync_file_system",
     "temporary_name",
@@ -124,6 +126,44 @@ def create_whole(
     _sync_name(path)
 
 
+def create_named(
+    directory: str, files: Mapping[str, bytes], *, temporary_directory: str, mode: int
+) -> set[str]:
+    """Do as ``create_whole`` for several files; names are durable after ``sync_directory``.
+
+    All contents are durable before the first name is there. So a disk without space for all of them
+    gives no name.
+
+    Args:
+        directory: Gets the names.
+        files: The name and the content of each.
+        temporary_directory: On the same file system.
+        mode: Permission bits of the files.
+
+    Returns:
+        The names that were free, and are these files now.
+
+    Raises:
+        OSError: A file can't be written, or a name can't be created; no temporary file is left.
+    """
+    temporaries = {
+        name: os.path.join(temporary_directory, temporary_name("file-")) for name in files
+    }
+    created: set[str] = set()
+    try:
+        for name, data in files.items():
+            _write(temporaries[name], data, temporary_directory, mode, publish)
+        for name, temporary in temporaries.items():
+            with contextlib.suppress(FileExistsError):
+                _name_new(temporary, os.path.join(directory, name))
+                created.add(name)
+    finally:
+        for name in files.keys() - created:
+            with contextlib.suppress(OSError):
+                remove_file(temporaries[name])
+    return created
+
+
 def write_named(path: str, data: bytes, *, temporary_directory: str, mode: int) -> None:
     """As ``write_whole``, but the name is durable only after ``sync_directory``.
 
@@ -159,6 +199,11 @@ def _write(
 
 def _publish_new(fd: int, temporary: str, final: str) -> None:
     os.fsync(fd)
+    _name_new(temporary, final)
+
+
+def _name_new(temporary: str, final: str) -> None:
+    """Move a complete file to a name that is free."""
     try:
         _link_new(temporary, final)
     except OSError as error:
@@ -203,6 +248,34 @@ def move_directory(source: str, target: str) -> None:
     _rename(source, target)
     for path in {os.path.dirname(source), os.path.dirname(target)}:
         sync_directory(path)
+
+
+def set_aside(path: str, kept: str, replacement: str | None) -> None:
+    """Give a file another name in its directory, and its own name to a replacement, or to none.
+
+    If the file system has hard links, the name leads to the old file or to the replacement at each
+    moment. Both names are durable when this returns; the content of the replacement was synced.
+
+    Raises:
+        FileExistsError: The name ``kept`` is taken.
+        OSError: The file has its name, unless going back failed as well.
+    """
+    if replacement is None:
+        _name_new(path, kept)
+    else:
+        try:
+            _link(path, kept)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _name_new(path, kept)
+        try:
+            _rename(replacement, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                _rename(kept, path)
+            raise
+    sync_directory(os.path.dirname(path))
 
 
 def remove_file(path: str) -> None:

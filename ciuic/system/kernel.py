@@ -71,14 +71,12 @@ class SubvolumeInfo(NamedTuple):
     Attributes:
         id: Number of its tree within the file system; btrfs never reuses it.
         uuid: UUID of the subvolume.
-        parent_uuid: UUID of the subvolume that it is a snapshot of.
         generation: Transaction of its last change.
         is_readonly: The subvolume is read-only.
     """
 
     id: int
     uuid: bytes
-    parent_uuid: bytes
     generation: int
     is_readonly: bool
 
@@ -158,8 +156,8 @@ def subvolume_info(fd: int) -> SubvolumeInfo:
     """
     answer = bytearray(_SUBVOLUME_INFO_BYTES)
     fcntl.ioctl(fd, _BTRFS_GET_SUBVOL_INFO, answer)
-    number, _, _, _, generation, flags, uuid, parent, _, _, _ = _SUBVOLUME_INFO.unpack_from(answer)
-    return SubvolumeInfo(number, uuid, parent, generation, bool(flags & _BTRFS_INFO_RDONLY))
+    number, _, _, _, generation, flags, uuid, _, _, _, _ = _SUBVOLUME_INFO.unpack_from(answer)
+    return SubvolumeInfo(number, uuid, generation, bool(flags & _BTRFS_INFO_RDONLY))
 
 
 def has_writer(fd: int) -> bool | None:

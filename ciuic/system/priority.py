@@ -15,9 +15,10 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["describe_schedulers", "lower_priority", "schedulers_of"]
+__all__ = ["describe_schedulers", "lower_priority", "schedulers_of", "set_session_nice"]
 
 _HONORING: Final = {"bfq", "cfq", "mq-deadline"}
+_AUTOGROUP: Final = "/proc/{}/autogroup"
 _SYS_DEV_BLOCK: Final = "/sys/dev/block"
 _NICE: Final = {"idle": 19, "best-effort": 10}
 _LOWEST_LEVEL: Final = 7
@@ -45,6 +46,37 @@ def lower_priority(io_priority: str) -> str | None:
     except OSError as error:
         return f"the priority can't be lowered: {error}"
     return None
+
+
+def set_session_nice(pid: int, nice: int, *, path: str = _AUTOGROUP) -> bool:
+    """Set the nice value of a session among all sessions, relative to that of this process.
+
+    Where no control group does it, Linux divides the processors among sessions first. A nice value
+    then counts only within its session: a process in a session of its own would take half of the
+    machine from the program that has started it.
+
+    Args:
+        pid: The process that leads the session; of another process nothing is changed.
+        nice: How much nicer it shall be than this process's session; 0: as this one.
+        path: The kernel's file for the session of a process.
+
+    Returns:
+        False: the kernel refuses now and may not later; users who are not root share ten changes
+        in a second.
+    """
+    try:
+        if os.getsid(pid) != pid:
+            return True
+        with open(path.format("self"), encoding="ascii") as file:
+            # Empty: this process is in no session of its own, as below PID 1. It counts as normal.
+            own = int(file.read().rpartition(" ")[2] or 0)
+        with open(path.format(pid), "r+", encoding="ascii") as file:
+            file.write(str(min(own + nice, _NICE["idle"])))
+    except BlockingIOError:
+        return False
+    except (OSError, ValueError):
+        return True  # the kernel has no such groups, or the process is gone
+    return True
 
 
 def _set_io_class(thread_id: int, io_class: int, level: int) -> None:

@@ -4,8 +4,9 @@ An array is stored as a tensor of a safetensors file. If safetensors lacks the e
 bytes are stored with another type, and ``state.json`` has the real one.
 """
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +15,18 @@ import numpy as np
 from ciuic.errors import UnknownFormatError
 from ciuic.formats.headers import WIDTHS
 
-__all__ = ["ArrayLeaf", "Description", "UnstorableError", "describe", "is_array", "rebuild"]
+__all__ = [
+    "ArrayLeaf",
+    "Description",
+    "UnstorableError",
+    "copy_arrays",
+    "describe",
+    "is_array",
+    "kind_of",
+    "memory_of",
+    "place_for",
+    "rebuild",
+]
 
 Array = Any
 """A tensor of torch or an array of numpy: torch may be missing, so there is no common type."""
@@ -69,23 +81,19 @@ class UnstorableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ArrayLeaf:
-    """An array that is to be stored.
+    """How an array is stored.
 
     Attributes:
         stored_dtype: Element type in the safetensors file.
         stored_shape: Shape there.
         size_bytes: Length of its bytes.
         description: What ``rebuild`` needs.
-        memory: The same for two arrays that are the same range of the same memory; None: unknown.
-        copy: Copies the bytes into an array of ``size_bytes`` bytes.
     """
 
     stored_dtype: str
     stored_shape: tuple[int, ...]
     size_bytes: int
     description: Description
-    memory: tuple[object, ...] | None
-    copy: Callable[[np.ndarray], None]
 
 
 def is_array(value: object) -> bool:
@@ -103,6 +111,74 @@ def describe(value: Array) -> ArrayLeaf:
         UnstorableError: It has no plain bytes, or its class would be lost.
     """
     return _numpy_leaf(value) if isinstance(value, np.ndarray) else _torch_leaf(value)
+
+
+def kind_of(value: Array) -> tuple[object, ...]:
+    """Return what decides how an array is stored: equal kinds have equal descriptions."""
+    if isinstance(value, np.ndarray):
+        return type(value), value.dtype, value.shape
+    return type(value), value.dtype, value.shape, value.device, value.layout
+
+
+def memory_of(value: Array) -> tuple[object, ...] | None:
+    """Return a key that is equal for two arrays which show the same memory in the same way.
+
+    None: the array is empty. ``describe`` must have accepted an array of this kind.
+    """
+    if isinstance(value, np.ndarray):
+        start = value.__array_interface__["data"][0]
+        return (
+            ("numpy", start, value.dtype.str, value.shape, value.strides) if value.nbytes else None
+        )
+    if not value.numel():
+        return None
+    return (
+        value.data_ptr(),
+        value.dtype,
+        value.shape,
+        value.stride(),
+        value.device,
+        value.is_conj(),
+        value.is_neg(),
+    )
+
+
+def place_for(value: Array, data: np.ndarray) -> Array:
+    """Return the place that ``copy_arrays`` copies an array of this kind to: the memory of data.
+
+    Args:
+        value: The array.
+        data: As many bytes as it has.
+    """
+    if isinstance(value, np.ndarray):
+        return data.view(value.dtype).reshape(value.shape) if data.size else None
+    import torch
+
+    if not data.size:
+        return None
+    name = str(value.dtype).removeprefix("torch.")
+    # A tensor that is made in inference mode could not be written to outside of it.
+    with torch.inference_mode(mode=False):
+        memory = torch.from_numpy(data)
+        is_bytes = name in _TORCH_AS_BYTES and value.element_size() == 1
+        return memory.view(value.shape) if is_bytes else memory.view(value.dtype).view(value.shape)
+
+
+def copy_arrays(pairs: Iterable[tuple[Array, Array]]) -> None:
+    """Copy arrays to the places that ``place_for`` has returned.
+
+    Args:
+        pairs: A place, and the array.
+    """
+    torch = sys.modules.get("torch")
+    with torch.no_grad() if torch is not None else contextlib.nullcontext():
+        for place, value in pairs:
+            if place is None:
+                continue
+            if isinstance(place, np.ndarray):
+                np.copyto(place, value)
+            else:
+                place.copy_(value if value.dtype is place.dtype else value.view(place.dtype))
 
 
 def rebuild(description: Description, data: np.ndarray) -> Array:
@@ -136,55 +212,22 @@ def _numpy_leaf(array: np.ndarray) -> ArrayLeaf:
         raise UnstorableError(f"is an array of {dtype}, whose elements are not numbers or text")
     stored = _stored(dtype.str, dtype.itemsize, array.shape, _NUMPY_AS_IS, _NUMPY_IN_PAIRS)
 
-    def copy(target: np.ndarray) -> None:
-        if target.size:
-            np.copyto(target.view(dtype).reshape(array.shape), array)
-
-    start = array.__array_interface__["data"][0]
     return ArrayLeaf(
         *stored,
         size_bytes=array.nbytes,
         description={"$": "numpy.ndarray", "dtype": dtype.str, "shape": list(array.shape)},
-        memory=("numpy", start, dtype.str, array.shape, array.strides) if array.nbytes else None,
-        copy=copy,
     )
 
 
 def _torch_leaf(tensor: Array) -> ArrayLeaf:
-    import torch
-
     name = str(tensor.dtype).removeprefix("torch.")
     _refuse_torch(tensor, name)
-    tensor = tensor.detach()
     shape = tuple(tensor.shape)
     item_bytes = tensor.element_size()
-    stored = _stored(name, item_bytes, shape, _TORCH_AS_IS, _TORCH_IN_PAIRS)
-    size_bytes = tensor.numel() * item_bytes
-
-    def copy(target: np.ndarray) -> None:
-        if not target.size:
-            return
-        memory = torch.from_numpy(target)
-        if name in _TORCH_AS_BYTES and item_bytes == 1:
-            memory.view(shape).copy_(tensor.view(torch.uint8))
-        else:
-            memory.view(tensor.dtype).view(shape).copy_(tensor)
-
-    memory = (
-        str(tensor.device),
-        tensor.data_ptr(),
-        name,
-        shape,
-        tensor.stride(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
     return ArrayLeaf(
-        *stored,
-        size_bytes=size_bytes,
+        *_stored(name, item_bytes, shape, _TORCH_AS_IS, _TORCH_IN_PAIRS),
+        size_bytes=tensor.numel() * item_bytes,
         description={"$": "torch.Tensor", "dtype": name, "shape": list(shape)},
-        memory=memory if size_bytes else None,
-        copy=copy,
     )
 
 
@@ -192,7 +235,7 @@ def _refuse_torch(tensor: Array, name: str) -> None:
     import torch
 
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
-        raise UnstorableError(f"is a {type(tensor).__name__}, which is no plain tensor")
+        raise UnstorableError(f"is a {type(tensor).__name__}, which is not a plain tensor")
     if tensor.layout is not torch.strided:
         raise UnstorableError(f"is a sparse tensor ({tensor.layout})")
     if tensor.is_quantized:

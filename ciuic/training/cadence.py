@@ -6,9 +6,28 @@ from typing import Final
 from ciuic.errors import UsageError
 from ciuic.units import parse_duration_s
 
-__all__ = ["Cadence"]
+__all__ = ["Cadence", "duration_s"]
 
 _STEPS: Final = re.compile(r"\s*([1-9]\d*)\s*steps?\s*")
+
+
+def duration_s(name: str, value: float | str | None) -> float | None:
+    """Return an argument that is a number of seconds or a duration such as ``1h``, in seconds.
+
+    Raises:
+        UsageError: It is neither, or not more than 0.
+    """
+    if isinstance(value, str):
+        try:
+            value = parse_duration_s(value)
+        except ValueError as error:
+            raise UsageError(
+                f"{name}={value!r} is not a duration",
+                hint="Give seconds, or a duration such as '1h'; interval also takes '500 steps'.",
+            ) from error
+    if value is not None and not value > 0:
+        raise UsageError(f"{name}={value!r} is not more than 0")
+    return value
 
 
 class Cadence:
@@ -22,7 +41,7 @@ class Cadence:
         now_s: The time, on a clock that is never set.
 
     Raises:
-        UsageError: A value is no interval.
+        UsageError: A value is not an interval.
     """
 
     def __init__(
@@ -32,28 +51,14 @@ class Cadence:
         weights_every: int | None,
         now_s: float,
     ) -> None:
-        self._interval_s: float | None = None
-        full = full_every
         steps = _STEPS.fullmatch(interval) if isinstance(interval, str) else None
+        full = full_every
         if steps is not None:
             full = int(steps[1]) if full is None else min(full, int(steps[1]))
-        elif isinstance(interval, str):
-            try:
-                self._interval_s = parse_duration_s(interval)
-            except ValueError as error:
-                raise UsageError(
-                    f"interval={interval!r} is no interval",
-                    hint="Give seconds, a duration such as '1h', or steps such as '500 steps'.",
-                ) from error
-        else:
-            self._interval_s = interval
-        for name, value in (
-            ("interval", self._interval_s),
-            ("full_every", full_every),
-            ("weights_every", weights_every),
-        ):
+        self._interval_s = None if steps is not None else duration_s("interval", interval)
+        for name, value in (("full_every", full_every), ("weights_every", weights_every)):
             if value is not None and not value > 0:
-                raise UsageError(f"{name}={value!r} is not more than 0")
+                raise UsageError(f"{name}={value!r} must be more than 0")
         self._every = {"full": full, "weights": weights_every}
         self._last_step: int | None = None
         self._last_s = now_s
@@ -62,6 +67,11 @@ class Cadence:
     def has_rule(self) -> bool:
         """Some rule was given."""
         return self._interval_s is not None or any(self._every.values())
+
+    @property
+    def counts_seconds(self) -> bool:
+        """A rule depends on the time."""
+        return self._interval_s is not None
 
     def due(self, step: int, now_s: float) -> str | None:
         """Return the channel to save at a step: ``full``, ``weights``, or None.

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,17 +12,28 @@ from typing import Any, Final
 
 from ciuic import errors
 from ciuic.errors import CiuicError, StoreError
+from ciuic.system.priority import set_session_nice
 
-__all__ = ["WriterProcess"]
+__all__ = ["IGNORED_SIGNALS", "WriterProcess", "error_of"]
 
 Message = dict[str, Any]
 """A request or an answer: values of JSON. See ``ciuic.training.writer``."""
 
+IGNORED_SIGNALS: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""What a terminal or a scheduler sends to every process of a job; the writer finishes its save."""
+
+_NICE: Final = 10
 _PROGRAM: Final = """\
 import sys
 sys.path[:] = {path!a}
 from ciuic.training.writer import main
-main({store!a}, {memory}, {requests}, {answers})
+main({store!a}, {memory}, {requests}, {answers}, {ranks!r})
 """
 
 
@@ -31,12 +43,16 @@ class WriterProcess:
     Args:
         store_path: The store.
         memory_fd: The shared memory.
+        ranks: The descriptor on which the other ranks connect, the number of ranks, and how many
+            seconds to wait for one; None: there are no other ranks.
 
     Raises:
         StoreError: The process can't be started.
     """
 
-    def __init__(self, store_path: str, memory_fd: int) -> None:
+    def __init__(
+        self, store_path: str, memory_fd: int, ranks: tuple[int, int, float] | None = None
+    ) -> None:
         self._lock = threading.Lock()
         self._waiting: list[Future[Message]] = []
         self._is_closed = False
@@ -50,14 +66,23 @@ class WriterProcess:
             memory=memory_fd,
             requests=their_requests,
             answers=their_answers,
+            ranks=ranks,
         )
+        inherited = [
+            memory_fd,
+            their_requests,
+            their_answers,
+            *([] if ranks is None else ranks[:1]),
+        ]
+        # Blocked in the new process until it ignores them: a scheduler sends them to every process.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             # A session of its own: neither Ctrl-C nor the end of the terminal reaches it.
             self._process = subprocess.Popen(
                 [sys.executable or "python3", "-S", "-E", "-s", "-c", program],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(memory_fd, their_requests, their_answers),
+                pass_fds=inherited,
                 start_new_session=True,
                 cwd="/",
             )
@@ -69,6 +94,7 @@ class WriterProcess:
                 hint="It runs this program's Python: is sys.executable right?",
             ) from error
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(their_requests)
             os.close(their_answers)
         self._listener = threading.Thread(
@@ -77,9 +103,22 @@ class WriterProcess:
         self._listener.start()
 
     @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         """It can take requests."""
         return not self._is_closed and self._process.poll() is None
+
+    def stand_back(self) -> None:
+        """Leave the processors to this program, until ``hurry``."""
+        set_session_nice(self.pid, _NICE)
+
+    def hurry(self) -> bool:
+        """Give the process the priority of this program, which waits for it; False: try again."""
+        return set_session_nice(self.pid, 0)
 
     def ask(self, request: Message) -> "Future[Message]":
         """Send a request; the future gets its answer, or its error."""
@@ -114,7 +153,7 @@ class WriterProcess:
                 with self._lock:
                     future = self._waiting.pop(0)
                 if "error" in answer:
-                    future.set_exception(_error(answer["error"]))
+                    future.set_exception(error_of(answer["error"]))
                 else:
                     future.set_result(answer)
         self._fail_all()
@@ -135,7 +174,8 @@ class WriterProcess:
             )
 
 
-def _error(written: dict[str, str]) -> CiuicError:
+def error_of(written: dict[str, str]) -> CiuicError:
+    """Return the error that another process has written as JSON."""
     kind = getattr(errors, written["kind"], StoreError)
     error: CiuicError = kind(written["message"], hint=written["hint"])
     return error

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["STATE_FORMAT", "STATE_NAME", "TensorFile", "header", "state_document"]
+__all__ = ["STATE_FORMAT", "STATE_NAME", "TensorFile", "encoded", "header", "state_document"]
 
 STATE_NAME: Final = "state.json"
 STATE_FORMAT: Final = 1
@@ -61,6 +61,10 @@ def header(rows: Sequence[_Row]) -> bytes:
 
 def state_document(fields: dict[str, object]) -> bytes:
     """Return the bytes of ``state.json``."""
-    document = {"format": STATE_FORMAT, **fields}
+    return encoded({"format": STATE_FORMAT, **fields})
+
+
+def encoded(document: dict[str, object]) -> bytes:
+    """Return the bytes of ``state.json`` for its content, the version included."""
     # On one line: json's compiled encoder does not indent, and the training waits meanwhile.
     return json.dumps(document, allow_nan=False).encode() + b"\n"

@@ -1,5 +1,6 @@
 """Find the snapshots of the library in a store, by step, tag, ID or time."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ciuic.catalog import find_snapshot, list_snapshots
@@ -16,6 +17,7 @@ __all__ = [
     "SavedSnapshot",
     "dcp_snapshots",
     "find_saved",
+    "run_of",
     "saved_snapshots",
     "tags_of",
 ]
@@ -24,6 +26,8 @@ FULL = "full"
 WEIGHTS = "weights"
 DCP = "dcp"
 """The tag of a checkpoint of ``torch.distributed.checkpoint``."""
+_RUN = "run-"
+"""What the tag of a run begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class SavedSnapshot:
         pinned: It is never removed.
         logical_bytes: Length of its files.
         stored_bytes: What it added to the store.
+        run: The name of the run that saved it; None for a run without a name.
     """
 
     id: SnapshotId
@@ -49,6 +54,7 @@ class SavedSnapshot:
     pinned: bool
     logical_bytes: int
     stored_bytes: int
+    run: str | None
 
     @classmethod
     def of(cls, summary: SnapshotSummary) -> "SavedSnapshot":
@@ -62,12 +68,15 @@ class SavedSnapshot:
             summary.pinned,
             summary.logical_bytes,
             summary.stored_bytes,
+            run_of(summary.tags),
         )
 
 
-def tags_of(channel: str, epoch: object, step: int | None) -> tuple[str, ...]:
-    """Return the tags of a snapshot: its channel, its epoch and its step."""
+def tags_of(channel: str, run: str | None, epoch: object, step: int | None) -> tuple[str, ...]:
+    """Return the tags of a snapshot: its channel, its run, its epoch and its step."""
     tags = [channel]
+    if run is not None:
+        tags.append(f"{_RUN}{run}")
     if type(epoch) is int:
         tags.append(f"epoch-{epoch}")
     if step is not None:
@@ -75,8 +84,15 @@ def tags_of(channel: str, epoch: object, step: int | None) -> tuple[str, ...]:
     return tuple(tags)
 
 
+def run_of(tags: Collection[str]) -> str | None:
+    """Return the run that a snapshot with these tags belongs to; None: one without a name."""
+    # The name of a distributed checkpoint is a tag as well, and may begin in the same way.
+    found = [tag.removeprefix(_RUN) for tag in tags if tag.startswith(_RUN) and DCP not in tags]
+    return found[0] if found else None
+
+
 def saved_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Return the snapshots of ``SnapshotManager`` in a store, newest first."""
+    """Return the snapshots of ``SnapshotManager`` in a store, of all runs, newest first."""
     return [summary for summary in _of_library(store) if DCP not in summary.tags]
 
 
@@ -85,21 +101,27 @@ def dcp_snapshots(store: Store) -> list[SnapshotSummary]:
     return [summary for summary in _of_library(store) if DCP in summary.tags]
 
 
-def find_saved(store: Store, ref: int | str) -> SnapshotSummary:
+def find_saved(store: Store, ref: int | str, run: str | None) -> SnapshotSummary:
     """Return the snapshot that ``ref`` means: a step, a tag, or what every command accepts.
 
-    Of several snapshots of a step or tag, the newest with the full state is meant.
+    A step or tag means a snapshot of this run; of several, the newest with the full state. What
+    every command accepts, such as an ID, means a snapshot of any run.
 
     Raises:
         SnapshotNotFoundError: There is none.
         UsageError: ``ref`` can't mean a snapshot, or means a snapshot of files.
     """
     tag = f"step-{ref}" if isinstance(ref, int) else ref
-    tagged = [summary for summary in saved_snapshots(store) if tag in summary.tags]
+    tagged = [
+        summary
+        for summary in saved_snapshots(store)
+        if tag in summary.tags and run_of(summary.tags) == run
+    ]
     if tagged:
         return next((summary for summary in tagged if FULL in summary.tags), tagged[0])
     if isinstance(ref, int):
-        raise SnapshotNotFoundError(f"there is no snapshot of step {ref} in {store.path}")
+        whose = "" if run is None else f" of the run {run}"
+        raise SnapshotNotFoundError(f"there is no snapshot of step {ref}{whose} in {store.path}")
     summary = find_snapshot(store, ref, holding=[STATE_ROOT])
     if STATE_ROOT not in summary.roots:
         raise UsageError(f"{summary.id} is a snapshot of files, which 'ciuic restore' restores")

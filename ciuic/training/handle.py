@@ -1,11 +1,16 @@
 """``SaveHandle``: a save that is under way."""
 
+import contextlib
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from ciuic.ids import SnapshotId
 
 __all__ = ["SaveHandle"]
+
+_REFUSED_S: Final = 0.15
+"""The kernel refuses another change of priority for a tenth of a second."""
 
 
 class SaveHandle:
@@ -13,14 +18,19 @@ class SaveHandle:
 
     Args:
         answer: Gets the writer's answer.
+        hurry: Called when somebody waits: gives the writer the priority of this program. It is
+            called again until it returns True.
 
     Attributes:
         was_raised: ``wait`` has raised the failure of this save.
     """
 
-    def __init__(self, answer: "Future[dict[str, Any]]") -> None:
+    def __init__(
+        self, answer: "Future[dict[str, Any]]", hurry: Callable[[], bool] = lambda: True
+    ) -> None:
         # Any: values of JSON.
         self._answer = answer
+        self._hurry = hurry
         self.was_raised = False
 
     @property
@@ -29,6 +39,11 @@ class SaveHandle:
         if not self._answer.done() or self._answer.exception() is not None:
             return None
         return SnapshotId(self._answer.result()["id"])
+
+    @property
+    def is_reduced(self) -> bool:
+        """The disk is full, and only the weights of the full state are durable."""
+        return self.id is not None and bool(self._answer.result()["is_reduced"])
 
     @property
     def done(self) -> bool:
@@ -51,13 +66,29 @@ class SaveHandle:
             CiuicError: The save failed.
             TimeoutError: It is still under way.
         """
+        self.wait_done(timeout)
         try:
-            return SnapshotId(self._answer.result(timeout)["id"])
-        except TimeoutError:
-            raise TimeoutError(f"the save is not durable after {timeout} s") from None
+            return SnapshotId(self._answer.result()["id"])
         except Exception:
             self.was_raised = True
             raise
+
+    def wait_done(self, timeout: float | None = None) -> None:
+        """Wait until the save is durable or has failed; a failure is not raised.
+
+        Raises:
+            TimeoutError: It is still under way.
+        """
+        try:
+            if not self._answer.done() and not self._hurry():
+                with contextlib.suppress(TimeoutError):
+                    self._answer.exception(
+                        _REFUSED_S if timeout is None else min(timeout, _REFUSED_S)
+                    )
+                self._hurry()
+            self._answer.exception(timeout)
+        except TimeoutError:
+            raise TimeoutError(f"the save is not durable after {timeout} s") from None
 
     def notes(self) -> list[str]:
         """Return what failed after the commit; empty while the save is under way."""

@@ -5,40 +5,45 @@ import contextlib
 import os
 import sys
 import threading
-import warnings
 import weakref
-from typing import Any, Final, Literal, Self
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, Self
 
-from ciuic.catalog import damaged_manifests
-from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError, UsageError
+from ciuic.catalog import check_tags, list_snapshots
+from ciuic.errors import CiuicError, SnapshotNotFoundError, UsageError
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary
-from ciuic.store.directory.create import create_store
+from ciuic.model import newest_first
+from ciuic.report.tensor_documents import tensor_diff_json
+from ciuic.store.addressed import absolute_address, ensure_store, open_at_address
 from ciuic.store.place.keys import is_url
-from ciuic.store.store import Store, open_store
+from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
-from ciuic.training import rng
-from ciuic.training.cadence import Cadence
-from ciuic.training.capture import stage
-from ciuic.training.client import WriterProcess
+from ciuic.training.cadence import Cadence, duration_s
 from ciuic.training.finding import (
     FULL,
     WEIGHTS,
     SavedSnapshot,
     find_saved,
+    run_of,
     saved_snapshots,
     tags_of,
 )
 from ciuic.training.handle import SaveHandle
-from ciuic.training.loading import LoadedState, load
-from ciuic.training.objects import load_into, state_of
-from ciuic.training.staging import StagingBuffer
+from ciuic.training.loading.latest import LoadOptions, newest_state, read_state
+from ciuic.training.loading.places import place_finder
+from ciuic.training.loading.state import LoadedState
+from ciuic.training.objects import fill, sections_of
+from ciuic.training.preemption import Preemption
+from ciuic.training.ranks.agreement import Agreement
+from ciuic.training.ranks.job import Job, job_of_torchrun
+from ciuic.training.retention.planning import RetentionPlan, Rules, of_channel, plan_retention
+from ciuic.training.retention.policies import Best, Policy, metric_tags
+from ciuic.training.saves import Saves
 
 __all__ = ["SnapshotManager"]
 
 Channel = Literal["full", "weights"]
-_MODEL: Final = "model_state_dict"
-_OPTIMIZER: Final = "optimizer_state_dict"
 _managers: "weakref.WeakSet[SnapshotManager]" = weakref.WeakSet()
 
 
@@ -46,15 +51,32 @@ class SnapshotManager:
     """Saves the state of a training program to a store, and loads it.
 
     A save copies the state and returns. Another process stores the copy, and finishes even if this
-    program is killed. A failure of a save is raised by the next call, and by its handle. Not for
-    several threads at once.
+    program is killed. If a save fails, the next call raises the error, and so does the handle. A
+    disk that is full or read-only costs saves but does not end the training: the next call warns,
+    and only ``wait``, ``close`` and the handle raise the error. One thread at a time may call it.
 
     Args:
-        save_dir: The store's directory; it is created if it is missing.
+        save_dir: The store's directory, or the URL of its bucket, such as s3://bucket/prefix, for
+            which the environment has the credentials; it is created if it is missing.
         interval: For ``step``: seconds, ``"1h"`` or ``"500 steps"`` between full states.
         max_snapshots: Snapshots that stay in each channel; pinned ones are not counted.
         full_every: For ``step``: number of steps between two saves of the full state.
         weights_every: For ``step``: number of steps between two saves of the weights alone.
+        keep: Policies that keep further snapshots: ``Best``, ``EverySteps`` and ``Younger`` of
+            ``ciuic``. Each is applied to each channel.
+        keep_optimizer: Number of newest full states that stay complete. Older ones that stay keep
+            their weights alone, under a new ID and with the tag ``reduced``; pinned ones stay
+            complete. None: every full state that stays is complete.
+        run: A name for this run, if several use the store. Each run counts its own snapshots, and
+            loads its own latest one. None: the run without a name.
+        preemption_grace: Seconds, or a duration such as ``"60s"``, from SIGTERM or SIGUSR1 until
+            the program is killed. These signals then only set ``preempted``, and the next step
+            saves. None: the signals do what they did before.
+        ranks: ``torchrun``: this process is one of several that ``torchrun`` has started on this
+            machine. All call the same methods, and their parts become one snapshot: rank 0 saves
+            what the ranks have in common, and each rank its generators, ``dataloader`` and
+            ``extra``. Schedules must count steps.
+        rank_timeout: Seconds, or a duration, that a rank waits for another one.
 
     Raises:
         UsageError: An argument makes no sense.
@@ -69,27 +91,34 @@ class SnapshotManager:
         *,
         full_every: int | None = None,
         weights_every: int | None = None,
+        keep: Sequence[Policy] = (),
+        keep_optimizer: int | None = None,
+        run: str | None = None,
+        preemption_grace: float | str | None = None,
+        ranks: Literal["torchrun"] | None = None,
+        rank_timeout: float | str = "10m",
     ) -> None:
-        path = os.fspath(save_dir)
-        if is_url(path):
-            # Not quoted: a URL may hold a password.
+        self._path = absolute_address(os.fspath(save_dir))
+        if is_url(self._path) and keep_optimizer is not None:
             raise UsageError(
-                "save_dir is a URL, and a store has to be in a directory of this machine",
-                hint="Give save_dir the path of a directory.",
+                "keep_optimizer can't be combined with a save_dir in a bucket yet",
+                hint="Leave it out; max_snapshots works there.",
             )
-        if type(max_snapshots) is not int or max_snapshots < 1:
-            raise UsageError(f"max_snapshots={max_snapshots!r} is not a number from 1 on")
+        self._rules = Rules(max_snapshots, tuple(keep), keep_optimizer)
         self._clock = SystemClock()
         self._cadence = Cadence(interval, full_every, weights_every, self._clock.monotonic_s())
-        self._keep_count = max_snapshots
-        self._path = os.path.abspath(path)
-        create_store(self._path, self._clock)
-        self._process_id = os.getpid()
+        grace_s = duration_s("preemption_grace", preemption_grace)
+        self._run = run
+        names = {policy.metric: 0 for policy in keep if isinstance(policy, Best)}
+        check_tags([*tags_of(FULL, run, None, None), *metric_tags(keep, names)])
+        self._job = None if ranks is None else self._job_of(ranks, interval, grace_s, rank_timeout)
+        if self._job is None or self._job.rank == 0:
+            ensure_store(self._path, os.environ, self._clock)
         self._lock = threading.RLock()
-        self._buffer = StagingBuffer()
-        self._writer: WriterProcess | None = None
-        self._under_way: SaveHandle | None = None
-        self._is_closed = False
+        self._saves = Saves(self._path, self._job, self._clock)
+        self._agreement = None if self._job is None else Agreement(self._job, self._saves.ask)
+        # Last: a constructor that fails leaves no handlers.
+        self._preemption = None if grace_s is None else Preemption(grace_s, self._clock)
         _managers.add(self)
 
     def __enter__(self) -> Self:
@@ -101,6 +130,25 @@ class SnapshotManager:
         else:
             # The program's own error must not be replaced by one of a save.
             _close_loudly(self)
+
+    @property
+    def run(self) -> str | None:
+        """The name of this run; None: the run without a name."""
+        return self._run
+
+    @property
+    def preempted(self) -> bool:
+        """SIGTERM or SIGUSR1 has come: go to the next step soon. See ``preemption_grace``."""
+        return self._preemption is not None and self._preemption.is_noticed
+
+    @property
+    def should_stop(self) -> bool:
+        """The program is preempted, and a full state was saved since the signal: end the loop.
+
+        A loop that asks ``preempted`` instead loses its last steps, if the signal comes between
+        the save and the question.
+        """
+        return self.preempted and not self._is_urgent
 
     def save_snapshot(
         self,
@@ -119,8 +167,9 @@ class SnapshotManager:
     ) -> SaveHandle:
         """Copy a state, and begin to store it. The state may change when this returns.
 
-        A save that is under way is waited for. The full state includes the random number
-        generators of Python, numpy and torch.
+        Waits for a save that is under way. The full state includes the random number
+        generators of Python, numpy and torch. The first full state after a signal that preempts the
+        program is durable when this returns, unless ``preemption_grace`` ends: then this warns.
 
         Args:
             model: An object with ``state_dict``, or a dict of objects, tensors and arrays.
@@ -142,21 +191,34 @@ class SnapshotManager:
         """
         if channel not in {FULL, WEIGHTS}:
             raise UsageError(f"channel={channel!r} is neither 'full' nor 'weights'")
+        if self._job is not None and step is None:
+            raise UsageError(
+                "a save of several ranks needs step",
+                hint="Give step to save_snapshot: the parts of the ranks are matched by it.",
+            )
         with self._lock:
-            self._settle()
-            sections: dict[str, object] = {_MODEL: state_of(model, "model")}
-            sections |= {"epoch": epoch, "step": step, "metrics": metrics}
-            if channel == FULL:
-                for name, value in {
-                    "optimizer": optimizer,
-                    "scheduler": scheduler,
-                    "scaler": scaler,
-                    "dataloader": dataloader,
-                }.items():
-                    if value is not None:
-                        sections[f"{name}_state_dict"] = state_of(value, name)
-                sections |= {"extra": extra, "rng": rng.capture()}
-            handle = self._begin(sections, channel, tags_of(channel, epoch, step))
+            urgent = self._preemption if channel == FULL and self._is_urgent else None
+            if urgent is None:
+                self._saves.go_on()
+            elif (earlier := self._saves.settle_in_grace(urgent)) is not None:
+                return earlier
+            noticed_count = 0 if urgent is None else urgent.noticed_count
+            always = {"epoch": epoch, "step": step, "metrics": metrics}
+            others = {
+                "optimizer": optimizer,
+                "scheduler": scheduler,
+                "scaler": scaler,
+                "dataloader": dataloader,
+            }
+            take = partial(
+                sections_of, self._job, model, always, others, extra, is_full=channel == FULL
+            )
+            tags = tags_of(channel, self._run, epoch, step)
+            tags += metric_tags(self._rules.policies, metrics)
+            handle = self._begin(take, channel, tags, step)
+            if urgent is not None:
+                self._saves.settle_in_grace(urgent)
+                urgent.saved(noticed_count)
         if wait:
             handle.wait()
         return handle
@@ -164,12 +226,16 @@ class SnapshotManager:
     def should_save(self, step: int) -> Channel | None:
         """Return the channel to save at a step by the rules of the constructor; None: not now.
 
-        Each call counts as this step: ``step`` calls it.
+        Each call counts as this step: ``step`` calls it. After a signal that preempts the program
+        it is ``full`` until a full state was saved.
         """
-        if not self._cadence.has_rule:
+        if self._is_urgent:
+            return "full"
+        if not self._cadence.has_rule and self._preemption is None:
             raise UsageError(
-                "this SnapshotManager has no rule when to save",
-                hint="Give interval, full_every or weights_every, or call save_snapshot.",
+                "this SnapshotManager has no schedule",
+                hint="Give interval, full_every, weights_every or preemption_grace, or call"
+                " save_snapshot.",
             )
         due = self._cadence.due(step, self._clock.monotonic_s())
         return None if due is None else "full" if due == FULL else "weights"
@@ -192,7 +258,10 @@ class SnapshotManager:
         map_location: object = None,
         strict: bool = True,
     ) -> LoadedState | None:
-        """Load the newest undamaged snapshot; every byte is checked.
+        """Load the newest undamaged snapshot of this run; every byte is checked.
+
+        Large tensors are read straight to the memory of ``model`` and ``optimizer``, so those of
+        the returned state are the objects' own.
 
         Args:
             channel: Only snapshots of this channel; None: of ``full``, else of ``weights``.
@@ -202,32 +271,25 @@ class SnapshotManager:
             strict: See ``torch.nn.Module.load_state_dict``.
 
         Returns:
-            The state; None if the store has no snapshot of the library.
+            The state; None if the store has no snapshot of this run.
 
         Raises:
             CorruptionError: There are snapshots, and all are damaged.
-            CiuicError: An earlier save has failed, or the store can't be read.
+            CiuicError: An earlier save has failed, or the store can't be read. After any error,
+                ``model`` and ``optimizer`` may hold parts of a snapshot.
         """
-        with self._lock, self._reading() as store:
-            saved = saved_snapshots(store)
+        options = self._options(model, optimizer, map_location, strict=strict)
+
+        def choose(store: Store) -> LoadedState | None:
+            saved = [one for one in saved_snapshots(store) if run_of(one.tags) == self._run]
             channels = [channel] if channel is not None else [FULL, WEIGHTS]
             candidates = [found for name in channels for found in saved if name in found.tags]
-            skipped = dict(damaged_manifests(store))
-            for summary in candidates:
-                try:
-                    state = _load(store, summary, skipped, map_location)
-                except (CorruptionError, UnknownFormatError) as error:
-                    skipped[summary.id] = error.message
-                    continue
-                _fill(state, model, optimizer, strict=strict)
-                return state
-            if not skipped:
-                return None
-            first, what = next(iter(skipped.items()))
-            raise CorruptionError(
-                f"no snapshot in {self._path} is undamaged; {first}: {what}",
-                hint=f"Run 'ciuic --store {self._path} verify --all --checksum'.",
-            )
+            return newest_state(store, candidates, options)
+
+        state = self._load(choose, options)
+        if state is not None:
+            fill(state, model, optimizer, strict=strict)
+        return state
 
     def load_snapshot(
         self,
@@ -240,17 +302,27 @@ class SnapshotManager:
     ) -> LoadedState:
         """Load the snapshot of a step, tag, ID, prefix of an ID, or time; every byte is checked.
 
+        A step or tag means a snapshot of this run, and an ID or a time one of any run. Objects are
+        loaded as ``load_latest_snapshot`` says.
+
         Raises:
             SnapshotNotFoundError: There is none.
             CorruptionError: It is damaged.
         """
-        with self._lock, self._reading() as store:
-            state = _load(store, find_saved(store, ref), {}, map_location)
-        _fill(state, model, optimizer, strict=strict)
+        options = self._options(model, optimizer, map_location, strict=strict)
+
+        def choose(store: Store) -> LoadedState:
+            summary = find_saved(store, ref, self._run)
+            return read_state(store, summary, {}, options)
+
+        state = self._load(choose, options)
+        if state is None:
+            raise SnapshotNotFoundError(f"rank 0 has found no snapshot for {ref!r}")
+        fill(state, model, optimizer, strict=strict)
         return state
 
     def list(self) -> "list[SavedSnapshot]":
-        """Return the snapshots of the library in the store, newest first."""
+        """Return the snapshots of the library in the store, of all runs, newest first."""
         with self._lock, self._reading() as store:
             return [SavedSnapshot.of(summary) for summary in saved_snapshots(store)]
 
@@ -262,25 +334,52 @@ class SnapshotManager:
         """
         with self._lock:
             snapshot_id = None if ref is None else self._id_of(ref)
-            answer = self._ask({"do": "verify", "id": snapshot_id}).result()
+            answer = self._saves.ask({"do": "verify", "id": snapshot_id}).result()
         report: dict[str, Any] = answer["report"]
         return report
+
+    def diff(self, before: int | str, after: int | str) -> tuple[dict[str, Any], ...]:
+        """Compare two snapshots, tensor by tensor. Arguments: see ``load_snapshot``.
+
+        Returns:
+            What ``ciuic diff --tensors --quick --json`` prints: an element for each file that
+            differs, with the changed tensors of it.
+
+        Raises:
+            SnapshotNotFoundError: There is no such snapshot.
+            CorruptionError: A tree of it is damaged.
+        """
+        with self._lock, self._reading() as store:
+            old, new = [
+                store.manifest(find_saved(store, ref, self._run).id) for ref in (before, after)
+            ]
+            return tuple(tensor_diff_json(store, old, new))
 
     def pin(self, ref: int | str, *, pinned: bool = True) -> SnapshotId:
         """Pin a snapshot, so that it is never removed, or remove its pin; returns its ID."""
         with self._lock:
             snapshot_id = self._id_of(ref)
-            self._ask({"do": "pin", "id": snapshot_id, "pinned": pinned}).result()
+            self._saves.ask({"do": "pin", "id": snapshot_id, "pinned": pinned}).result()
         return snapshot_id
 
+    def retention_plan(self, channel: Channel = "full") -> RetentionPlan:
+        """Return which snapshots of a channel stay, are reduced or go. Nothing changes.
+
+        A save carries it out for its channel, with the new snapshot counted.
+        """
+        with self._lock, self._reading() as store:
+            snapshots = newest_first(list_snapshots(store))
+            found = of_channel(snapshots, channel, self._run)
+            return plan_retention(found, self._rules, self._clock.now_ns(), snapshots)
+
     def wait(self) -> SnapshotId | None:
-        """Wait until the save that is under way is durable; returns its ID, None without a save.
+        """Wait until the save that is under way is durable; returns its ID, or None without one.
 
         Raises:
             CiuicError: It failed.
         """
         with self._lock:
-            return self._settle()
+            return self._saves.settle()
 
     def close(self) -> None:
         """Wait for the save that is under way, and end the other process; harmless twice.
@@ -289,97 +388,88 @@ class SnapshotManager:
             CiuicError: The save failed.
         """
         with self._lock:
-            if self._is_closed or os.getpid() != self._process_id:
+            if self._saves.is_over:
                 return
             try:
-                self._settle()
+                self._saves.settle()
             finally:
-                self._is_closed = True
-                if self._writer is not None:
-                    self._writer.close()
-                self._buffer.close()
+                if self._preemption is not None:
+                    self._preemption.close()
+                self._saves.close()
 
-    def _settle(self) -> SnapshotId | None:
-        """Wait for the save under way, and raise its failure if no call has raised it yet."""
-        self._check_usable()
-        handle, self._under_way = self._under_way, None
-        if handle is None:
-            return None
-        if handle.was_raised:
-            return None
-        snapshot_id = handle.wait()
-        for note in handle.notes():
-            warnings.warn(f"ciuic: {note}", RuntimeWarning, stacklevel=3)
-        return snapshot_id
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._process_id:
+    def _job_of(
+        self, ranks: str, interval: object, grace_s: object, rank_timeout: float | str
+    ) -> Job:
+        if ranks != "torchrun":
+            raise UsageError(f"ranks={ranks!r} is not 'torchrun'")
+        if self._cadence.counts_seconds:
             raise UsageError(
-                "this SnapshotManager belongs to the process that made it",
-                hint="Make one in each process.",
+                f"interval={interval!r} is a time, and ranks reach it at different steps",
+                hint="Give a number of steps, such as interval='500 steps'.",
             )
-        if self._is_closed:
-            raise UsageError("this SnapshotManager is closed", hint="Make a new one.")
+        if grace_s is not None:
+            raise UsageError(
+                "preemption_grace can't be combined with ranks: a signal reaches the ranks at"
+                " different steps",
+                hint="Leave it out, and save every few steps.",
+            )
+        timeout_s = duration_s("rank_timeout", rank_timeout) or 0.0
+        return job_of_torchrun(os.environ, self._path, self._run, timeout_s)
+
+    @property
+    def _is_urgent(self) -> bool:
+        """The program is preempted, and its state has not been saved since."""
+        return self._preemption is not None and self._preemption.needs_save
 
     def _begin(
-        self, sections: dict[str, object], channel: str, tags: tuple[str, ...]
+        self,
+        take: Callable[[], dict[str, object]],
+        channel: str,
+        tags: tuple[str, ...],
+        step: int | None,
     ) -> SaveHandle:
-        taken_ns = self._clock.now_ns()
-        files = stage(sections, self._buffer)
         request = {
-            "do": "save",
-            "files": [[file.name, file.parts] for file in files],
-            "taken_ns": taken_ns,
+            "taken_ns": self._clock.now_ns(),
             "tags": tags,
             "channel": channel,
-            "keep_count": self._keep_count,
+            "rules": self._rules.as_json(),
+            "label": [step, channel],
         }
-        self._under_way = handle = SaveHandle(self._ask(request))
+        handle = self._saves.begin(take, request)
         if channel == FULL:
             self._cadence.saved_full(self._clock.monotonic_s())
         return handle
 
-    def _ask(self, request: dict[str, Any]) -> Any:
-        """Send a request to the other process; start it, or start it again after its death."""
-        if self._writer is not None and not self._writer.is_alive:
-            self._writer.close()
-            self._writer = None
-        if self._writer is None:
-            self._writer = WriterProcess(self._path, self._buffer.fd)
-        return self._writer.ask(request)
+    def _options(
+        self, model: object, optimizer: object, map_location: object, *, strict: bool
+    ) -> LoadOptions:
+        find = place_finder(model, optimizer, map_location, strict=strict)
+        return LoadOptions(map_location, self._job, find)
+
+    def _load(
+        self, choose: Callable[[Store], LoadedState | None], options: LoadOptions
+    ) -> LoadedState | None:
+        """Load the snapshot that ``choose`` chooses, on rank 0 if there are others."""
+
+        def chosen() -> LoadedState | None:
+            with self._reading() as store:
+                return choose(store)
+
+        def read(snapshot_id: SnapshotId) -> LoadedState:
+            with self._reading() as store:
+                summary = find_saved(store, snapshot_id, self._run)
+                return read_state(store, summary, {}, options)
+
+        with self._lock:
+            return chosen() if self._agreement is None else self._agreement.load(chosen, read)
 
     def _reading(self) -> "contextlib.AbstractContextManager[Store]":
-        self._settle()
-        return open_store(self._path)
+        self._saves.go_on()
+        return open_at_address(self._path, os.environ)
 
     def _id_of(self, ref: int | str) -> SnapshotId:
         with self._reading() as store:
-            return find_saved(store, ref).id
-
-
-def _load(
-    store: Store,
-    summary: SnapshotSummary,
-    skipped: dict[SnapshotId, str],
-    map_location: object,
-) -> LoadedState:
-    def place(tensor: Any) -> Any:
-        return tensor if map_location is None else tensor.to(map_location)
-
-    return load(store, summary, skipped=skipped, place=place)
-
-
-def _fill(state: LoadedState, model: object, optimizer: object, *, strict: bool) -> None:
-    """Load a state into the objects that the caller gave."""
-    for target, key, is_strict in ((model, _MODEL, strict), (optimizer, _OPTIMIZER, True)):
-        if target is None:
-            continue
-        if key not in state:
-            raise UsageError(
-                f"{state.snapshot_id} has no {key}: it holds the weights alone",
-                hint="Load a snapshot of the channel 'full'.",
-            )
-        load_into(target, state[key], strict=is_strict, name=key.removesuffix("_state_dict"))
+            return find_saved(store, ref, self._run).id
 
 
 def _close_loudly(manager: SnapshotManager) -> None:

@@ -3,7 +3,48 @@
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["load_into", "state_of"]
+from ciuic.errors import UsageError
+from ciuic.training import rng
+from ciuic.training.loading.state import LoadedState
+from ciuic.training.ranks.job import Job
+
+__all__ = ["fill", "load_into", "sections_of", "state_of"]
+
+
+def sections_of(
+    job: Job | None,
+    model: object,
+    always: Mapping[str, object],
+    others: Mapping[str, object],
+    extra: object,
+    *,
+    is_full: bool,
+) -> dict[str, object]:
+    """Return the sections of a state by their names; of several ranks, the part of this one.
+
+    Args:
+        job: Which of several ranks this is; None: there are no others.
+        model: The model.
+        always: Values that the weights alone have as well.
+        others: Objects that only the full state has; None: the user did not give this one.
+        extra: A value that only the full state has.
+        is_full: Return the full state, not the weights alone.
+
+    Raises:
+        TypeError: An object has no state; the message has its name.
+    """
+    sections: dict[str, object] = {}
+    is_first = job is None or job.rank == 0
+    if is_first:
+        sections |= {"model_state_dict": state_of(model, "model"), **always}
+    if not is_full:
+        return sections
+    for name, value in others.items():
+        if value is not None and (is_first or name == "dataloader"):
+            sections[f"{name}_state_dict"] = state_of(value, name)
+    if job is not None and is_first:
+        sections["ranks"] = job.world_size
+    return {**sections, "extra": extra, "rng": rng.capture()}
 
 
 def state_of(value: object, name: str) -> Any:
@@ -23,12 +64,12 @@ def state_of(value: object, name: str) -> Any:
     if isinstance(value, Mapping) or type(value) in {list, tuple}:
         return value
     raise TypeError(
-        f"{name} has no state: {type(value).__qualname__} has no method state_dict and is no dict"
+        f"{name} has no state: {type(value).__qualname__} is not a dict and has no state_dict()"
     )
 
 
 def load_into(target: object, state: Any, *, strict: bool, name: str) -> None:
-    """Load a state into the object that it was taken of, or into each object of a dict.
+    """Load a state into the object that it was taken from, or into each object of a dict.
 
     Args:
         target: The object, or a dict of objects.
@@ -50,6 +91,27 @@ def load_into(target: object, state: Any, *, strict: bool, name: str) -> None:
         raise TypeError(
             f"{name} can't take a state: {type(target).__qualname__} has no method load_state_dict"
         )
+
+
+def fill(state: LoadedState, model: object, optimizer: object, *, strict: bool) -> None:
+    """Load a state into the objects that the caller gave; None: not asked for.
+
+    Raises:
+        UsageError: The snapshot holds only the weights.
+        TypeError: An object has no method ``load_state_dict``.
+    """
+    for target, key, is_strict in (
+        (model, "model_state_dict", strict),
+        (optimizer, "optimizer_state_dict", True),
+    ):
+        if target is None:
+            continue
+        if key not in state:
+            raise UsageError(
+                f"{state.snapshot_id} has no {key}: it holds only the weights",
+                hint="Load a snapshot of the channel 'full'.",
+            )
+        load_into(target, state[key], strict=is_strict, name=key.removesuffix("_state_dict"))
 
 
 def _holds_objects(value: object) -> bool:

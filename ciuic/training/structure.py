@@ -17,7 +17,7 @@ import numpy as np
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.training.arrays import UnstorableError, is_array
 
-__all__ = ["Json", "Path", "StructureWriter", "read_structure", "written_path"]
+__all__ = ["UNREADABLE", "Json", "Path", "StructureWriter", "read_structure", "written_path"]
 
 Json = Any
 """A value of JSON."""
@@ -27,7 +27,7 @@ Path = tuple[object, ...]
 _KIND: Final = "$"
 _DEPTH_MAX: Final = 100
 _INT_BITS_MAX: Final = 63
-_UNREADABLE: Final = (
+UNREADABLE: Final = (
     KeyError,
     IndexError,
     TypeError,
@@ -36,6 +36,7 @@ _UNREADABLE: Final = (
     RuntimeError,  # of torch: a shape that does not fit, an unknown device
     struct.error,
 )
+"""What a reader of a structure raises that no ``StructureWriter`` has written."""
 _FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
 
 
@@ -157,7 +158,7 @@ def read_structure(value: Json, get_array: Callable[[Json], Any]) -> Any:
     """
     try:
         return _read(value, get_array)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise CorruptionError(f"state.json has a value that can't be read: {error!r}") from error
 
 

@@ -5,7 +5,10 @@ it finishes the save that it has begun. It never loads torch.
 
 A request and its answer are one line of JSON each. Requests, by ``do``:
 
-    save    files (name and parts in the shared memory), taken_ns, tags, channel, keep_count
+    save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, label (the
+            step and the channel, if there are other ranks)
+    give-up label, why: the state of this step can't be saved
+    publish number, message: what the other ranks get when they load for this time
     verify  id, or null for all snapshots of the library
     pin     id, pinned
     end     nothing, and no answer: the process ends
@@ -16,22 +19,28 @@ import mmap
 import os
 import select
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from ciuic.catalog import list_snapshots
 from ciuic.errors import CiuicError, shortage
 from ciuic.ids import SnapshotId
 from ciuic.maintain.label import set_pinned
-from ciuic.snapshot.memory import STATE_ROOT, MemoryRequest, take_from_memory
+from ciuic.snapshot.memory import STATE_ROOT, MemoryRequest
 from ciuic.snapshot.memory_files import MemoryFile
-from ciuic.store.store import open_store
+from ciuic.store.addressed import open_at_address
+from ciuic.store.place.keys import is_url
 from ciuic.system.buffers import prepare_for_bulk
-from ciuic.system.clock import SystemClock
+from ciuic.system.clock import Clock, SystemClock
 from ciuic.system.priority import lower_priority
-from ciuic.training.keeping import Keeper
+from ciuic.training.client import IGNORED_SIGNALS
+from ciuic.training.ranks.server import RankServer
+from ciuic.training.retention.planning import Rules
+from ciuic.training.saving import Saver
 from ciuic.verify.verify import verify_snapshots
 
 __all__ = ["main"]
@@ -44,23 +53,37 @@ _LOCK_WAIT_S: Final = 600.0
 _READ_BYTES: Final = 65_536
 
 
-def main(store_path: str, memory_fd: int, requests_fd: int, answers_fd: int) -> None:
+def main(
+    store_path: str,
+    memory_fd: int,
+    requests_fd: int,
+    answers_fd: int,
+    ranks: tuple[int, int, float] | None,
+) -> None:
     """Answer requests until the training program closes the pipe, or is gone."""
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in IGNORED_SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     lower_priority("best-effort")
     prepare_for_bulk()
-    worker = _Worker(store_path, memory_fd)
+    clock = SystemClock()
+    server = None
+    if ranks is not None:
+        listener_fd, count, timeout_s = ranks
+        server = RankServer(socket.socket(fileno=listener_fd), count, timeout_s, clock)
+    worker = _Worker(store_path, memory_fd, server, clock)
     actions: dict[str, Callable[[Request], Request]] = {
         "save": worker.save,
         "verify": worker.verify,
         "pin": worker.pin,
+        "give-up": worker.give_up,
+        "publish": worker.publish,
     }
     for line in _lines(requests_fd):
         request: Request = json.loads(line)
         if request["do"] == "end":
-            return
+            break
         try:
             answer = actions[request["do"]](request)
         except Exception as error:  # noqa: BLE001 - it is raised again in the training program
@@ -68,7 +91,9 @@ def main(store_path: str, memory_fd: int, requests_fd: int, answers_fd: int) -> 
         try:
             os.write(answers_fd, json.dumps(answer).encode() + b"\n")
         except BrokenPipeError:
-            return
+            break
+    if server is not None:
+        server.close()
 
 
 class _Worker:
@@ -77,38 +102,68 @@ class _Worker:
     Args:
         store_path: The store.
         memory_fd: The shared memory.
+        server: Collects the parts of the other ranks; None: there are none.
+        clock: Gives the time.
     """
 
-    def __init__(self, store_path: str, memory_fd: int) -> None:
+    def __init__(
+        self, store_path: str, memory_fd: int, server: RankServer | None, clock: Clock
+    ) -> None:
         self._store_path = store_path
         self._memory_fd = memory_fd
-        self._clock = SystemClock()
-        self._keeper = Keeper(self._clock)
+        self._server = server
+        self._clock = clock
+        self._saver = Saver(store_path, self._clock)
 
     def save(self, request: Request) -> Request:
-        """Store the files of a state and commit; then forget what is too old."""
+        """Store the files of a state and commit; then remove old snapshots.
+
+        The state includes the parts of the other ranks, which get the same answer.
+        """
+        if self._server is None:
+            return self._save(request, ())
+        parts = self._server.collect(request["label"])
+        answer: Request = {"error": {"kind": "StoreError", "message": "", "hint": ""}}
+        try:
+            answer = self._save(request, parts)
+        except Exception as error:
+            answer = {"error": _written(error)}
+            raise
+        finally:
+            # The notes are about snapshots that could not be removed: rank 0 alone warns of them.
+            self._server.settle({**answer, "notes": []})
+        return answer
+
+    def give_up(self, request: Request) -> Request:
+        """Tell the other ranks that the state of a step can't be saved."""
+        if self._server is not None:
+            self._server.refuse(request["label"], request["why"])
+        return {}
+
+    def publish(self, request: Request) -> Request:
+        """Tell the other ranks which snapshot to load."""
+        if self._server is not None:
+            self._server.publish(request["number"], request["message"])
+        return {}
+
+    def _save(self, request: Request, parts: Sequence[MemoryFile]) -> Request:
         size_bytes = os.fstat(self._memory_fd).st_size
         memory = memoryview(mmap.mmap(self._memory_fd, size_bytes, access=mmap.ACCESS_READ))
+        directory = "" if self._server is None else self._server.directory
         files = tuple(
             MemoryFile(
-                os.fsencode(name),
+                os.fsencode(directory + name),
                 tuple([memory[begin : begin + length] for begin, length in parts]),
             )
             for name, parts in request["files"]
         )
-        asked = MemoryRequest(files, request["taken_ns"], tuple(request["tags"]))
-        with open_store(self._store_path, write=True, wait_s=_LOCK_WAIT_S) as store:
-            report = take_from_memory(store, asked, clock=self._clock)
-            notes = [note.what for note in report.notes]
-            try:
-                self._keeper.keep(store, request["channel"], request["keep_count"])
-            except (CiuicError, OSError, MemoryError) as error:
-                notes.append(f"{report.id} was saved, but older ones could not be removed: {error}")
-        return {"id": report.id, "notes": notes, "stored_bytes": report.stored_bytes}
+        asked = MemoryRequest((*files, *parts), request["taken_ns"], tuple(request["tags"]))
+        saved = self._saver.save(asked, request["channel"], Rules.of_json(request["rules"]))
+        return asdict(saved)
 
     def verify(self, request: Request) -> Request:
         """Read and check every byte of a snapshot."""
-        with open_store(self._store_path) as store:
+        with open_at_address(self._store_path, os.environ) as store:
             chosen = [
                 summary
                 for summary in list_snapshots(store)
@@ -120,7 +175,11 @@ class _Worker:
 
     def pin(self, request: Request) -> Request:
         """Pin a snapshot, or remove its pin."""
-        with open_store(self._store_path, write=True, wait_s=_LOCK_WAIT_S) as store:
+        # In a bucket, marks need no lock.
+        write = not is_url(self._store_path)
+        with open_at_address(
+            self._store_path, os.environ, write=write, wait_s=_LOCK_WAIT_S
+        ) as store:
             set_pinned(store, SnapshotId(request["id"]), pinned=request["pinned"])
         return {}
 

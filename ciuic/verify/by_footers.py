@@ -12,7 +12,7 @@ from ciuic.ids import ChunkId, PackId
 from ciuic.store.index.footers import Listing
 from ciuic.store.records.kinds import check_chunk
 from ciuic.store.store import Store
-from ciuic.verify.frame_checks import Task
+from ciuic.verify.tasks import Task
 
 __all__ = ["Found", "Listed"]
 
@@ -48,7 +48,7 @@ class Listed:
         self.chunks = 0
         self.node_bytes = 0
         self._reader = store.reader
-        self._listing = Listing(store.path, packs)
+        self._listing = Listing(store.packs, packs)
         self._is_needed = bytearray(len(self._listing))
         self._kept: dict[int, bytes | memoryview] = {}
         self._kept_bytes = 0
@@ -142,7 +142,7 @@ class Listed:
         return self._listing.needed_in(frames) if frames else []
 
     def repeated(self) -> set[ChunkId]:
-        """The needed chunks of file content of which there may be several copies."""
+        """The needed chunks of file content that may have several copies."""
         return self._listing.repeated()
 
     def _task(self, number: int, *, keep: bool) -> Task:

@@ -1,17 +1,16 @@
 """Looking up where the chunks of snapshots are, many at a time, and collecting their frames."""
 
 import contextlib
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Final
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.index.places import ChunkPlace
-from ciuic.store.packs.writer import ALONE_BYTES
-from ciuic.store.records.kinds import DATA, RECIPE, TREE
+from ciuic.store.records.kinds import ALONE_BYTES, DATA, RECIPE, TREE
 from ciuic.store.store import Store
 from ciuic.verify.by_footers import Listed
-from ciuic.verify.frame_checks import Checker, Frames, Needed, Task, in_order
+from ciuic.verify.tasks import ChecksFrames, Frames, Needed, Task, in_order
 
 __all__ = ["LOOKED_UP_TOGETHER", "ChunkLookup"]
 
@@ -43,14 +42,14 @@ class ChunkLookup:
         self,
         store: Store,
         bad: Set[ChunkId],
-        checker: Checker | None,
+        checker: ChecksFrames | None,
         listed: Listed | None,
     ) -> None:
         self._store = store
         self._bad = bad
         self._checker = checker
         self._listed = listed
-        self._pack_sizes: dict[PackId, int | None] = {}
+        self._pack_sizes: dict[PackId, int] = {}
         self._nodes: dict[int, list[ChunkId]] = {RECIPE: [], TREE: []}
         self._shared: Frames = {}
         self.lengths: dict[ChunkId, int] = {}
@@ -102,10 +101,14 @@ class ChunkLookup:
             for task in shared:
                 self._checker.begin(task)
         new = [chunk_id for chunk_id in dict.fromkeys(chunk_ids) if chunk_id not in self.lengths]
-        for chunk_id, place in self._sound_places(new).items() if new else ():
-            self.lengths[chunk_id] = place.length_bytes
-            self.chunks += 1
-            self._note_frame(kind, chunk_id, place)
+        if new:
+            places = self._sound_places(new)
+            self.lengths.update(
+                [(chunk_id, place.length_bytes) for chunk_id, place in places.items()]
+            )
+            self.chunks += len(places)
+            if self._checker is not None:
+                self._note_frames(kind, places)
         if self._checker is not None and len(self.frames) >= _FRAMES_MAX:
             self._checker.begin_groups(in_order(self.frames))
             self.frames.clear()
@@ -136,24 +139,29 @@ class ChunkLookup:
         self, chunk_ids: list[ChunkId], places: dict[ChunkId, ChunkPlace]
     ) -> list[ChunkId]:
         """The chunks without a place in a pack that is long enough."""
+        # Written out, as calling _fits for each of millions of chunks takes longer than the rest.
+        sizes = self._pack_sizes
+        for pack_id in {place.pack_id for place in places.values()} - sizes.keys():
+            sizes[pack_id] = self._pack_size(pack_id)
         return [
             chunk_id
             for chunk_id in chunk_ids
-            if chunk_id not in places or not self._fits(places[chunk_id])
+            if (place := places.get(chunk_id)) is None
+            or place.offset_bytes + place.frame_bytes > sizes[place.pack_id]
         ]
 
-    def _note_frame(self, kind: int, chunk_id: ChunkId, place: ChunkPlace) -> None:
-        if self._checker is None:
-            return
-        is_shared = place.length_bytes < ALONE_BYTES and not place.delta_bases and kind == DATA
-        frames = self._shared if is_shared else self.frames
-        needed = Needed(chunk_id, kind, place.start_bytes, place.length_bytes)
-        key = (place.pack_id, place.offset_bytes)
-        frame = frames.get(key)
-        if frame is None:
-            frames[key] = (place, [needed])
-        else:
-            frame[1].append(needed)
+    def _note_frames(self, kind: int, places: Mapping[ChunkId, ChunkPlace]) -> None:
+        """Note the frames of these chunks, and that each must hold its chunks."""
+        for chunk_id, place in places.items():
+            is_shared = kind == DATA and place.length_bytes < ALONE_BYTES and not place.delta_bases
+            frames = self._shared if is_shared else self.frames
+            needed = Needed(chunk_id, kind, place.start_bytes, place.length_bytes)
+            key = (place.pack_id, place.offset_bytes)
+            frame = frames.get(key)
+            if frame is None:
+                frames[key] = (place, [needed])
+            else:
+                frame[1].append(needed)
 
     def _is_sound(self, chunk_id: ChunkId, place: ChunkPlace) -> bool:
         return chunk_id not in self._bad and self._fits(place)
@@ -161,6 +169,10 @@ class ChunkLookup:
     def _fits(self, place: ChunkPlace) -> bool:
         """Whether the pack is long enough to contain the frame."""
         if place.pack_id not in self._pack_sizes:
-            self._pack_sizes[place.pack_id] = self._store.reader.pack_size(place.pack_id)
-        size = self._pack_sizes[place.pack_id]
-        return size is not None and place.offset_bytes + place.frame_bytes <= size
+            self._pack_sizes[place.pack_id] = self._pack_size(place.pack_id)
+        return place.offset_bytes + place.frame_bytes <= self._pack_sizes[place.pack_id]
+
+    def _pack_size(self, pack_id: PackId) -> int:
+        """The length of a pack; -1 if it is missing."""
+        size_bytes = self._store.reader.pack_size(pack_id)
+        return -1 if size_bytes is None else size_bytes

@@ -14,15 +14,16 @@ from ciuic.ids import ChunkId, PackId
 from ciuic.model import PathWarning
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_regular, read_at
-from ciuic.store.directory.pack_file import listed_frames
 from ciuic.store.health.salvage import frame_fault
 from ciuic.store.health.window import Window
 from ciuic.store.index.places import ChunkPlace
+from ciuic.store.place.packs import listed_frames
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import Store
 from ciuic.system.hashing import checksum
-from ciuic.verify.frame_checks import Needed, Task, task_fault
+from ciuic.verify.frame_checks import task_fault
+from ciuic.verify.tasks import Needed, Task
 
 __all__ = ["damaged_copies", "tasks_of_copies"]
 
@@ -50,7 +51,7 @@ def damaged_copies(
 def tasks_of_copies(store: Store, chunk_ids: Set[ChunkId]) -> Iterator[Task]:
     """Yield a task for each copy of chunks of file content, in whatever pack it is."""
     for pack_id in sorted(store.pack_files()) if chunk_ids else ():
-        for packed in listed_frames(store.path, pack_id):
+        for packed in listed_frames(store.packs, pack_id):
             frame, start = packed.frame, 0
             needed = []
             for chunk_id, length in frame.chunks:
@@ -89,7 +90,7 @@ def _state(store: Store, pack_id: PackId, offset: int) -> tuple[bool, bool]:
     A repair finds nothing to do in a frame that matches them.
     """
     path = os.path.join(store.path, layout.PACKS, layout.pack_name(pack_id))
-    packed = {packed.offset_bytes: packed for packed in listed_frames(store.path, pack_id)}.get(
+    packed = {packed.offset_bytes: packed for packed in listed_frames(store.packs, pack_id)}.get(
         offset
     )
     if packed is None:

@@ -17,23 +17,16 @@ from typing import Final, NamedTuple
 from ciuic.codec import get_ready
 from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
+from ciuic.store.directory.pack_files import PackFiles
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records.kinds import DATA, chunk_id_of
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.processes import Processes
+from ciuic.verify.tasks import Needed, OnProgress, Task
 
-__all__ = [
-    "Checker",
-    "Frames",
-    "Needed",
-    "OnProgress",
-    "Task",
-    "answering",
-    "in_order",
-    "task_fault",
-]
+__all__ = ["Checker", "answering", "task_fault"]
 
 _FRAME: Final = struct.Struct("<32sQII?32s")
 _NEEDED: Final = struct.Struct("<32sBII")
@@ -46,42 +39,6 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 _HAS_NUMBERS: Final = b"numbers"
 _WORTH_BYTES: Final = 64 * 1024 * 1024
 """Smaller stores are read before a process is ready."""
-
-OnProgress = Callable[[int, int], None]
-"""Receives the bytes of frames that were read, and of all frames; 0 while that is not known."""
-
-
-class Needed(NamedTuple):
-    """A chunk that a frame must hold."""
-
-    chunk_id: ChunkId
-    kind: int
-    start_bytes: int
-    length_bytes: int
-
-
-_Key = tuple[PackId, int]
-Frames = dict[_Key, tuple[ChunkPlace, list[Needed]]]
-"""For pack and offset: the place of a frame, and the chunks that it must hold."""
-
-
-class Task(NamedTuple):
-    """A frame to check.
-
-    Attributes:
-        place: Of the frame.
-        needed: The chunks that it must hold; empty for a listed frame.
-        keep: One of the next frames may be a delta from it.
-        header_id: Hash of the header of a listed frame, which must hold all chunks that its header
-            names. Empty for other frames.
-        number: Of a listed frame; -1 for other frames.
-    """
-
-    place: ChunkPlace
-    needed: Sequence[Needed]
-    keep: bool
-    header_id: bytes = b""
-    number: int = -1
 
 
 class _Failures(NamedTuple):
@@ -121,7 +78,7 @@ class Checker:
         workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
         self._window = _WINDOW * workers
         self._pool = ThreadPoolExecutor(workers, "verify")
-        is_worth_it = packs_bytes >= _WORTH_BYTES
+        is_worth_it = packs_bytes >= _WORTH_BYTES and store.bucket is None
         self._processes = Processes(__name__, [store.path]) if is_worth_it else None
 
     def __enter__(self) -> "Checker":
@@ -188,7 +145,7 @@ class Checker:
     def _submit(self) -> None:
         batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
         # The disk reads these frames while the ones before them are decoded.
-        self._store.reader.expect([task.place for task in batch])
+        self._store.reader.read_ahead([task.place for task in batch])
         self._under_way.append(self._pool.submit(_check_batch, self._store, self._processes, batch))
         if len(self._under_way) >= self._window:
             self._settle()
@@ -200,38 +157,6 @@ class Checker:
         self.bad.update(failures.chunk_ids)
         self.unsound += failures.unsound
         self.doubtful.update([task.number for task in failures.unsound if task.header_id])
-
-
-def in_order(frames: Frames) -> Iterator[list[Task]]:
-    """Frames in the order of the packs, each followed by the frames that are deltas from it.
-
-    So each frame is decoded once, and not once for every delta that has it as its base.
-    """
-    for keys in _groups(frames):
-        yield [Task(*frames[key], keep=len(keys) > 1) for key in keys]
-
-
-def _groups(frames: Frames) -> Iterator[list[_Key]]:
-    bases = {base for place, _ in frames.values() for base in place.delta_bases}
-    keys = {
-        chunk.chunk_id: key
-        for key, (_, needed) in frames.items()
-        for chunk in needed
-        if chunk.chunk_id in bases
-    }
-    deltas: dict[_Key, list[_Key]] = {}
-    for key, (place, _) in frames.items():
-        below = [keys[base] for base in place.delta_bases if base in keys]
-        if below:
-            deltas.setdefault(below[0], []).append(key)
-    behind = {key for found in deltas.values() for key in found}
-    for first in sorted(frames.keys() - behind):
-        group = [first]
-        for key in group:
-            group += deltas.pop(key, ())
-        yield group
-    # The deltas that are left form rings. No writer makes them; they are reported as damage.
-    yield from ([key] for found in deltas.values() for key in found)
 
 
 def _check_batch(store: Store, processes: Processes | None, batch: Sequence[Task]) -> _Failures:
@@ -316,7 +241,7 @@ def answering(store_path: str, expected: bytes) -> Callable[[bytes], bytes]:
     prepare_for_bulk()
     get_ready(numbers=expected == _HAS_NUMBERS)
     known = _BatchPlaces()
-    reader = StoreReader(store_path, lambda: known, _no_index)
+    reader = StoreReader(store_path, PackFiles(store_path), lambda: known, _no_index)
 
     def answer(request: bytes) -> bytes:
         unsound = bytearray()

@@ -9,6 +9,7 @@ from ciuic.documents import Document
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.model import CONSISTENT, Entry, PathWarning, Root, SnapshotSummary
+from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
 from ciuic.source.freeze.trust import FrozenRoot, open_frozen
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
@@ -16,7 +17,7 @@ from ciuic.units import counted
 from ciuic.view.chunk_plan import matching_parts, windows
 from ciuic.view.listing import walk
 from ciuic.view.located import Located, root_entry
-from ciuic.view.reflinks import REFLINK_BYTES_MIN, ReflinkCopies
+from ciuic.view.reflinks import ReflinkCopies
 
 __all__ = ["ReflinkReport", "ReflinkSnapshot", "verify_reflink_copies"]
 

@@ -13,7 +13,7 @@ from ciuic.store.store import Store
 from ciuic.units import counted
 from ciuic.verify.by_footers import Listed
 from ciuic.verify.chunk_lookup import LOOKED_UP_TOGETHER, ChunkLookup
-from ciuic.verify.frame_checks import Checker, Frames
+from ciuic.verify.tasks import ChecksFrames, Frames
 from ciuic.view.damage_walk import DamageWalk, Directory
 from ciuic.view.located import inner_path
 from ciuic.view.recipe_walk import Recipes
@@ -38,7 +38,7 @@ class SnapshotSurvey:
         self,
         store: Store,
         bad: Set[ChunkId],
-        checker: Checker | None = None,
+        checker: ChecksFrames | None = None,
         listed: Listed | None = None,
     ) -> None:
         self._store = store
@@ -75,18 +75,20 @@ class SnapshotSurvey:
         entered: dict[Directory, list[Entry]] = {}
         failures: dict[Directory, str] = {}
         left: list[Directory] = []
+        gathered = 0
         for visit in self._walk.visit_root(root):
             if visit.is_last:
                 left.append(visit.directory)
                 continue
-            files = entered.setdefault(visit.directory, [])
-            files += visit.files or ()
+            files = visit.files or ()
+            entered.setdefault(visit.directory, []).extend(files)
             if visit.failure:
                 failures[visit.directory] = visit.failure
             # A directory without files counts, too: there may be millions.
-            if len(entered) + len(files) >= LOOKED_UP_TOGETHER:
+            gathered += 1 + len(files)
+            if gathered >= LOOKED_UP_TOGETHER:
                 yield from self._judge(entered, failures, left)
-                entered, failures, left = {}, {}, []
+                entered, failures, left, gathered = {}, {}, [], 0
         yield from self._judge(entered, failures, left)
 
     def _judge(

@@ -7,7 +7,7 @@ The report names each damaged path of a snapshot once.
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from ciuic.catalog import damaged_manifests, list_snapshots
@@ -17,10 +17,9 @@ from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
 from ciuic.verify.by_footers import Listed
-from ciuic.verify.damaged_copies import damaged_copies, tasks_of_copies
-from ciuic.verify.frame_checks import Checker, OnProgress, in_order
 from ciuic.verify.report import VerifyReport, VerifySnapshot
 from ciuic.verify.survey import SnapshotSurvey
+from ciuic.verify.tasks import OnProgress, Task, in_order
 from ciuic.view.damage import known_lost
 
 __all__ = ["verify_all", "verify_snapshots"]
@@ -138,13 +137,17 @@ def _look_up_chunks(store: Store, chosen: list[SnapshotSummary]) -> _Findings:
     bad = known_lost(store)  # chunks that a scrub has found to be lost
     survey = SnapshotSurvey(store, bad)
     damage = {snapshot.id: survey.damage(snapshot) for snapshot in chosen}
-    return _Findings(damage, bad, damaged_copies(store, bad), 0, survey.chunks)
+    copies = _damaged_copies(store, bad, (), set())
+    return _Findings(damage, bad, copies, 0, survey.chunks)
 
 
 def _read_chunks(
     store: Store, chosen: list[SnapshotSummary], progress: OnProgress | None, *, every: bool
 ) -> _Findings:
     """Verify with checksums. After damage, a second walk finds the paths that it affects."""
+    # Imported here because a verification without checksums is short, and needs no threads.
+    from ciuic.verify.frame_checks import Checker
+
     packs = store.pack_files()
     with Checker(store, sum(packs.values()), progress) as checker:
         # For a part of the snapshots, the chunk index reads less than the footers of all packs.
@@ -159,7 +162,19 @@ def _read_chunks(
     if checker.bad:
         again = SnapshotSurvey(store, checker.bad)
         damage = {snapshot.id: again.damage(snapshot) for snapshot in chosen}
-    suspects = itertools.chain(checker.unsound, tasks_of_copies(store, listed.repeated()))
-    copies = damaged_copies(store, checker.bad, suspects)
+    copies = _damaged_copies(store, checker.bad, checker.unsound, listed.repeated())
     read_bytes = checker.read_bytes + listed.node_bytes
     return _Findings(damage, checker.bad, copies, read_bytes, survey.chunks + listed.chunks)
+
+
+def _damaged_copies(
+    store: Store, bad: Set[ChunkId], unsound: Sequence[Task], repeated: Set[ChunkId]
+) -> tuple[PathWarning, ...]:
+    """Return the frames that can't be used although their chunks can be read from elsewhere."""
+    if not (store.reader.damaged or unsound or repeated):
+        return ()
+    # Imported only now: it reads damaged packs, and most stores have none.
+    from ciuic.verify.damaged_copies import damaged_copies, tasks_of_copies
+
+    suspects = itertools.chain(unsound, tasks_of_copies(store, repeated))
+    return damaged_copies(store, bad, suspects)

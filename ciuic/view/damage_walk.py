@@ -1,6 +1,5 @@
 """The walk through trees that finds damage: a directory that was found sound is walked once."""
 
-import dataclasses
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -21,7 +20,6 @@ _UNREADABLE: Final = "the directory can't be read"
 _SAME_DAMAGE: Final = "it holds the same damage as other directories"
 
 
-@dataclasses.dataclass(slots=True, eq=False)
 class Directory:
     """A directory that the walk has entered.
 
@@ -34,12 +32,15 @@ class Directory:
         paths: How many paths are below it, as far as known.
     """
 
-    parent: "Directory | None"
-    path: bytes
-    tree: ChunkId
-    is_sound: bool = True
-    depth: int = 0
-    paths: int = 0
+    __slots__ = ("depth", "is_sound", "parent", "path", "paths", "tree")
+
+    def __init__(self, parent: "Directory | None", path: bytes, tree: ChunkId) -> None:
+        self.parent = parent
+        self.path = path
+        self.tree = tree
+        self.is_sound = True
+        self.depth = 0
+        self.paths = 0
 
     def add_below(self, depth: int, paths: int) -> None:
         """Count a directory in this one, with ``depth`` levels and ``paths`` paths below it."""

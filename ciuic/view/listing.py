@@ -3,16 +3,21 @@
 import fnmatch
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
+from ciuic.errors import CorruptionError
 from ciuic.ids import SnapshotId
-from ciuic.model import Entry, SnapshotSummary
+from ciuic.model import Entry, Root, SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.key_set import KeySet
 from ciuic.view.located import Located, inner_path, root_entry
 from ciuic.view.tree_walk import KEPT_MAX, Cursor, PathBudget, relax
 
-__all__ = ["children", "find", "walk"]
+__all__ = ["OnDamage", "children", "find", "readable_roots", "walk"]
+
+OnDamage: TypeAlias = Callable[[bytes, CorruptionError], None]
+"""Receives the path of a damaged directory, and the damage."""
 
 
 def children(
@@ -32,6 +37,7 @@ def walk(
     budget: PathBudget | None = None,
     *,
     skips: Callable[[Located], bool] = lambda _: False,
+    on_damage: OnDamage | None = None,
 ) -> Iterator[Located]:
     """A path and everything below it, each directory before its entries.
 
@@ -40,10 +46,12 @@ def walk(
         located: The path.
         budget: Counts the paths of several walks together; None: the paths of this walk.
         skips: Asked for each path; True leaves it out with everything below it.
+        on_damage: Receives each directory that is damaged or too deep, and the walk goes on; None:
+            the first one is raised.
 
     Raises:
         CorruptionError: A directory is damaged or too deep, or there are more paths than a store of
-            this size can hold.
+            this size can hold; with ``on_damage`` only the latter.
     """
     budget = budget or PathBudget(store.pack_lengths)
     way: list[tuple[bytes, Cursor]] = []
@@ -60,20 +68,47 @@ def walk(
         if not way:
             return
         path, cursor = way[-1]
-        inner = cursor.next()
+        try:
+            inner = cursor.next()
+        except CorruptionError as error:
+            if on_damage is None or budget.is_spent:
+                raise
+            on_damage(path, error)
+            inner = None
         current = None if inner is None else Located(inner_path(path, inner.name), inner)
         if inner is None:
             way.pop()
 
 
+def readable_roots(
+    store: Store, roots: Iterable[Root], on_damage: OnDamage | None
+) -> Iterator[Located]:
+    """Yield roots of a snapshot; ``on_damage`` receives damaged ones; None: they are raised."""
+    for root in roots:
+        if not root.tree:
+            continue
+        try:
+            entry = root_entry(store, root)
+        except CorruptionError as error:
+            if on_damage is None:
+                raise
+            on_damage(root.path, error)
+        else:
+            yield Located(root.path, entry)
+
+
 def find(
-    store: Store, snapshots: list[SnapshotSummary], pattern: bytes
+    store: Store,
+    snapshots: list[SnapshotSummary],
+    pattern: bytes,
+    on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[SnapshotId, Located]]:
     """The paths that match a glob, in the order of the snapshots.
 
     A pattern with ``/`` is matched against whole paths, any other pattern against names. A path
     that is the same in several snapshots is returned for the first of them. Directories that are
-    the same are read once.
+    the same are read once. ``on_damage`` receives those that are damaged; None: the first one is
+    raised.
     """
     matches = re.compile(fnmatch.translate(os.fsdecode(pattern))).match
     by_path = b"/" in pattern
@@ -85,10 +120,10 @@ def find(
         return entry.is_directory and not _is_new(seen, path, entry.content)
 
     for snapshot in snapshots:
-        for root in store.manifest(snapshot.id).roots:
-            if not root.tree or not _is_new(seen, root.path, root.tree):
-                continue
-            for found in walk(store, Located(root.path, root_entry(store, root)), skips=was_walked):
+        roots = store.manifest(snapshot.id).roots
+        fresh = (root for root in roots if root.tree and _is_new(seen, root.path, root.tree))
+        for top in readable_roots(store, fresh, on_damage):
+            for found in walk(store, top, skips=was_walked, on_damage=on_damage):
                 subject = found.path if by_path else os.path.basename(found.path)
                 if matches(os.fsdecode(subject)) and (
                     # Only matching files are remembered: a store may have many millions of others.

@@ -14,15 +14,14 @@ from ciuic.model import CONSISTENT, Entry
 from ciuic.source.byte_range import ByteRange
 from ciuic.source.directory import DirectoryHandle
 from ciuic.source.freeze.extents import changed_ranges, data_ranges
+from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
 from ciuic.source.freeze.trust import FrozenRoot, open_frozen
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.system import kernel
 
-__all__ = ["REFLINK_BYTES_MIN", "ReflinkCopies", "has_same_bytes", "share_blocks"]
+__all__ = ["ReflinkCopies", "has_same_bytes", "share_blocks"]
 
-REFLINK_BYTES_MIN: Final = 16 * 1024 + 1
-"""Smaller files are written from the store: one write takes less time than finding a copy."""
 _COMPARED_BYTES: Final = 1024 * 1024
 _NEVER: Final = {errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS}
 """Two file systems that can't share blocks now never will."""

@@ -15,7 +15,9 @@ from typing import Final, NamedTuple
 
 from crashes import mutation
 from crashes.blocks import record_and_check
+from crashes.bucket import stress_bucket
 from crashes.device import MKFS, can_make
+from crashes.kills import kill_often
 from crashes.stress import stress
 from tests.kit.states import Case, Report, cases, sampled, survive
 from tests.kit.stories import STORIES
@@ -51,10 +53,19 @@ def parse_arguments() -> argparse.Namespace:
         "--stress", action="store_true", help="writers, daemon, commands and restores at once"
     )
     parser.add_argument(
-        "--minutes", type=float, default=30.0, help="how long --stress runs on each file system"
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="how long --bucket runs, and --stress on each file system",
+    )
+    parser.add_argument(
+        "--bucket", action="store_true", help="writers and a pruner of one bucket, killed at random"
     )
     parser.add_argument(
         "--on", choices=MKFS, action="append", help="--stress only on this file system; repeatable"
+    )
+    parser.add_argument(
+        "--kills", type=int, metavar="N", help="kill N trainings or their writers, in turn"
     )
     parser.add_argument(
         "--mutants",
@@ -80,6 +91,10 @@ def main() -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     size = "quick" if options.quick else "long"
     print(f"seed {seed}\n", flush=True)
+    if options.kills:
+        return 0 if kill_often(options.kills, seed) else 1
+    if options.bucket:
+        return 0 if stress_bucket(options.minutes * 60, seed) else 1
     if options.stress:
         # Every file system, also after a failure.
         ends = [stress(kind, options.minutes, seed) for kind in options.on or MKFS]

@@ -12,6 +12,8 @@ __all__ = ["MUTANTS", "STATES", "Mutant"]
 STATES: Final = "tests/crash/test_power_cut_states.py"
 _TAKE: Final = "tests/verbs/test_take.py::"
 _CHAINS: Final = "tests/verbs/test_delta_chains.py::"
+_RACES: Final = "tests/verbs/test_forget_races.py::"
+_TOGETHER: Final = "tests/crash/test_adding_together.py::"
 _OWNERS: Final = "tests/verbs/test_owners.py::"
 _RESTORE: Final = "tests/verbs/test_restore.py::"
 _EVERY_PROMISE: Final = "test_every_promise_holds_in_every_state_after_a_power_cut"
@@ -42,8 +44,8 @@ MUTANTS: Final = (
     Mutant(
         "a manifest gets its name before its content is synced",
         "ciuic/system/durable.py",
-        "    os.fsync(fd)\n    try:\n        _link_new(temporary, final)\n",
-        "    try:\n        _link_new(temporary, final)\n",
+        "    os.fsync(fd)\n    _name_new(temporary, final)\n",
+        "    _name_new(temporary, final)\n",
         _story("first snapshots"),
     ),
     Mutant(
@@ -103,15 +105,18 @@ MUTANTS: Final = (
     Mutant(
         "the manifest is written before the packs are finished",
         "ciuic/snapshot/take.py",
-        "        totals = self._writer.finish()\n",
+        "        totals = self._writer.finish(index_waits=True)\n",
         "        totals = self._writer.totals\n",
         _story("first snapshots"),
     ),
     Mutant(
         "packs have no durable names when the manifest is written",
         "ciuic/store/packs/writer.py",
-        ("    def _make_durable(self) -> None:\n        sync_packs(self._store_path)\n"),
-        "    def _make_durable(self) -> None:\n",
+        (
+            "    def _make_durable(self, *, index: bool = True) -> None:\n"
+            "        self._output.sync()\n"
+        ),
+        "    def _make_durable(self, *, index: bool = True) -> None:\n",
         _story("first snapshots"),
     ),
     Mutant(
@@ -206,28 +211,117 @@ MUTANTS: Final = (
         "tests/verbs/test_damage.py",
     ),
     Mutant(
-        "a snapshot is forgotten before it is in the trash",
-        "ciuic/store/snapshots/trash.py",
-        "            with_reserve(self._store_path, lambda: self._files.put(files, now_ns))\n",
+        "marks that forget snapshots are not synced",
+        "ciuic/system/durable.py",
+        "            _write(temporaries[name], data, temporary_directory, mode, publish)\n",
         (
-            "            self._manifests.remove(snapshot_ids)\n"
-            "            with_reserve(self._store_path, lambda: self._files.put(files, now_ns))\n"
+            "            _write(temporaries[name], data, temporary_directory, mode,"
+            " lambda _, old, new: _rename(old, new))\n"
         ),
         _story("forget"),
     ),
     Mutant(
-        "the removal of a forgotten snapshot is not synced",
+        "the names of marks that forget snapshots are not synced",
         "ciuic/store/directory/folder.py",
         '        with store_faults("sync", self.path):\n'
         "            durable.sync_directory(self.path)\n",
         '        with store_faults("sync", self.path):\n            pass\n',
-        _story("forget"),
+        _story("forget without copies"),
+    ),
+    Mutant(
+        "a prune does not wait for processes that add",
+        "ciuic/store/directory/locks.py",
+        "        if self._add.try_alone():\n            self._write.sign()\n",
+        "        if True:\n            self._write.sign()\n",
+        f"{_TOGETHER}test_what_removes_is_refused_while_a_process_adds",
+    ),
+    Mutant(
+        "a process that adds removes the unfinished files of another",
+        "ciuic/store/store.py",
+        "            if is_alone:\n                self.stuck",
+        "            if True:\n                self.stuck",
+        f"{_TOGETHER}test_a_process_that_adds_leaves_the_unfinished_files_of_another_alone",
+    ),
+    Mutant(
+        "the chunk index is removed while another process has it open",
+        "ciuic/store/index_keeper.py",
+        "            if not self.is_alone:\n                # Its file must stay",
+        "            if False:\n                # Its file must stay",
+        f"{_TOGETHER}test_a_chunk_index_that_another_process_has_open_is_not_removed",
+    ),
+    Mutant(
+        "a snapshot keeps the chunk index locked until its end",
+        "ciuic/catalog.py",
+        "            store.index.commit()\n    except StoreFullError:",
+        "            pass\n    except StoreFullError:",
+        f"{_TOGETHER}test_a_small_snapshot_is_taken_in_the_middle_of_a_large_one",
+    ),
+    Mutant(
+        "a mark that forgets a snapshot replaces the mark that pins it",
+        "ciuic/system/durable.py",
+        "                _name_new(temporary, os.path.join(directory, name))\n",
+        "                _rename(temporary, os.path.join(directory, name))\n",
+        f"{_RACES}test_a_snapshot_that_is_pinned_meanwhile_is_not_forgotten",
+    ),
+    Mutant(
+        "a snapshot that is brought back meanwhile is deleted",
+        "ciuic/store/snapshots/trash.py",
+        "            left = [found.id for found in new if found.id not in created]\n",
+        "            left = []\n",
+        f"{_RACES}test_a_snapshot_that_is_brought_back_meanwhile_is_not_deleted",
+    ),
+    Mutant(
+        "a snapshot that is purged meanwhile is brought back without its manifest",
+        "ciuic/store/snapshots/trash.py",
+        "            if not self._manifests.is_there(snapshot_id):\n                # A prune",
+        "            if False:\n                # A prune",
+        f"{_RACES}test_a_snapshot_that_is_purged_meanwhile_is_not_brought_back",
+    ),
+    Mutant(
+        "a pin is reported as done for a snapshot that is gone",
+        "ciuic/maintain/label.py",
+        "        if not store.manifests.is_there(old.id):\n",
+        "        if False:\n",
+        f"{_RACES}test_a_pin_comes_too_late_for_a_snapshot_that_is_removed_meanwhile",
+    ),
+    Mutant(
+        "a snapshot whose mark is damaged counts as forgotten because a cache says so",
+        "ciuic/catalog.py",
+        "        if summary.forgotten_ns is not None:\n",
+        "        if False:\n",
+        "tests/verbs/test_forget.py::test_a_damaged_mark_of_a_forgotten_snapshot_loses_nothing",
+    ),
+    Mutant(
+        "the ID of an expired snapshot is used again",
+        "ciuic/store/snapshots/trash.py",
+        "        self.retired.add(snapshot_ids)\n        # The copies",
+        "        # The copies",
+        "tests/verbs/test_forget.py::test_an_expiry_that_ends_anywhere_gives_no_id_away",
+    ),
+    Mutant(
+        "the manifest of an expired snapshot goes before its ID is retired",
+        "ciuic/store/snapshots/trash.py",
+        "        self.retired.add(snapshot_ids)\n        # The copies",
+        (
+            "        self._manifests.remove(snapshot_ids)\n"
+            "        self._manifests.sync()\n"
+            "        self.retired.add(snapshot_ids)\n"
+            "        # The copies"
+        ),
+        "tests/verbs/test_forget.py::test_an_expiry_that_ends_anywhere_gives_no_id_away",
+    ),
+    Mutant(
+        "chunks of snapshots in the trash are not marked",
+        "ciuic/maintain/prune/plan.py",
+        "    going = expired | store.trash.purged()\n",
+        "    going = expired | store.trash.unlisted()\n",
+        _story("prune"),
     ),
     Mutant(
         "a snapshot whose pin can't be read counts as not pinned",
         "ciuic/store/snapshots/marks.py",
-        "                summary, pinned=True, mark=number, mark_problem=error.message\n",
-        "                summary, mark=number, mark_problem=error.message\n",
+        "                summary,\n                pinned=True,\n",
+        "                summary,\n",
         "tests/verbs/test_marks.py",
     ),
     Mutant(
@@ -243,35 +337,6 @@ MUTANTS: Final = (
             " lambda: self._create(old.id, number, data))\n"
         ),
         "tests/verbs/test_marks.py",
-    ),
-    Mutant(
-        "a snapshot leaves the trash before it is listed again",
-        "ciuic/store/snapshots/trash.py",
-        "            _, _, manifest, data = self._entry(snapshot_id)\n",
-        (
-            "            _, _, manifest, data = self._entry(snapshot_id)\n"
-            "            self._files.remove([snapshot_id])\n"
-        ),
-        _story("forget"),
-    ),
-    Mutant(
-        "the trash is written without a sync",
-        "ciuic/store/directory/folder.py",
-        "                durable.write_named(\n",
-        (
-            '                with open(self.path_of(name), "wb") as file:\n'
-            "                    file.write(data)\n"
-            "                continue\n"
-            "                durable.write_named(\n"
-        ),
-        _story("forget"),
-    ),
-    Mutant(
-        "snapshots are forgotten before their names in the trash are synced",
-        "ciuic/store/directory/folder.py",
-        "                )\n            durable.sync_directory(self.path)\n",
-        "                )\n",
-        _story("forget"),
     ),
     Mutant(
         "a pack gets its name before its parity",
@@ -290,13 +355,6 @@ MUTANTS: Final = (
             "        write_parity(store_path, pack_id, parity)\n"
         ),
         "tests/verbs/test_repair.py::test_no_pack_is_seen_without_its_parity",
-    ),
-    Mutant(
-        "the ID of an expired snapshot is used again",
-        "ciuic/store/snapshots/trash.py",
-        "        with_reserve(self._store_path, lambda: self._files.retire(snapshot_ids))\n",
-        "",
-        _story("prune"),
     ),
     Mutant(
         "old packs are removed before the new ones have durable names",
@@ -341,13 +399,6 @@ MUTANTS: Final = (
         "tests/verbs/test_prune.py::test_no_pack_goes_while_the_trash_still_needs_it",
     ),
     Mutant(
-        "chunks of snapshots in the trash are not marked",
-        "ciuic/maintain/prune/plan.py",
-        "    found = [trees for trees in trash if trees.snapshot_id not in expired]\n",
-        "    found: list[_Trees] = []\n",
-        _story("prune"),
-    ),
-    Mutant(
         "repair removes a quarantined file before its copy is durable",
         "ciuic/system/durable.py",
         "    _link(source, target)\n    sync_directory(os.path.dirname(target))\n",
@@ -357,8 +408,8 @@ MUTANTS: Final = (
     Mutant(
         "two writers may hold the lock",
         "ciuic/store/directory/locks.py",
-        "                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-        "                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        "            fcntl.flock(fd, kind | fcntl.LOCK_NB)\n",
+        "            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         _TAKE + "test_a_second_writer_is_refused_while_the_first_writes",
     ),
     Mutant(
@@ -406,14 +457,14 @@ MUTANTS: Final = (
     Mutant(
         "prune removes the bases of deltas in a pack that parity can repair",
         "ciuic/store/gc/usage.py",
-        "                _add_delta_bases(marks, read_frames(store_path, pack_id, repair=True))\n",
+        "                _add_delta_bases(marks, read_frames(packs, pack_id, repair=True))\n",
         "                pass\n",
         f"{_CHAINS}test_delta_bases_of_a_damaged_pack_stay_until_it_is_repaired",
     ),
     Mutant(
         "the chunk index does not learn which copy a prune keeps",
         "ciuic/store/gc/rewrite.py",
-        "        index.point(pack_id, read_frames(store_path, pack_id), chunk_ids)\n",
+        "        index.point(pack_id, read_frames(packs, pack_id), chunk_ids)\n",
         "        del pack_id, chunk_ids\n",
         "tests/verbs/test_prune.py::test_the_chunk_index_is_right_without_being_rebuilt",
     ),
@@ -506,7 +557,7 @@ MUTANTS: Final = (
     Mutant(
         "the daemon counts snapshots of other machines as its own",
         "ciuicd/taking.py",
-        "                    and summary.owner.is_same(own)\n",
+        "                and summary.owner.is_same(own)\n",
         "",
         f"{_OWNERS}test_the_daemon_takes_its_own_snapshot_although_another_machine_took_one",
     ),

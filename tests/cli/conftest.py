@@ -14,7 +14,7 @@ ODD_NAMES = (b"line\nbreak", b"pipe|name", b"\x1b[31mred\x1b]0;title\x07", b"caf
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A tree with hostile names and three snapshots of it; nobody may change it."""
+    """A tree with hostile names and three snapshots of it; no test may change it."""
     place = Place(tmp_path_factory.mktemp("template"))
     source = place.source
     (source / "checkpoints").mkdir()

@@ -129,7 +129,7 @@ def test_a_configuration_that_is_missing_or_no_file_is_named(tmp_path):
 
 @pytest.fixture
 def system_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Where a configuration is looked for in the end; a machine may have one of its own in /etc."""
+    """The last place where ciuic looks for a configuration; a machine may have its own in /etc."""
     paths = (tmp_path / "etc-ciuic.conf", tmp_path / "etc-ciuric.conf")
     monkeypatch.setattr("ciuic.config.load.SYSTEM_PATHS", tuple(map(str, paths)))
     return paths

@@ -24,10 +24,10 @@ from tests.kit.program import NOBODY, REPOSITORY, Outcome, ciuic, environment
 
 pytestmark = pytest.mark.root
 
-DIRECTORIES = ["packs", "snapshots", "tmp", "parity", "quarantine", "trash"]
+DIRECTORIES = ["packs", "snapshots", "tmp", "parity", "quarantine", "marks", "retired"]
 FILES = [
     *("ciuic-store.json", "lock.write", "lock.read", "daemon.lock", "catalog.sqlite"),
-    *("catalog.sqlite-journal", "catalog.sqlite-wal", "control.sock", "retired.json"),
+    *("catalog.sqlite-journal", "catalog.sqlite-wal", "control.sock"),
     "prune.unfinished",
 ]
 READS = [("list",), ("verify", "--all", "--checksum"), ("stats",)]

@@ -122,7 +122,7 @@ def test_forget_and_prune_at_once_is_the_one_and_then_the_other(taken: Place) ->
     assert "would forget 1 snapshot" in shown.err
     assert "1 forgotten snapshot would be removed for good" in shown.out
     foreseen = taken.run_here(*arguments, "--dry-run", "--json").document
-    for name in ("snapshots", "packs", "parity", "trash"):
+    for name in ("snapshots", "packs", "parity", "marks", "retired"):
         part = f"/{name}"
         assert {key: one for key, one in contents(taken.store).items() if part in key} == {
             key: one for key, one in before.items() if part in key
@@ -302,7 +302,7 @@ def test_a_slip_in_the_configured_policy_forgets_nothing(taken: Place) -> None:
 
 
 def test_the_policy_of_a_configuration_is_for_its_own_store_only(taken: Place) -> None:
-    """Whoever names another store must not have it thinned out by a policy meant for this one."""
+    """The policy of this store must not thin out another store that the user names."""
     known = taken.ids()
     keep(taken, "last:1")
     done = taken.run_here("--store", str(taken.store), "forget")
@@ -345,7 +345,7 @@ def test_every_command_that_writes_waits_for_the_given_time(taken: Place, comman
 def test_a_damaged_entry_is_named_and_the_rest_is_shown(taken: Place) -> None:
     known = taken.ids()
     assert taken.run_here("forget", known[1], known[2]).code == 0
-    flip_byte(taken.store / "trash" / f"{known[1]}.json", 200)
+    flip_byte(taken.store / "snapshots" / f"{known[1]}.json", 200)
     copy = taken.store / "parity" / f"{known[1]}.json"
     copy.rename(taken.directory / "aside")
     done = taken.run_here("list", "--trash")
@@ -354,7 +354,7 @@ def test_a_damaged_entry_is_named_and_the_rest_is_shown(taken: Place) -> None:
     assert f"{known[1]} can't be read" in done.err
     assert "ciuic repair" in done.err
     assert taken.run_here("list", "--trash", "--json").code == 4
-    refused(taken.run_here("forget", "--undo", known[1]), 4, known[1], "ciuic repair")
+    refused(taken.run_here("forget", "--undo", known[1]), 4, known[1], "ciuic forget")
     assert taken.run_here("forget", "--undo", known[2]).code == 0
     (taken.directory / "aside").rename(copy)
     assert [row[0] for row in table(taken.run_here("list", "--trash").out)] == [known[1]]

@@ -111,7 +111,7 @@ def test_a_snapshot_without_a_daemon_steps_back_as_far_as_the_configuration_says
     )
     if io_class is None:
         io_class = int(psutil.Process().ionice().ioclass)
-    nice = max(nice, os.nice(0))  # never up, whoever started it
+    nice = max(nice, os.nice(0))  # never raises the priority
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "--config", str(fresh.config), "snapshot"],
         capture_output=True,

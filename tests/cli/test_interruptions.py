@@ -40,6 +40,15 @@ def held(path: Path, how: int) -> Iterator[None]:
         os.close(fd)
 
 
+def opens(pid: int, path: Path) -> bool:
+    """Whether a process has this file open."""
+    try:
+        files = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False  # a file was closed meanwhile, or the process has ended
+    return str(path) in files
+
+
 def test_a_second_writer_finds_the_store_busy_and_readers_continue(taken):
     with held(taken.store / "lock.write", fcntl.LOCK_EX):
         busy = taken.run_here("snapshot", "--wait", "0")
@@ -85,6 +94,40 @@ def test_a_writer_waits_for_the_given_time(taken):
 
     assert waiting.returncode == 0
     assert taken.ids()[0] == out.strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("snapshot",),
+        ("prune",),
+        ("forget", "--policy", "last:1", "--prune"),
+        ("pin", "latest"),
+        ("repair", "--apply"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_signal_ends_the_wait_for_another_writer(taken, command, number):
+    with held(taken.store / "lock.write", fcntl.LOCK_EX):
+        before = contents(taken.store)
+        waiting = subprocess.Popen(
+            ["ciuic", "--config", taken.config, *command, "--wait", "1h"],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        # It opens this lock right before it waits for the other.
+        wait_until("it waits", lambda: opens(waiting.pid, taken.store / "lock.read"))
+        waiting.send_signal(number)
+        _, err = waiting.communicate(timeout=END_S)
+        after = contents(taken.store)
+
+    assert waiting.returncode == 128 + number
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert after == before
 
 
 def test_while_packs_are_removed_readers_are_asked_to_try_again(taken):
@@ -190,7 +233,7 @@ def test_a_long_command_ends_soon_after_a_signal_with_its_code(tmp_path, large, 
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Whoever runs the tests in the background ignores SIGINT, and hands that down.
+            # A shell makes tests in the background ignore SIGINT; children inherit that.
             preexec_fn=functools.partial(  # noqa: PLW1509 - this process has no other threads
                 signal.signal, signal.SIGINT, signal.SIG_DFL
             ),
@@ -248,7 +291,7 @@ def test_a_restore_that_is_stopped_leaves_whole_files_and_can_be_run_again(tmp_p
 
 
 def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(fresh):
-    # Larger than a pipe: nobody reads more than a byte of it, so it is in the middle for good.
+    # Larger than a pipe. The test reads one byte of it, so the command stays in the middle.
     path = fresh.source / "checkpoints" / "large.pt"
     path.write_bytes(os.urandom(4 * 1024 * 1024))
     fresh.snapshot()
@@ -257,7 +300,7 @@ def test_an_interrupt_of_a_reader_is_a_word_and_no_traceback(fresh):
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Whoever runs the tests in the background ignores SIGINT, and hands that down.
+        # A shell makes tests in the background ignore SIGINT; children inherit that.
         preexec_fn=functools.partial(  # noqa: PLW1509 - this process has no other threads
             signal.signal, signal.SIGINT, signal.SIG_DFL
         ),
@@ -288,7 +331,7 @@ def test_a_snapshot_leaves_the_source_as_it_was(fresh):
 
 @pytest.mark.parametrize("limit_mb", [60, 100, 180, 220, 260, 300, 340, 400])
 def test_without_enough_memory_a_command_says_so_and_loses_nothing(fresh, limit_mb):
-    """An address space that ends somewhere: threads, libraries and arrays are what is missed."""
+    """A limited address space: threads, libraries and arrays do not fit."""
     (fresh.source / "weights").write_bytes(os.urandom(8_000_000))
     limited = ("prlimit", f"--as={limit_mb * 1_000_000}", "ciuic", "--config", fresh.config)
 

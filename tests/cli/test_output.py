@@ -360,15 +360,16 @@ def test_an_error_is_one_json_document_with_the_exit_code(taken, code, name, arg
 
 
 @pytest.mark.parametrize(
-    ("arguments", "before"),
+    ("kind", "arguments", "before"),
     [
-        (["ls", "-R", HOSTILE], ["", "/a", "/broken"]),
-        (["find", "*", "-s", HOSTILE], ["", "/a", "/broken"]),
-        (["diff", "{older}", HOSTILE, "--quick"], ["", "/a", "/broken"]),
-        (["ls", HOSTILE, "{source}/broken"], None),
+        # These two go on, and their error counts all damage.
+        ("corruption", ["ls", "-R", HOSTILE], ["", "/a", "/broken"]),
+        ("corruption", ["find", "*", "-s", HOSTILE], ["", "/a", "/broken"]),
+        ("chunk_missing", ["diff", "{older}", HOSTILE, "--quick"], ["", "/a", "/broken"]),
+        ("corruption", ["ls", HOSTILE, "{source}/broken"], None),
     ],
 )
-def test_damage_in_the_middle_ends_the_one_json_document(taken, arguments, before):
+def test_damage_in_the_middle_ends_the_one_json_document(taken, kind, arguments, before):
     (older, *_) = taken.ids()
     commit(
         taken.store,
@@ -381,12 +382,11 @@ def test_damage_in_the_middle_ends_the_one_json_document(taken, arguments, befor
 
     assert done.code == 4, done.said()
     assert "Traceback" not in done.err
-    if before is None:
-        check(done.document, ERROR)
-        return
-    *elements, last = done.document
+    *elements, last = [done.document] if before is None else done.document
     check(last, ERROR)
-    assert last["error"]["kind"] == "chunk_missing"
+    assert last["error"]["kind"] == kind
+    if before is None:
+        return
     assert last["error"]["message"] in " ".join(done.err.split())
     paths = [element["path"] for element in elements if element["path"].startswith("/other")]
     assert paths == [f"/other{end}" for end in before]
@@ -562,7 +562,7 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(taken):
 
 @pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_change_nothing_but_what_is_heard(taken, closed):
-    """No file of the store gets the number of one, in which what is printed would end up."""
+    """No file of the store gets the descriptor of a closed stream: output would go into it."""
     ciuic = f"ciuic --config {taken.config}"
     (taken.source / "new.bin").write_bytes(os.urandom(300_000))
     commands = ("list", "nosuch", "show cs-zz", "show nosuch --json", "snapshot --base", "verify")

@@ -21,7 +21,7 @@ PATH = "/data/experiments/a-long-sweep/run-0007/checkpoints/検証用の重み/s
 
 def paced(*samples: tuple[float, int], total: int, files: int = 0) -> tuple[Pace, State]:
     """A pace after these moments, and the bytes that were done at each."""
-    pace, state = Pace(samples[0][0]), State(bytes=total, files=files, path=PATH)
+    pace, state = Pace(samples[0][0]), State(size_bytes=total, files=files, path=PATH)
     for now_s, done in samples:
         state.done_bytes = done
         pace.note(now_s, state)
@@ -63,13 +63,13 @@ def test_the_time_left_does_not_jump_when_the_pace_does():
 
 
 def test_many_small_files_count_as_well_as_their_bytes():
-    state = State(files=1000, bytes=1000, done_files=500, done_bytes=500)
+    state = State(files=1000, size_bytes=1000, done_files=500, done_bytes=500)
 
     assert state.fraction == pytest.approx(0.5)
 
 
 def test_more_than_the_last_time_is_no_share_of_it():
-    state = State(bytes=100 * MIB, done_bytes=150 * MIB, about=True)
+    state = State(size_bytes=100 * MIB, done_bytes=150 * MIB, about=True)
     pace = Pace(0.0)
     pace.note(0.0, state)
 
@@ -80,8 +80,8 @@ def test_more_than_the_last_time_is_no_share_of_it():
 
 
 def test_an_estimate_is_never_shown_as_the_end():
-    assert State(bytes=100, done_bytes=100, about=True).fraction == 0.99
-    assert State(bytes=100, done_bytes=100).fraction == 1.0
+    assert State(size_bytes=100, done_bytes=100, about=True).fraction == 0.99
+    assert State(size_bytes=100, done_bytes=100).fraction == 1.0
 
 
 def test_parts_of_a_run_count_steps_or_bytes():
@@ -184,7 +184,7 @@ with progress("restore") as shown:
 
 
 def driven(columns: int, then: int) -> tuple[Shown, int]:
-    """A line on a terminal whose width is changed meanwhile; and where in it that was."""
+    """A line on a terminal whose width changes meanwhile, and its position at that time."""
     script = RUN.format(path=PATH)
     changed: list[int] = []
     ended: list[bool] = []

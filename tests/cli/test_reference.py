@@ -73,6 +73,7 @@ def test_the_reference_says_of_an_option_what_its_help_says(name):
         ["copy", "--to", "/nowhere/copy", "--init", "--dry-run"],
         ["tag", "latest"],
         ["pin", "latest"],
+        ["note", "latest"],
         ["prune", "--dry-run"],
         ["scrub"],
         ["repair"],

@@ -100,7 +100,7 @@ def test_a_path_replaces_what_is_configured_and_all_else_holds(box: Box, other: 
 def test_a_broken_configuration_of_the_system_is_no_matter_with_a_store(
     box: Box, other: Path
 ) -> None:
-    """Only what is named counts: --config, or $CIUIC_CONFIG."""
+    """Only --config and $CIUIC_CONFIG count."""
     box.config.write_text("nonsense\n")
     assert ciuic("--config", box.config, "--store", box.store, "snapshot", other).code == 2
     assert ciuic("--store", box.store, "snapshot", other).code == 0

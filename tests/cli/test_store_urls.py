@@ -1,4 +1,4 @@
-"""A store is in a directory: the URL of an object store is refused, and not taken for a path."""
+"""The URL of a store: what can't be one is refused, never quoted, and never taken for a path."""
 
 import pytest
 
@@ -10,25 +10,74 @@ COMMANDS = [
     ("snapshot", "."),
     ("verify",),
     ("restore", "-s", "latest", "-p", "/x"),
-    ("prune", "--dry-run"),
     ("stats",),
 ]
+WHAT_WORKS = "All other commands work there."
+REFUSED = ["repair", "scrub"]
+
+
+def refused(tmp_path, monkeypatch, address, *command):
+    monkeypatch.chdir(tmp_path)
+    done = run_here("--store", address, *command)
+    assert done.out == ""
+    assert "secret" not in done.err
+    assert list(tmp_path.iterdir()) == []
+    return done.code, done.err.splitlines()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-@pytest.mark.parametrize("scheme", ["s3", "GS", "az", "file", "git+ssh"])
-def test_a_store_by_url_is_refused_in_one_sentence(tmp_path, monkeypatch, command, scheme):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("scheme", ["s3", "GS", "az", "git+ssh"])
+def test_a_password_in_a_url_is_refused_and_not_quoted(tmp_path, monkeypatch, command, scheme):
+    address = f"{scheme}://user:secret@bucket/prefix"
 
-    done = run_here("--store", f"{scheme}://user:secret@bucket/prefix", *command)
+    assert refused(tmp_path, monkeypatch, address, *command) == (
+        2,
+        [
+            "ciuic: the store's address holds a user name or a password",
+            "       Leave them out, and name a credentials file.",
+        ],
+    )
 
-    assert done.code == 2, done.said()
-    assert done.out == ""
-    assert done.err.splitlines() == [
-        "ciuic: --store is a URL, and a store has to be in a directory of this machine",
-        "       Give --store the path of a directory.",
-    ]
-    assert list(tmp_path.iterdir()) == []
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("ftp://secret/x", "the store's address can't be used: 'ftp:' is not a kind of store"),
+        ("file://secret/x", "the store's address names another machine"),
+        ("s3://", "the store's address has no valid bucket name after 's3://'"),
+        ("s3://secret!/x", "the store's address has no valid bucket name after 's3://'"),
+        (
+            "s3://bucket/x?key=secret",
+            "the store's address 's3://bucket/x' is followed by '?' or '#'",
+        ),
+    ],
+)
+def test_a_url_of_no_store_is_refused_in_one_sentence(tmp_path, monkeypatch, address, message):
+    code, said = refused(tmp_path, monkeypatch, address, "list")
+
+    assert (code, said[0], len(said)) == (2, f"ciuic: {message}", 2)
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_command_that_needs_parity_is_refused_for_a_bucket(tmp_path, monkeypatch, command):
+    code, said = refused(tmp_path, monkeypatch, "s3://bucket/prefix", command)
+
+    assert (code, said) == (
+        1,
+        [
+            f"ciuic: 'ciuic {command}' can't work on a store in a bucket yet",
+            f"       {WHAT_WORKS}",
+        ],
+    )
+
+
+def test_the_url_of_a_directory_is_its_path(tmp_path):
+    store = tmp_path / "store"
+
+    assert run_here("--store", f"file://{store}", "init").code == 0
+
+    assert (store / "ciuic-store.json").exists()
+    assert run_here("--store", str(store), "list").code == 0
 
 
 @pytest.mark.parametrize("name", ["s3:bucket", "1s3://bucket", "./s3://bucket"])

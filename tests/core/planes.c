@@ -48,9 +48,46 @@ static void join_again(unsigned mask, const ciuic_plan *plan, const uint8_t *spl
     ciuic_planes_join(mask, plan, bodies, count, again);
     if (memcmp(again, plain, count * plan->width))
         fail("planes_join does not undo planes_split");
+    if (!ciuic_planes_match(mask, plan, bodies, count, plain))
+        fail("planes_match does not know what planes_join writes");
+    if (count) {
+        const size_t place = below(count * plan->width);
+        again[place] ^= (uint8_t)(1u << below(8));
+        if (ciuic_planes_match(mask, plan, bodies, count, again))
+            fail("planes_match misses a bit");
+    }
     for (size_t at = 0; at < 2 * plan->column_count; at++)
         free(owned[at]);
     free(again);
+}
+
+/* Checks a tally against counting: of each byte of an element, with windows that are tried one by
+ * one. Its entropy is compared with Python's. */
+static void check_tally(const uint8_t *plain, size_t count, size_t width)
+{
+    ciuic_spread spreads[CIUIC_COLUMNS_MAX];
+
+    ciuic_planes_tally(width, plain, count, spreads);
+    for (size_t byte = 0; byte < width; byte++) {
+        uint64_t counts[256] = {0}, most = 0, own = 0;
+        for (size_t at = 0; at < count; at++) {
+            const uint8_t *top = plain + at * width + width - 2;
+            const unsigned word = top[0] | (unsigned)top[1] << 8;
+            const unsigned value = byte + 2 < width ? plain[at * width + byte]
+                                   : byte + 2 == width ? (word & 0x7f) | (word >> 8 & 0x80)
+                                                       : word >> 7 & 0xff;
+            counts[value]++;
+        }
+        for (unsigned lowest = 0; lowest < 256; lowest++) {
+            uint64_t near = 0;
+            for (unsigned at = 0; at < 16; at++)
+                near += counts[(lowest + at) % 256];
+            most = near > most ? near : most;
+            own = lowest == spreads[byte].lowest ? near : own;
+        }
+        if (spreads[byte].near != most || own != most || spreads[byte].bits >> 20 > 8 * count)
+            fail("planes_tally does not count what is there");
+    }
 }
 
 void check_planes(void)
@@ -69,6 +106,7 @@ void check_planes(void)
             fail("the columns depend on the vector instructions");
         join_again(mask, &plan, split, high, plain, count);
     } while ((mask = next_targets(mask)));
+    check_tally(plain, count, plan.width);
     free(plain);
     free(first);
     free(split);

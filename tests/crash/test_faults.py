@@ -342,7 +342,7 @@ def test_a_commit_that_the_disk_does_not_confirm_is_named_as_such(
     made: Prepared, tmp_path: Path, name: str
 ) -> None:
     command, box = COMMANDS[name], copy_of(made, tmp_path / "run")
-    directory = box.store / ("marks" if name == "tag" else "snapshots")
+    directory = box.store / ("snapshots" if name == "snapshot" else "marks")
     arguments = command.arguments(made, tmp_path / "out")
     # The descriptor's path identifies the fsync, so no call number is needed.
     inject = ("-P", str(directory), "-e", "trace=fsync", "-e", "inject=fsync:error=EIO")

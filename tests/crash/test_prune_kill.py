@@ -176,7 +176,7 @@ def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: obj
 def assert_catalogued(box: Box, where: object) -> None:
     """Check that the chunk index knows every chunk; full snapshots store unknown chunks again."""
     with open_store(str(box.store)) as store:
-        held = [read_frames(store.path, name) for name in store.pack_files()]
+        held = [read_frames(store.packs, name) for name in store.pack_files()]
         listed = {name for frames in held for one in frames for name, _ in one.frame.chunks}
         assert store.existing_index is not None, where
         assert store.existing_index.known(sorted(listed)) == listed, where

@@ -83,7 +83,51 @@ def test_two_restores_into_one_place_end_well(box: Box, tmp_path: Path) -> None:
     options = ("restore", "-s", "latest", "-p", box.source, "-d", tmp_path / "out", "--overwrite")
     processes = [start(box, *options) for _ in range(2)]
     for one in processes:
-        one.communicate(timeout=120)
-        assert one.returncode in {0, 3}
+        said = one.communicate(timeout=120)
+        assert one.returncode in {0, 3}, said
     finish(start(box, *options))
     assert differences(photograph(box.source), photograph(tmp_path / "out" / "source")) == []
+
+
+def test_a_directory_that_another_restore_creates_at_the_same_moment_is_used(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (box.source / "deep").mkdir()
+    (box.source / "deep" / "file").write_bytes(b"x")
+    box.take()
+    mkdir = os.mkdir
+    created = []
+
+    def at_the_same_moment(name: bytes, mode: int, *, dir_fd: int | None = None) -> None:
+        mkdir(name, mode, dir_fd=dir_fd)
+        created.append(name)
+        mkdir(name, mode, dir_fd=dir_fd)
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os, "mkdir", at_the_same_moment)
+
+    assert box.restore(to=tmp_path / "out").failed == []
+    assert created == [b"source", b"deep"]
+    assert differences(photograph(box.source), photograph(tmp_path / "out" / "source")) == []
+
+
+def test_a_file_that_takes_the_place_of_a_directory_at_that_moment_is_not_followed(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (box.source / "deep").mkdir()
+    box.take()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    mkdir = os.mkdir
+
+    def a_symlink_first(name: bytes, mode: int, *, dir_fd: int | None = None) -> None:
+        if name == b"deep":
+            os.symlink(elsewhere, name, dir_fd=dir_fd)
+        mkdir(name, mode, dir_fd=dir_fd)
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os, "mkdir", a_symlink_first)
+
+    (failed,) = box.restore(to=tmp_path / "out").failed
+    assert failed.path.endswith(b"/deep")
+    assert elsewhere.stat().st_mode & 0o777 == 0o755

@@ -118,7 +118,7 @@ def test_a_bad_configuration_is_one_line_and_exit_code_2_and_nothing_is_made(mac
     done = ciuicd("--config", str(machine.config), *arguments)
     assert done.returncode == 2
     assert done.stderr == (
-        f"ciuicd: {machine.config}:6: unknown key 'snapshot_intervall'. "
+        f"ciuicd: {machine.config}:7: unknown key 'snapshot_intervall'. "
         "Did you mean snapshot_interval? etc/ciuic.conf shows every key.\n"
     )
     assert not machine.store.exists()

@@ -129,7 +129,7 @@ def test_a_file_that_is_opened_again_is_awaited_again(follow_ups, clock, roots, 
     path.touch()
     follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
     clock.advance(1)
-    assert not follow_ups.is_due(), "nobody has it, but it has to stay so for a moment"
+    assert not follow_ups.is_due(), "it is closed, but has to stay so for a moment"
     with path.open("ab"):
         assert due_within(follow_ups, clock, 60) is None
     clock.advance(max(0.0, follow_ups.next_look_s - clock.monotonic_s()))

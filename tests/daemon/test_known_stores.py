@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.config.load import load_settings
 from ciuic.control import request_done, request_snapshot
+from ciuic.errors import StoreError
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.source.mounts import mount_points_of
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header
 from ciuic.store.store import open_store
+from ciuicd.control import Job
+from ciuicd.notify import Notifier
+from ciuicd.taking import SnapshotTaker
+from ciuicd.upkeep import Upkeep
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Machine, wait_until
 from tests.kit.filesystems import tmpfs
@@ -268,3 +274,40 @@ def test_the_missing_mount_point_is_named(machine):
     code, log = run(machine, "--once", **environ)
     assert code == 1
     assert f"Mount {point} first: /etc/fstab names it" in log
+
+
+@pytest.mark.parametrize("is_trashed", [True, False])
+def test_a_store_that_is_mounted_just_before_upkeep_opens_it_is_unchanged(
+    machine, caplog, is_trashed
+):
+    """The daemon looks at the path first, and opens the store a moment later."""
+    machine.configure(retention_policy="last:1" if not is_trashed else "3650d")
+    below = machine.directory / "below"
+    neglected(machine, below)
+    below.rename(machine.store)
+    before = files_of(machine.store)
+    upkeep = Upkeep(ManualClock(time.time_ns()), lambda: None)
+    upkeep.store_id = "ab" * 16
+    settings = load_settings(str(machine.config))
+    upkeep.after_snapshot(settings)
+    upkeep.run(settings, lambda: False)
+    assert files_of(machine.store) == before
+    assert f"a different store is now at {machine.store}" in caplog.text
+    upkeep = Upkeep(ManualClock(time.time_ns()), lambda: None)
+    upkeep.store_id = read_header(str(machine.store)).store_id
+    upkeep.after_snapshot(settings)
+    upkeep.run(settings, lambda: False)
+    assert files_of(machine.store) != before, "its own store is cared for"
+
+
+def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_opened(machine):
+    create_store(str(machine.store), ManualClock())
+    taker = SnapshotTaker(ManualClock(time.time_ns()), Notifier({}), lambda: False)
+    settings = load_settings(str(machine.config))
+    taker.store_id = "ab" * 16
+    with pytest.raises(StoreError, match="a different store is now at"):
+        taker.take(settings, Job())
+    assert machine.snapshots() == []
+    taker.store_id = read_header(str(machine.store)).store_id
+    taker.take(settings, Job())
+    assert len(machine.snapshots()) == 1

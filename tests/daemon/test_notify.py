@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from ciuic.config import load_settings
+from ciuic.config.load import load_settings
 from ciuicd.known import KnownStores
 from ciuicd.notify import Notifier
 from ciuicd.service import Service

@@ -16,6 +16,10 @@ import pytest
 from tests.kit.daemon import REPOSITORY, wait_until
 
 UNIT = REPOSITORY / "systemd" / "ciuicd.service"
+METRICS_UNIT = UNIT.with_name("ciuic-metrics.service")
+ALERTS_UNIT = UNIT.with_name("ciuic-alerts.service")
+BUCKET = UNIT.with_name("bucket.conf")
+UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, ALERTS_UNIT.with_suffix(".timer")]
 BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
 BOOT_S = 120.0
@@ -74,7 +78,8 @@ def lay_out(files: Path, config: str) -> None:
     program.chmod(0o755)
     unit = files / "etc/systemd/system/ciuicd.service"
     unit.parent.mkdir(parents=True)
-    shutil.copy(UNIT, unit)
+    for one in UNITS:
+        shutil.copy(one, unit.parent)
     (files / "etc/ciuic.conf").write_text(config)
     for name, mode, owner in (("mine", 0o600, 0), ("theirs", 0o600, 1234)):
         path = files / "srv/training" / name
@@ -137,9 +142,10 @@ CONFIG = "snapshot_paths = /srv/training\nsnapshot_interval = 365d\n"
 ELSEWHERE = CONFIG + "snapshot_dir = /data/deep/store\n"
 
 
-def test_systemd_finds_no_mistake_in_the_unit(tmp_path):
-    unit = tmp_path / "ciuicd.service"
-    unit.write_text(UNIT.read_text().replace("/usr/local/bin/ciuicd", sys.executable))
+@pytest.mark.parametrize("source", UNITS[:3], ids=lambda unit: unit.stem)
+def test_systemd_finds_no_mistake_in_a_unit(tmp_path, source):
+    unit = tmp_path / source.name
+    unit.write_text(source.read_text().replace("/usr/local/bin/ciuicd", sys.executable))
     command = ["systemd-analyze", "verify", "--recursive-errors=no", "--man=no", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -149,8 +155,25 @@ def test_systemd_finds_no_mistake_in_the_unit(tmp_path):
     assert done.returncode == 1
 
 
-def test_the_sandbox_is_as_tight_as_it_was():
-    command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", str(UNIT)]
+@pytest.mark.parametrize("source", [UNIT, ALERTS_UNIT], ids=lambda unit: unit.stem)
+def test_the_drop_in_for_a_bucket_fits_the_unit(tmp_path, source):
+    unit = tmp_path / source.name
+    unit.write_text(source.read_text().replace("/usr/local/bin/ciuicd", sys.executable))
+    added = tmp_path / f"{source.name}.d" / "bucket.conf"
+    added.parent.mkdir()
+    shutil.copy(BUCKET, added)
+    command = ["systemd-analyze", "verify", "--recursive-errors=no", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    added.write_text(added.read_text().replace("IPAddressDeny=", "IPAddressDeny=nowhere"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "nowhere" in done.stderr
+
+
+@pytest.mark.parametrize(("unit", "limit"), [(UNIT, 25), (METRICS_UNIT, 11), (ALERTS_UNIT, 35)])
+def test_the_sandbox_is_as_tight_as_it_was(unit, limit):
+    command = ["systemd-analyze", "security", "--offline=true", f"--threshold={limit}", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout[-300:]
 
@@ -230,6 +253,45 @@ def test_the_whole_life_of_the_service(boot, config):
     systemd.output("systemctl", "start", "ciuicd")
     assert systemd.show("ActiveState") == "active"
     assert "Traceback" not in systemd.journal()
+
+
+def test_metrics_and_alerts_come_from_units_of_their_own(boot):
+    path = "/var/lib/node/ciuic.prom"
+    alert = "[alert all]\ntype = command\ncommand = cat >> $STATE_DIRECTORY/heard\n"
+    systemd = boot(f"{CONFIG}metrics_file = {path}\nmetrics_listen = 127.0.0.1:9741\n{alert}")
+    systemd.output("mkdir", "-p", "/var/lib/node")
+    systemd.output("systemctl", "start", "ciuicd")
+    wait_until("it is written", lambda: systemd.run("test", "-e", path).returncode == 0)
+    inside = ("nsenter", "--target", systemd.show("MainPID"), "--mount", "--")
+    assert "Read-only" in systemd.run(*inside, "touch", "/var/lib/probe").stderr
+
+    # No fault; then the store is gone.
+    heard = "/var/lib/ciuic-alerts/heard"
+    systemd.output("systemctl", "start", "ciuic-alerts")
+    assert systemd.run("test", "-e", heard).returncode == 1
+    systemd.output("mv", "/.ciuic_snapshots", "/gone")
+    systemd.output("systemctl", "start", "ciuic-alerts")
+    assert '"event": "began", "severity": "critical"' in systemd.output("cat", heard)
+    systemd.output("mv", "/gone", "/.ciuic_snapshots")
+
+    # The interpreter of the tests may be in a home directory, which the unit hides.
+    directory = "/etc/systemd/system/ciuic-metrics.service.d"
+    systemd.output("mkdir", "-p", directory)
+    homes = "[Service]\\nDynamicUser=no\\nPrivateUsers=no\\nProtectHome=no\\n"
+    systemd.output(
+        "sh", "-c", f"printf '{homes}CapabilityBoundingSet=~\\n' > {directory}/home.conf"
+    )
+    systemd.output("systemctl", "daemon-reload")
+    systemd.output("systemctl", "start", "ciuic-metrics")
+    fetch = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9741/metrics').read())"
+    wait_until(
+        "the first snapshot is served",
+        lambda: "ciuic_last_success" in systemd.output(sys.executable, "-c", fetch),
+    )
+    systemd.output("systemctl", "stop", "ciuic-metrics")
+    assert systemd.output("systemctl", "show", "--value", "-p", "Result", "ciuic-metrics") == (
+        "success\n"
+    )
 
 
 @pytest.fixture

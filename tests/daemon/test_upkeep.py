@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ciuic.config import load_settings
+from ciuic.config.load import load_settings
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.maintain.prune.plan import plan_prune
 from ciuic.maintain.scrub.pack_health import Health, health
@@ -155,7 +155,7 @@ def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
 
 def worn_packs(machine: Machine, count: int) -> None:
-    """Make packs of which less than half is needed; only the trash needs the rest."""
+    """Make packs that are less than half needed; only the trash needs the rest."""
     for number in range(count):
         take(
             machine,
@@ -500,9 +500,9 @@ def many_packs(machine: Machine, count: int) -> None:
 
 @needs_strace
 def test_a_scrub_never_delays_a_snapshot_and_continues_after_it(machine: Machine) -> None:
-    many_packs(machine, 12)
+    many_packs(machine, 30)
     machine.configure(scrub_budget="10m", snapshot_interval="2s")
-    daemon = machine.launch(wrapper=slow(0.4))
+    daemon = machine.launch(wrapper=slow(1.0))
     wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
     before = known(machine).unchecked
     daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 2)
@@ -526,7 +526,7 @@ def idle_threads(daemon: Daemon) -> list[int]:
 def test_a_client_is_served_while_a_scrub_reads_and_it_reads_at_idle_priority(
     machine: Machine,
 ) -> None:
-    many_packs(machine, 6)
+    many_packs(machine, 30)
     machine.configure(scrub_budget="10m", io_priority="none")
     daemon = machine.launch(wrapper=slow(1.0))
     wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
@@ -539,7 +539,7 @@ def test_a_client_is_served_while_a_scrub_reads_and_it_reads_at_idle_priority(
 
 @needs_strace
 def test_the_daemon_ends_soon_in_the_middle_of_a_scrub(machine: Machine) -> None:
-    many_packs(machine, 6)
+    many_packs(machine, 30)
     machine.configure(scrub_budget="10m")
     daemon = machine.launch(wrapper=slow(1.0))
     wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")

@@ -129,14 +129,14 @@ def fill(source: Path) -> None:
 
 
 def frozen(mounted: Disk) -> list[str]:
-    """Names of what lies frozen on a file system, whosever it is."""
+    """Names of all frozen copies on a file system, of any owner."""
     area = mounted.path / AREA
     found = [*area.glob("*/copies/*"), *area.glob("*/trees/*"), *area.glob("*/records/*")]
     return sorted(str(one.relative_to(area)) for one in found)
 
 
 def remove_frozen(mounted: Disk) -> None:
-    """What somebody does who wants the space, or does not like hidden directories."""
+    """Remove the frozen copies, as a user does who needs the space."""
     for tree in (mounted.path / AREA).glob("*/trees/*"):
         subprocess.run(["btrfs", "subvolume", "delete", tree], check=True, capture_output=True)
     shutil.rmtree(mounted.path / AREA)
@@ -304,7 +304,7 @@ def test_a_root_that_is_a_symlink(place: Place, mounted: Disk, tmp_path: Path) -
 
 
 def test_a_root_that_is_a_bind_mount(place: Place, tmp_path: Path) -> None:
-    """Only a part of the file system is to be seen there; the top of a subvolume may not be."""
+    """Only a part of the file system is visible there, perhaps without the top of the subvolume."""
     bound = tmp_path / "bound"
     bound.mkdir()
     subprocess.run(["mount", "--bind", place.source / "runs", bound], check=True)
@@ -342,7 +342,7 @@ def test_a_read_only_mount_is_captured_in_place(place: Place, mounted: Disk) -> 
     mounted.remount("rw")
     place.snapshot()
     assert place.how() == [HOW[mounted.kind]]
-    # Frozen copies that can't be removed or replaced are in nobody's way.
+    # Frozen copies that can't be removed or replaced do no harm.
     mounted.remount("ro")
     place.snapshot()
     place.require_whole()
@@ -523,7 +523,7 @@ def test_files_that_come_and_go_while_the_freeze_runs(
 
 
 def test_hard_links(place: Place, mounted: Disk) -> None:
-    """A second name is no second clone, and what is linked comes back linked."""
+    """A second name does not make a second clone, and hard links are restored as hard links."""
     path = place.source / "runs" / "model.pt"
     for number in range(50):
         os.link(path, place.source / f"link {number}")
@@ -567,7 +567,7 @@ def test_a_file_of_thousands_of_extents(place: Place, mounted: Disk) -> None:
 
 
 def test_a_swap_file(place: Place, mounted: Disk) -> None:
-    """The kernel lets nobody clone it, and on btrfs nobody freeze the subvolume that it is in."""
+    """The kernel refuses to clone it, and on btrfs to freeze its subvolume."""
     path = place.source / "swap"
     path.touch(mode=0o600)
     if mounted.kind == "btrfs":
@@ -673,8 +673,22 @@ def test_no_hot_snapshots_leave_nothing_frozen(place: Place, mounted: Disk) -> N
         change(place.source / "runs" / "model.pt")
 
 
+def test_each_schedule_has_as_many_hot_snapshots_as_it_says(place: Place, mounted: Disk) -> None:
+    text = f"snapshot_dir = {place.store}\nbase_interval = 0\n"
+    for name, count in (("two", 2), ("one", 1), ("cold", 0)):
+        text += f"[schedule {name}]\nsnapshot_paths = {place.source}\nhot_snapshots = {count}\n"
+    place.config.write_text(text)
+    taken: dict[str, list[str]] = {"two": [], "one": [], "cold": []}
+    for _ in range(3):
+        for name, ids in taken.items():
+            ids.append(place.snapshot("--schedule", name)["id"])
+    hot = frozenset(taken["two"][-2:] + taken["one"][-1:])
+    records = [name for name in frozen(mounted) if "/records/" in name]
+    assert {os.path.basename(name) for name in records} == hot
+
+
 def test_frozen_copies_never_are_in_a_snapshot(place: Place, mounted: Disk) -> None:
-    """The root is the very directory that they lie in."""
+    """The root is the directory that holds them."""
     place.configure(mounted.path)
     for _ in range(3):
         report = place.snapshot()

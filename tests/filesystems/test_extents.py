@@ -38,7 +38,7 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
 
 
 class Worked:
-    """A file that things happen to, at random; whatever the file system refuses is left undone."""
+    """A file that is changed at random; an operation that the file system refuses is skipped."""
 
     def __init__(self, path: Path, dice: random.Random) -> None:
         self.path = path
@@ -129,7 +129,7 @@ class Worked:
         fallocate(fd, mode, self.reserved, self.dice.randrange(1, 90_000))
 
     def write_into_what_is_reserved(self, fd: int) -> None:
-        # The blocks stay where they are, and only a flag tells that they have bytes now.
+        # The blocks stay in place; only a flag changes, which says that they hold data.
         os.pwrite(fd, self.dice.randbytes(5 * BLOCK), self.reserved)
 
     def zero(self, fd: int) -> None:
@@ -264,7 +264,7 @@ Freeze = Callable[[Path], int]
 
 @pytest.fixture
 def reflink() -> Iterator[Freeze]:
-    """Freezes a file by a clone; what it gives is closed before the file system goes."""
+    """Freezes a file by a clone, and closes it before the file system is unmounted."""
     with contextlib.ExitStack() as opened:
 
         def freeze(file: Path) -> int:
@@ -432,7 +432,7 @@ def test_a_copy_has_one_fingerprint_whatever_becomes_of_the_file(
         os.fsync(opened.fileno())
     assert first is not None
     assert fingerprint(copy) == first
-    # Nor can anybody touch the copy itself without another fingerprint.
+    # A change of the copy itself changes its fingerprint too.
     os.pwrite(copy, b"touched", 3 * MIB)
     assert fingerprint(copy) != first
 

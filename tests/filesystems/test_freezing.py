@@ -19,9 +19,10 @@ from ciuic.snapshot.observers import CaptureTime
 from ciuic.snapshot.read.small_files import SmallFiles
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.source.directory import open_root
-from ciuic.source.freeze.area import AREA_NAME, Area
+from ciuic.source.freeze.area import Area
 from ciuic.source.freeze.early import EarlyCopies
 from ciuic.source.freeze.freezer import Freezer
+from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.methods import choose
 from ciuic.source.freeze.places import remove_copies
 from ciuic.source.freeze.trust import open_frozen
@@ -291,7 +292,7 @@ def test_an_unchanged_file_keeps_its_reflink_copy_and_gets_a_missing_one(xfs: Di
 
 
 def clones_of(place: Disk, box: Box) -> int:
-    """How many clones lie in the area."""
+    """The number of clones in the area."""
     return len([one for one in frozen_files(place, box) if one.startswith("copies/")])
 
 
@@ -710,7 +711,7 @@ def test_areas_of_stores_that_are_gone_go(cow_disk: Disk) -> None:
 def test_a_file_replaced_before_its_reflink_copy_is_whole(
     xfs: Disk, old_size: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the walk saw says nothing of the length of what is cloned."""
+    """The file that is cloned may have another length than the walk saw."""
     box = Box(xfs.path)
     model, new = box.source / "model.pt", os.urandom(size)
     model.write_bytes(os.urandom(old_size))
@@ -730,7 +731,7 @@ def test_a_file_replaced_before_its_reflink_copy_is_whole(
 def test_a_file_replaced_during_its_reflink_copy_is_whole(
     xfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replacement moves the ctime of what is being cloned."""
+    """Each replacement changes the ctime of the file that is being cloned."""
     box = Box(xfs.path)
     model = box.source / "model.pt"
     model.write_bytes(os.urandom(MIB))
@@ -750,7 +751,7 @@ def test_a_file_replaced_during_its_reflink_copy_is_whole(
 def test_what_was_half_written_at_the_freeze_is_marked_whatever_becomes_of_it(
     btrfs: Disk, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has it open by the time that the walk comes to it, and its name leads elsewhere."""
+    """When the walk reaches it, no program has it open, and its name is another file."""
     box = Box(btrfs.path)
     temporary, model = box.source / "model.tmp", box.source / "model.pt"
     model.write_bytes(b"old version")
@@ -780,7 +781,7 @@ def test_what_was_half_written_at_the_freeze_is_marked_whatever_becomes_of_it(
 def test_what_was_written_right_before_the_freeze_is_read_from_the_live_file(
     btrfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frozen one may lack bytes, so it is neither compared with nor restored from."""
+    """The frozen copy may lack bytes, so ciuic does not compare with it or restore from it."""
     box = Box(btrfs.path)
     old, new = box.source / "old.pt", box.source / "new.pt"
     old.write_bytes(os.urandom(MIB))

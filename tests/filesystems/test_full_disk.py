@@ -48,7 +48,7 @@ class Filled:
         return [line.split("|")[0] for line in lines]
 
     def refuses_writing(self) -> bool:
-        """Not one block can be had."""
+        """Return whether a file of two blocks can't be written."""
         path = self.place.path / "probe"
         try:
             path.write_bytes(os.urandom(8192))
@@ -122,7 +122,7 @@ def test_without_space_for_the_chunk_index_it_is_built_in_memory(
 
 
 def test_btrfs_without_room_for_metadata_frees_itself(tmp_path: Path) -> None:
-    """Files below 2 KiB lie in the metadata, of which there is a share of its own."""
+    """btrfs keeps files below 2 KiB in the metadata, which has its own space."""
     with filled("btrfs", tmp_path) as one:
         one.place.leave_free(0)
         directory = one.place.path / "tiny"

@@ -22,7 +22,7 @@ import pytest
 from ciuic.source import page_cache
 from ciuic.source.byte_range import ByteRange
 from ciuic.source.file import OpenFile
-from ciuic.source.freeze.area import AREA_NAME
+from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.page_cache import CacheKeeper
 from ciuic.source.small_file import read_small
 from ciuic.system.clock import SystemClock

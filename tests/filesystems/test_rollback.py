@@ -32,7 +32,7 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture
 def rng() -> random.Random:
-    """Chance that can be had again: the seed is printed."""
+    """Random numbers that can be repeated: the seed is printed."""
     seed = drawn_seed()
     return random.Random(seed)
 
@@ -195,7 +195,7 @@ def test_frozen_copies_that_vanish_meanwhile(mounted: Disk, rng: random.Random) 
 def test_a_whole_file_system_is_rolled_back_and_keeps_its_frozen_copies(
     mounted: Disk, tmp_path: Path, rng: random.Random
 ) -> None:
-    """The root is the mount point: the frozen area lies inside of what is restored."""
+    """The root is the mount point, so the frozen area is inside the restored directory."""
     box = Box(tmp_path)
     box.source = mounted.path
     box.configure()

@@ -70,7 +70,7 @@ def test_a_file_of_tensors_may_change_in_place_grow_and_be_rewritten(
 
     path.write_bytes(safetensors(tensors(1), note="a longer header" * 100))
     report = box.take()
-    # All is read; but for the chunk of which a slice was changed, all is there.
+    # The whole file is read. The store has all chunks except the one with a changed slice.
     assert report.read_bytes >= len(content)
     assert report.new_bytes <= 256 * KIB + 8 * KIB
     assert unlike(box) == []

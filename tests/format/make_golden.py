@@ -40,11 +40,11 @@ PATCH = b"\x01\x3c" * 2048
 PATCH_AT = 20_000
 KEPT = {
     layout.HEADER,
+    layout.MARKS,
     layout.PACKS,
     layout.PARITY,
     layout.RETIRED,
     layout.SNAPSHOTS,
-    layout.TRASH,
 }
 
 

@@ -35,6 +35,7 @@ PACK_CONTEXT = "ciuic store format 1 pack footer"
 WHOLE, BEING_WRITTEN, UNREADABLE, SKIPPED = 0, 1, 2, 3
 FRAME = struct.Struct("<4sBBHIIII32sQQ")
 TRAILER = struct.Struct("<QIIQ8s")
+ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 LEVEL_MAX = 8
 NAME_MAX = 1023
 TARGET_MAX = 4095
@@ -291,11 +292,27 @@ def _unzstd(stored: bytes, plain_length: int) -> bytes:
     try:
         if zstandard.frame_content_size(stored) != plain_length:
             raise FormatError("a zstd frame does not have the length that it should have")
-        return zstandard.ZstdDecompressor().decompress(
-            stored, max_output_size=plain_length, allow_extra_data=False
-        )
+        if plain_length:
+            return zstandard.ZstdDecompressor().decompress(
+                stored, max_output_size=plain_length, allow_extra_data=False
+            )
+        # The function above does not look into a frame of 0 bytes.
+        if not _is_empty_frame(stored):
+            raise FormatError("a zstd payload of 0 bytes is not exactly one frame")
     except zstandard.ZstdError as error:
         raise FormatError(f"a zstd frame can't be decoded: {error}") from error
+    return b""
+
+
+def _is_empty_frame(stored: bytes) -> bool:
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    at = 0
+    while at < len(stored) and not frame.eof:
+        # In small pieces: a few bytes may decode to millions.
+        if frame.decompress(stored[at : at + 64]):
+            return False
+        at += 64
+    return frame.eof and at >= len(stored) and not frame.unused_data and stored[:4] == ZSTD_MAGIC
 
 
 def _join_planes(stored: bytes, plain_length: int) -> bytes:
@@ -332,7 +349,7 @@ def _join_planes(stored: bytes, plain_length: int) -> bytes:
 
 
 def _taken(stored: bytes, at: int, length: int) -> bytes:
-    """Exactly so many bytes."""
+    """Exactly this number of bytes."""
     if at + length > len(stored):
         raise FormatError("a payload is cut short")
     return stored[at : at + length]
@@ -581,7 +598,7 @@ class Store:
                 start += length
 
     def snapshots(self) -> list[str]:
-        """IDs of all snapshots."""
+        """IDs of all snapshots, also of those that are forgotten."""
         return [name[:-5] for name in self._names("snapshots", r"cs-[0-9a-f]{6,64}\.json")]
 
     def latest(self) -> str | None:
@@ -589,7 +606,8 @@ class Store:
         manifests = {}
         for snapshot in self.snapshots():
             with contextlib.suppress(FormatError):
-                manifests[snapshot] = self.manifest(snapshot)
+                if not self.is_forgotten(snapshot):
+                    manifests[snapshot] = self.manifest(snapshot)
         return latest_of(manifests)
 
     def _names(self, directory: str, form: str) -> list[str]:
@@ -617,19 +635,29 @@ class Store:
 
     def labels(self, snapshot: str) -> tuple[list[str], bool]:
         """Tags and pin of a snapshot, by its newest mark; a mark that can't be read is a pin."""
-        manifest = self.manifest(snapshot)
+        mark = self._newest_mark(snapshot)
+        if mark is None:
+            manifest = self.manifest(snapshot)
+            return manifest["tags"], manifest.get("pinned", False)
+        return mark.get("tags", self.manifest(snapshot)["tags"]), mark["pinned"]
+
+    def is_forgotten(self, snapshot: str) -> bool:
+        """Whether the newest mark says so: the snapshot is then not listed. Section 25."""
+        return (self._newest_mark(snapshot) or {}).get("forgotten_ns") is not None
+
+    def _newest_mark(self, snapshot: str) -> dict[str, Any] | None:
         path = os.path.join(self.path, "marks")
         form = re.compile(re.escape(snapshot) + r"-([1-9][0-9]{0,17})\.json")
         there = os.listdir(path) if os.path.isdir(path) else []
         numbers = [int(match[1]) for match in map(form.fullmatch, there) if match]
         if not numbers:
-            return manifest["tags"], manifest.get("pinned", False)
+            return None
         for directory in ("marks", "parity"):
             with contextlib.suppress(FormatError, OSError):
                 return self._mark(directory, snapshot, max(numbers))
-        return manifest["tags"], True
+        return {"pinned": True}
 
-    def _mark(self, directory: str, snapshot: str, number: int) -> tuple[list[str], bool]:
+    def _mark(self, directory: str, snapshot: str, number: int) -> dict[str, Any]:
         with open(os.path.join(self.path, directory, f"{snapshot}-{number}.json"), "rb") as file:
             data = file.read(MARK_MAX + 1)
         if len(data) > MARK_MAX:
@@ -637,7 +665,10 @@ class Store:
         document = unseal(data)
         if document["format"] != 1 or (document["id"], document["number"]) != (snapshot, number):
             raise FormatError("a mark of another format, or of another name")
-        return document["tags"], document["pinned"]
+        when = document.get("forgotten_ns")
+        if (when is None and document.get("purged")) or not 0 <= (when or 0) < 1 << 63:
+            raise FormatError("a mark of a time that can't be, or of none")
+        return document
 
     def chunk(self, kind: int, name: bytes) -> bytes:
         """The bytes of a chunk, from any pack that has them intact."""

@@ -6,6 +6,7 @@ import pytest
 
 from ciuic import codec
 from ciuic.codec import dense_delta, sparse_delta
+from ciuic.codec.plan import DeltaPlan
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.model import Entry
 from ciuic.store.directory.find import read_header
@@ -250,7 +251,7 @@ class TestPayloads:
         old, new = bytes(32), bytes(8) + b"abcdefgh" + bytes(16)
         whole = bytes(sparse_delta.encode(new, old, 8, 0))
         inner = dense_delta.encode(
-            new[8:16], bytes(8), dense_delta.DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
+            new[8:16], bytes(8), DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
         )
         # Header and gaps take 7 and 6 bytes.
         with pytest.raises(CorruptionError):

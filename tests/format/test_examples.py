@@ -15,7 +15,7 @@ from ciuic.chunking import TensorChunker
 from ciuic.chunking.content import ContentChunker
 from ciuic.chunking.rewritten import MAGICS, is_rewritten
 from ciuic.codec import dense_delta, planes, sparse_delta
-from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan
+from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, DeltaPlan, Plan
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.formats.headers import Span
 from ciuic.maintain.label import change_tags, set_pinned
@@ -33,7 +33,7 @@ from ciuic.store.records.manifest import _escaped, _unescaped, decode_manifest, 
 from ciuic.store.records.mark import decode_mark, encode_mark
 from ciuic.store.records.recipe_nodes import Piece
 from ciuic.store.records.sealed import seal, unseal
-from ciuic.store.snapshots.trash_files import decode_forgotten, decode_retired
+from ciuic.store.snapshots.retired import decode_retired
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock, rfc3339
 from ciuic.system.hashing import checksum, data_id, node_id, pack_id_of
@@ -216,41 +216,38 @@ def test_the_marks(store):
     assert reader.Store(str(store)).labels("cs-1a2b3c") == (["before-refactor"], True)
 
 
-def test_the_trash():
-    data = block("json", "trash").encode()
-    found = decode_forgotten(data, "cs-1a2b3c")
-    assert found.data == block("json", "manifest").encode()
-    assert found.forgotten_ns == found.manifest.summary.taken_ns + 86_400 * 10**9 + 5
-    again = json.loads(data)
-    assert again["forgotten"] == rfc3339(found.forgotten_ns)
-    assert seal(again) == data
-    assert reader.unseal(data)["manifest"] == found.data.decode()
-
-
-def test_ciuic_brings_back_and_forgets_as_the_page_says(store):
-    manifest, entry = block("json", "manifest").encode(), block("json", "trash").encode()
-    (store / layout.TRASH).mkdir()
-    (store / layout.TRASH / "cs-1a2b3c.json").write_bytes(entry)
-    (store / layout.SNAPSHOTS / "cs-1a2b3c.json").unlink()
+def test_ciuic_forgets_and_brings_back_as_the_page_says(store):
+    data = block("json", "mark-forgotten").encode()
+    mark = decode_mark(data, "cs-1a2b3c", 1)
+    assert json.loads(data)["forgotten"] == rfc3339(mark.forgotten_ns)
+    before = (store / layout.SNAPSHOTS / "cs-1a2b3c.json").read_bytes()
     with open_store(str(store), write=True) as opened:
+        opened.trash.forget(["cs-1a2b3c"], mark.forgotten_ns)
+        assert (store / layout.MARKS / "cs-1a2b3c-1.json").read_bytes() == data
+        assert reader.Store(str(store)).is_forgotten("cs-1a2b3c")
+        assert reader.Store(str(store)).latest() is None
         (one,) = opened.trash.read()
+        assert one.forgotten_ns == one.manifest.summary.taken_ns + 86_400 * 10**9 + 5
         opened.trash.bring_back("cs-1a2b3c")
-        assert (store / layout.SNAPSHOTS / "cs-1a2b3c.json").read_bytes() == manifest
-        opened.trash.forget(["cs-1a2b3c"], one.forgotten_ns)
-    assert (store / layout.TRASH / "cs-1a2b3c.json").read_bytes() == entry
-    assert list((store / layout.SNAPSHOTS).iterdir()) == []
+    assert not reader.Store(str(store)).is_forgotten("cs-1a2b3c")
+    assert reader.Store(str(store)).latest() == "cs-1a2b3c"
+    assert (store / layout.SNAPSHOTS / "cs-1a2b3c.json").read_bytes() == before
 
 
 def test_the_retired_ids(store):
     data = block("json", "retired").encode()
     assert decode_retired(data) == {"cs-0a0b0c", "cs-4d5e6f"}
-    (store / layout.RETIRED).write_bytes(block("json", "retired").encode())
+    (store / layout.RETIRED).mkdir()
+    first = store / layout.RETIRED / "0123456789abcdef-1.json"
+    first.write_bytes(data)
     with open_store(str(store), write=True) as opened:
         opened.trash.empty(["cs-0a0b0c", "cs-4d5e6f"])
-        assert (store / layout.RETIRED).read_bytes() == data
+        assert list((store / layout.RETIRED).iterdir()) == [first]
         opened.trash.empty(["cs-222222"])
-    ids = reader.unseal((store / layout.RETIRED).read_bytes())["ids"]
-    assert ids == ["cs-0a0b0c", "cs-222222", "cs-4d5e6f"]
+        name = layout.retired_name(opened.session_id, 1)
+    assert first.read_bytes() == data
+    ids = reader.unseal((store / layout.RETIRED / name).read_bytes())["ids"]
+    assert ids == ["cs-222222"]
 
 
 def test_the_digits_of_a_seal_stand_where_the_page_says():
@@ -356,7 +353,7 @@ def test_the_delta():
     )
     assert bytes(codec.decode(codec.DELTA, stored, 4, reference)) == plain
     assert reader.decode_payload(3, stored, 4, reference) == plain
-    plan = dense_delta.DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
+    plan = DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
     assert bytes(dense_delta.encode(plain, reference, plan)) == stored
 
 
@@ -366,7 +363,7 @@ def test_the_delta_of_wider_elements():
     assert bytes(codec.decode(codec.DELTA, stored, 8, reference)) == plain
     assert reader.decode_payload(3, stored, 8, reference) == plain
     columns = tuple([Column(one, RAW) for one in (2, 1, 1)])
-    plan = dense_delta.DeltaPlan(4, 0, b"", ((0, Plan(4, 0, columns, 1.0)),), 1.0)
+    plan = DeltaPlan(4, 0, b"", ((0, Plan(4, 0, columns, 1.0)),), 1.0)
     assert bytes(dense_delta.encode(plain, reference, plan)) == stored
 
 
@@ -376,7 +373,7 @@ def test_the_delta_in_classes():
     stored = from_hex("delta-classes")
     assert bytes(codec.decode(codec.DELTA, stored, 9, reference)) == plain
     assert reader.decode_payload(3, stored, 9, reference) == plain
-    plan = dense_delta.DeltaPlan(2, 0, b"\x80", ((4, RAW_PLANES), (0, RAW_PLANES)), 1.0)
+    plan = DeltaPlan(2, 0, b"\x80", ((4, RAW_PLANES), (0, RAW_PLANES)), 1.0)
     assert bytes(dense_delta.encode(plain, reference, plan)) == stored
 
 
@@ -396,7 +393,7 @@ def test_the_sparse_deltas(name, width, old, new):
         assert again == stored
         return
     # Two numbers are too few to find out how to store their differences: the page has it simple.
-    plan = dense_delta.DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
+    plan = DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
     old_two, new_two = bytes.fromhex("803f803f"), bytes.fromhex("823f7f3f")
     assert again[:14] + bytes(dense_delta.encode(new_two, old_two, plan)) == stored
 

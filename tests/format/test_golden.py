@@ -17,7 +17,6 @@ from ciuic.store.parity.parity_file import inspect_parity
 from ciuic.store.records import layout
 from ciuic.store.records.recipe_nodes import iter_pieces
 from ciuic.store.records.tree_nodes import iter_tree, read_root
-from ciuic.store.snapshots.trash_files import decode_retired
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
 from ciuic.verify.verify import verify_all
@@ -64,8 +63,7 @@ def test_what_was_forgotten_can_be_brought_back_and_what_is_gone_can_not(store):
         assert len(list_snapshots(opened)) == len(EXPECTED["snapshots"])
         with pytest.raises(SnapshotNotFoundError):
             opened.trash.bring_back(EXPECTED["retired"])
-    with open(os.path.join(store, layout.RETIRED), "rb") as file:
-        assert decode_retired(file.read()) == {EXPECTED["retired"]}
+        assert opened.trash.retired.ids() == {EXPECTED["retired"]}
 
 
 def test_its_parity_is_sound_and_gives_back_what_is_damaged(store, tmp_path):

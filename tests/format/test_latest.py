@@ -56,7 +56,7 @@ def test_both_agree_on_a_store_whose_clock_was_ahead(box: Box) -> None:
     clock.set_back(YEAR_S)
     known = [take() for _ in range(3)]
     assert latest() == known[2]
-    # Where the one of the future that the others name is gone, what is left is told by its time.
+    # If the snapshot of the future that the others name is gone, the times decide.
     for name in (known[2], ahead[1]):
         with open_store(str(box.store), write=True) as store:
             store.trash.forget([name], clock.now_ns())

@@ -305,7 +305,7 @@ def flip(path, offset):
 
 
 def unreadable(path, snapshot):
-    """Files in the root's own directory whose content can't be had."""
+    """Files in the root's own directory whose content is lost."""
     store = reader.Store(str(path))
     root = root_entry(store, snapshot)
     found = set()

@@ -24,6 +24,7 @@ _PARSERS = {
     "frozen": ["source/freeze/records.py", "source/freeze/copies.py"],
     "header": ["store/directory/find.py", "store/records/header.py", "store/records/sealed.py"],
     "manifest": ["store/records/manifest.py", "store/records/sealed.py"],
+    "mark": ["store/records/mark.py", "store/snapshots/retired.py", "store/records/sealed.py"],
     "parity": [
         "store/parity/encoding.py",
         "store/parity/parity_file.py",
@@ -50,7 +51,6 @@ _PARSERS = {
             "zip_archive",
         )
     ],
-    "trash": ["store/snapshots/trash_files.py", "store/records/manifest.py"],
     "tree": ["store/records/nodes.py", "store/records/tree_nodes.py"],
     "words": ["retention.py", "units.py", "system/clock.py", "store/records/layout.py"],
     "zstd": ["codec/zstd.py"],
@@ -85,7 +85,7 @@ class _Trace:
 
 
 def run_at_most(limit: int, work: Callable[[], object]) -> None:
-    """Do ``work``; fails when it has run so many lines of ciuic."""
+    """Do ``work``; fail after this number of lines of ciuic."""
     _steps(work, _Trace(limit))
 
 

@@ -10,7 +10,7 @@ import zstandard
 
 from ciuic import codec
 from ciuic.codec import dense_delta, planes, sparse_delta
-from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan
+from ciuic.codec.plan import PAIRS, RAW, WIDTHS, ZSTD, Column, Plan
 from ciuic.formats import zip_archive
 from ciuic.formats.headers import Headers
 from ciuic.model import Entry, ExcludeRules, PathWarning, Root, SnapshotSummary
@@ -18,7 +18,7 @@ from ciuic.source.freeze import records
 from ciuic.source.freeze.copies import Copies, Copy
 from ciuic.source.freeze.records import RootRecord
 from ciuic.store.format import frame
-from ciuic.store.records import header, kinds, manifest
+from ciuic.store.records import header, kinds, manifest, mark
 from ciuic.system.hashing import checksum
 from tests.fuzz.targets import SNAPSHOT, ZEROS
 from tests.kit.tensors import npy, saved
@@ -109,14 +109,16 @@ def _header(chunking: header.Chunking) -> bytes:
     return _document(header.Header(1, [], "0" * 32, "", chunking).encode())
 
 
-def _trash() -> list[bytes]:
+def _marks() -> list[bytes]:
     moment = (5).to_bytes(9, "little")
     retired = json.dumps({"format": 1, "ids": [SNAPSHOT, "cs-abcdef01"]}).encode()[:-1] + b", "
-    return [moment + part(_manifest()) + retired, moment + part(b"") + b"{}"]
+    tags = json.dumps(["a", "b"]).encode()
+    marked = mark.encode_mark(mark.Mark(("a",), pinned=True, forgotten_ns=5), SNAPSHOT, 1)
+    return [moment + part(tags) + retired, moment + part(b"[]") + _document(marked)]
 
 
 def _parities() -> list[bytes]:
-    """Two segments and one row of 512 bytes, over a pack of which some is missing."""
+    """Two segments and one row of 512 bytes, over a pack that lacks some bytes."""
     plain = bytes(range(256)) * 4
     found = []
     for there in (plain, plain[:900], plain[:512] + bytes(512)):
@@ -131,11 +133,11 @@ def _parities() -> list[bytes]:
 def _deltas() -> list[bytes]:
     """What ``fuzz_delta`` takes for a length, a reference and a delta from it."""
     made = []
-    for width in dense_delta.WIDTHS:
+    for width in WIDTHS:
         old = struct.pack("<16d", *range(16))
         new = struct.pack("<16d", *[one * 1.001 for one in range(16)])
         stored = bytes(dense_delta.encode(new, old, dense_delta.probe(new, old, width, 0)))
-        head = struct.pack("<HB", len(old), dense_delta.WIDTHS.index(width))
+        head = struct.pack("<HB", len(old), WIDTHS.index(width))
         made.append(head + part(old) + stored)
         few = new[:8] + old[8:]
         made.append(head + part(old) + bytes(sparse_delta.encode(few, old, width, 0) or b""))
@@ -262,6 +264,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
         _header(header.Chunking.of("content", 4096)),
     ],
     "manifest": lambda: [_manifest(), _manifest(b"/a/b")],
+    "mark": _marks,
     "parity": _parities,
     "delta": _deltas,
     "pickle": _pickles,
@@ -271,7 +274,6 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "request": lambda: _REQUESTS,
     "rows": _rows,
     "tensors": _tensors,
-    "trash": _trash,
     "tree": _trees,
     "words": lambda: [one.encode() for one in _WORDS],
     "zstd": _zstds,

@@ -4,7 +4,7 @@ A parser may return, or raise one of ciuic's own errors; anything else that it r
 and so is work or memory out of proportion. Random bytes would end at the first checksum, so the
 functions put right checksums over what they are given: what lies behind is what is fuzzed. Work is
 counted where it could run away (nodes that are read, pieces and entries that come back), never
-timed; memory is bounded by ``MEMORY_BYTES_MAX``, which whoever calls has to see to.
+timed; memory is bounded by ``MEMORY_BYTES_MAX``, which the caller has to set.
 """
 
 import contextlib
@@ -19,10 +19,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ciuic import catalog, codec, config, control
+from ciuic import catalog, codec, control
 from ciuic.chunking.content import ContentChunker
 from ciuic.codec import planes, probing
 from ciuic.codec.plan import Plan
+from ciuic.config.load import load_settings, read_store_path
 from ciuic.control import client as control_client
 from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError
 from ciuic.formats import headers, spans, torch_pickle, zip_archive
@@ -37,9 +38,18 @@ from ciuic.store.format import frame, pack
 from ciuic.store.health import salvage
 from ciuic.store.index import chunk_index
 from ciuic.store.parity import encoding, parity_file, rebuild
-from ciuic.store.records import header, kinds, layout, manifest, nodes, recipe_nodes, tree_nodes
+from ciuic.store.records import (
+    header,
+    kinds,
+    layout,
+    manifest,
+    mark,
+    nodes,
+    recipe_nodes,
+    tree_nodes,
+)
 from ciuic.store.records.references import references
-from ciuic.store.snapshots import trash_files
+from ciuic.store.snapshots import retired
 from ciuic.system.clock import from_local_text
 from ciuic.system.hashing import checksum, data_id, pack_id_of
 from ciuic.units import parse_duration_s, parse_size_bytes
@@ -72,11 +82,11 @@ class Bytes:
         self.rest = data
 
     def number(self, length: int) -> int:
-        """An integer of so many bytes."""
+        """An integer of this number of bytes."""
         return int.from_bytes(self.take(length), "little")
 
     def take(self, length: int) -> bytes:
-        """So many bytes."""
+        """This number of bytes."""
         taken, self.rest = self.rest[:length], self.rest[length:]
         return taken.ljust(length, b"\0")
 
@@ -151,7 +161,7 @@ def fuzz_frame(data: bytes) -> None:
 
 
 def fuzz_footer(data: bytes) -> None:
-    """A pack: frames, of which some are sealed, and a footer that is right about its own bytes."""
+    """A pack: frames, some with correct checksums, and a footer with a correct checksum."""
     source = Bytes(data)
     body, listed, behind = pack.MAGIC, b"", b""
     for _ in range(source.number(1) % 8):
@@ -178,7 +188,7 @@ def fuzz_footer(data: bytes) -> None:
 
 
 def fuzz_zstd(data: bytes) -> None:
-    """A payload of zstd that says of itself what it likes."""
+    """A zstd payload whose header claims anything."""
     source = Bytes(data)
     size = source.number(3) % 100_000
     plain = call(codec.decode, codec.ZSTD, source.rest, size)
@@ -310,17 +320,19 @@ def fuzz_header(data: bytes) -> None:
                 ContentChunker(cut.size_bytes, cut.average_bytes, cut.least_bytes)
 
 
-def fuzz_trash(data: bytes) -> None:
-    """A trash entry around any manifest, any sealed document as one, and as the retired IDs."""
+def fuzz_mark(data: bytes) -> None:
+    """A mark with any tags and time, any sealed document as one, and as retired IDs."""
     source = Bytes(data)
-    forgotten_ns, inner = source.number(9), source.part()
-    text = {"format": 1, "id": SNAPSHOT, "forgotten": "", "forgotten_ns": forgotten_ns}
-    text["manifest"] = seal(inner).decode("utf-8", "replace")
-    for one in (source.rest, json.dumps(text).encode()[:-1] + b", "):
-        found = call(trash_files.decode_forgotten, seal(one), SNAPSHOT)
-        assert found is None or found.id == found.manifest.summary.id == SNAPSHOT
-    retired = call(trash_files.decode_retired, seal(source.rest))
-    assert all(layout.is_snapshot_id(one) for one in retired or [])
+    forgotten_ns, tags = source.number(9), source.part()
+    text = {"format": 1, "id": SNAPSHOT, "number": 1, "pinned": False}
+    text["forgotten_ns"] = forgotten_ns
+    begin = json.dumps(text).encode()[:-1] + b', "tags": '
+    for one in (source.rest, begin + tags + b", "):
+        found = call(mark.decode_mark, seal(one), SNAPSHOT, 1)
+        if found is not None:
+            assert mark.decode_mark(mark.encode_mark(found, SNAPSHOT, 2), SNAPSHOT, 2) == found
+    ids = call(retired.decode_retired, seal(source.rest))
+    assert all(layout.is_snapshot_id(one) for one in ids or [])
 
 
 # Parity
@@ -373,7 +385,7 @@ def fuzz_frozen(data: bytes) -> None:
 
 
 def fuzz_tensors(data: bytes) -> None:
-    """The headers of a file that says of its tensors what it likes, and zeros for tensors."""
+    """The headers of a file that claims anything about its tensors, which are zeros."""
     first, *others = data.split(ZEROS)[:5]
     runs = [bytes(int.from_bytes(one[:3], "little") % 200_000) + one[3:] for one in others]
     whole = first + b"".join(runs)
@@ -451,7 +463,12 @@ def fuzz_rows(data: bytes) -> None:
                     row,
                 )
         made._db.commit()
-        ids = [row[0] for row in made._db.execute("SELECT id FROM chunk")]
+        # Callers ask for IDs that trees and recipes name, which are bytes whatever the rows hold.
+        ids = [
+            chunk_id
+            for (chunk_id,) in made._db.execute("SELECT id FROM chunk")
+            if isinstance(chunk_id, bytes)
+        ]
         for ask in (
             lambda: made.places(ids),
             lambda: made.known(ids),
@@ -481,7 +498,7 @@ def catalog_errors() -> tuple[type[Exception], ...]:
 def fuzz_config(data: bytes) -> None:
     """A configuration: settings, or an error that names file and line."""
     path = scratch("ciuic.conf", data)
-    for read in (config.read_store_path, config.load_settings):
+    for read in (read_store_path, load_settings):
         try:
             found = read(path)
         except ConfigError as error:
@@ -573,6 +590,7 @@ TARGETS: dict[str, Target] = {
     "frozen": fuzz_frozen,
     "header": fuzz_header,
     "manifest": fuzz_manifest,
+    "mark": fuzz_mark,
     "parity": fuzz_parity,
     "delta": fuzz_delta,
     "pickle": fuzz_pickle,
@@ -582,7 +600,6 @@ TARGETS: dict[str, Target] = {
     "request": fuzz_request,
     "rows": fuzz_rows,
     "tensors": fuzz_tensors,
-    "trash": fuzz_trash,
     "tree": fuzz_tree,
     "words": fuzz_words,
     "zstd": fuzz_zstd,

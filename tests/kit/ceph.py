@@ -180,9 +180,9 @@ class _Cluster:
         (top / "mgr/keyring").write_text(self._ceph("auth", "get-or-create", "mgr.x", *rights))
         self._serve("ceph-mgr", "-i", "x")
         self._start_osd()
-        rights = ("mon", "allow rw", "osd", "allow rwx")
+        of_gateway = ("mon", "allow rw", "osd", "allow rwx")
         name = "client.rgw.a"
-        (top / "rgw/keyring").write_text(self._ceph("auth", "get-or-create", name, *rights))
+        (top / "rgw/keyring").write_text(self._ceph("auth", "get-or-create", name, *of_gateway))
         self._serve("radosgw", "-n", name)
         user = ("--uid=ciuic", "--display-name=ciuic")
         keys = (f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}")

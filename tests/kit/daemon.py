@@ -47,6 +47,7 @@ class Machine:
             "snapshot_interval": "365d",
             "retention_policy": "3650d",
             "scrub_budget": "0",
+            "drill_interval": "0",
         } | values
         lines = [f"{key} = {value}\n" for key, value in settings.items()]
         self.config.write_text("".join(lines))
@@ -85,9 +86,10 @@ class Machine:
             return list_snapshots(store)
 
     def close(self) -> None:
-        """End all daemons."""
+        """End all daemons; pytest shows their logs if the test failed."""
         for daemon in self.daemons:
             daemon.kill()
+            print(f"log of daemon {daemon.process.pid}:\n{daemon.log()}")
 
 
 class Daemon:

@@ -4,6 +4,7 @@ import os
 import struct
 from pathlib import Path
 
+from ciuic.ids import ChunkId
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.records.layout import pack_name
 from ciuic.store.store import open_store
@@ -42,6 +43,16 @@ def flip_content(store: Path, content: bytes) -> None:
     """Invert the last byte of the frame of this content."""
     place = place_of(store, content)
     flip_byte(pack_of(store, content), place.offset_bytes + place.frame_bytes - 1)
+
+
+def flip_node(store: Path, node_id: ChunkId) -> int:
+    """Invert the last byte of the frame of a tree or recipe node; return how many nodes it has."""
+    with open_store(str(store)) as opened:
+        place = opened.reader.places([node_id])[node_id]
+    pack = store / "packs" / pack_name(place.pack_id)
+    flip_byte(pack, place.offset_bytes + place.frame_bytes - 1)
+    (count,) = struct.unpack_from("<I", pack.read_bytes(), place.offset_bytes + 8)
+    return int(count)
 
 
 def erase_headers(store: Path, content: bytes) -> None:

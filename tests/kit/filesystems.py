@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.daemon import wait_until
+
 __all__ = ["Disk", "clone_range", "disk", "need_root", "tmpfs"]
 
 _MKFS = {
@@ -75,11 +77,20 @@ class Disk:
         _run("mount", "-o", ",".join(("remount", *options)), self.path)
 
     def unmount(self) -> None:
-        """Unmount it; harmless twice."""
+        """Unmount it, and wait until the kernel has let go of its file; harmless twice."""
         # Not os.path.ismount: after the power cut, XFS answers every call with an error.
         if f" {self.path} " in Path("/proc/self/mountinfo").read_text():
             gc.collect()  # files left open by a failed test would hide why it failed
             _run("umount", self.path)
+        # Tests that run beside this one make mount namespaces, and each holds a copy of every mount
+        # of that moment. Until the last of them has ended, the same file would be mounted with the
+        # file system that is in memory: after a power cut, one that only answers EIO.
+        wait_until("the loop device is released", self._is_released, deadline_s=240)
+
+    def _is_released(self) -> bool:
+        devices = ("losetup", "--noheadings", "--output", "NAME", "--associated", self._image)
+        done = subprocess.run(devices, capture_output=True, text=True, check=True, timeout=60)
+        return not done.stdout.strip()
 
     def lose_inodes(self, *paths: Path) -> None:
         """Break inodes of an ext4: names stay, and the files give EUCLEAN."""

@@ -146,7 +146,7 @@ def commit_deep_tree(store_path: Path, root: Path, depth: int) -> None:
 def commit_graph(
     store_path: Path, root: Path, *, depth: int, width: int, bottom: bytes = b""
 ) -> None:
-    """Commit directories, each of which has the next one many times.
+    """Commit directories that each hold the next one many times.
 
     Args:
         store_path: The store's directory.

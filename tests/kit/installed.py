@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ciuic.cli import main
+from ciuic.cli import main, taking
 from tests.kit import program
 
 BIN = Path(sys.executable).parent
@@ -66,7 +66,7 @@ def run(
 
 
 def run_here(*arguments: str | Path) -> Outcome:
-    """Run ``ciuic ARGUMENTS`` in this process."""
+    """Run ``ciuic ARGUMENTS`` in this process, which keeps its priority for the next tests."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
     with (
@@ -74,6 +74,7 @@ def run_here(*arguments: str | Path) -> Outcome:
         mock.patch.object(sys, "stdout", out),
         mock.patch.object(sys, "stderr", err),
         mock.patch.dict(os.environ, environment(), clear=True),
+        mock.patch.object(taking, "lower_priority", lambda _: None),
     ):
         code: object = 0
         try:

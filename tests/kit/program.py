@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CIUIC", "NOBODY", "REPOSITORY", "Outcome", "as_nobody", "ciuic", "environment"]
+__all__ = [
+    "CIUIC",
+    "NOBODY",
+    "REPOSITORY",
+    "Outcome",
+    "as_nobody",
+    "ciuic",
+    "command_of",
+    "environment",
+]
 
 REPOSITORY = Path(__file__).parents[2]
 CIUIC = (
@@ -20,16 +29,22 @@ CIUIC = (
 """The code of the entry point, so that no test depends on where pip puts scripts."""
 NOBODY = 65534
 _AS_SOMEBODY = """
-import contextlib, ctypes, difflib, grp, importlib, os, pkgutil, pwd, sys, urllib.parse
+import contextlib, ctypes, difflib, grp, importlib, os, pathlib, pwd, sys, urllib.parse
 import ciuic
-for module in pkgutil.walk_packages(ciuic.__path__, "ciuic."):
-    importlib.import_module(module.name)
-from ciuic.config import load_settings
+top = pathlib.Path(ciuic.__file__).parents[1]
+for path in (top / "ciuic").rglob("*.py"):
+    name = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+    # Torch takes a second, and no command imports it.
+    if "dcp" not in name:
+        # Without libfuse, or without one of the packages that ciuic can be used with.
+        with contextlib.suppress(OSError, ImportError):
+            importlib.import_module(name)
+from ciuic.config.load import load_settings
 from ciuic.errors import ConfigError
-user, config = int(sys.argv[1]), sys.argv[3]
+(user, *groups), config = map(int, sys.argv[1].split(",")), sys.argv[3]
 with contextlib.suppress(ConfigError):  # root refuses the configuration of another user
     load_settings(config)
-os.setgroups([])
+os.setgroups(groups)
 os.setgid(user)
 os.setuid(user)
 # As after an exec: the process owns its entries in /proc/self again.
@@ -65,11 +80,20 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "error", **(extra or {})}
 
 
+def command_of(user: int | None, groups: Sequence[int] = ()) -> tuple[str, ...]:
+    """Return the command that runs ``ciuic`` as a user; None for this process's user."""
+    if user is None:
+        return CIUIC
+    return (sys.executable, "-c", _AS_SOMEBODY, ",".join(map(str, (user, *groups))))
+
+
 def ciuic(
     *arguments: str | bytes | Path,
     wrapper: Sequence[str] = (),
     user: int | None = None,
+    groups: Sequence[int] = (),
     cwd: str | Path | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a command to its end; a traceback always fails the test.
 
@@ -77,13 +101,14 @@ def ciuic(
         arguments: The arguments of ``ciuic``; with ``user`` the first two are ``--config FILE``.
         wrapper: A program to run it under, and its arguments.
         user: The user to run as; None for this process's user.
+        groups: The groups that the user is in, besides that of the same number.
         cwd: Its working directory.
+        more: More environment variables.
     """
-    command = CIUIC if user is None else (sys.executable, "-c", _AS_SOMEBODY, str(user))
     done = subprocess.run(
-        [*wrapper, *command, *arguments],
+        [*wrapper, *command_of(user, groups), *arguments],
         capture_output=True,
-        env=environment(),
+        env=environment(more),
         cwd=cwd or "/",
         timeout=_LIMIT_S,
         check=False,

@@ -287,7 +287,7 @@ class Replay:
         if target is None:
             return
         source = self._open.get(call.number(0))
-        assert source is not None, f"copied from a file that nobody watches: {call}"
+        assert source is not None, f"copied from a file that is not watched: {call}"
         begin, end = (int(call.text(at).strip("[]")) for at in (1, 3))
         data = self._content[source.node][begin : begin + call.result]
         self._add(Write(target.node, end, data))
@@ -309,7 +309,7 @@ class Replay:
         new = self._find(_CWD if plain else call.text(2), call.data(1 if plain else 3))
         if old is None and new is None:
             return
-        assert old is not None, f"something came in that nobody has seen grow: {call}"
+        assert old is not None, f"a file was moved in that was not watched: {call}"
         assert new is not None, f"something was moved out: {call}"
         number = self._names[old[0]][old[1]]
         if self._names[new[0]].get(new[1]) == number:

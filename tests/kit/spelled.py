@@ -1,4 +1,4 @@
-"""Snapshots with a recipe of the test: with slices, and with pieces that no writer would write."""
+"""Snapshots with recipes and manifests of a test, which no writer would write."""
 
 import os
 from collections.abc import Sequence
@@ -7,14 +7,16 @@ from pathlib import Path
 import msgspec
 
 from ciuic.catalog import find_snapshot
+from ciuic.model import SnapshotSummary
 from ciuic.store.adding import begin_adding
+from ciuic.store.records.manifest import encode_manifest
 from ciuic.store.records.recipe_nodes import Piece, RecipeBuilder
 from ciuic.store.records.tree_nodes import TreeBuilder, iter_tree
 from ciuic.store.store import Store, open_store
 from ciuic.system.hashing import data_id
 from ciuic.view.located import root_entry
 
-__all__ = ["commit_spelled", "spell"]
+__all__ = ["commit_spelled", "respell_summary", "spell"]
 
 
 def commit_spelled(
@@ -58,3 +60,10 @@ def spell(
     roots = (msgspec.structs.replace(newest.roots[0], tree=tree_id),)
     store.commit(msgspec.structs.replace(newest, summary=summary, roots=roots))
     return summary.id
+
+
+def respell_summary(store: Store, summary: SnapshotSummary) -> None:
+    """Replace the summary in a manifest and its copy; no operation of ciuic does that."""
+    data = encode_manifest(store.manifest(summary.id).with_summary(summary))
+    store.manifests.write(summary.id, data)
+    store.manifests.copies.renew(summary.id, data)

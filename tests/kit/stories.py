@@ -125,6 +125,17 @@ def forgotten(directory: Path, rng: random.Random) -> Story:
     return story
 
 
+def forgotten_without_copies(directory: Path, rng: random.Random) -> Story:
+    """Forget snapshots whose marks have no copy, so that only the marks' own names tell of it."""
+    story = StoreStory("forget without copies", directory)
+    story.make_store()
+    for _ in range(3):
+        train(story.source, rng)
+        story.take(parity=0.0)
+    story.run("forget", story.newest(1), story.newest(2))
+    return story
+
+
 def pruned(directory: Path, rng: random.Random) -> Story:
     """Prune unneeded, fragmented and needed packs; a snapshot in the trash expires."""
     story = StoreStory("prune", directory)
@@ -177,6 +188,7 @@ STORIES: Final[dict[str, Callable[[Path, random.Random], Story]]] = {
     "first snapshots": first_snapshots,
     "after a cut": after_a_cut,
     "forget": forgotten,
+    "forget without copies": forgotten_without_copies,
     "prune": pruned,
     "repair": repaired,
     "restore into a new place": into_a_new_place,

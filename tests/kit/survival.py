@@ -25,7 +25,6 @@ from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
 from ciuic.store.parity.shape import PARITY_DEFAULT
-from ciuic.store.snapshots.trash_files import TrashFiles
 from ciuic.store.store import Store, open_store
 from ciuic.verify.verify import verify_all
 from tests.kit.clock import ManualClock
@@ -104,8 +103,8 @@ def holdings(store: Store, *, is_damaged: bool = False) -> Holdings:
     trash = frozenset(SnapshotId(entry.id) for entry in store.trash.read())
     if not is_damaged:
         for name in trash:
-            TrashFiles(store.path).read(name, None)  # whole without the copy of its manifest
-    return Holdings(live, trash, TrashFiles(store.path).retired())
+            store.manifest(name, copy=False)  # whole without its copy
+    return Holdings(live, trash, frozenset(store.trash.used_ids()))
 
 
 class Recording(Protocol):
@@ -197,9 +196,9 @@ class StoreStory:
         live = self._now.live if self._now is not None else {}
         return sorted(live, key=lambda snapshot_id: live[snapshot_id].taken_ns)[-1 - number]
 
-    def take(self) -> None:
-        """Take a durable snapshot before the story begins."""
-        request = TakeRequest((os.fsencode(self.source),), base_interval_s=0)
+    def take(self, *, parity: float = PARITY_DEFAULT) -> None:
+        """Take a durable snapshot before the story begins; without parity, nothing has a copy."""
+        request = TakeRequest((os.fsencode(self.source),), base_interval_s=0, parity=parity)
         with open_store(str(self.store), write=True) as store:
             taken = take_snapshot(store, request, clock=ManualClock(time.time_ns() + _LATER_NS))
         self._photos[taken.id] = photograph(self.source, holes=False)
@@ -324,7 +323,9 @@ def check_holdings(moment: Moment, found: Holdings) -> None:
         assert any(
             (kept.taken_ns, kept.roots) == (summary.taken_ns, summary.roots) for summary in known
         )
-        assert kept.words in [summary.words for summary in known], f"{name} says what nobody wrote"
+        assert kept.words in [summary.words for summary in known], (
+            f"{name} has words that no command wrote"
+        )
 
 
 def read_tree(top: Path) -> dict[Path, bytes]:

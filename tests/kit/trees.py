@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ciuic.source.mounts import mount_of, mounts
 
-__all__ = ["Photo", "data_ranges", "differences", "photograph", "status_tree", "walk"]
+__all__ = ["Photo", "data_ranges", "differences", "has_holes", "photograph", "status_tree", "walk"]
 
 _PAGE = 4096
 
@@ -48,7 +48,7 @@ def photograph(top: str | bytes | Path, *, holes: bool = True) -> dict[bytes, Ph
     XFS counts reserved blocks of a file as data, so holes are not compared there. To compare them,
     sync the files first and use ``data_ranges``.
     """
-    holes = holes and _kind_of(os.fsencode(top)) != b"xfs"
+    holes = holes and has_holes(top)
     found = [entry for entry in walk(top) if not stat.S_ISSOCK(entry[2].st_mode)]
     groups: dict[tuple[int, int], list[bytes]] = {}
     for inside, _, status in found:
@@ -60,9 +60,10 @@ def photograph(top: str | bytes | Path, *, holes: bool = True) -> dict[bytes, Ph
     }
 
 
-def _kind_of(path: bytes) -> bytes:
-    mount = mount_of(os.path.realpath(path), mounts())
-    return mount.kind if mount is not None else b""
+def has_holes(top: str | bytes | Path) -> bool:
+    """Return whether ``photograph`` compares the holes of files in this directory."""
+    mount = mount_of(os.path.realpath(os.fsencode(top)), mounts())
+    return mount is None or mount.kind != b"xfs"
 
 
 def _photo(path: bytes, status: os.stat_result, names: list[bytes], holes: bool) -> Photo:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from ciuic.dcp import CiuicReader, CiuicWriter  # noqa: E402
 from ciuic.training.dcp.document import read_document  # noqa: E402
 from ciuic.training.dcp.handover import Connection, the_exchange  # noqa: E402
-from ciuic.training.staging import StagingBuffer  # noqa: E402
+from ciuic.training.staging.buffer import StagingBuffer  # noqa: E402
 
 RANK = Path(__file__).with_name("dcp_ranks.py")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -161,6 +161,12 @@ def test_a_checkpoint_is_found_by_its_name_and_older_ones_stay(tmp_path):
     assert back["w"].tolist() == [1] * 4
 
 
+@pytest.mark.parametrize("count", [0, 2.0, True])
+def test_a_count_that_is_none_is_refused_before_anything_is_saved(tmp_path, count):
+    with pytest.raises(UsageError, match=f"max_snapshots={count!r} is not a number"):
+        CiuicWriter(tmp_path, max_snapshots=count)
+
+
 def test_max_snapshots_removes_the_oldest_checkpoints(tmp_path):
     writer = CiuicWriter(tmp_path, max_snapshots=2)
     made = [
@@ -233,7 +239,7 @@ def test_the_manager_and_the_checkpoints_share_a_store_and_stay_apart(tmp_path):
         assert manager.load_latest_snapshot().snapshot_id == kept
         with pytest.raises(UsageError, match=r"is a checkpoint of torch\.distributed"):
             manager.load_snapshot(other)
-    with pytest.raises(CheckpointException, match=r"is no checkpoint of torch\.distributed"):
+    with pytest.raises(CheckpointException, match=r"is not a checkpoint of torch\.distributed"):
         dcp.load({"w": torch.zeros(3)}, storage_reader=CiuicReader(tmp_path, kept))
 
 
@@ -241,12 +247,14 @@ def test_without_a_checkpoint_the_load_says_so(tmp_path):
     with SnapshotManager(tmp_path) as manager:
         manager.wait()
 
-    with pytest.raises(CheckpointException, match=r"there is no checkpoint of torch\.distributed"):
+    with pytest.raises(
+        CheckpointException, match=r"no snapshot is a checkpoint of torch\.distributed"
+    ):
         dcp.load({"w": torch.zeros(3)}, storage_reader=CiuicReader(tmp_path))
 
 
 def test_saving_without_a_rank_that_commits_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="use_collectives=False has no rank that commits"):
+    with pytest.raises(UsageError, match="with use_collectives=False no rank commits"):
         save({"w": torch.zeros(3)}, tmp_path, use_collectives=False)
 
 

@@ -120,7 +120,7 @@ def test_an_element_type_without_plain_bytes_is_refused_by_name(manager, dtype):
         (torch.nn.UninitializedParameter, "UninitializedParameter"),
         (
             lambda: torch.masked.masked_tensor(torch.ones(1), torch.tensor([True])),
-            "no plain tensor",
+            "not a plain tensor",
         ),
     ],
     ids=["sparse", "meta", "uninitialized", "subclass"],

@@ -23,10 +23,12 @@ from tests.model.many_writers import (
 LONG = bool(os.environ.get("CIUIC_LONG"))
 SHORT_STATES = 20_000
 """The length of a walk with a late request that is not a long one."""
+LONG_STATES = 1_000_000
+"""The length of a long walk that has too many states to end."""
 
 
 def stored(*snapshots: str, forgotten: tuple[str, ...] = ()) -> Place:
-    """A store with the snapshots S0, S1 and so on, each of which stored its own chunks."""
+    """A store with the snapshots S0, S1 and so on; each stored its own chunks."""
     place = Place()
     for number, chunks in enumerate(snapshots):
         name = f"S{number}"
@@ -104,6 +106,16 @@ def test_no_interleaving_loses_a_chunk(scenario: str, late: int) -> None:
     walk = explore(Rules(), place, runners, late=late, states_max=states_max)
     assert walk.loss is None, "\n".join([walk.loss.what, *walk.loss.steps])
     assert walk.states > 500
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_many_states_of_all_processes_at_once_lose_no_chunk(late: int) -> None:
+    """Two writers, two pruners, a reader, undo and pin; the walk ends before it has seen all."""
+    runners = [writer("W1"), writer("W2"), pruner("P1"), pruner("P2"), reader("S1", 3)]
+    place = stored("a", "a", forgotten=("S0",))
+    runners += [mark("undo"), mark("pin")]
+    walk = explore(Rules(), place, runners, late=late, states_max=LONG_STATES if LONG else 5_000)
+    assert walk.loss is None, "\n".join([walk.loss.what, *walk.loss.steps])
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])

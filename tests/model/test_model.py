@@ -442,7 +442,7 @@ class StoreMachine(RuleBasedStateMachine):
         with open_store(str(self.box.store), write=True) as store:
             again = plan_prune(store, trash_s=1e9, now_ns=self.box.clock.now_ns())
             assert (again.removed, again.rewritten, again.expired) == ((), (), ())
-            self._nothing_stays_that_nobody_needs(store.pack_files())
+            self._no_unneeded_chunk_stays(store.pack_files())
 
     @patiently
     def _prune(self, trash_s: float) -> bool:
@@ -457,7 +457,7 @@ class StoreMachine(RuleBasedStateMachine):
             apply_prune(store, plan, parity=self.box.parity, clock=clock)
         return True
 
-    def _nothing_stays_that_nobody_needs(self, packs: dict[bytes, int]) -> None:
+    def _no_unneeded_chunk_stays(self, packs: dict[bytes, int]) -> None:
         kept = [*self.live.values(), *self.trash.values()]
         if any(one.spoiled for one in kept):
             return

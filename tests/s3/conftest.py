@@ -2,17 +2,25 @@
 
 import functools
 import itertools
+import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import obstore
 import pytest
 from obstore.store import S3Store
 
+from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY, Server, ceph_server
+from tests.kit.machine import MIB, Machine
+from tests.kit.program import ciuic
 
 _BUCKETS = itertools.count(1)
+
+WITHOUT = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "", "HOME": "/nowhere"}
+"""The environment says nothing of use, so that only the configuration can."""
 
 
 def signed(server: Server, method: str, path: str) -> str:
@@ -57,4 +65,69 @@ def bucket(server: Server, worker_id: str) -> str:
 @pytest.fixture
 def address(bucket: str) -> str:
     """The address of a new place."""
-    return f"s3://{bucket}/stores/{next(_BUCKETS)}"
+    return f"s3://{bucket}/stores/{os.getpid()}-{next(_BUCKETS)}"
+
+
+@pytest.fixture
+def proxy(server):
+    with faults.faulty_proxy(server.endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def machine(server, proxy, address, tmp_path):
+    made = Machine(address, server, proxy.endpoint, tmp_path / "cache")
+    assert made.init()[0]
+    return made
+
+
+@pytest.fixture
+def other(server, machine, tmp_path):
+    """Another machine, which reaches the server without faults."""
+    return Machine(machine.address, server, server.endpoint, tmp_path / "other")
+
+
+@pytest.fixture
+def source(tmp_path):
+    top = tmp_path / "source"
+    (top / "small").mkdir(parents=True)
+    (top / "large").write_bytes(os.urandom(9 * MIB))
+    for number in range(200):
+        (top / "small" / str(number)).write_bytes(b"%d" % number * number)
+    return top
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "ciuic.key"
+    path.write_text(
+        f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, server, address, key_file, source):
+    """Run a command by the configuration; returns what it said."""
+    config = tmp_path / "ciuic.conf"
+    text = (
+        f"snapshot_dir = {address}\nsnapshot_paths = {source}\nretention_policy = last:1\n"
+        f"store_endpoint = {server.endpoint}\nstore_allow_http = yes\n"
+        f"store_credentials = {key_file}\n"
+    )
+    config.write_text(text)
+
+    def run(*command, code=0, more=None):
+        done = ciuic("--config", config, *command, more={**run.environ, **(more or {})})
+        said = done.out + done.err
+        assert done.code == code, said
+        assert SECRET_KEY not in said
+        assert ACCESS_KEY not in said
+        return said
+
+    run.config = config
+    run.text = text
+    run.directory = tmp_path
+    run.environ = {**WITHOUT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return run

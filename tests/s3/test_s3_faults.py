@@ -16,7 +16,8 @@ from ciuic.errors import (
     StoreFullError,
     UnsupportedError,
 )
-from ciuic.store.place.address import PlaceOptions, open_place
+from ciuic.store.place.address import open_place
+from ciuic.store.place.location import PlaceOptions
 from ciuic.store.place.place import ByteRange
 from ciuic.store.place.probe import Abilities, probe
 from tests.kit import faulty_proxy as faults

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ciuic.store.place.address import PlaceOptions, open_place
+from ciuic.store.place.address import open_place
+from ciuic.store.place.location import PlaceOptions
 from tests.kit.place_contract import Contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]

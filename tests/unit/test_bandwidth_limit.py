@@ -19,7 +19,7 @@ class Ticking:
         return self.now_s
 
     def sleep(self, duration_s: float) -> None:
-        assert 0 < duration_s <= 0.1, "nobody would see a signal"
+        assert 0 < duration_s <= 0.1, "a signal would be seen too late"
         self.now_s += duration_s
 
 

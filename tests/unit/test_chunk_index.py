@@ -247,7 +247,7 @@ def test_lost_chunks_stay_lost_when_packs_are_recorded_again(index):
     index.clear()
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
-    # Mended by whoever writes the pack again under its name.
+    # Repaired by writing the pack again under its name.
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     assert index.lost_chunks() == set()
 
@@ -304,7 +304,7 @@ def test_what_a_difference_builds_on_is_recorded(index):
 
 
 def test_a_difference_from_what_is_not_there_is_not_known(index):
-    """Whoever has its bytes stores them again."""
+    """A writer that has its bytes stores them again."""
     one, two, three = [data_id(name) for name in (b"one", b"two", b"three")]
     packed = frames_of([b"one"], [b"two"])
     deltas = [
@@ -333,7 +333,7 @@ def test_a_ring_of_differences_is_not_known(index):
 
 
 def test_of_two_differences_the_one_that_was_stored_last_is_given(index):
-    """Nobody stores one again that can be had."""
+    """A chunk that can be read is not stored again."""
     (packed,) = frames_of([b"one"])
     for number, reference in enumerate((b"lost", b"two")):
         delta = packed._replace(frame=packed.frame._replace(delta_bases=(data_id(reference),)))

@@ -8,9 +8,11 @@ import pytest
 import zstandard
 
 from ciuic import codec
-from ciuic.codec import planes
+from ciuic.codec import dense_delta, planes, sparse_delta
 from ciuic.codec.plan import PAIRS, ZSTD, Column, Plan
 from ciuic.errors import CorruptionError, UnknownFormatError
+from tests.format import reader
+from tests.kit.older import Older
 
 SIZE = 256 * 1024
 
@@ -138,6 +140,51 @@ def test_a_raw_payload_of_a_wrong_length_is_damage(plain_bytes):
 def test_a_zstd_payload_that_is_none_is_damage(stored):
     with pytest.raises(CorruptionError):
         codec.decode(codec.ZSTD, stored, 5)
+
+
+EMPTY = zstandard.compress(b"")
+LONG = bytes.fromhex("28b52ffd805800000000")
+"""The header of a frame with a window of 2 MiB and a content size of 0."""
+LAST_BLOCK = bytes.fromhex("010000")
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_sound"),
+    [
+        (EMPTY, True),
+        (EMPTY[:-1], False),
+        (EMPTY + b"\0", False),
+        (EMPTY + EMPTY, False),
+        (EMPTY[:-3] + b"\x09\x00\x00x", False),
+        (bytes.fromhex("502a4d1800000000"), False),
+        (LONG + bytes(3 * 1000) + LAST_BLOCK, True),
+        (LONG + bytes(3 * 1000) + LAST_BLOCK + b"\0" * 100, False),
+        (LONG + b"\x02\x00\x10x" * 100_000 + LAST_BLOCK, False),
+    ],
+    ids=[
+        "sound",
+        "cut short",
+        "a byte left over",
+        "two frames",
+        "content",
+        "skippable",
+        "empty blocks",
+        "empty blocks and bytes left over",
+        "12 GiB of content",
+    ],
+)
+def test_a_zstd_payload_of_no_bytes_is_exactly_one_frame(stored, is_sound):
+    """The library does not look into a frame that says it holds nothing."""
+    as_column = payload(2, (1, 1, stored), (1, 0, b""), rest=b"x")
+    for number, whole, plain in ((codec.ZSTD, stored, b""), (codec.PLANES, as_column, b"x")):
+        if is_sound:
+            assert codec.decode(number, whole, len(plain)) == plain
+            assert reader.decode_payload(number, whole, len(plain)) == plain
+        else:
+            with pytest.raises(CorruptionError):
+                codec.decode(number, whole, len(plain))
+            with pytest.raises(reader.FormatError):
+                reader.decode_payload(number, whole, len(plain))
 
 
 def payload(width, *columns, skip=0, rest=b""):
@@ -290,7 +337,7 @@ def test_threads_do_not_share_what_must_not_be_shared():
 
 @pytest.mark.parametrize("width", [0, 1, 2, 4, 8, 16])
 def test_a_header_with_a_wrong_width_costs_little(width):
-    """Of no lie and no width does it come to more than the other half of an exponent."""
+    """A wrong width costs at most the other half of an exponent."""
     numbers = np.random.default_rng(5).normal(0, 0.02, 100_000)
     for plain, worst in (
         (numbers.astype("<f4").tobytes(), 1.08),
@@ -300,3 +347,46 @@ def test_a_header_with_a_wrong_width_costs_little(width):
         number, stored = codec.encode(plain, width=width)
         assert bytes(codec.decode(number, stored, len(plain))) == plain
         assert len(stored) <= worst * len(codec.encode(plain)[1])
+
+
+def a_little_later(plain, dtype):
+    """The same numbers after a training step."""
+    later = np.frombuffer(plain, dtype).copy()
+    later *= 1.001
+    return later.tobytes()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("ends", [0, 3])
+def test_a_payload_is_decoded_into_given_memory(monkeypatch, compiled, ends):
+    if not compiled:
+        for module in (planes, dense_delta, sparse_delta):
+            monkeypatch.setattr(module, "core", lambda: None)
+    seen = set()
+    for plain in (random.Random(1).randbytes(SIZE), text(), floats("<f4"), floats("<f8")):
+        cut = plain[: len(plain) - ends]
+        number, stored = codec.encode(cut)
+        check_into(cut, number, stored)
+        seen.add(number)
+    base = floats("<f4")[: SIZE - ends or None]
+    touched = bytearray(base)
+    touched[400:404] = b"\1\2\3\4"
+    whole = len(base) // 4 * 4
+    dense = a_little_later(base[:whole], "<f4") + base[whole:]
+    for plain in (dense, bytes(touched)):
+        found = codec.encode_delta(plain, [Older(lambda: base, 0, len(base))], 100.0)
+        check_into(plain, found.codec, found.stored, base)
+        seen.add(found.codec)
+    assert seen == {codec.RAW, codec.ZSTD, codec.PLANES, codec.DELTA, codec.SPARSE}
+
+
+def check_into(plain, number, stored, *bases):
+    memory = bytearray(b"\xaa" * (len(plain) + 16))
+    out = memoryview(memory)[8:-8]
+    assert codec.decode(number, stored, len(plain), *bases, out=out) is out
+    assert bytes(out) == plain
+    assert memory[:8] == memory[-8:] == b"\xaa" * 8
+    cut = memoryview(stored)[: len(stored) // 2]
+    with pytest.raises(CorruptionError):
+        codec.decode(number, cut, len(plain), *bases, out=out)
+    assert memory[:8] == memory[-8:] == b"\xaa" * 8

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.codec import decoding, dense_delta, planes, sparse_delta
-from ciuic.codec.dense_delta import DeltaPlan
-from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, Plan
+from ciuic.codec.plan import PAIRS, RAW, ZSTD, Column, DeltaPlan, Plan
 from ciuic.errors import CorruptionError
 from tests.kit.cores import VARIANTS, using
 

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ciuic.config import (
-    DEFAULTS,
+from ciuic.config.load import (
     SYSTEM_PATHS,
     find_config,
     load_settings,
     read_store_path,
 )
+from ciuic.config.settings import DEFAULTS
 from ciuic.errors import ConfigError
 from ciuic.model import ExcludeRules
 from ciuic.retention import parse_policy
 from ciuic.source.exclusions import Exclusions
+from ciuic.store.place.location import PlaceOptions
 
 REFERENCE = Path(__file__).parents[2] / "etc" / "ciuic.conf"
 
@@ -55,10 +56,43 @@ def test_an_empty_file_means_the_defaults(conf):
     assert settings.io_priority == "idle"
     assert settings.hot_snapshots == 1
     assert settings.chain_cost == 3
+    assert (settings.pressure_limit, settings.minimum_rate_bytes) == (0.1, 16 * 1024**2)
+    assert (settings.threads, settings.buffer_memory_bytes) == (0, 48 * 1024**2)
     assert settings.parity == 0.04
     assert settings.trash_s == 86_400
     assert settings.exclude_rules == ExcludeRules()
     assert (settings.before, settings.after, settings.hook_timeout_s) == ("", "", 60)
+
+
+def test_a_bucket_and_how_to_reach_it(conf):
+    settings = load_settings(
+        conf(
+            "snapshot_dir = s3://runs/gpu7/\n"
+            "store_endpoint = http://127.0.0.1:9000/\n"
+            "store_region = eu-central-1\n"
+            "store_credentials = /etc//ciuic.key\n"
+            "store_path_style = no\n"
+            "store_allow_http = yes\n"
+        )
+    )
+    assert settings.snapshot_dir == "s3://runs/gpu7"
+    assert settings.place_options == PlaceOptions(
+        endpoint="http://127.0.0.1:9000",
+        region="eu-central-1",
+        credentials_file="/etc/ciuic.key",
+        path_style=False,
+    )
+
+
+def test_without_keys_for_a_bucket_the_environment_says_how_to_reach_it(conf):
+    assert load_settings(conf("snapshot_dir = gs://runs\n")).place_options == PlaceOptions()
+
+
+@pytest.mark.parametrize(
+    "line", ["store_endpoint = https://user:secret@host", "snapshot_dir = s3://u:secret@b/x"]
+)
+def test_a_password_in_a_url_is_not_quoted(conf, line):
+    assert "secret" not in str(refusal(conf(f"{line}\n")))
 
 
 def test_the_file_that_users_already_have_is_understood(conf):
@@ -126,7 +160,11 @@ def test_paths_are_normalized_and_unique_and_may_hold_commas_and_any_bytes(conf)
         ("trash =\n", 1, "trash has no value"),
         ("trash = # 1d\n", 1, "trash has no value"),
         ("snapshot_dir = store\n", 1, "snapshot_dir: 'store' is not an absolute path"),
-        ("snapshot_dir = s3://bucket/runs\n", 1, "snapshot_dir: it is a URL; write the absolute"),
+        ("snapshot_dir = ftp://bucket/runs\n", 1, "'ftp:' is not a kind of store"),
+        ("snapshot_dir = s3://a:secret@bucket/x\n", 1, "holds a user name or a password"),
+        ("snapshot_dir = s3://bucket/a b\n", 1, "has a prefix with a forbidden character"),
+        ("snapshot_dir = s3://\n", 1, "has no valid bucket name"),
+        ("snapshot_dir = file:///store\n", 1, "snapshot_dir: the store's address is that of a"),
         ("snapshot_dir = '/store'\n", 1, "write it without quotes"),
         ("snapshot_dir = //.\n", 1, "the store needs a directory of its own"),
         ("snapshot_dir = /a/../b\n", 1, "has '..' in it"),
@@ -150,6 +188,17 @@ def test_both_readers_refuse_a_bad_line_and_name_it(conf, text, line, said):
         ("snapshot_interval = 30\n", 1, "snapshot_interval: '30' is not a duration"),
         ("snapshot_interval = 0\n", 1, "'0' is too short"),
         ("snapshot_interval = 0.5s\n", 1, "too short"),
+        ("pressure_limit = 10\n", 1, "pressure_limit: '10' is not a fraction"),
+        ("store_endpoint = s3.example.org\n", 1, "store_endpoint: it is not the URL of a server"),
+        ("store_endpoint = https://a:secret@h\n", 1, "store_endpoint: it is not the URL of a"),
+        ("store_endpoint = http://127.0.0.1:9\n", 1, "http:// sends everything unencrypted"),
+        ("store_region = a/b\n", 1, "store_region: 'a/b' is not the name of a region"),
+        ("store_credentials = keys\n", 1, "store_credentials: 'keys' is not an absolute path"),
+        ("store_path_style = true\n", 1, "store_path_style: 'true' is neither yes nor no"),
+        ("minimum_rate = 1 KiB\n", 1, "'1 KiB' is too slow to end"),
+        ("threads = 1.5\n", 1, "'1.5' is not a whole number"),
+        ("threads = 65\n", 1, "not a number from 0 to 64"),
+        ("buffer_memory = 1 MiB\n", 1, "not a size from 12 MiB to 64 GiB"),
         ("snapshot_interval = 1 hour\n", 1, "'1 hour' is not a duration"),
         (f"base_interval = {'9' * 400}d\n", 1, "more than ten years"),
         ("trash = -1d\n", 1, "'-1d' is not a duration"),
@@ -326,7 +375,7 @@ def test_the_system_file_is_found_under_its_old_name_too(tmp_path, monkeypatch):
 
 def test_checking_the_whole_file_imports_only_what_list_imports():
     program = (
-        "import sys; from ciuic.config import load_settings; load_settings(sys.argv[1]);"
+        "import sys; from ciuic.config.load import load_settings; load_settings(sys.argv[1]);"
         "print(*{'pydantic', 'ciuic.retention', 'ciuic.source.exclusions', 'ciuic.model'}"
         " & {*sys.modules})"
     )
@@ -370,13 +419,13 @@ def test_a_wrong_value_that_is_not_utf8_is_an_error_like_any_other(tmp_path, key
     path = tmp_path / "ciuic.conf"
     path.write_bytes(key.encode() + b" = " + value + b"\n")
     if (
-        key in {"before", "after"}
+        key in {"before", "after", "contacts"}
         or (key == "exclude_patterns" and b"," not in value)
         or (key == "exclude_if_present" and not set(value) & set(b"/,"))
     ):
         load_settings(str(path))
         return
-    if key == "snapshot_dir" and value.endswith(b",,"):
+    if key in {"snapshot_dir", "store_credentials", "metrics_file"} and value.endswith(b",,"):
         load_settings(str(path))
         return
     with pytest.raises(ConfigError, match=f"conf:1: {key}: "):

@@ -79,6 +79,15 @@ class Recorder:
         if self.reload_error is not None:
             raise self.reload_error
 
+    def control_group(self):
+        return None
+
+    def schedule_of(self, scope):
+        return ""
+
+    def schedule_names(self):
+        return ("default",)
+
     def submit(self, job):
         self.jobs.append(job)
         if self.outcome is not None:
@@ -229,7 +238,11 @@ def test_a_failed_snapshot_raises_the_error_of_the_daemon(store, services):
 def test_pause_resume_and_reload_answer_with_the_status(store, services):
     for do in ("pause", "resume", "reload"):
         assert request_done(store, do)["asked"][-1] == do
-    assert request_status(store) == {"state": "idle", "asked": ["pause", "resume", "reload"]}
+    assert request_status(store) == {
+        "state": "idle",
+        "asked": ["pause", "resume", "reload"],
+        "may_take": True,
+    }
     services.reload_error = ConfigError("/c:3: wrong")
     with pytest.raises(ConfigError, match="/c:3: wrong"):
         request_done(store, "reload")

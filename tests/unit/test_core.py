@@ -184,3 +184,31 @@ def test_rows_of_another_length_number_or_kind_are_refused(variant):
         add(targets, b"\1", bytes(100), [bytes(100)])
     with pytest.raises(ValueError, match="do not fit"):
         variant.functions.sector_sums(targets, bytes(1000), 500, bytearray(8))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(("at", "length"), [(0, 0), (0, 10), (3, 4), (10, 0), (9, 1)])
+def test_bytes_are_copied_to_their_place_and_nowhere_else(variant, at, length):
+    out, data = bytearray(b"." * 10), bytes(range(1, length + 1))
+    variant.functions.copy(out, at, data)
+
+    expected = bytearray(b"." * 10)
+    expected[at : at + length] = data
+    assert out == expected
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    ("at", "length"), [(0, 11), (10, 1), (11, 0), (-1, 1), (5, 6), (2**63 - 1, 1), (-(2**63), 0)]
+)
+def test_bytes_that_do_not_fit_are_not_copied(variant, at, length):
+    out = bytearray(10)
+    with pytest.raises(ValueError, match="do not fit"):
+        variant.functions.copy(out, at, b"x" * length)
+    assert out == bytes(10)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_bytes_are_not_copied_to_what_can_not_be_written(variant):
+    with pytest.raises((TypeError, BufferError)):
+        variant.functions.copy(bytes(10), 0, b"x")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ciuic import codec
 from ciuic.codec import dense_delta
-from ciuic.codec.plan import PAIRS, ZSTD, Column, Plan
+from ciuic.codec.plan import PAIRS, WIDTHS, ZSTD, Column, DeltaPlan, Plan
 from ciuic.errors import CorruptionError
 from tests.kit.older import Older
 
@@ -43,7 +43,7 @@ def there_and_back(plain, reference, width, skip):
     return bytes(codec.decode(codec.DELTA, stored, len(plain), reference))
 
 
-@given(st.data(), st.integers(0, 300), st.sampled_from(dense_delta.WIDTHS))
+@given(st.data(), st.integers(0, 300), st.sampled_from(WIDTHS))
 def test_any_two_versions_come_back(data, size, width):
     plain = data.draw(st.binary(min_size=size, max_size=size))
     reference = data.draw(st.binary(min_size=size, max_size=size))
@@ -52,7 +52,7 @@ def test_any_two_versions_come_back(data, size, width):
     shift = data.draw(st.integers(0, 8 * width - 1))
     columns = (Column(1, ZSTD), Column(1, PAIRS))
     classes = ((shift, Plan(2, 0, columns, 1.0)),) * (len(cuts) + 1)
-    plan = dense_delta.DeltaPlan(width, skip, cuts, classes, 1.0)
+    plan = DeltaPlan(width, skip, cuts, classes, 1.0)
     stored = dense_delta.encode(plain, reference, plan)
     assert bytes(codec.decode(codec.DELTA, stored, size, reference)) == plain
 

@@ -29,6 +29,7 @@ EXIT_CODES = {
     "UnresponsiveError": 1,
     "UnknownFormatError": 1,
     "StoreFullError": 1,
+    "ReadOnlyError": 1,
     "CommitUncertainError": 1,
     "MissingError": 1,
     "LostRaceError": 1,

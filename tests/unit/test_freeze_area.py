@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.source.freeze.area import AREA_NAME, Area
+from ciuic.source.freeze.area import Area
+from ciuic.source.freeze.interface import AREA_NAME
 
 STORE_ID = "0123456789abcdef0123456789abcdef"
 

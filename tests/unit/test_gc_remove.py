@@ -58,7 +58,9 @@ def test_no_more_of_them_wait_than_memory_has_room_for(
 def test_none_goes_before_what_must_come_first_nor_without_it(store: Path) -> None:
     held = threading.Event()
     with Removals(str(store)) as removals:
-        removals.begin_with(lambda: None if held.wait(60) else pytest.fail("nobody came"))
+        removals.begin_with(
+            lambda: None if held.wait(60) else pytest.fail("the removal did not begin")
+        )
         removals.add(NAMES[:20])
         time.sleep(0.05)
         assert len(left(store, layout.PACKS)) == len(NAMES)

@@ -277,7 +277,7 @@ def test_values_that_no_file_has_are_damage(memory, change):
 
 
 def stacked(memory, kind, leaf, count):
-    """Eight levels, each of which names the one below it ``count`` times; entries or pieces."""
+    """Eight levels; each names the one below it ``count`` times, as entries or pieces."""
     below = memory.raw(kind, 0, leaf)
     for level in range(1, nodes.LEVEL_MAX + 1):
         below = memory.raw(kind, level, [[1, b"a", below]] * count)

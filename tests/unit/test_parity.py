@@ -256,7 +256,7 @@ def test_whatever_is_damaged_the_pack_comes_back_right_or_is_refused(data, tmp_p
 
 
 def has_lost_sums(kept):
-    """A page of the table is damaged in both copies: nobody can tell what is damaged then."""
+    """A page of the table is damaged in both copies, so the damaged sectors are unknown."""
     with kept.parity.open("rb") as file:
         parity = Parity(file.fileno(), PACK)
         return None in [parity.sum_of(one) for one in range(parity.sectors)]

@@ -5,9 +5,10 @@ import os
 import pytest
 
 from ciuic.errors import StoreError, UsageError
-from ciuic.store.place.address import PlaceOptions, open_place
+from ciuic.store.place.address import open_place
 from ciuic.store.place.credentials import AccessKey, find_access_key
 from ciuic.store.place.directory import DirectoryPlace
+from ciuic.store.place.location import PlaceOptions
 
 SECRET = "s3cr3t+/key"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": SECRET}
@@ -66,8 +67,8 @@ def test_google_and_azure_are_opened_without_a_request(monkeypatch):
     [
         ("ftp://host/path", "'ftp:' is not a kind of store"),
         ("https://host/path", "'https:' is not a kind of store"),
-        ("relative/path", "a relative path"),
-        ("", "a relative path"),
+        ("relative/path", "it is a relative path"),
+        ("", "it is a relative path"),
         ("s3:///path", "no valid bucket name"),
         ("s3://b", "no valid bucket name"),
         ("s3://bucket:80/x", "no valid bucket name"),

@@ -1,13 +1,20 @@
 """Priorities of threads; messages about disks, with made-up directories like sysfs."""
 
 import os
+import subprocess
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
 
 from ciuic.system import priority
-from ciuic.system.priority import describe_schedulers, lower_priority, schedulers_of
+from ciuic.system.priority import (
+    describe_schedulers,
+    lower_priority,
+    schedulers_of,
+    set_session_nice,
+)
 
 
 @pytest.fixture
@@ -116,3 +123,55 @@ def test_a_system_call_that_fails_is_a_message(monkeypatch):
     monkeypatch.setitem(priority._IO_CLASSES, "idle", (7, 0))  # there is no such class
 
     assert lower_priority("idle") == "the priority can't be lowered: [Errno 22] Invalid argument"
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_session_of_its_own_is_lowered_and_no_other(is_own):
+    own = Path("/proc/self/autogroup")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=is_own) as process:
+        path = Path(f"/proc/{process.pid}/autogroup")
+        before = own.read_text() if own.exists() else ""
+        while not set_session_nice(process.pid, 10):
+            pass  # the kernel refuses for a tenth of a second
+        found = path.read_text() if path.exists() else ""
+        process.stdin.close()
+
+    assert (own.read_text() if own.exists() else "") == before
+    if found and is_own:
+        normal = int((before.split() or ["0"])[-1])  # empty below PID 1
+        assert int(found.split()[-1]) == min(normal + 10, 19)
+    else:
+        assert found == before
+
+
+def test_a_session_of_a_process_without_one_is_lowered_from_normal(tmp_path, monkeypatch):
+    (tmp_path / "autogroup-self").write_text("")
+    (tmp_path / "autogroup-7").write_text("")
+    monkeypatch.setattr(os, "getsid", lambda pid: pid)
+
+    assert set_session_nice(7, 10, path=str(tmp_path / "autogroup-{}"))
+
+    assert (tmp_path / "autogroup-7").read_text() == "10"
+
+
+@pytest.mark.parametrize("text", ["/autogroup-7", "words", None])
+def test_a_kernel_without_groups_of_sessions_is_left_alone(tmp_path, monkeypatch, text):
+    path = tmp_path / "autogroup-self"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(os, "getsid", lambda pid: pid)
+
+    assert set_session_nice(7, 10, path=str(tmp_path / "autogroup-{}"))
+
+    assert not (tmp_path / "autogroup-7").exists()
+
+
+def test_a_refusal_is_told_and_a_process_that_is_gone_is_none(monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError
+
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert set_session_nice(process.pid, 10)
+    monkeypatch.setattr(os, "getsid", refuse)
+    assert not set_session_nice(1, 10)

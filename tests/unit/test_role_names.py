@@ -1,4 +1,4 @@
-"""Names from step to step: which file is the last version of which."""
+"""Names from step to step: which file is the last version of another."""
 
 import stat
 

@@ -46,7 +46,7 @@ def test_after_a_chunk_that_is_like_its_old_version_every_chunk_is_compared() ->
 @pytest.mark.parametrize("seed", range(50))
 def test_misses_that_are_told_together_count_once(workers: int, seed: int) -> None:
     # 0 to 3 are misses. However many of them were begun at once, only a miss that was begun after
-    # another had been told may skip more than three chunks.
+    # another was told may skip more than three chunks.
     begun = compared(set(range(4, CHUNKS)), workers, seed)
     assert len(set(range(CHUNKS)) - set(begun)) <= 3 + 7
 

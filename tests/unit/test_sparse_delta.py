@@ -92,7 +92,7 @@ def test_it_takes_what_there_is_to_tell(share):
 
 
 def test_rows_of_a_table_cost_their_own_bytes_and_few_more():
-    """Neither where they lie nor how many lie together is seen by a look at a sample."""
+    """A sample shows neither their places nor how many are adjacent."""
     old = weights(SIZE // 4).reshape(256, 1024)
     new = old.copy()
     new[[3, 100, 101, 230]] = changed(old[[3, 100, 101, 230]].ravel(), 1.0).reshape(4, 1024)
@@ -184,7 +184,7 @@ def test_a_sparse_delta_that_is_none_is_damage(stored, reference):
 
 
 def test_single_bytes_that_a_header_tells_of_are_taken_one_by_one():
-    """Quantised weights look like numbers of no width at all."""
+    """Quantized weights do not look like numbers of any width."""
     old = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
     new = old.copy()
     new[:: 1 << 5] += 1

@@ -141,7 +141,7 @@ def test_a_tree_of_hdf5_that_leads_back_ends():
 
 
 def test_headers_of_hdf5_that_lead_to_one_another_end():
-    # The root leads to 600 objects, and each of them to the block of messages that they lie in.
+    # The root leads to 600 objects, and each of them to the block of messages that holds it.
     root_at, block_at, block_bytes, count = 1000, 20_000, 60_000, 600
     onward = struct.pack("<HHI2Q", 0x10, 16, 0, block_at, block_bytes)
     within = struct.pack("<BBHIQ", 1, 0, 1, 1, 24) + onward

@@ -6,16 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.catalog import remember
 from ciuic.cli import main
 from ciuic.errors import CommitUncertainError, StoreError
+from ciuic.model import SnapshotSummary
 from ciuic.snapshot import take as take_module
 from ciuic.source.freeze.freezer import Freezer
 from ciuic.source.freeze.places import frozen_snapshots
+from ciuic.store.directory.folder import Folder
+from ciuic.store.index.chunk_index import ChunkIndex
+from ciuic.store.packs import writer
+from ciuic.store.records import layout
 from ciuic.store.snapshots.copies import ManifestCopies
-from ciuic.store.store import open_store
+from ciuic.store.store import Store, open_store
 from ciuic.system import durable
 from ciuicd.control import Job
 from tests.kit.box import Box
+from tests.kit.damage import packs
 from tests.kit.filesystems import disk
 
 
@@ -67,12 +74,91 @@ def test_the_note_is_shown_and_the_command_succeeds(
 ) -> None:
     monkeypatch.setattr(Freezer, "retain", failing(KeyboardInterrupt()))
     monkeypatch.setattr("sys.argv", ["ciuic", "--config", str(filled.config), "snapshot"])
+    # It would be lowered for all tests that follow in this process.
+    monkeypatch.setattr("ciuic.cli.taking.lower_priority", lambda _: None)
     with pytest.raises(SystemExit) as ended:
         main()
     shown = capsys.readouterr()
     assert ended.value.code == 0
     assert shown.out.strip() in [one.id for one in filled.snapshots()]
     assert "older reflink copies could not be removed: interrupted" in shown.err
+
+
+# The chunk index
+
+
+def recorded_packs(box: Box) -> set[str]:
+    """Names of the packs that the chunk index has on the disk."""
+    index = ChunkIndex(str(box.store / layout.CATALOG), write=False)
+    try:
+        return {pack_id.hex() for pack_id in index.packs()}
+    finally:
+        index.close()
+
+
+def test_a_small_snapshot_changes_the_chunk_index_in_one_transaction(
+    filled: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs five syncs, a third of all that such a snapshot makes."""
+    transactions: list[bool] = []
+    commit = ChunkIndex.commit
+
+    def counted(self: ChunkIndex) -> None:
+        transactions.append(self._db.in_transaction)
+        commit(self)
+
+    monkeypatch.setattr(ChunkIndex, "commit", counted)
+    report = filled.take()
+
+    assert report.new_bytes == 3000
+    assert sum(transactions) == 1
+    assert recorded_packs(filled) == {path.name for path in packs(filled.store)}
+
+
+def test_a_snapshot_of_many_packs_does_not_leave_their_rows_to_the_end(
+    filled: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_WAITING_PACKS", 0)
+    monkeypatch.setattr(take_module, "remember", lambda *_: None)
+    filled.take()
+
+    assert recorded_packs(filled) == {path.name for path in packs(filled.store)}
+
+
+def test_a_run_that_is_killed_before_its_index_rows_are_durable_loses_nothing(
+    filled: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(take_module, "remember", lambda *_: None)
+        report = filled.take()
+    assert recorded_packs(filled) < {path.name for path in packs(filled.store)}
+
+    assert report.id in [one.id for one in filled.snapshots()]
+    assert filled.verify().ok
+    assert filled.read(filled.source / "file") == (filled.source / "file").read_bytes()
+    # The next writer finds the chunks in the pack.
+    assert filled.take(base=True).new_bytes == 0
+    assert recorded_packs(filled) == {path.name for path in packs(filled.store)}
+    assert filled.verify().ok
+
+
+def test_a_reader_that_comes_before_the_index_rows_reads_the_snapshot(
+    filled: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def read_first(store: Store, summary: SnapshotSummary) -> StoreError | None:
+        assert filled.verify().ok
+        seen.append(filled.read(filled.source / "file", summary.id))
+        return remember(store, summary)
+
+    monkeypatch.setattr(take_module, "remember", read_first)
+    filled.take()
+
+    assert seen == [(filled.source / "file").read_bytes()]
+
+
+# Reflink copies
 
 
 @pytest.fixture
@@ -130,16 +216,17 @@ def test_the_client_of_a_daemon_gets_the_first_outcome() -> None:
     assert job.wait(0) is first
 
 
-def test_a_snapshot_that_is_brought_back_is_listed_although_its_file_stays_in_the_trash(
+def test_a_snapshot_is_forgotten_and_brought_back_although_no_mark_can_be_copied(
     filled: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled.take()
     gone = filled.snapshots()[-1].id
     with open_store(str(filled.store), write=True) as store:
+        store.manifests.copies.keep(gone, store.header)
+        for name in ("put_all", "make_and_replace"):
+            monkeypatch.setattr(Folder, name, failing(StoreError("on fire")))
         store.trash.forget([gone], 1)
-        monkeypatch.setattr(
-            "ciuic.store.snapshots.trash_files.TrashFiles.remove", failing(StoreError("on fire"))
-        )
+        assert store.trash.ids() == [gone]
         assert store.trash.bring_back(gone).summary.id == gone
         assert store.trash.ids() == []
     assert gone in [one.id for one in filled.snapshots()]

@@ -2,17 +2,19 @@
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from ciuic.catalog import list_snapshots
+from ciuic.model import Entry, PathWarning
 from ciuic.store.format.frame import Frame, encode_frame
 from ciuic.store.format.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.index import footers
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.index.places import ChunkPlace
+from ciuic.store.place.packs import Packs
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA, RECIPE, TREE
 from ciuic.store.store import open_store
@@ -21,6 +23,7 @@ from ciuic.system.processes import Processes
 from ciuic.verify import by_footers, chunk_lookup, frame_checks, survey
 from ciuic.verify.report import VerifyReport
 from ciuic.verify.verify import verify_snapshots
+from ciuic.view.damage_walk import Directory
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, packs, place_of
 
@@ -153,6 +156,31 @@ def test_a_chunk_that_the_cache_has_dropped_is_looked_up_again(
     assert damaged(found) == ["one"]
     if way == "listing":
         assert outcome(found) == outcome(expected)
+
+
+def test_many_small_directories_are_looked_up_some_at_a_time(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many directories a snapshot has, the entries of a few are in memory."""
+    together: list[int] = []
+    judge = survey.SnapshotSurvey._judge
+
+    def counted(
+        self: survey.SnapshotSurvey,
+        entered: Mapping[Directory, list[Entry]],
+        failures: Mapping[Directory, str],
+        left: Sequence[Directory],
+    ) -> Iterator[PathWarning]:
+        together.append(len(entered) + sum(map(len, entered.values())))
+        return judge(self, entered, failures, left)
+
+    monkeypatch.setattr(survey, "LOOKED_UP_TOGETHER", 20)
+    monkeypatch.setattr(survey.SnapshotSurvey, "_judge", counted)
+
+    assert by_catalog(box).ok
+    # A directory of this box has ten files at most.
+    assert sum(together) > 300
+    assert max(together) <= 20 + 11
 
 
 def test_a_sound_frame_at_the_place_of_another_one_is_damage(box: Box) -> None:
@@ -298,11 +326,11 @@ def test_a_prune_beside_it_moves_what_was_listed_and_costs_nothing(
     """All chunks are moved after the footers have been read."""
     made = by_footers.Listing
 
-    def then_moved(store_path: str, names: Sequence[bytes]) -> by_footers.Listing:
-        found = made(store_path, names)
+    def then_moved(found_packs: Packs, names: Sequence[bytes]) -> by_footers.Listing:
+        found = made(found_packs, names)
         for number, pack in enumerate(packs(box.store)):
             with open_store(str(box.store)) as store:
-                frames = footers.listed_frames(store_path, bytes.fromhex(pack.name))
+                frames = footers.listed_frames(store.packs, bytes.fromhex(pack.name))
                 noise = b"%d" % number
                 copied = [store.reader.frame(place_in(pack, one)) for one in frames]
             again = [

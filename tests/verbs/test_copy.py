@@ -14,6 +14,7 @@ from tests.kit.box import Box
 from tests.kit.damage import flip_content, packs
 from tests.kit.program import Outcome, ciuic
 from tests.kit.pruning import forget, prune
+from tests.kit.spelled import respell_summary
 from tests.kit.trees import Photo, differences, photograph
 
 MIB = 1024 * 1024
@@ -100,6 +101,15 @@ def test_what_is_there_is_not_sent_again(box: Box) -> None:
     more = document(box)
     assert [one["id"] for one in more["copied"]] == list(known)
     assert 0 < more["sent_bytes"] < first["sent_bytes"] / 3
+
+
+def test_a_named_snapshot_that_is_there_is_not_copied_again(box: Box) -> None:
+    newest = list(taken(box))[-1]
+    document(box, "--init")
+
+    for more in ((), ("--dry-run",)):
+        again = document(box, newest, *more)
+        assert (again["copied"], again["present"], again["sent_bytes"]) == ([], [newest], 0)
 
 
 def test_chunks_that_a_prune_over_there_moved_to_other_packs_are_not_sent_again(box: Box) -> None:
@@ -262,9 +272,9 @@ def test_a_place_without_a_store_is_one_sentence(box: Box) -> None:
     assert outcome.err.splitlines()[0].startswith("ciuic: there is no store at ")
     assert "--init" in outcome.err
     assert not (box.directory / "copy").exists()
-    outcome = box.ciuic("copy", "--to", "s3://bucket/x")
+    outcome = box.ciuic("copy", "--to", "ftp://bucket/x")
     assert outcome.code == 2
-    assert "can't copy to s3://" in outcome.err
+    assert "'ftp:' is not a kind of store" in outcome.err
 
 
 def test_a_copy_of_a_newer_format_is_refused_by_name(box: Box) -> None:
@@ -283,7 +293,7 @@ def test_another_snapshot_of_the_same_id_is_named_and_left_alone(box: Box) -> No
     with open_store(str(there.store), write=True) as store:
         manifest = store.manifest(name)
         other = msgspec.structs.replace(manifest.summary, taken_ns=5)
-        store.manifests.replace_summary(other)
+        respell_summary(store, other)
     before = (there.store / "snapshots" / f"{name}.json").read_bytes()
     (refused,) = document(box, code=1)["refused"]
     assert "another snapshot of this ID" in refused["what"]
@@ -300,6 +310,51 @@ def test_tags_and_pins_of_the_copy_are_its_own(box: Box) -> None:
     assert there.snapshots()[0].tags == ("t0", "kept")
 
 
+def test_what_was_said_about_a_snapshot_after_it_was_taken_is_copied_once(box: Box) -> None:
+    early, late = taken(box, 2)
+    there = boxed(box)
+    label(box, early)
+    copy_to(box, "--init")
+    assert labels_of(there)[early] == (("best",), True, "the good one")
+
+    label(box, late)
+    done = document(box)
+    assert (len(done["present"]), done["notes"]) == (2, [])
+    assert labels_of(there)[late] == (("best",), True, "the good one")
+
+    assert ciuic("--store", there.store, "pin", late, "--remove").code == 0
+    assert box.ciuic("tag", early, "--add", "later").code == 0
+    assert document(box)["notes"] == []
+    assert labels_of(there)[late] == (("best",), False, "the good one")
+    assert labels_of(there)[early] == (("best",), True, "the good one")
+
+
+def test_a_copy_that_was_killed_before_the_marks_gets_them_with_the_next(box: Box) -> None:
+    (name,) = taken(box, 1)
+    label(box, name)
+    copy_to(box, "--init")
+    there = boxed(box)
+    # The copy ended before it could write a mark.
+    shutil.rmtree(there.store / "marks")
+    shutil.rmtree(there.store / "parity", ignore_errors=True)
+    for leftover in there.store.glob("catalog.sqlite*"):
+        leftover.unlink()
+    assert labels_of(there)[name] == (("t0",), False, "")
+    document(box)
+    assert labels_of(there)[name] == (("best",), True, "the good one")
+
+
+def label(box: Box, name: str) -> None:
+    tags = [f"--remove={tag}" for tag in labels_of(box)[name][0]]
+    assert box.ciuic("tag", name, "--add", "best", *tags).code == 0
+    assert box.ciuic("pin", name).code == 0
+    assert box.ciuic("note", name, "the good one").code == 0
+
+
+def labels_of(box: Box) -> dict[str, tuple[tuple[str, ...], bool, str]]:
+    return {one.id: (one.tags, one.pinned, one.note) for one in box.snapshots()}
+
+
 def test_a_pipe_gets_a_line_for_each_snapshot(box: Box) -> None:
     known = taken(box)
     lines = copy_to(box, "--init").out.splitlines()
@@ -314,3 +369,22 @@ def test_the_new_packs_have_parity_as_configured(tmp_path: Path) -> None:
     parity = {path.name for path in (there / "parity").iterdir()}
     assert {path.name for path in packs(there)} <= parity
     assert {path.name for path in (there / "snapshots").iterdir()} <= parity
+
+
+def test_a_limit_without_its_unit_is_refused(box: Box) -> None:
+    taken(box, 1)
+    refused = copy_to(box, "--init", "--limit", "5", code=2)
+    assert "'5' is less than 1 KiB a second; write a unit" in refused.err
+    assert not (box.directory / "copy").exists()
+    copy_to(box, "--init", "--limit", "0")
+
+
+def test_a_missing_copy_gets_the_hint_to_create_it_only_where_that_works(box: Box) -> None:
+    taken(box, 1)
+    assert "--init creates a store that cuts files like this one" in copy_to(box, code=1).err
+    other = box.directory / "copy"
+    other.mkdir()
+    (other / "file").write_bytes(b"x")
+    refused = copy_to(box, code=1)
+    assert "--init" not in refused.err
+    assert "Give the store's directory." in refused.err

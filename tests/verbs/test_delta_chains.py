@@ -68,7 +68,7 @@ def training(seed: int = 1, *, size: int = SIZE, rate: float = 1e-4) -> Iterator
 
 
 def with_endless_names(tensors: list[bytes], *, note: str = "") -> bytes:
-    """Longer than what is kept of a name."""
+    """Longer than the part of a name that is kept."""
     named = {"w" * 2000 + str(number): data for number, data in enumerate(tensors)}
     return safetensors(named, note=note)
 
@@ -79,7 +79,7 @@ def in_deep_groups(tensors: list[bytes], *, gap_bytes: int = 0) -> bytes:
 
 
 def depths(box: Box, path: Path, snapshot: str = "latest") -> list[int]:
-    """How many deltas lie upon each other for each chunk of a file."""
+    """The length of the delta chain of each chunk of a file."""
     entry = box.entries(snapshot)[os.fsencode(path)]
     with open_store(str(box.store)) as store:
         chains = [store.reader.chain(one.id) for one in iter_pieces(store.reader.node, entry)]
@@ -130,7 +130,7 @@ def test_the_last_version_is_found_by_its_role(box: Box, old: str, new: str) -> 
 
 
 def test_what_did_not_change_is_not_looked_for(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading every directory of the last snapshot twice would be felt by who has many."""
+    """Reading every directory of the last snapshot twice would be slow for many directories."""
     (box.source / "a" / "b").mkdir(parents=True)
     (box.source / "a" / "b" / "x.bin").write_bytes(next(training()))
     box.take()
@@ -193,7 +193,7 @@ def test_a_tensor_follows_the_one_of_its_name_wherever_that_was(box: Box, kind: 
 def test_a_tensor_follows_the_one_of_its_name_in_a_file_of_another_name(
     box: Box, name: str
 ) -> None:
-    """Of another length, as more tensors lie in it, among files of which others are newer."""
+    """It has another length, because it has more tensors, and other files are newer."""
     one, other = training(1), training(2)
     (box.source / "part.safetensors").write_bytes(safetensors({"a": next(one)}))
     for number in range(3):
@@ -397,7 +397,7 @@ def two_steps(box: Box) -> tuple[Path, list[bytes], list[str]]:
 
 
 def few_changes(box: Box) -> tuple[Path, list[bytes], list[str]]:
-    """A table of which a hundred numbers have moved, in two snapshots."""
+    """A table in two snapshots; a hundred of its numbers have changed."""
     file = box.source / "table.bin"
     saves = list(itertools.islice(training(size=400 * KIB), 2))
     changed = np.frombuffer(saves[0], "<f4").copy()
@@ -431,7 +431,7 @@ def test_scattered_changes_take_little_space_and_are_restored(box: Box) -> None:
 
 
 def test_small_changes_never_have_the_whole_stored_again(box: Box) -> None:
-    """Where a chain has all the links that it may have, the next one begins at its end."""
+    """After a chain of the greatest length, the next one begins at its end."""
     file = box.source / "table.bin"
     values = np.frombuffer(next(training(size=400 * KIB)), "<f4").copy()
     deepest = []
@@ -630,7 +630,7 @@ def test_damage_in_a_rarely_read_part_of_the_chunk_index_hides_no_chunk(box: Box
 
 
 def test_a_reader_without_chunk_index_finds_chunks_that_a_prune_moves(box: Box) -> None:
-    """Nobody tells it where what chunks build on lies by now, or what a snapshot adds."""
+    """It does not learn where delta bases are now, or what a snapshot adds."""
     file, garbage = box.source / "last.bin", box.source / "garbage.bin"
     saves = training(size=400 * KIB)
     file.write_bytes(next(saves))
@@ -755,7 +755,7 @@ def test_delta_bases_are_kept_even_if_the_chunk_index_is_wrong(box: Box, stateme
 
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "rotten"])
 def test_delta_bases_of_a_damaged_pack_stay_until_it_is_repaired(box: Box, is_cut: bool) -> None:
-    """A pack that parity can mend is worth nothing without what it is a difference from."""
+    """A pack that parity can repair is useless without the delta bases of its chunks."""
     box.parity = 0.04
     box.configure()
     file, saves, names = two_steps(box)
@@ -776,7 +776,7 @@ def test_delta_bases_of_a_damaged_pack_stay_until_it_is_repaired(box: Box, is_cu
 
 
 def test_prune_keeps_a_copy_without_a_base_rather_than_a_delta(box: Box) -> None:
-    """What the difference builds on may be lost: dropping the copy would undo the heal."""
+    """The delta base may be lost: dropping the copy would undo the repair."""
     file, saves, names = two_steps(box)
     flip_content(box.store, saves[0])
     assert box.ciuic("scrub", "--budget", "100G").code == 4
@@ -878,9 +878,8 @@ def test_a_delta_stays_until_its_replacement_is_durable(
     tree = box.entries()[os.fsencode(box.source)].content
     with open_store(str(box.store)) as store:
         nodes = store.reader.places([tree])[tree].pack_id
-        fd = os.open(pack_path(store.path, nodes), os.O_RDONLY)
-        again = [(one.frame, read_payload(fd, one)) for one in read_frames(store.path, nodes)]
-        os.close(fd)
+        opened = store.packs.open(nodes)
+        again = [(one.frame, read_payload(opened, one)) for one in read_frames(store.packs, nodes)]
     for pack in (pack_path(str(box.store), nodes), pack_of(box.store, saves[1])):
         os.unlink(pack)
     third = list(itertools.islice(training(size=400 * KIB), 3))[2]
@@ -911,7 +910,7 @@ def test_a_delta_stays_until_its_replacement_is_durable(
 
 
 def test_a_delta_that_decodes_to_other_bytes_is_not_a_copy(box: Box) -> None:
-    """Its checksums are right: whoever wrote it was mistaken."""
+    """Its checksums are right, so its writer was wrong."""
     file, saves, _ = two_steps(box)
     pack_of(box.store, saves[1]).unlink()
     put_frames(box, [as_difference(saves[1], saves[0]), alone(b"garbage")])

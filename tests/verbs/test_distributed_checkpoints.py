@@ -76,7 +76,7 @@ def test_what_says_the_names_is_read_once_a_directory(box: Box) -> None:
     ranks = [state("a") for _ in range(9)]
     save(box.source / "step_1", *ranks)
     box.take()
-    # As long as ten of its own, of which the pickle is over before the end.
+    # As long as ten of its own; the pickle ends before the file does.
     save(box.source / "step_2", *[stepped(one) for one in ranks])
     metadata = box.source / "step_2" / ".metadata"
     metadata.write_bytes(metadata.read_bytes() + bytes(SIZE))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.config import load_settings
+from ciuic.config.load import load_settings
 from ciuic.errors import UsageError
 from ciuic.model import ExcludeRules
 from tests.kit.box import Box

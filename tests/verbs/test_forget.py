@@ -6,11 +6,12 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from ciuic.catalog import find_snapshot, list_snapshots
+from ciuic.catalog import find_snapshot, list_snapshots, lost_snapshots
 from ciuic.errors import (
     CorruptionError,
     SnapshotNotFoundError,
@@ -27,17 +28,22 @@ from ciuic.maintain.forget import (
     plan_forget_by_id,
 )
 from ciuic.maintain.label import change_tags, set_pinned
+from ciuic.maintain.prune.apply import apply_prune
+from ciuic.maintain.prune.plan import plan_prune
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.model import ExcludeRules, SnapshotSummary
 from ciuic.retention import parse_policy
 from ciuic.store import store as store_module
+from ciuic.store.records.mark import Mark, encode_mark
 from ciuic.store.records.sealed import seal
-from ciuic.store.snapshots.trash import Trash
+from ciuic.store.snapshots.manifests import Manifests
 from ciuic.store.store import Store, open_store
 from ciuic.system import durable
 from tests.kit.box import Box
+from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content
 from tests.kit.filesystems import disk
+from tests.kit.spelled import respell_summary
 from tests.kit.trees import differences, photograph
 
 NOW_NS = 2_000_000_000_123_456_789
@@ -107,8 +113,14 @@ def manifest_file(box: Box, name: str) -> Path:
     return box.store / "snapshots" / f"{name}.json"
 
 
-def trash_file(box: Box, name: str) -> Path:
-    return box.store / "trash" / f"{name}.json"
+def mark_file(box: Box, name: str, number: int = 1) -> Path:
+    return box.store / "marks" / f"{name}-{number}.json"
+
+
+def retired(box: Box) -> set[str]:
+    """The IDs in all records of retired IDs."""
+    records = box.store.glob("retired/*.json")
+    return {one for path in records for one in json.loads(path.read_bytes())["ids"]}
 
 
 def copy_file(box: Box, name: str) -> Path:
@@ -206,9 +218,7 @@ def test_whole_means_without_warnings_if_a_snapshot_has_none(taken: Box) -> None
     with open_store(str(taken.store), write=True) as store:
         for name in known[2:]:
             summary = find_snapshot(store, name)
-            store.manifests.replace_summary(
-                msgspec.structs.replace(summary, trouble_count=1, flux_count=1)
-            )
+            respell_summary(store, msgspec.structs.replace(summary, trouble_count=1, flux_count=1))
     plan = forget_by(taken, "1s")
     assert {one.id: why for one, why in plan.kept} == {
         known[3]: "the newest",
@@ -276,18 +286,20 @@ def test_a_damaged_manifest_is_never_forgotten_and_counts_for_nothing(taken: Box
         forget(taken, known[3][:-1])
     assert "ciuic forget" in caught.value.hint
     assert manifest_file(taken, known[3]).exists()
-    assert not trash_file(taken, known[3]).exists()
+    assert not list(taken.store.glob(f"marks/{known[3]}*"))
     assert forget(taken, known[3]).given_up == (known[3],)  # by its whole ID, on purpose
     assert (taken.store / "quarantine" / f"{known[3]}.json").exists()
 
 
 def test_a_damaged_manifest_with_a_copy_is_forgotten_whole(copied: Box) -> None:
     known = names(copied)
-    whole = manifest_file(copied, known[1]).read_bytes()
     flip_byte(manifest_file(copied, known[1]), 100)
     forget(copied, known[1])
-    undo(copied, known[1])
-    assert manifest_file(copied, known[1]).read_bytes() == whole
+    with open_store(str(copied.store)) as store:
+        (one,) = store.trash.read()
+    assert one.manifest.summary.tags == ("number-1",)
+    assert undo(copied, known[1]).id == known[1]
+    assert names(copied) == known
 
 
 @pytest.mark.parametrize("what", ["symlink", "fifo", "socket", "directory"])
@@ -320,16 +332,17 @@ def test_something_else_in_place_of_a_manifest_is_damage(taken: Box, what: str) 
 
 def test_a_forgotten_snapshot_is_complete_in_the_trash(taken: Box) -> None:
     known = names(taken)
-    data = manifest_file(taken, known[1]).read_bytes()
+    before = {name: data for name, data in files(taken).items() if "catalog" not in name}
     forget(taken, known[1])
-    assert not manifest_file(taken, known[1]).exists()
+    after = files(taken)
+    assert {name: after[name] for name in before} == before, "nothing is replaced"
+    assert set(after) - set(before) == {str(mark_file(taken, known[1]))}
     with open_store(str(taken.store)) as store:
         (one,) = store.trash.read()
         assert find_snapshot(store, known[2]).parent == known[1]
-    assert (one.id, one.forgotten_ns, one.data) == (known[1], NOW_NS, data)
+    assert (one.id, one.forgotten_ns) == (known[1], NOW_NS)
     assert one.manifest.summary.tags == ("number-1",)
-    document = json.loads(trash_file(taken, known[1]).read_bytes())
-    assert document["manifest"] == data.decode()
+    document = json.loads(mark_file(taken, known[1]).read_bytes())
     assert document["forgotten"] == "2033-05-18T03:33:20.123456+00:00"
 
 
@@ -365,7 +378,6 @@ def test_a_snapshot_that_is_brought_back_is_the_same_to_the_byte(copied: Box) ->
     summary = undo(copied, known[3])
     assert summary.id == known[3]
     assert {name: files(copied)[name] for name in before} == before
-    assert os.listdir(copied.store / "trash") == []
     assert trash(copied) == []
     copied.restore(snapshot=known[3], to=copied.directory / "out")
     assert differences(photo, photograph(copied.directory / "out" / "source")) == []
@@ -395,71 +407,83 @@ def test_a_prefix_of_two_ids_in_the_trash_is_refused(taken: Box) -> None:
 def test_one_damaged_entry_hinders_no_other(taken: Box) -> None:
     known = names(taken)
     forget(taken, known[0], known[1])
-    flip_byte(trash_file(taken, known[0]), 200)
+    flip_byte(manifest_file(taken, known[0]), 200)
     with open_store(str(taken.store)) as store:
         found, damaged = store.trash.survey()
         assert [one.id for one in found] == [known[1]]
         assert list(damaged) == [known[0]]
         with pytest.raises(CorruptionError) as caught:
             store.trash.read()
-    assert "ciuic repair --apply" in caught.value.hint
-    before = trash_file(taken, known[0]).read_bytes()
+    assert f"ciuic forget {known[0]}" in caught.value.hint
+    before = manifest_file(taken, known[0]).read_bytes()
     undo(taken, known[1])
     forget(taken, known[2])
     with pytest.raises(CorruptionError, match=known[0]):
         undo(taken, known[0])
-    assert trash_file(taken, known[0]).read_bytes() == before
+    assert manifest_file(taken, known[0]).read_bytes() == before
 
 
-def test_a_damaged_entry_of_the_trash_is_brought_back_from_the_copy_of_its_manifest(
-    copied: Box,
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_a_damaged_mark_of_a_forgotten_snapshot_loses_nothing(
+    taken: Box, harm: str, has_index: bool
 ) -> None:
-    known = names(copied)
-    data = manifest_file(copied, known[1]).read_bytes()
-    forget(copied, known[1])
-    flip_byte(trash_file(copied, known[1]), 200)
-    os.utime(trash_file(copied, known[1]), ns=(0, NOW_NS + 5))
-    with open_store(str(copied.store)) as store:
-        (one,) = store.trash.read()
-    assert (one.forgotten_ns, one.data) == (NOW_NS + 5, data)
-    undo(copied, known[1])
-    assert manifest_file(copied, known[1]).read_bytes() == data
-
-
-def test_the_entry_of_a_later_version_is_left_alone(taken: Box) -> None:
+    """Listed and in the trash are never both true, whatever is damaged."""
     known = names(taken)
     forget(taken, known[1])
-    later = {"format": 2, "id": known[1], "forgotten": "", "forgotten_ns": 1, "manifest": ""}
-    data = seal({**later, "checksum": ""})
-    trash_file(taken, known[1]).write_bytes(data)
-    with pytest.raises(UnknownFormatError, match="format 2"):
-        undo(taken, known[1])
-    assert trash_file(taken, known[1]).read_bytes() == data
-
-
-def test_strangers_in_the_trash_are_ignored(taken: Box) -> None:
-    known = names(taken)
-    forget(taken, known[1])
-    for name in ("notes.txt", "cs-12.json", "cs-123456.json.bak", f"{known[0]}.JSON"):
-        (taken.store / "trash" / name).write_text("?")
-    assert trash(taken) == [known[1]]
-
-
-def test_an_entry_beside_its_manifest_does_not_count(taken: Box) -> None:
-    """A power cut between the two leaves the snapshot listed, and nothing else."""
-    known = names(taken)
-    forget(taken, known[1])
-    entry = trash_file(taken, known[1]).read_bytes()
-    undo(taken, known[1])
-    trash_file(taken, known[1]).write_bytes(entry)
+    path = mark_file(taken, known[1])
+    path.unlink() if harm == "gone" else flip_byte(path, 40)
+    if not has_index:
+        (taken.store / "catalog.sqlite").unlink()
     assert names(taken) == known
     assert trash(taken) == []
-    expire(taken, known[1])
+    is_in_doubt = has_index or harm == "flipped"
+    assert [one.pinned for one in taken.snapshots() if one.id == known[1]] == [is_in_doubt]
+    with pytest.raises(SnapshotNotFoundError):
+        undo(taken, known[1])
+    assert taken.ciuic("prune", "--trash", "0").code == 0
+    assert taken.verify().ok
+    assert taken.ciuic("repair", "--apply").code == 0
     assert names(taken) == known
-    assert not (taken.store / "retired.json").exists()
-    trash_file(taken, known[1]).write_bytes(entry)
-    assert undo(taken, known[1]).id == known[1], "who was interrupted may do it again"
-    assert not trash_file(taken, known[1]).exists()
+
+
+def test_a_damaged_mark_of_a_forgotten_snapshot_is_read_from_its_copy(copied: Box) -> None:
+    known = names(copied)
+    forget(copied, known[1])
+    flip_byte(mark_file(copied, known[1]), 40)
+    assert (names(copied), trash(copied)) == ([known[0], *known[2:]], [known[1]])
+    assert copied.ciuic("repair", "--apply").code == 0
+    undo(copied, known[1])
+    assert names(copied) == known
+
+
+def test_the_mark_of_a_later_version_is_left_alone(taken: Box) -> None:
+    known = names(taken)
+    forget(taken, known[1])
+    data = seal({"format": 2, "state": "unknown", "checksum": ""})
+    mark_file(taken, known[1]).write_bytes(data)
+    with pytest.raises(UnknownFormatError, match="format 2"):
+        undo(taken, known[1])
+    assert names(taken) == known, "it may be listed"
+    assert mark_file(taken, known[1]).read_bytes() == data
+
+
+def test_what_is_purged_can_not_be_brought_back(taken: Box) -> None:
+    """A prune was cut short after its first step."""
+    known = names(taken)
+    forget(taken, known[1])
+    purged = Mark(("number-1",), pinned=False, forgotten_ns=NOW_NS, purged=True)
+    mark_file(taken, known[1], 2).write_bytes(encode_mark(purged, SnapshotId(known[1]), 2))
+    assert trash(taken) == []
+    assert known[1] not in names(taken)
+    with pytest.raises(SnapshotNotFoundError, match="gone for good"):
+        undo(taken, known[1])
+    with pytest.raises(SnapshotNotFoundError, match="there is no snapshot"):
+        forget(taken, known[1])
+    assert taken.ciuic("prune").code == 0
+    assert not manifest_file(taken, known[1]).exists()
+    assert os.listdir(taken.store / "marks") == []
+    assert retired(taken) == {known[1]}
 
 
 # IDs
@@ -484,8 +508,8 @@ def test_a_snapshot_that_went_for_good_left_its_id_and_nothing_else(copied: Box)
     expire(copied, known[1], known[0])
     assert trash(copied) == []
     assert not copy_file(copied, known[0]).exists()
-    document = json.loads((copied.store / "retired.json").read_bytes())
-    assert document["ids"] == sorted(known[:2])
+    assert retired(copied) == set(known[:2])
+    assert os.listdir(copied.store / "marks") == []
     with pytest.raises(SnapshotNotFoundError):
         undo(copied, known[0])
     assert names(copied) == known[2:]
@@ -497,7 +521,7 @@ def test_a_list_of_ids_that_cannot_be_read_is_not_overwritten(taken: Box, what: 
     known = names(taken)
     forget(taken, known[0], known[1])
     expire(taken, known[0])
-    path = taken.store / "retired.json"
+    (path,) = (taken.store / "retired").iterdir()
     if what == "flipped":
         flip_byte(path, 20)
     elif what == "cut":
@@ -680,7 +704,7 @@ def test_if_the_trash_has_no_space_for_all_none_is_forgotten(tmp_path: Path) -> 
         with pytest.raises(StoreError, match="No space left"):
             forget(box, known[0], long)
         assert names(box) == known
-        assert os.listdir(box.store / "trash") == [], "what the first one took is given back"
+        assert not list(box.store.glob("marks/*")), "what the first one took is given back"
         (place.path / "ballast").unlink()
         forget(box, known[0], long)
         assert (names(box), trash(box)) == ([*known[1:-2], known[-1]], [known[0], long])
@@ -694,7 +718,7 @@ class Stop(BaseException):
 
 
 CALLS = (
-    *("write_whole", "write_named", "publish"),
+    *("write_whole", "write_named", "publish", "create_whole", "create_named"),
     *("remove_file", "sync_directory", "make_directory"),
 )
 
@@ -775,10 +799,9 @@ def test_an_undo_that_ends_anywhere_leaves_the_snapshot_listed_or_in_the_trash(
     forget(copied, known[0])
     for run in stops(copied, lambda store: bring_back(store, known[0])):
         assert_listed_or_in_the_trash(run, known)
-        if trash_file(run, known[0]).exists():
+        if known[0] in trash(run):
             undo(run, known[0])
         assert names(run) == known
-        assert os.listdir(run.store / "trash") == []
 
 
 def test_an_expiry_that_ends_anywhere_gives_no_id_away(copied: Box) -> None:
@@ -786,13 +809,16 @@ def test_an_expiry_that_ends_anywhere_gives_no_id_away(copied: Box) -> None:
     forget(copied, known[0], known[1])
     for run in stops(copied, lambda store: store.trash.empty(known[:2])):
         assert names(run) == known[2:]
-        retired = run.store / "retired.json"
-        ids = set(json.loads(retired.read_bytes())["ids"]) if retired.exists() else set()
-        assert ids | set(trash(run)) == set(known[:2])
         with open_store(str(run.store)) as store:
+            assert store.trash.used_ids() == set(known[:2])
             lone = store.trash.orphaned_copies()
+            assert lost_snapshots(store) == []
         assert not [name for name, gone in lone.items() if not gone], "taken for a lost manifest"
-        expire(run, *known[:2])
+        with open_store(str(run.store), write=True) as store:
+            plan = plan_prune(store, trash_s=0, now_ns=NOW_NS)
+            apply_prune(store, plan, clock=ManualClock())
+        assert retired(run) == set(known[:2])
+        assert os.listdir(run.store / "marks") == []
         assert trash(run) == []
         assert not copy_file(run, known[0]).exists()
         assert run.verify().ok
@@ -819,14 +845,14 @@ def test_a_snapshot_that_leaves_the_trash_while_it_is_listed_is_not_reported_as_
 ) -> None:
     first, second, *_ = names(taken)
     forget(taken, first, second)
-    listed = Trash.ids
+    read = Manifests.read
 
-    def looks_while_a_prune_ends(store: Store) -> list[str]:
-        found = listed(store)
+    def reads_while_a_prune_ends(manifests: Manifests, name: SnapshotId, **options: Any) -> Any:
+        monkeypatch.setattr(Manifests, "read", read)
         expire(taken, first)
-        return found
+        return read(manifests, name, **options)
 
-    monkeypatch.setattr(Trash, "ids", looks_while_a_prune_ends)
+    monkeypatch.setattr(Manifests, "read", reads_while_a_prune_ends)
     assert trash(taken) == [second]
 
 

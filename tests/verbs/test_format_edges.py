@@ -388,14 +388,16 @@ def test_a_repair_names_documents_of_a_newer_ciuic(box: Box, taken: Path) -> Non
     document = json.loads((box.store / "snapshots" / f"{newest}.json").read_text())
     document |= {"format": 2, "id": "cs-123456"}
     (box.store / "snapshots" / "cs-123456.json").write_bytes(seal(document))
-    (box.store / "retired.json").write_bytes(seal({"format": 2, "ids": [], "checksum": ""}))
+    later = box.store / "retired" / "0123456789abcdef-1.json"
+    later.parent.mkdir()
+    later.write_bytes(seal({"format": 2, "ids": [], "checksum": ""}))
 
     outcome = box.ciuic("repair", "--apply", "--json")
 
     named = [one["path"] for one in outcome.document["unread"]]
-    assert named == ["retired.json", "snapshots/cs-123456.json"]
+    assert named == [f"retired/{later.name}", "snapshots/cs-123456.json"]
     assert (box.store / "snapshots" / "cs-123456.json").exists()
-    assert (box.store / "retired.json").exists()
+    assert later.exists()
 
 
 def test_a_copy_with_right_checksums_and_wrong_content_is_found_by_reading_it(box: Box) -> None:

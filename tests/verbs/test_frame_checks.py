@@ -17,8 +17,9 @@ from ciuic.store.records.kinds import DATA
 from ciuic.store.store import open_store
 from ciuic.system.processes import Processes
 from ciuic.verify import chunk_lookup, frame_checks
-from ciuic.verify.frame_checks import Checker, Task
+from ciuic.verify.frame_checks import Checker
 from ciuic.verify.report import VerifyReport
+from ciuic.verify.tasks import Task
 from ciuic.verify.verify import verify_snapshots
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs

@@ -49,7 +49,7 @@ def test_latest_valid_is_the_newest_that_can_be_restored_whole(box: Box) -> None
     third = take(box, c=os.urandom(MIB))
     assert find(box, "latest-valid") == find(box, "latest") == third
     flip_content(box.store, lost)
-    assert find(box, "latest-valid") == third, "nobody has read it yet"
+    assert find(box, "latest-valid") == third, "no check has read it yet"
     scrub(str(box.store), clock=box.clock)
     assert find(box, "latest-valid") == first
     assert find(box, "latest") == third

@@ -171,7 +171,8 @@ def test_a_lost_snapshot_is_given_up_by_its_full_id(
     assert plan.forgotten == ()
     assert owner.lost() == []
     assert owner.prune().freed_bytes > MIB
-    assert name in json.loads((owner.box.store / "retired.json").read_bytes())["ids"]
+    (record,) = (owner.box.store / "retired").iterdir()
+    assert name in json.loads(record.read_bytes())["ids"]
     assert (owner.box.store / "quarantine" / f"{name}.json").exists()
     with pytest.raises(SnapshotNotFoundError):
         owner.forget(name)

@@ -198,7 +198,7 @@ def test_a_mark_of_a_later_version_is_kept_and_counts_as_a_pin(box: Box) -> None
     with pytest.raises(UnknownFormatError):
         tag(box, "x")
     box.ciuic("repair", "--apply")
-    assert os.listdir(box.store / "marks") == [later.name]
+    assert [file for file in os.listdir(box.store / "marks") if name in file] == [later.name]
 
 
 def test_a_mark_with_the_last_number_stops_only_changes(box: Box) -> None:
@@ -255,7 +255,7 @@ def test_a_mark_that_a_killed_prune_left_goes_with_the_next(box: Box) -> None:
 
 def test_more_tags_than_a_mark_holds_are_refused(box: Box) -> None:
     before = oldest(box)
-    with pytest.raises(UsageError, match="so many tags"):
+    with pytest.raises(UsageError, match=r"the tags of cs-.* take more than"):
         tag(box, *[f"{number:064}" for number in range(16_000)])
     assert oldest(box) == before
 

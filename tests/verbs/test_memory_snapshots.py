@@ -103,7 +103,7 @@ def test_a_restore_to_the_memory_of_a_program_is_refused_in_one_sentence(box, st
     for path in ("/state", "/state/state.json"):
         refused = box.ciuic("restore", "-s", "latest", "-p", path)
         assert refused.code == 2
-        assert "was never a file of a machine" in refused.err
+        assert "has no place on this machine" in refused.err
         assert "-d DIR" in refused.err
         assert "Traceback" not in refused.err
     assert os.path.lexists("/state") == before

@@ -1,5 +1,6 @@
 """Several machines, schedules and the library share a store, and stay out of each other's way."""
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -8,11 +9,11 @@ import pytest
 
 from ciuic.catalog import find_snapshot
 from ciuic.config.load import load_settings
+from ciuic.ids import DEFAULT_SCHEDULE
 from ciuic.maintain.forget import apply_forget, plan_forget
 from ciuic.model import (
     COMMAND,
     DAEMON,
-    DEFAULT_SCHEDULE,
     LIBRARY,
     Owner,
     SnapshotSummary,
@@ -28,8 +29,7 @@ from ciuic.snapshot.take import take_snapshot
 from ciuic.store.store import open_store
 from ciuic.system import machine as machine_module
 from ciuic.system.machine import Machine, this_machine
-from ciuicd.notify import Notifier
-from ciuicd.taking import SnapshotTaker
+from ciuicd.taking import newest_taken_ns
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_content
@@ -175,8 +175,12 @@ def test_each_owner_and_schedule_keeps_its_newest_reflink_copies(shared: Shared)
     newest = shared.take()
     listed = shared.listed()
     older = [one for one in shared.box.snapshots() if one.id != newest.id]
-    kept = take_module._newest(listed[newest.id], older, 1)
+    request = TakeRequest((os.fsencode(shared.box.source),))
+    kept = take_module._newest(listed[newest.id], older, request)
     assert set(kept) == {theirs, manual, newest.id}
+    none_manual = dataclasses.replace(request, hot_by_schedule={"": 0})
+    kept = take_module._newest(listed[newest.id], older, none_manual)
+    assert set(kept) == {theirs, newest.id}
 
 
 def test_a_snapshot_while_the_clock_was_ahead_is_still_named_as_the_parent(shared: Shared) -> None:
@@ -311,18 +315,15 @@ def test_a_dry_run_says_what_it_looks_at_and_what_it_leaves_alone(shared: Shared
 def test_the_daemon_takes_its_own_snapshot_although_another_machine_took_one(
     shared: Shared,
 ) -> None:
-    taker = SnapshotTaker(ManualClock(time.time_ns()), Notifier({}), lambda: False)
+    clock = ManualClock(time.time_ns())
     settings = load_settings(str(shared.box.config))
     shared.take(on=OTHER)
-    taker.learn_newest(settings)
-    assert taker.newest_ns is None
+    assert newest_taken_ns(settings, clock) is None
     shared.take_state()
-    taker.learn_newest(settings)
-    assert taker.newest_ns is None
+    assert newest_taken_ns(settings, clock) is None
     ours = shared.take()
     shared.take(on=OTHER)
-    taker.learn_newest(settings)
-    assert taker.newest_ns == ours.taken_ns
+    assert newest_taken_ns(settings, clock) == ours.taken_ns
 
 
 # What is shown

@@ -522,28 +522,31 @@ def test_a_damaged_list_of_retired_snapshots_brings_no_snapshot_back(patient):
         store.trash.forget([patient.ids[1]], patient.box.clock.now_ns())
         store.trash.empty([patient.ids[1]])
         store.manifests.copies.put(f"{patient.ids[1]}.json", copy)
-    flip_byte(patient.store / layout.RETIRED, 30)
+    (record,) = (patient.store / layout.RETIRED).iterdir()
+    flip_byte(record, 30)
 
     plan = patient.repair()
 
-    assert plan.retired
+    assert list(plan.retired) == [record.name]
     assert not plan.manifests
-    assert patient.quarantine() == [layout.RETIRED]
+    assert patient.quarantine() == [f"retired-{record.name}"]
     assert not patient.plan().retired
 
 
 @pytest.mark.parametrize("has_copy", [True, False])
-def test_a_damaged_entry_of_the_trash(patient, has_copy):
+def test_a_damaged_manifest_of_a_forgotten_snapshot(patient, has_copy):
     with open_store(str(patient.store), write=True) as store:
         store.trash.forget([patient.ids[1]], patient.box.clock.now_ns())
     name = f"{patient.ids[1]}.json"
     if not has_copy:
         (patient.store / "parity" / name).unlink()
-    flip_byte(patient.store / "trash" / name, 100)
+    flip_byte(patient.store / "snapshots" / name, 100)
 
-    patient.repair()
+    (bad,) = patient.repair().manifests
 
-    assert patient.quarantine() == [f"trash-{name}"]
+    assert (bad.id, bad.in_trash, bad.has_copy) == (patient.ids[1], True, has_copy)
+    assert patient.quarantine() == [name]
+    assert [one.id for one in patient.box.snapshots()] == patient.ids[:1]
     with open_store(str(patient.store), write=True) as store:
         assert [one.id for one in store.trash.read()] == patient.ids[1:] * has_copy
 
@@ -788,7 +791,7 @@ def test_no_pack_is_seen_without_its_parity(
             assert (box.store / "parity" / path.name).exists(), path
             seen.append(path)
         if len(seen) == 1:
-            raise KeyboardInterrupt  # nothing that cleans up is told of a SIGKILL either
+            raise KeyboardInterrupt  # no cleanup runs after a SIGKILL either
 
     publish = durable.publish
     (box.source / "model").write_bytes(noise(900 * KIB))

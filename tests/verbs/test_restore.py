@@ -719,7 +719,7 @@ def test_names_that_no_file_can_have_are_named_and_write_nothing(
         entry.content = b"target"
     good = file_entry(b"good", box)
     inner = {name: [file_entry(b"below", box)]} if kind == 0o040755 else None
-    ordered = sorted([entry, good], key=lambda one: one.name)  # else the order is what is wrong
+    ordered = sorted([entry, good], key=lambda one: one.name)  # else only the order would be wrong
     hostile(box, ordered, root=box.source, inner=inner)
     out = tmp_path / "a" / "out"
     report = box.restore(snapshot="cs-bad000", to=out)
@@ -1046,7 +1046,7 @@ def test_a_restore_that_is_asked_to_stop_leaves_nothing_behind(
 def test_little_is_left_to_do_for_a_restore_that_is_asked_to_stop(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """It writes no further file and removes what waits, of which there is not much at any time."""
+    """It writes no further file and removes the few that wait for their names."""
     for number in range(5000):
         write(box.source / f"{number % 7}" / f"{number}", b"%d" % number if number % 2 else b"")
     box.take()

@@ -168,7 +168,7 @@ def test_a_later_snapshot_repairs_lost_chunks_for_all_snapshots(two: Box) -> Non
     flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
     assert not two.verify().ok
     two.take()
-    assert not two.verify().ok, "nobody has looked yet, so nobody knows"
+    assert not two.verify().ok, "the damage is not known before a scrub"
     scrubbed(two)
     assert known(two).lost_chunks == 1
     report = two.take()

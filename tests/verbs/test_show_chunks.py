@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.catalog import find_snapshot, list_snapshots, snapshot_chains
+from ciuic.catalog import find_snapshot, list_snapshots
+from ciuic.chains import snapshot_chains
 from ciuic.model import SnapshotSummary
 from ciuic.report.chunks import Frames, StoredChunk, file_chunks
 from ciuic.store.store import open_store
@@ -98,14 +99,14 @@ def test_a_chain_is_counted_from_its_base_as_far_as_it_is_there(box: Box) -> Non
     chain += [summary("d", "base", "c", 4), summary("e", "delta", "d", 5)]
     chain += [summary("f", "delta", "c", 6)]
     assert texts(reversed(chain)) == {"a": "0", "b": "1", "c": "2", "d": "0", "e": "1", "f": "3"}
-    # What is left of one whose base was forgotten is as long at least.
+    # A chain whose full snapshot was forgotten has at least this length.
     assert texts(chain[2:]) == {"c": "1+", "d": "0", "e": "1", "f": "2+"}
     # A clock that was ahead when the parent was taken changes nothing.
     assert texts([summary("a", "base", None, 9), summary("b", "delta", "a", 1)]) == {
         "a": "0",
         "b": "1",
     }
-    # Parents that go round in a circle are a lie.
+    # A cycle of parents is invalid.
     assert texts([summary("x", "delta", "x", 1)]) == {"x": "1+"}
     circle = texts([summary("x", "delta", "y", 1), summary("y", "delta", "x", 2)])
     assert sorted(circle.values()) == ["1+", "2+"]

@@ -27,7 +27,7 @@ NEAR = ("cs-5e77ed0000000001", "cs-5e77ed0000000002", "cs-5e77edff00000003", "cs
 
 @pytest.fixture
 def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
-    """A box with four snapshots, of which three begin with the same six digits."""
+    """A box with four snapshots; the IDs of three begin with the same six digits."""
     box = Box(tmp_path)
     drawn = list(NEAR)
     monkeypatch.setattr(store_module, "random_snapshot_id", lambda: SnapshotId(drawn.pop(0)))
@@ -136,7 +136,7 @@ def test_a_commit_never_replaces_a_snapshot(
         Store, "new_snapshot_id", lambda store: drawn.pop() if drawn else real(store)
     )
     if not is_seen:
-        monkeypatch.setattr(Manifests, "is_listed", lambda *_: False)
+        monkeypatch.setattr(Manifests, "has", lambda *_: False)
     second = box.take().id
     monkeypatch.undo()
     assert not drawn

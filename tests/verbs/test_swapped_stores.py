@@ -23,6 +23,7 @@ from ciuic.maintain.scrub.scrub import scrub
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
+from ciuic.store.packs.writer import StoreWriter
 from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
@@ -181,3 +182,25 @@ def test_damaged_files_are_not_searched_in_another_store(
     assert complete_costs(report, path)
     assert [(one.path, one.snapshots) for one in report.missing] == [(file, (newest,))]
     assert files_of(place.other) == place.untouched
+
+
+def test_a_snapshot_is_not_committed_to_another_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunks are in the first store, so there its manifest would name what is missing."""
+    write = StoreWriter.finish
+
+    def swapped(writer: StoreWriter, **how: Any) -> Any:
+        totals = write(writer, **how)
+        place.swap()
+        return totals
+
+    before = [snapshot.id for snapshot in place.box.snapshots()]
+    monkeypatch.setattr(StoreWriter, "finish", swapped)
+    with pytest.raises(StoreError) as caught:
+        place.box.take()
+    assert not isinstance(caught.value, CorruptionError)
+    assert str(place.box.store) in caught.value.message
+    place.swap_back()
+    assert files_of(place.other) == place.untouched
+    assert [snapshot.id for snapshot in place.box.snapshots()] == before

@@ -89,7 +89,7 @@ def reading(path: Path) -> Callable[[], bool]:
 
 
 def asked(count: int) -> Callable[[], bool]:
-    """The question has been asked so many times before."""
+    """Return a function that is true from the call of this number on."""
     seen = iter(range(1_000_000))
     return lambda: next(seen) >= count
 

@@ -207,7 +207,7 @@ def test_tensors_that_moved_in_the_file_are_the_same(box: Box) -> None:
 
 
 def two_versions(box: Box) -> tuple[list[bytes], str, str]:
-    """Three tensors, of which the last two change; the first shares a frame with the headers."""
+    """Three tensors; the last two change, and the first shares a frame with the headers."""
     tensors = [os.urandom(MIB) for _ in range(3)]
     path = box.source / "a.safetensors"
     path.write_bytes(safetensors(dict(zip("abc", tensors, strict=True))))

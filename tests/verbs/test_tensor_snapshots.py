@@ -26,7 +26,7 @@ TENSORS = {
 }
 TOTAL = sum(len(one) for one in TENSORS.values())
 HEADERS_BYTES = 8 * KIB
-"""So much may a file cost whose tensors are all known."""
+"""The most that a file may cost whose tensors are all known."""
 
 FILES = {
     "safetensors": safetensors(TENSORS),

@@ -32,7 +32,7 @@ class Home:
 
     Attributes:
         place: The file system.
-        ids: Oldest first; of the newest the files are still there.
+        ids: Oldest first; the files of the newest are still there.
         contents: Of the one file of each.
     """
 

@@ -8,11 +8,13 @@ A prune can be stopped at any moment: every snapshot stays intact, and the next 
 """
 
 import functools
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ciuic.errors import CiuicError, StoreFullError
 from ciuic.ids import ChunkId, PackId
+from ciuic.maintain.prune.plan import free_bytes
 from ciuic.maintain.prune.report import PruneCounts, PrunePlan, PruneReport
 from ciuic.maintain.watch import OnProgress, cancel_check
 from ciuic.store.gc.remove import Removals, remove_parity
@@ -25,16 +27,16 @@ from ciuic.store.gc.rewrite_output import (
     forget_packs,
 )
 from ciuic.store.parity.shape import PARITY_DEFAULT
+from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
-from ciuic.system.free_space import free_space
 
-__all__ = ["apply_prune", "foresee_prune"]
+__all__ = ["Work", "apply_prune", "foresee_prune", "prune_work", "report_of", "rewrite"]
 
 _STOPPED = "prune was stopped; what was removed stays removed; run it again to continue"
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """What every step of a prune needs.
 
     Attributes:
@@ -64,10 +66,9 @@ def foresee_prune(
 
     Frames that a prune would encode again are encoded and thrown away, to learn their new length.
     """
-    work = _work(store, plan, parity, clock, cancelled=cancelled, progress=progress)
-    free_bytes = free_space(store.path).available_bytes + plan.removed_bytes
-    rewritten = _rewrite(work, CountingOutput(free_bytes))
-    return _report(work, rewritten, dry_run=True)
+    work = prune_work(store, plan, parity, clock, cancelled=cancelled, progress=progress)
+    rewritten = rewrite(work, CountingOutput(free_bytes(store) + plan.removed_bytes))
+    return report_of(work, rewritten, dry_run=True)
 
 
 def apply_prune(
@@ -94,7 +95,7 @@ def apply_prune(
         StoreError: The store failed; every snapshot is as it was.
         CancelledError: ``cancelled`` turned true; what was done stays done.
     """
-    work = _work(store, plan, parity, clock, cancelled=cancelled, progress=progress)
+    work = prune_work(store, plan, parity, clock, cancelled=cancelled, progress=progress)
     if plan.has_work:
         store.prune_mark.set()
     remove_parity(store.path, plan.orphans)
@@ -102,10 +103,10 @@ def apply_prune(
         removals.begin_with(functools.partial(_expire, store, plan))
         rewritten = _remove_and_rewrite(work, removals)
     store.prune_mark.clear()
-    return _report(work, rewritten, dry_run=False)
+    return report_of(work, rewritten, dry_run=False)
 
 
-def _work(
+def prune_work(
     store: Store,
     plan: PrunePlan,
     parity: float,
@@ -113,9 +114,10 @@ def _work(
     *,
     cancelled: Callable[[], bool],
     progress: OnProgress,
-) -> _Work:
+) -> Work:
+    """Return what every step of a prune needs; its time begins now."""
     began_s = clock.monotonic_s()
-    return _Work(
+    return Work(
         store,
         plan,
         parity,
@@ -126,7 +128,7 @@ def _work(
 
 
 def _expire(store: Store, plan: PrunePlan) -> None:
-    """Remove expired snapshots from the trash, durably. Only then may packs be removed.
+    """Delete expired snapshots for good, durably. Only then may packs be removed.
 
     Other threads change the chunk index and write new packs meanwhile, which harms no snapshot in
     the trash. After an interruption, the next writer adds to the chunk index what it lacks.
@@ -134,10 +136,10 @@ def _expire(store: Store, plan: PrunePlan) -> None:
     store.trash.empty(plan.expired)
     for snapshot_id in store.trash.orphaned_copies():
         store.manifests.copies.remove(snapshot_id)
-    store.trash.remove_marks_of_retired()
+    store.trash.finish_purges()
 
 
-def _remove_and_rewrite(work: _Work, removals: Removals) -> Rewritten:
+def _remove_and_rewrite(work: Work, removals: Removals) -> Rewritten:
     """Rewrite packs and remove packs; if rewriting fails, still remove the unneeded packs."""
     store, plan = work.store, work.plan
     unneeded = [use.pack_id for use in plan.removed]
@@ -145,8 +147,8 @@ def _remove_and_rewrite(work: _Work, removals: Removals) -> Rewritten:
         if not output.has_free_space:
             removals.wait()
         try:
-            point_at_retained(store.path, store.index, plan.usage.retained)
-            return _rewrite(work, output)
+            point_at_retained(store.packs, store.index, plan.usage.retained)
+            return rewrite(work, output)
         except CiuicError as error:
             if not output.unneeded:
                 raise
@@ -156,27 +158,35 @@ def _remove_and_rewrite(work: _Work, removals: Removals) -> Rewritten:
                 removals.finish()
                 raise
     with _pack_output(work, removals, []) as output:
-        return _rewrite(work, output)
+        return rewrite(work, output)
 
 
-def _pack_output(work: _Work, removals: Removals, unneeded: list[PackId]) -> PackOutput:
+def _pack_output(work: Work, removals: Removals, unneeded: list[PackId]) -> PackOutput:
     store = work.store
     return PackOutput(
         store.path,
+        store.packs,
         store.session_id,
         store.index,
         removals,
         parity=work.parity,
-        free_bytes=lambda: free_space(store.path).available_bytes,
+        free_bytes=lambda: free_bytes(store),
         unneeded=unneeded,
     )
 
 
-def _rewrite(work: _Work, output: Output[NewPack]) -> Rewritten:
+def rewrite(work: Work, output: Output[NewPack]) -> Rewritten:
+    """Move the needed chunks out of the fragmented and small packs of the plan."""
     store, plan = work.store, work.plan
-    joins_small = bool(work.parity)
+    joins_small = bool(work.parity) or store.bucket is not None
     rewriter = Rewriter(
-        store.path, store.reader, plan.marks, plan.usage, output, joins_small=joins_small
+        store.packs,
+        store.reader,
+        plan.marks,
+        plan.usage,
+        output,
+        temporary=os.path.join(store.path, layout.TEMPORARY),
+        joins_small=joins_small,
     )
     return rewriter.run(plan.rewritten, check=work.check, done=work.done)
 
@@ -187,7 +197,7 @@ def _remove_unneeded(
     """Remove packs. If the disk is too full to change the chunk index, it is built again."""
     removals.wait()
     try:
-        point_at_retained(store.path, store.index, retained)
+        point_at_retained(store.packs, store.index, retained)
         forget_packs(store.index, unneeded)
         removals.add(unneeded)
     except StoreFullError:
@@ -195,10 +205,11 @@ def _remove_unneeded(
         removals.add(unneeded)
         removals.wait()
         store.index_keeper.renew()
-        point_at_retained(store.path, store.index, retained)
+        point_at_retained(store.packs, store.index, retained)
 
 
-def _report(work: _Work, rewritten: Rewritten, *, dry_run: bool) -> PruneReport:
+def report_of(work: Work, rewritten: Rewritten, *, dry_run: bool) -> PruneReport:
+    """Return what was done, or would be done."""
     plan = work.plan
     stay = {
         use.pack_id: use.size_bytes for use in plan.rewritten if use.pack_id in rewritten.damaged

@@ -9,6 +9,7 @@ The plan fails, and nothing is removed, if a manifest or a tree can't be read, o
 gone although its snapshot was not forgotten.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
@@ -27,7 +28,7 @@ from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.free_space import free_space
 
-__all__ = ["plan_prune"]
+__all__ = ["free_bytes", "mark_needed", "plan_prune"]
 
 _NS: Final = 1_000_000_000
 
@@ -38,13 +39,6 @@ class _Trees(NamedTuple):
     taken_ns: int
     snapshot_id: SnapshotId
     trees: list[ChunkId]
-
-
-class _Trashed(NamedTuple):
-    """A snapshot in the trash."""
-
-    trees: _Trees
-    forgotten_ns: int
 
 
 class _Expiry(NamedTuple):
@@ -93,11 +87,11 @@ def plan_prune(
     check = cancel_check(cancelled, "prune was stopped; nothing was removed")
     _refuse_lost_manifests(store, given_up)
     _refuse_unreachable_packs(store)
-    trash = _read_trash(store)
-    expiry = _find_expired(trash, leaving, trash_s, now_ns)
-    marks = _mark_needed(store, expiry.expired, trash, check, progress)
+    expiry = _find_expired(_read_trash(store), leaving, trash_s, now_ns)
+    marks = mark_needed(store, expiry.expired, check, progress)
     packs = store.pack_files()
     usage = _measure(store, packs, marks, check, progress)
+    packs = {pack_id: size for pack_id, size in packs.items() if pack_id not in store.index.shut}
     damaged = _known_damage(store, usage)
     choice = _choose_packs(store, usage, damaged)
     return _assemble(
@@ -115,7 +109,7 @@ def _refuse_lost_manifests(store: Store, given_up: Collection[SnapshotId]) -> No
     """Refuse to plan without a manifest: it may be put back, and what it needs is not known."""
     lost = [snapshot_id for snapshot_id in lost_snapshots(store) if snapshot_id not in given_up]
     if lost:
-        store.trash.check_retired()  # without this list, expired snapshots seem to be lost
+        store.trash.retired.check()  # without this list, expired snapshots seem to be lost
         error = lost_manifest(store, lost[0])
         raise CorruptionError(f"{error.message}, so nothing was removed", hint=error.hint)
 
@@ -125,38 +119,48 @@ def _refuse_unreachable_packs(store: Store) -> None:
         raise _unreadable(error, "a pack")
 
 
-def _read_trash(store: Store) -> list[_Trashed]:
+def _read_trash(store: Store) -> dict[SnapshotId, int]:
+    """Return when each snapshot in the trash was forgotten, in nanoseconds since 1970."""
     try:
-        trashed = store.trash.read()
-        return [_Trashed(_trees_of(found.manifest), found.forgotten_ns) for found in trashed]
+        return {found.id: found.forgotten_ns for found in store.trash.read()}
     except (CorruptionError, UnknownFormatError) as error:
         raise _unreadable(error, "the trash") from error
 
 
 def _find_expired(
-    trash: list[_Trashed], leaving: Collection[SnapshotId], trash_s: float, now_ns: int
+    trash: dict[SnapshotId, int], leaving: Collection[SnapshotId], trash_s: float, now_ns: int
 ) -> _Expiry:
     # A trash time of 0 removes all: the clock may have been wrong when they were forgotten.
     expired = {
-        trashed.trees.snapshot_id
-        for trashed in trash
-        if not trash_s or now_ns - trashed.forgotten_ns >= trash_s * _NS
+        snapshot_id
+        for snapshot_id, forgotten_ns in trash.items()
+        if not trash_s or now_ns - forgotten_ns >= trash_s * _NS
     }
     in_trash = len(trash) - len(expired) + (len(leaving) if trash_s else 0)
     expired.update(() if trash_s else leaving)
     return _Expiry(frozenset(expired), in_trash)
 
 
-def _mark_needed(
+def mark_needed(
     store: Store,
     expired: frozenset[SnapshotId],
-    trash: list[_Trashed],
     check: Callable[[], None],
     progress: OnProgress,
 ) -> Marks:
-    """Mark every chunk that a snapshot needs, except chunks needed only as delta bases."""
+    """Mark every chunk that a snapshot needs, except chunks needed only as delta bases.
+
+    Args:
+        store: Open for writing.
+        expired: Snapshots that need nothing, in addition to those that are purged.
+        check: Called often; raises to end the work.
+        progress: Receives the stage, the trees that are marked and their total.
+
+    Raises:
+        CorruptionError: A manifest or a tree can't be read.
+        UnknownFormatError: A later version of ciuic wrote it.
+    """
     marks = Marks(store.index)
-    trees = list(_needed_trees(store, expired, [trashed.trees for trashed in trash]))
+    trees = list(_needed_trees(store, expired))
     for number, (snapshot, root) in enumerate(trees):
         progress("mark", number, len(trees))
         try:
@@ -167,12 +171,13 @@ def _mark_needed(
 
 
 def _needed_trees(
-    store: Store, expired: frozenset[SnapshotId], trash: list[_Trees]
+    store: Store, expired: frozenset[SnapshotId]
 ) -> Iterator[tuple[SnapshotId, ChunkId]]:
     """ID and root trees of every listed snapshot and every one in the trash, oldest first."""
-    found = [trees for trees in trash if trees.snapshot_id not in expired]
+    found = []
+    going = expired | store.trash.purged()
     for snapshot_id in store.manifests.files():
-        if snapshot_id in expired:
+        if snapshot_id in going:
             continue
         try:
             found.append(_trees_of(store.manifest(snapshot_id)))
@@ -202,7 +207,9 @@ def _measure(
         progress("footers", done, len(packs))
 
     try:
-        return measure_usage(store.path, store.reader, packs, marks, check=counted)
+        return measure_usage(
+            store.packs, store.reader, packs, marks, check=counted, shut=store.index.shut
+        )
     except UnreachableError as error:
         raise _unreadable(error, "a pack") from error
 
@@ -227,9 +234,14 @@ def _choose_packs(store: Store, usage: Usage, damaged: dict[PackId, str]) -> _Ch
     merged = choose_merges(
         [use for use in usage.uses if use.pack_id not in taken],
         writes_anyway=bool(fragmented),
-        bytes_max=merge_bytes_max(free_space(store.path).available_bytes),
+        bytes_max=merge_bytes_max(free_bytes(store)),
     )
     return _Choice(unneeded, tuple(fragmented), merged)
+
+
+def free_bytes(store: Store) -> int:
+    """Return the free space for new packs; a bucket has no limit that it tells."""
+    return free_space(store.path).available_bytes if store.bucket is None else sys.maxsize
 
 
 def _assemble(

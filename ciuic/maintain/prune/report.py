@@ -79,6 +79,9 @@ class PruneReport:
         kept: Packs that stay.
         orphans: Parity files that had no pack.
         damaged: Packs that stay because they are damaged.
+        condemned: In a bucket: packs that are removed when other writers have ended.
+        waiting_for: In a bucket: the leases of these writers.
+        revoked: In a bucket: the leases of writers that can't commit any more.
     """
 
     dry_run: bool
@@ -94,6 +97,9 @@ class PruneReport:
     needed_chunks: int
     dead_chunks: int
     total_s: float
+    condemned: PruneCounts = PruneCounts()
+    waiting_for: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
 
     @property
     def freed_bytes(self) -> int:
@@ -114,6 +120,9 @@ class PruneReport:
             "written": self.written.as_json(),
             "kept": self.kept.as_json(),
             "orphans": self.orphans.as_json(),
+            "condemned": self.condemned.as_json(),
+            "waiting_for": list(self.waiting_for),
+            "revoked": list(self.revoked),
             "damaged": [pack_id.hex() for pack_id in self.damaged],
             "needed_chunks": self.needed_chunks,
             "dead_chunks": self.dead_chunks,

@@ -36,7 +36,6 @@ from ciuic.store.parity.parity_writer import make_parity, write_parity
 from ciuic.store.parity.rebuild import open_parity_reader
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
-from ciuic.store.snapshots.trash_files import TrashFiles
 from ciuic.store.store import Store
 from ciuic.system import durable, nofollow
 from ciuic.system.clock import Clock
@@ -86,8 +85,7 @@ def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[]
     steps: list[Callable[[], object]] = []
     steps += [functools.partial(worker.repair_manifest, manifest) for manifest in manifests]
     steps += [functools.partial(worker.repair_mark, mark) for mark in plan.marks.damaged]
-    if plan.retired:
-        steps.append(worker.set_retired_aside)
+    steps += [functools.partial(worker.set_retired_aside, name) for name in plan.retired]
     steps += [functools.partial(worker.repair_pack, pack_id) for pack_id in repairable]
     steps.append(functools.partial(worker.store_chunks, broken, plan.origins))
     # Set all packs aside first: a pack may contain the frames that belong under another name.
@@ -113,7 +111,6 @@ class _Steps:
         self._store = store
         self._parity = parity
         self._clock = clock
-        self._trash = TrashFiles(store.path)
         self._packs = os.path.join(store.path, layout.PACKS)
         self._temporary = os.path.join(store.path, layout.TEMPORARY)
         self.quarantined: list[str] = []
@@ -125,15 +122,11 @@ class _Steps:
         Its place in the store keeps a prune from removing what the snapshot needs.
         """
         name = layout.manifest_name(bad.id)
-        place = layout.TRASH if bad.in_trash else layout.SNAPSHOTS
-        path = os.path.join(self._store.path, place, name)
-        self._set_aside(path, f"{layout.TRASH}-{name}" if bad.in_trash else name)
+        path = os.path.join(self._store.path, layout.SNAPSHOTS, name)
+        self._set_aside(path, name)
         data = self._store.manifests.copies.read(bad.id)
         if data is None:
             self._take_away(path)
-        elif bad.in_trash:
-            forgotten = self._trash.read(bad.id, data)
-            self._trash.put({bad.id: data}, forgotten.forgotten_ns)
         else:
             with store_faults("write", path):
                 durable.write_whole(path, data, temporary_directory=self._temporary, mode=0o600)
@@ -149,10 +142,10 @@ class _Steps:
         if bad.has_copy:
             repair_mark(self._store, bad)
 
-    def set_retired_aside(self) -> None:
-        """Set a damaged list of retired IDs aside, so that a new one is made."""
-        path = os.path.join(self._store.path, layout.RETIRED)
-        self._set_aside(path, layout.RETIRED)
+    def set_retired_aside(self, name: str) -> None:
+        """Set a damaged record of retired IDs aside, so that ciuic goes on without it."""
+        path = os.path.join(self._store.path, layout.RETIRED, name)
+        self._set_aside(path, f"{layout.RETIRED}-{name}")
         self._take_away(path)
 
     def repair_pack(self, pack_id: PackId) -> None:

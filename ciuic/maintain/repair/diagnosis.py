@@ -60,7 +60,7 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
 
 
 def _chunks_of_sound_payloads(store: Store, check: PackCheck) -> set[ChunkId]:
-    """The chunks of damaged frames of which only the header in front of the payload is damaged."""
+    """The chunks of frames that are damaged only in the header in front of the payload."""
     damaged = {bad.offset_bytes for bad in check.bad}
     path = os.path.join(store.path, layout.PACKS, layout.pack_name(check.pack_id))
     found: set[ChunkId] = set()

@@ -9,7 +9,7 @@ from ciuic.maintain.quarantine import keep_aside
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import read_regular
 from ciuic.store.directory.find import read_header, refuse_read_only
-from ciuic.store.directory.locks import Lock
+from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.directory.ownership import refuse_foreign
 from ciuic.store.records import layout
 from ciuic.store.records.header import Header, decode_header
@@ -96,7 +96,7 @@ def _is_sealed(path: str) -> bool:
 def _put_back_header(store_path: str, data: bytes) -> None:
     refuse_read_only(store_path, decode_header(data))
     path = os.path.join(store_path, layout.HEADER)
-    lock = Lock(os.path.join(store_path, layout.WRITE_LOCK))
+    lock = WriteLocks(store_path)
     lock.take_alone()
     try:
         with store_faults("write", path):

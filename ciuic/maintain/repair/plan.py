@@ -2,14 +2,14 @@
 
 packs        read every pack in full; look for damaged chunks in parity and other packs
 snapshots    walk every snapshot; look for missing chunks in reflink copies and live files
-manifests    check those of listed, lost and forgotten snapshots, their copies, and retired IDs
+manifests    check those of listed, forgotten and lost snapshots, their copies, and retired IDs
 chunk index  compare it with the packs
 
 This changes nothing. ``apply_repair`` carries out the plan.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ciuic.catalog import lost_manifest, lost_snapshots
 from ciuic.errors import (
@@ -33,7 +33,6 @@ from ciuic.store.health.inspect import inspect_pack
 from ciuic.store.parity.parity_file import inspect_parity
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
-from ciuic.store.snapshots.trash_files import TrashFiles
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 
@@ -179,12 +178,12 @@ class _PackSurvey:
 
 
 class _ManifestSurvey:
-    """Reads all manifests and the list of retired IDs.
+    """Reads all manifests and the records of retired IDs.
 
     Attributes:
         damaged: Manifests that are damaged or lost.
         uncopied: Snapshots whose manifest has no copy, or an outdated one.
-        retired: What is wrong with the list of retired IDs; empty if nothing is.
+        retired: Damaged records of retired IDs, by file name, and what is wrong.
         unread: Documents that a later version wrote, by path in the store.
     """
 
@@ -194,14 +193,14 @@ class _ManifestSurvey:
         self.uncopied: list[SnapshotId] = []
         self._store = store
         self._unreachable = unreachable
-        trash = TrashFiles(store.path)
-        self.retired = self._retired_damage(trash)
+        self._forgotten = store.trash.unlisted()
+        self.retired, unread = store.trash.retired.damage()
+        self.unread.update({f"{layout.RETIRED}/{name}": what for name, what in unread.items()})
         for snapshot_id in sorted(store.manifests.files()):
             self._read(snapshot_id)
-        # Without the list, a snapshot may be lost or may have been removed for good.
+        # Without them, a snapshot may be lost or may have been removed for good.
         if not self.retired:
             self.damaged += _lost_manifests(store)
-        self.damaged += self._trash_damage(trash)
 
     def _read(self, snapshot_id: SnapshotId) -> None:
         copy = self._store.manifests.copies.read(snapshot_id)
@@ -210,7 +209,10 @@ class _ManifestSurvey:
         except UnreachableError as error:
             self._unreachable.note_manifest(layout.SNAPSHOTS, snapshot_id, error)
         except CorruptionError as error:
-            self.damaged.append(BadManifest(snapshot_id, error.message, copy is not None))
+            is_forgotten = snapshot_id in self._forgotten
+            self.damaged.append(
+                BadManifest(snapshot_id, error.message, copy is not None, in_trash=is_forgotten)
+            )
         except UnknownFormatError as error:
             self.unread[_manifest_place(layout.SNAPSHOTS, snapshot_id)] = error.message
         except SnapshotNotFoundError:
@@ -218,27 +220,6 @@ class _ManifestSurvey:
         else:
             if copy != _manifest_file(self._store, snapshot_id):
                 self.uncopied.append(snapshot_id)
-
-    def _trash_damage(self, trash: TrashFiles) -> Iterator[BadManifest]:
-        for snapshot_id in trash.ids():
-            try:
-                trash.read(snapshot_id, None)
-            except UnreachableError as error:
-                self._unreachable.note_manifest(layout.TRASH, snapshot_id, error)
-            except CorruptionError as error:
-                has_copy = self._store.manifests.copies.read(snapshot_id) is not None
-                yield BadManifest(snapshot_id, error.message, has_copy, in_trash=True)
-            except UnknownFormatError as error:
-                self.unread[_manifest_place(layout.TRASH, snapshot_id)] = error.message
-
-    def _retired_damage(self, trash: TrashFiles) -> str:
-        try:
-            trash.check_retired()
-        except CorruptionError as error:
-            return error.message
-        except UnknownFormatError as error:
-            self.unread[layout.RETIRED] = error.message
-        return ""
 
 
 def _manifest_place(directory: str, snapshot_id: SnapshotId) -> str:

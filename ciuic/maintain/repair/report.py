@@ -8,6 +8,7 @@ from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.bad_marks import MarkSurvey
 from ciuic.maintain.repair.sources import Origin
 from ciuic.model import PathWarning
+from ciuic.store.records import layout
 
 __all__ = [
     "OTHER_PACK",
@@ -130,8 +131,7 @@ class RepairPlan:
         manifests: Damaged or lost manifests. A damaged one without a copy is set aside, and counts
             as lost from then on.
         marks: Marks that are damaged or gone. Without a copy, the snapshot gets a pin.
-        retired: What is wrong with the list of retired IDs, which will be set aside; empty if
-            nothing is.
+        retired: Damaged records of retired IDs, which are set aside: by file name, what is wrong.
         bare: Packs without sound parity.
         uncopied: Snapshots whose manifest has no copy, or an outdated one.
         stale_catalog: The chunk index does not match the packs.
@@ -148,7 +148,7 @@ class RepairPlan:
     lost: frozenset[ChunkId]
     manifests: tuple[BadManifest, ...]
     marks: MarkSurvey
-    retired: str
+    retired: dict[str, str]
     bare: tuple[PackId, ...]
     uncopied: tuple[SnapshotId, ...]
     stale_catalog: bool
@@ -240,7 +240,10 @@ class RepairReport:
                 for manifest in plan.manifests
             ],
             "marks": [bad._asdict() for bad in plan.marks.damaged],
-            "retired": plan.retired,
+            "retired": [
+                {"path": f"{layout.RETIRED}/{name}", "what": what}
+                for name, what in sorted(plan.retired.items())
+            ],
             "unreachable": [
                 {"path": path, "what": what} for path, what in sorted(plan.unreachable.items())
             ],

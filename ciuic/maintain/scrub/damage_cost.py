@@ -8,9 +8,9 @@ from ciuic.catalog import list_snapshots
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, SnapshotNotFoundError, StoreError
 from ciuic.ids import ChunkId, PackId, SnapshotId
-from ciuic.maintain.same_store import refuse_other_store
 from ciuic.maintain.watch import cancel_check
 from ciuic.model import path_text
+from ciuic.store.directory.find import refuse_other_store
 from ciuic.store.store import Store, open_store
 from ciuic.view.damage import DamageSurvey, known_lost
 
@@ -125,7 +125,7 @@ class CostSearch:
             self._found[damaged.path].snapshots.append(snapshot_id)
 
     def _costs(self, store: Store) -> list[FileCost]:
-        listed = store.manifests.files()
+        listed = store.listed_ids()
         costs = []
         for path, found in sorted(self._found.items()):
             snapshots = tuple(

@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
-from ciuic.maintain.same_store import refuse_other_store
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
 from ciuic.maintain.scrub.checks import (
     check_with_parity,
@@ -37,7 +36,7 @@ from ciuic.maintain.scrub.report import (
     search_for,
 )
 from ciuic.model import PathWarning
-from ciuic.store.directory.find import read_header
+from ciuic.store.directory.find import read_header, refuse_other_store
 from ciuic.store.health.inspect import PackCheck, inspect_pack, pack_frames
 from ciuic.store.index.places import CheckRecord
 from ciuic.store.records import layout
@@ -240,7 +239,9 @@ class _Scrub:
         """Open the store; checks before and after that it is still the same store."""
         # Check before opening it: a writer removes leftovers.
         refuse_other_store(self._store_path, self._store_id)
-        with open_store(self._store_path, write=write, wait_s=wait_s) as store:
+        with open_store(
+            self._store_path, write=write, wait_s=wait_s, cancelled=self._cancelled
+        ) as store:
             # Open the chunk index now: later, a reader could create it in another store.
             _ = store.existing_index
             yield store
@@ -288,7 +289,7 @@ class _Scrub:
                 for check, checked_ns in self._waiting:
                     self._put(store, check, checked_ns)
                 store.index.commit()
-        except StoreError as error:
+        except (StoreError, CancelledError) as error:
             self._report.not_remembered = error.message
         else:
             self._report.not_remembered = ""

@@ -5,18 +5,22 @@ before it found a problem: without a valid configuration the store can be examin
 the roots.
 """
 
+import os
 from collections.abc import Iterator
 
 from ciuic.catalog import list_snapshots
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import newest_first
+from ciuic.report.doctor.checklist import examine_contacts
+from ciuic.report.doctor.coverage import examine_coverage
 from ciuic.report.doctor.findings import PROBLEM, Finding, Subject
-from ciuic.report.doctor.machine import examine_daemon, examine_machine, examine_practice
+from ciuic.report.doctor.machine import examine_alerting, examine_daemon, examine_machine
+from ciuic.report.doctor.practice import examine_practice
 from ciuic.report.doctor.roots import examine_root
 from ciuic.report.doctor.snapshots import examine_snapshots
 from ciuic.report.doctor.store import examine_checks, examine_copies, examine_store
-from ciuic.store.store import open_store
+from ciuic.store.addressed import open_at_address
 from ciuic.system.clock import Clock
 
 __all__ = ["examine"]
@@ -28,14 +32,16 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
     roots = plan.roots if plan is not None else ()
     if subject.store_path is not None:
         try:
-            with open_store(subject.store_path) as store:
+            with open_at_address(subject.store_path, os.environ, subject.options) as store:
                 snapshots = list_snapshots(store)
                 if plan is None and snapshots:
                     roots = newest_first(snapshots)[0].roots
                 yield from examine_store(store, roots)
                 yield from examine_snapshots(store, snapshots, plan, clock.now_ns())
-                yield from examine_checks(health(store), clock.now_ns())
+                if store.bucket is None:
+                    yield from examine_checks(health(store), clock.now_ns())
                 yield from examine_copies(store, roots, plan)
+                yield from examine_practice(store, clock.now_ns())
         except CiuicError as error:
             yield Finding(PROBLEM, "store", error.message, error.hint or "")
         except OSError as error:
@@ -44,4 +50,6 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
         yield from examine_root(root)
     yield from examine_daemon(subject.daemon, subject.store_path)
     yield from examine_machine(subject)
-    yield from examine_practice()
+    yield from examine_coverage(roots, subject.store_path)
+    yield from examine_alerting(plan)
+    yield from examine_contacts(plan)

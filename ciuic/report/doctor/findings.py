@@ -6,9 +6,22 @@ from typing import Final, NamedTuple
 
 from ciuic.documents import Document
 from ciuic.errors import CiuicError
+from ciuic.store.place.location import PlaceOptions
 from ciuic.units import listed
 
-__all__ = ["LEVELS", "NOTE", "NS", "OK", "PROBLEM", "WARNING", "Finding", "Plan", "Subject", "join"]
+__all__ = [
+    "LEVELS",
+    "NOTE",
+    "NS",
+    "OK",
+    "PROBLEM",
+    "WARNING",
+    "Finding",
+    "Plan",
+    "Schedule",
+    "Subject",
+    "join",
+]
 
 OK: Final = "ok"
 NOTE: Final = "note"
@@ -40,15 +53,32 @@ class Finding(NamedTuple):
         return self._asdict()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The settings of the configuration that the checks need."""
+class Schedule(NamedTuple):
+    """What one schedule of the configuration asks for."""
 
+    name: str
     roots: tuple[bytes, ...]
     interval_s: float
     base_interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The settings of the configuration that the checks need.
+
+    Attributes:
+        roots: The directories of all schedules, each once.
+        schedules: At least one.
+        hot_snapshots: The largest of all schedules.
+        channels: The names of the alerts.
+    """
+
+    roots: tuple[bytes, ...]
+    schedules: tuple[Schedule, ...]
     hot_snapshots: int
     io_priority: str
+    contacts: str
+    channels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +86,16 @@ class Subject:
     """The store, the settings and the daemon to examine.
 
     Attributes:
-        store_path: None if nothing names a store.
+        store_path: Its directory or URL; None if nothing names a store.
         plan: None without a valid configuration.
         daemon: The daemon's status, or the error of asking for it; None if no daemon runs.
+        options: How to reach a bucket.
     """
 
     store_path: str | None
     plan: Plan | None
     daemon: Document | CiuicError | None
+    options: PlaceOptions | None = None
 
 
 def join(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Checks the daemon, libraries, disk schedulers and inotify, and reminds of what people must do."""
+"""Checks the daemon, libraries, disk schedulers, inotify and the alert of a failed daemon."""
 
 import contextlib
 import os
@@ -9,18 +9,21 @@ from ciuic.chunking.content import IS_COMPILED
 from ciuic.documents import Document
 from ciuic.errors import CiuicError, UnresponsiveError
 from ciuic.model import path_text
-from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, Plan, Subject
+from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, Plan, Subject, join
+from ciuic.store.place.keys import is_url
 from ciuic.system.core import VARIABLE, state
 from ciuic.system.priority import describe_schedulers
 from ciuic.units import counted
 
-__all__ = ["examine_daemon", "examine_machine", "examine_practice"]
+__all__ = ["examine_alerting", "examine_daemon", "examine_machine"]
 
 _WATCHES_WANTED: Final = 1024
 _INSTANCES_WANTED: Final = 8
 _INOTIFY: Final = "/proc/sys/fs/inotify"
 _UNIT_PLACES: Final = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
 _UNIT: Final = "ciuicd.service"
+_TIMER: Final = "ciuic-alerts.timer"
+_ENABLED: Final = f"/etc/systemd/system/timers.target.wants/{_TIMER}"
 
 
 def examine_daemon(
@@ -83,7 +86,9 @@ def _io_priority(plan: Plan | None, store_path: str | None) -> Iterator[Finding]
     if plan is None or plan.io_priority == "none":
         return
     roots = [path_text(root) for root in plan.roots]
-    text = describe_schedulers([*roots, *filter(None, [store_path])])
+    if store_path is not None and not is_url(store_path):
+        roots.append(store_path)
+    text = describe_schedulers(roots)
     effect = f"{plan.io_priority}: {text}"
     if "ignored by" in text:
         advice = "Let the disk use mq-deadline or bfq, or limit the daemon with IOWeight=."
@@ -112,25 +117,25 @@ def _number(path: str) -> int:
         return 0
 
 
-def examine_practice() -> Iterator[Finding]:
-    """Yield the part of a recovery checklist that only people can answer."""
+def examine_alerting(plan: Plan | None) -> Iterator[Finding]:
+    """Check whether anything tells people that the daemon failed."""
     if not _has_alert():
         yield Finding(
             NOTE,
             "alerting",
-            "systemd sends no alert when the daemon fails",
-            f"Set OnFailure= for {_UNIT}: 'systemctl edit {_UNIT}'.",
+            "systemd sends no alert when the daemon fails or snapshots are missing",
+            f"Add an [alert NAME] section, and run 'systemctl enable --now {_TIMER}'.",
         )
-    yield Finding(
-        NOTE,
-        "practice",
-        "ciuic can't tell whether a restore was tested recently",
-        "Once a month, run 'ciuic verify --checksum', then 'ciuic restore' into an empty directory;"
-        " keep the steps where you can read them without this machine.",
-    )
+    elif plan is not None and plan.channels:
+        what = f"faults are reported by {join(plan.channels)}; --test-alerts sends a test message"
+        yield Finding(OK, "alerting", what)
+    else:
+        yield Finding(OK, "alerting", "systemd reports a daemon that failed")
 
 
 def _has_alert() -> bool:
+    if os.path.lexists(_ENABLED):
+        return True
     for place in _UNIT_PLACES:
         files = [os.path.join(place, _UNIT)]
         drop_ins = os.path.join(place, f"{_UNIT}.d")

@@ -9,7 +9,8 @@ from typing import Final
 
 from ciuic.model import path_text
 from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, Finding, join
-from ciuic.source.freeze.methods import IN_PLACE, REFLINK, SUBVOLUME, choose
+from ciuic.source.freeze.interface import IN_PLACE
+from ciuic.source.freeze.methods import REFLINK, SUBVOLUME, choose
 from ciuic.source.mounts import Mount, PseudoMounts, mount_of, mounts
 from ciuic.system.kernel import has_writer
 

@@ -4,7 +4,17 @@ from collections.abc import Iterator
 
 from ciuic.catalog import HOW_TO_TAKE, damaged_manifests
 from ciuic.model import Owner, SnapshotSummary, newest_first, path_text
-from ciuic.report.doctor.findings import NOTE, NS, OK, PROBLEM, WARNING, Finding, Plan, join
+from ciuic.report.doctor.findings import (
+    NOTE,
+    NS,
+    OK,
+    PROBLEM,
+    WARNING,
+    Finding,
+    Plan,
+    Schedule,
+    join,
+)
 from ciuic.store.store import Store
 from ciuic.system.clock import is_future, local_time_text
 from ciuic.system.machine import this_machine
@@ -37,17 +47,37 @@ def examine_snapshots(
         what = "there is no snapshot of this machine yet" if snapshots else "there is none yet"
         yield Finding(WARNING, "snapshots", what, HOW_TO_TAKE)
         return
-    yield from _ages([summary for summary in own if summary not in future], plan, now_ns)
+    past = [summary for summary in own if not is_future(summary.taken_ns, now_ns)]
     newest = newest_first(own)[0]
-    yield from _warnings(store, newest)
-    if plan is not None:
-        held = [root.rstrip(b"/") + b"/" for root in newest.roots]
-        missing = [
-            path_text(root) for root in plan.roots if not (root + b"/").startswith(tuple(held))
-        ]
-        if missing:
-            what = f"{newest.id} does not hold {join(missing)}"
-            yield Finding(PROBLEM, "snapshots", what, "Run 'ciuic snapshot', then doctor again.")
+    if plan is None:
+        yield from _ages("", past, None, now_ns)
+        yield from _warnings(store, newest)
+        return
+    if len(plan.schedules) == 1:
+        schedule = plan.schedules[0]
+        yield from _ages("", past, schedule, now_ns)
+        yield from _warnings(store, newest)
+        yield from _missing_roots(newest, schedule)
+        return
+    for schedule in plan.schedules:
+        members = [summary for summary in own if summary.schedule == schedule.name]
+        if not members:
+            what = f"there is no snapshot of the schedule {schedule.name} yet"
+            yield Finding(WARNING, "snapshots", what, HOW_TO_TAKE)
+            continue
+        its_past = [one for one in members if not is_future(one.taken_ns, now_ns)]
+        yield from _ages(f"{schedule.name}: ", its_past, schedule, now_ns)
+        its_newest = newest_first(members)[0]
+        yield from _warnings(store, its_newest)
+        yield from _missing_roots(its_newest, schedule)
+
+
+def _missing_roots(newest: SnapshotSummary, schedule: Schedule) -> Iterator[Finding]:
+    held = tuple(root.rstrip(b"/") + b"/" for root in newest.roots)
+    missing = [path_text(root) for root in schedule.roots if not (root + b"/").startswith(held)]
+    if missing:
+        what = f"{newest.id} does not hold {join(missing)}"
+        yield Finding(PROBLEM, "snapshots", what, "Run 'ciuic snapshot', then doctor again.")
 
 
 def _clock(future: list[SnapshotSummary]) -> Finding:
@@ -79,11 +109,13 @@ def _warnings(store: Store, newest: SnapshotSummary) -> Iterator[Finding]:
     yield Finding(level, "snapshots", what, f"See them all: 'ciuic show {newest.id}'.")
 
 
-def _ages(snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int) -> Iterator[Finding]:
+def _ages(
+    which: str, snapshots: list[SnapshotSummary], plan: Schedule | None, now_ns: int
+) -> Iterator[Finding]:
     if not snapshots:
         return
     age_s = max(0, now_ns - snapshots[0].taken_ns) / NS
-    what = f"the newest is {format_duration(age_s)} old"
+    what = f"{which}the newest is {format_duration(age_s)} old"
     full = next((summary for summary in snapshots if summary.kind == "base"), None)
     full_age_s = max(0, now_ns - full.taken_ns) / NS if full is not None else None
     if full_age_s is not None:
@@ -101,5 +133,5 @@ def _ages(snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int) -> I
     late_s = 2 * plan.base_interval_s + plan.interval_s
     if plan.base_interval_s and (full_age_s is None or full_age_s > late_s):
         every = format_duration(plan.base_interval_s)
-        what = f"the configuration asks for a full snapshot every {every}"
+        what = f"{which}the configuration asks for a full snapshot every {every}"
         yield Finding(WARNING, "snapshots", what, "Run 'ciuic snapshot --base'.")

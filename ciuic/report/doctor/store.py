@@ -25,10 +25,13 @@ _CHECKED_S: Final = 60 * 86_400
 
 def examine_store(store: Store, roots: Iterable[bytes]) -> Iterator[Finding]:
     """Check permissions, leftovers and free space, and whether the store shares a root's disk."""
-    yield Finding(OK, "store", f"{store.path} opens, format {store.header.format}")
+    yield Finding(OK, "store", f"{store.name} opens, format {store.header.format}")
     if store.header.problem_for_writers:
         advice = "Use a newer version of ciuic to take snapshots, and to forget, prune and repair."
         yield Finding(PROBLEM, "store", store.header.problem_for_writers, advice)
+    if store.bucket is not None:
+        yield _space_for_cache(store.path)
+        return
     yield from _permissions(store.path)
     for error in unreachable_leftovers(store.path).values():
         yield Finding(PROBLEM, "store", error.message, error.hint)
@@ -51,6 +54,16 @@ def _free_space(store_path: str) -> Finding:
     if space.is_below(SNAPSHOT_RESERVE) or (inodes.f_files and not inodes.f_favail):
         return Finding(PROBLEM, "store", free, "Free some space, or snapshots will fail.")
     return Finding(OK, "store", free)
+
+
+def _space_for_cache(path: str) -> Finding:
+    """Check the disk of what this machine keeps of a bucket."""
+    space = free_space(path)
+    what = f"{path} is its cache directory, with {format_bytes(space.available_bytes)} free there"
+    if space.is_below(SNAPSHOT_RESERVE):
+        advice = "Free some space, or snapshots will fail: packs wait there for their upload."
+        return Finding(PROBLEM, "store", what, advice)
+    return Finding(OK, "store", what)
 
 
 def _quarantine(store_path: str) -> Iterator[Finding]:

@@ -7,16 +7,15 @@ the chunks in the packs (``small_files.py``, ``large_files.py``).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ciuic.restore.place.job import Job, Pass
-from ciuic.restore.place.large_files import LargeFiles
 from ciuic.restore.place.present_files import PresentFiles
 from ciuic.restore.place.small_files import SmallFiles
 from ciuic.restore.place.temporary_files import TemporaryFiles
-from ciuic.view.reflinks import REFLINK_BYTES_MIN
+from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
 
 __all__ = ["Filler"]
 
@@ -43,7 +42,7 @@ class Filler:
         self.files = TemporaryFiles(run.ledger)
         self.present = PresentFiles(run, self.files)
         self._small = SmallFiles(run, self.files, self._pool)
-        self._large = LargeFiles(run, self.files, self.present, self._pool)
+        self._place_large: Callable[[Job], None] | None = None
         self._gathered: list[Job] = []
         self._gathered_bytes = 0
 
@@ -67,8 +66,17 @@ class Filler:
         self._small.place([job for job in unsettled if not job.entry.level])
         for job in unsettled:
             if job.entry.level:
-                self._large.place(job)
+                self._large()(job)
         self._run.ledger.show_progress(jobs[-1].path if jobs else b"")
+
+    def _large(self) -> Callable[[Job], None]:
+        if self._place_large is None:
+            # Imported here because a restore of small files is short.
+            from ciuic.restore.place.large_files import LargeFiles
+
+            large = LargeFiles(self._run, self.files, self.present, self._pool)
+            self._place_large = large.place
+        return self._place_large
 
     def _unsettled(self, jobs: list[Job]) -> list[Job]:
         """Keep the files that are right, write files with a reflink copy; return the others."""

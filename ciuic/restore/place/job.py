@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ciuic.errors import CancelledError
@@ -12,16 +11,15 @@ from ciuic.model import Entry
 from ciuic.restore.place.ledger import Ledger
 from ciuic.restore.place.target import RUN_AGAIN
 from ciuic.source.directory import DirectoryHandle
+from ciuic.source.freeze.interface import OpensCopies
 from ciuic.store.store import Store
-from ciuic.view.reflinks import ReflinkCopies
 
 __all__ = ["Job", "Pass", "open_present", "run_all"]
 
 _OPEN_PRESENT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """One walk over one snapshot: what all of its steps share.
 
     Attributes:
@@ -36,7 +34,7 @@ class Pass:
     store: Store
     ledger: Ledger
     taken_ns: int
-    copies: ReflinkCopies | None
+    copies: OpensCopies | None
     dry_run: bool
     cancelled: Callable[[], bool]
 

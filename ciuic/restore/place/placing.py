@@ -243,7 +243,9 @@ class Placer:
         if not is_directory(status):
             if status is not None:
                 os.unlink(place.name, dir_fd=place.directory.fd)
-            os.mkdir(place.name, 0o700, dir_fd=place.directory.fd)
+            # Another restore may create it at the same moment; below, only a directory is opened.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(place.name, 0o700, dir_fd=place.directory.fd)
         handle = place.directory.child(place.name)
         self._barrier.add_file_system(handle)
         return handle

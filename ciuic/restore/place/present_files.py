@@ -9,7 +9,6 @@ from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.directory import DirectoryHandle, read_xattrs
 from ciuic.source.stability import is_settled
 from ciuic.system.hashing import data_id
-from ciuic.view.reflinks import has_same_bytes, share_blocks
 
 __all__ = ["PresentFiles"]
 
@@ -88,6 +87,8 @@ class PresentFiles:
 
     def _equals_copy(self, job: Job, copy_fd: int) -> bool:
         """The present file has the copy's bytes, and its metadata is right now."""
+        from ciuic.view.reflinks import has_same_bytes  # the run has it: there is a copy
+
         fd = open_present(job)
         if fd < 0:
             return False
@@ -99,6 +100,8 @@ class PresentFiles:
             os.close(fd)
 
     def _clone(self, job: Job, copy_fd: int) -> bool:
+        from ciuic.view.reflinks import share_blocks
+
         def fill(fd: int) -> int:
             if not share_blocks(copy_fd, fd):
                 raise _NotClonedError

@@ -12,7 +12,7 @@ from ciuic.restore.place.target import is_leftover, list_files, remove_tree
 from ciuic.restore.selection import Selection, Verdict
 from ciuic.source.directory import DirectoryHandle
 from ciuic.source.exclusions import Exclusions
-from ciuic.source.freeze.area import AREA_NAME
+from ciuic.source.freeze.interface import AREA_NAME
 
 __all__ = ["Removal"]
 

@@ -24,7 +24,6 @@ __all__ = ["ContentReader"]
 
 _READERS: Final = 2
 _WORKERS_MAX: Final = 8
-_IN_PROGRESS_BYTES: Final = 32 * 1024 * 1024
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -35,18 +34,20 @@ class ContentReader:
 
     Args:
         context: What the readers share.
+        threads: How many threads hash and encode; 0: one for each core, eight at most.
+        memory_bytes: How much may be in progress.
 
     Attributes:
         batches_max: Maximum number of batches of small files in progress.
     """
 
-    def __init__(self, context: ReaderContext) -> None:
+    def __init__(self, context: ReaderContext, *, threads: int, memory_bytes: int) -> None:
         self._context = context
-        workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+        workers = threads or min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
         mark = WorkerMark()
         self._workers = ThreadPoolExecutor(workers, "encode", initializer=mark.set)
         self._readers = ThreadPoolExecutor(_READERS, "read")
-        batches = max(_IN_PROGRESS_BYTES // max(context.chunk_bytes, TASK_BYTES), 2 * workers)
+        batches = max(memory_bytes // max(context.chunk_bytes, TASK_BYTES), 2 * workers)
         pipeline = ChunkPipeline(context.writer, self._workers, mark, batches // _READERS)
         self._large = LargeFiles(context, pipeline)
         self._small = SmallFiles(context, self._large)

@@ -182,6 +182,7 @@ class LargeFiles:
         for offset_bytes, block in blocks:
             self._context.check_stopped()
             self._context.count(len(block))
+            self._context.pace(len(block))
             yield offset_bytes, block
 
 

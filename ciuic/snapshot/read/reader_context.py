@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ciuic.errors import CancelledError
+from ciuic.progress import Pace
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.source.stability import ATTEMPTS
@@ -16,6 +17,8 @@ from ciuic.system.clock import Clock
 __all__ = ["ReaderContext"]
 
 _SMALL_BYTES: Final = 256 * 1024
+_FILE_BYTES: Final = 16 * 1024
+"""Finding and opening a file takes about as long as reading this much of it."""
 
 
 class ReaderContext:
@@ -29,6 +32,7 @@ class ReaderContext:
         cancelled: Returns whether to stop; called between blocks.
         clock: Measures when the last live file was read.
         handled: Called, from several threads, with numbers of bytes that were read or need not be.
+        pacer: Makes the readers wait for other programs; None: they never do.
 
     Attributes:
         uid: The user of this process.
@@ -48,6 +52,7 @@ class ReaderContext:
         cancelled: Callable[[], bool],
         clock: Clock,
         handled: Callable[[int], None],
+        pacer: Pace | None = None,
     ) -> None:
         self.store = store
         self.writer = writer
@@ -61,6 +66,7 @@ class ReaderContext:
         self.captured_s = 0.0
         self._cancelled = cancelled
         self._clock = clock
+        self._pacer = pacer
         self._count_lock = threading.Lock()
         self._stopped = False
 
@@ -76,6 +82,15 @@ class ReaderContext:
         """
         if self._stopped or self._cancelled():
             raise CancelledError("the snapshot was interrupted")
+
+    def pace(self, read_bytes: int, files: int = 0) -> None:
+        """Wait while other programs need the disk or the processors; ``files`` were opened for it.
+
+        Raises:
+            CancelledError: The snapshot was interrupted.
+        """
+        if self._pacer is not None:
+            self._pacer.pace(read_bytes + files * _FILE_BYTES, self.check_stopped)
 
     def count(self, read_bytes: int) -> None:
         """Count bytes that were read."""

@@ -14,6 +14,7 @@ from ciuic.snapshot.read.changed_ranges import (
     unchanged_chunks,
     unchanged_whole_chunks,
 )
+from ciuic.snapshot.read.parent_nodes import parent_nodes
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.source.byte_range import ByteRange
 from ciuic.source.file import OpenFile
@@ -57,7 +58,7 @@ def track(store: Store, file: SourceFile, opened: OpenFile) -> Tracked | None:
         data = data_ranges(opened.fd)
         if changed is None or data is None:
             return None
-        return Tracked(list(iter_pieces(store.reader.node, old)), changed, data)
+        return Tracked(list(iter_pieces(parent_nodes(store), old)), changed, data)
     except CorruptionError:
         return None
     finally:

@@ -53,6 +53,7 @@ class SmallFiles:
             self._context.note_capture()
         self._context.writer.add_data(chunks)
         self._context.count(read_bytes)
+        self._context.pace(read_bytes, len(files))
         return entries
 
     def _read(self, file: SourceFile) -> tuple[Entry, bytes] | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ciuic.ids import ChunkId
 from ciuic.model import Entry
 from ciuic.snapshot.bases.delta_base import DeltaBases
+from ciuic.snapshot.read.parent_nodes import parent_nodes
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.walk.file_capture import FileVisitor
 from ciuic.snapshot.walk.tally import Tally
@@ -59,7 +60,7 @@ class Directories:
     Args:
         store: Read for the parent's trees.
         put_node: Stores a node of a tree.
-        files: Told of every directory.
+        files: Receives every directory.
         tally: Counts excluded names.
         rules: The rules of the walk.
         sinks: Receive warnings and excluded names.
@@ -76,6 +77,7 @@ class Directories:
         sinks: Sinks,
     ) -> None:
         self._reader = store.reader
+        self._old_nodes = parent_nodes(store)
         self._put_node = put_node
         self._files = files
         self._tally = tally
@@ -180,7 +182,7 @@ class Directories:
     ) -> WalkedDirectory:
         old_entries: Iterator[Entry] = iter(())
         if old is not None and old.is_directory and old.content:
-            old_entries = iter_tree(self._reader.node, ChunkId(old.content), old.level)
+            old_entries = iter_tree(self._old_nodes, ChunkId(old.content), old.level)
         self._files.enter(handle, old)
         return WalkedDirectory(
             handle,

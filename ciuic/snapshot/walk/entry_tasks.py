@@ -1,5 +1,6 @@
 """The tasks that resolve the entries of regular files, by passing the files to the readers."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Protocol
@@ -9,6 +10,7 @@ from ciuic.model import UNREADABLE, Entry
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.snapshot.walk.pending import EntryTask, PendingEntry
 from ciuic.snapshot.walk.walked_directory import FoundEntry
+from ciuic.source.directory import DirectoryHandle
 from ciuic.store.index.chunk_index import ChunkIndex
 
 __all__ = ["CopyTask", "LargeTask", "LookupTask", "Readers", "SmallTask", "copied_entry"]
@@ -16,6 +18,10 @@ __all__ = ["CopyTask", "LargeTask", "LookupTask", "Readers", "SmallTask", "copie
 BATCH_BYTES: Final = 512 * 1024
 BATCH_FILES: Final = 256
 _LOOKUP_FILES: Final = 500
+
+
+_Origin = tuple[DirectoryHandle, os.stat_result, bool]
+"""How to read an unchanged file: its directory, its status, and whether it is frozen."""
 
 
 class Readers(Protocol):
@@ -121,31 +127,39 @@ class LookupTask(EntryTask):
         self._readers = readers
         self._index = index
         self._directories_max = directories_max
-        self._lookups: list[tuple[SourceFile, Entry, PendingEntry]] = []
+        self._lookups: list[tuple[Entry, PendingEntry, _Origin]] = []
         self._directories: set[int] = set()
         self._missing: list[tuple[Future[Entry | None], PendingEntry]] = []
 
-    @property
-    def is_full(self) -> bool:
-        """No further file should be added."""
-        is_wide = len(self._directories) >= self._directories_max
-        return is_wide or len(self._lookups) >= _LOOKUP_FILES
+    def add(
+        self, directory: DirectoryHandle, old: Entry, status: os.stat_result, *, is_frozen: bool
+    ) -> PendingEntry:
+        """Add a file to the batch, and start the batch if it is full.
 
-    def add(self, file: SourceFile, old: Entry) -> PendingEntry:
-        """Add a file to the batch, with its entry in the parent."""
+        Args:
+            directory: The file's directory.
+            old: Its entry in the parent.
+            status: Its status.
+            is_frozen: See ``SourceFile``.
+        """
         pending = PendingEntry(self)
-        self._lookups.append((file, old, pending))
-        self._directories.add(file.directory.fd)
+        # Almost no file is read in the end, so its SourceFile is not made here.
+        self._lookups.append((old, pending, (directory, status, is_frozen)))
+        self._directories.add(directory.fd)
+        if len(self._lookups) >= _LOOKUP_FILES or len(self._directories) >= self._directories_max:
+            self.start()
         return pending
 
     def _submit(self) -> None:
         lookups, self._lookups = self._lookups, []
-        known = self._index.known([ChunkId(old.content) for _, old, _ in lookups])
-        for file, old, pending in lookups:
+        known = self._index.known([ChunkId(old.content) for old, _, _ in lookups])
+        for old, pending, origin in lookups:
             if old.content in known:
                 pending.resolve(old)
             else:
                 # One file at a time, like large files: this happens only after damage.
+                directory, status, is_frozen = origin
+                file = SourceFile(directory, old.name, status, old.link_dev, is_frozen)
                 self._missing.append((self._readers.submit_large(file), pending))
 
     def _is_done(self) -> bool:

@@ -48,11 +48,6 @@ class FileVisitor(Protocol):
         """Return how many bytes were found to be unchanged since the last call."""
         ...
 
-    @property
-    def holds_too_many(self) -> bool:
-        """Too many directories are open for waiting files: ``release`` should be called."""
-        ...
-
     def release(self) -> None:
         """Start to read the waiting files."""
         ...
@@ -92,17 +87,18 @@ class FileCapture:
         self, parent: WalkedDirectory, name: bytes, status: os.stat_result, old: Entry | None
     ) -> FoundEntry:
         """See ``FileVisitor``."""
-        file = _source_file(parent, name, status)
         if (
             self._skip_unchanged
             and old is not None
             and is_unchanged(old, status, parent.old_taken_ns)
         ):
-            old.link_dev = file.link_dev
+            view = parent.view
+            old.link_dev = live_link_dev(view, status) if status.st_nlink > 1 else 0
             self._unchanged_bytes += status.st_size
-            self._keep_copy(parent, old, status)
-            return self._queue.reuse(file, old)
-        frozen = self._frozen(file, old, parent.view)
+            if self._keep_copies and view.can_copy(status):
+                self._keep_copy(parent, old)
+            return self._queue.reuse(parent.handle, old, status, is_frozen=view.is_frozen)
+        frozen = self._frozen(_source_file(parent, name, status), old, parent.view)
         return self._queue.read(self._with_delta_base(parent, frozen))
 
     def visit_other_name(
@@ -121,11 +117,6 @@ class FileCapture:
         """See ``FileVisitor``."""
         taken, self._unchanged_bytes = self._unchanged_bytes, 0
         return taken
-
-    @property
-    def holds_too_many(self) -> bool:
-        """See ``FileVisitor``."""
-        return self._queue.holds_too_many
 
     def release(self) -> None:
         """See ``FileVisitor``."""
@@ -182,12 +173,12 @@ class FileCapture:
             return file
         return file._replace(delta_bases=parent.delta_bases)
 
-    def _keep_copy(self, parent: WalkedDirectory, old: Entry, status: os.stat_result) -> None:
+    @staticmethod
+    def _keep_copy(parent: WalkedDirectory, old: Entry) -> None:
         """Make sure that an unchanged file has a reflink copy, for rollbacks."""
-        view = parent.view
-        if self._keep_copies and view.can_copy(status) and not view.keep_copy(old):
+        if not parent.view.keep_copy(old):
             with contextlib.suppress(OSError, SourceError):
-                view.copy(parent.handle.fd, old.name)
+                parent.view.copy(parent.handle.fd, old.name)
 
 
 def live_device(view: RootView, status: os.stat_result) -> int:
@@ -201,6 +192,5 @@ def live_link_dev(view: RootView, status: os.stat_result) -> int:
 
 
 def _source_file(parent: WalkedDirectory, name: bytes, status: os.stat_result) -> SourceFile:
-    is_frozen = isinstance(parent.view, SubvolumeView)
     link_dev = live_link_dev(parent.view, status)
-    return SourceFile(parent.handle, name, status, link_dev, is_frozen)
+    return SourceFile(parent.handle, name, status, link_dev, parent.view.is_frozen)

@@ -15,13 +15,15 @@ from typing import Final, NamedTuple
 from ciuic.errors import CancelledError, CorruptionError, SourceError
 from ciuic.ids import ChunkId
 from ciuic.model import NO_TREE, Entry, Root
+from ciuic.snapshot.read.parent_nodes import parent_nodes
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.walk.directories import Directories, WalkRules
 from ciuic.snapshot.walk.file_capture import FileVisitor
 from ciuic.snapshot.walk.tally import Tally
 from ciuic.snapshot.walk.visitor import Visitor
 from ciuic.snapshot.walk.walked_directory import OldTree, WalkedDirectory
-from ciuic.source.freeze.methods import IN_PLACE, REFLINK, SUBVOLUME
+from ciuic.source.freeze.interface import IN_PLACE
+from ciuic.source.freeze.methods import REFLINK, SUBVOLUME
 from ciuic.source.freeze.views import RootView
 from ciuic.store.records.nodes import PutNode
 from ciuic.store.records.tree_nodes import TreeBuilder, read_root
@@ -142,7 +144,7 @@ class Gatherer:
         if old is None:
             return None
         try:
-            return read_root(self._store.reader.node, ChunkId(old.tree))
+            return read_root(parent_nodes(self._store), ChunkId(old.tree))
         except CorruptionError:
             return None
 
@@ -164,8 +166,6 @@ class Gatherer:
                 self._report(top.handle.join(name))
             if self.tally.waiting > _WAITING_MAX:
                 self._resolve_waiting(top)
-            if self._files.holds_too_many:
-                self._files.release()
 
     def _drain(self, *, wait: bool) -> None:
         """Finish directories whose content is completely stored, children before parents."""

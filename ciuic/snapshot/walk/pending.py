@@ -47,22 +47,21 @@ class PendingEntry:
 
 
 class EntryTask(ABC):
-    """Work that resolves one or more pending entries."""
+    """Work that resolves one or more pending entries.
 
-    __slots__ = ("_is_started",)
+    Attributes:
+        is_started: The readers have the work, so nothing can be added to it.
+    """
+
+    __slots__ = ("is_started",)
 
     def __init__(self) -> None:
-        self._is_started = False
-
-    @property
-    def is_started(self) -> bool:
-        """The readers have the work, so nothing can be added to it."""
-        return self._is_started
+        self.is_started = False
 
     def start(self) -> None:
         """Submit the work to the readers, unless that was done before."""
-        if not self._is_started:
-            self._is_started = True
+        if not self.is_started:
+            self.is_started = True
             self._submit()
 
     def advance(self, *, wait: bool) -> None:
@@ -73,7 +72,7 @@ class EntryTask(ABC):
         """
         if wait:
             self.start()
-        if self._is_started and (wait or self._is_done()):
+        if self.is_started and (wait or self._is_done()):
             self._resolve()
 
     @abstractmethod

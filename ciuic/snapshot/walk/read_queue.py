@@ -4,6 +4,7 @@ Live files are read as soon as a batch is full. Frozen files wait until the end 
 the freeze does not wait for readers.
 """
 
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -11,10 +12,12 @@ from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId
 from ciuic.model import Entry
 from ciuic.snapshot.read.content_reader import ContentReader
+from ciuic.snapshot.read.parent_nodes import parent_nodes
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.snapshot.walk.entry_tasks import CopyTask, LargeTask, LookupTask, SmallTask
 from ciuic.snapshot.walk.pending import EntryTask, PendingEntry
 from ciuic.snapshot.walk.walked_directory import FoundEntry
+from ciuic.source.directory import DirectoryHandle
 from ciuic.store.records.recipe_nodes import iter_pieces
 from ciuic.store.store import Store
 from ciuic.system.hashing import ID_BYTES
@@ -50,11 +53,6 @@ class ReadQueue:
         self._copies: list[EntryTask] = []
         self._held_directories: set[int] = set()
 
-    @property
-    def holds_too_many(self) -> bool:
-        """``release`` should be called: too many directories stay open."""
-        return len(self._held_directories) > self._held_max
-
     def release(self) -> None:
         """Start to read the waiting files, oldest first; then resolve the other names of files."""
         held, self._held = self._held, []
@@ -77,13 +75,27 @@ class ReadQueue:
             self._small.start()
         return pending
 
-    def reuse(self, file: SourceFile, old: Entry) -> FoundEntry:
-        """Reuse the parent's entry after a check that the store still has its content."""
-        if not old.content:
+    def reuse(
+        self, directory: DirectoryHandle, old: Entry, status: os.stat_result, *, is_frozen: bool
+    ) -> FoundEntry:
+        """Reuse the parent's entry after a check that the store still has its content.
+
+        Args:
+            directory: The directory of the unchanged file.
+            old: Its entry in the parent, with the ``link_dev`` of now.
+            status: Its status.
+            is_frozen: See ``SourceFile``.
+        """
+        content = old.content
+        if not content:
             return old
-        if old.level == 0 and len(old.content) == ID_BYTES:
-            return self._look_up(file, old)
-        return old if self._has_all_pieces(old) else self._large(file)
+        if old.level == 0 and len(content) == ID_BYTES:
+            if self._lookup.is_started:
+                self._lookup = self._new_lookup()
+            return self._lookup.add(directory, old, status, is_frozen=is_frozen)
+        if self._has_all_pieces(old):
+            return old
+        return self._large(SourceFile(directory, old.name, status, old.link_dev, is_frozen))
 
     def copy(
         self,
@@ -94,7 +106,7 @@ class ReadQueue:
         """Give another name of a file the content of its first name; see ``CopyTask``."""
         task = CopyTask(self._content, first, file, reopened)
         self._copies.append(task)
-        self._held_directories.add(file.directory.fd)
+        self._hold(file)
         return task.pending
 
     def _new_small(self) -> SmallTask:
@@ -103,17 +115,9 @@ class ReadQueue:
     def _new_lookup(self) -> LookupTask:
         return LookupTask(self._content, self._store.index, self._batch_directories)
 
-    def _look_up(self, file: SourceFile, old: Entry) -> PendingEntry:
-        if self._lookup.is_started:
-            self._lookup = self._new_lookup()
-        pending = self._lookup.add(file, old)
-        if self._lookup.is_full:
-            self._lookup.start()
-        return pending
-
     def _has_all_pieces(self, old: Entry) -> bool:
         try:
-            pieces = iter_pieces(self._store.reader.node, old)
+            pieces = iter_pieces(parent_nodes(self._store), old)
             chunk_ids = [ChunkId(piece.id) for piece in pieces if piece.id]
         except CorruptionError:
             return False
@@ -124,14 +128,21 @@ class ReadQueue:
         if batch is None or batch.is_started or batch.is_full:
             batch = self._held_copies = self._new_small()
             self._held.append(batch)
-        self._held_directories.add(file.directory.fd)
-        return batch.add(file, size_bytes)
+        pending = batch.add(file, size_bytes)
+        self._hold(file)
+        return pending
 
     def _large(self, file: SourceFile) -> PendingEntry:
         task = LargeTask(self._content, file)
         if file.is_still:
             self._held.append(task)
-            self._held_directories.add(file.directory.fd)
+            self._hold(file)
         else:
             task.start()
         return task.pending
+
+    def _hold(self, file: SourceFile) -> None:
+        """Keep the directory of a waiting file open; if too many are open, stop waiting."""
+        self._held_directories.add(file.directory.fd)
+        if len(self._held_directories) > self._held_max:
+            self.release()

@@ -25,7 +25,7 @@ class Tally:
         self, parent: WalkedDirectory, found: FoundEntry, listed_bytes: int | None = None
     ) -> None:
         """Add an entry to its directory; ``listed_bytes`` is the size counted for it, if any."""
-        parent.append(found, listed_bytes)
+        parent.queue.append((found, listed_bytes))
         self.waiting += 1
 
     def advance(self, directory: WalkedDirectory, *, wait: bool) -> None:

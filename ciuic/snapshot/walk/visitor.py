@@ -15,7 +15,7 @@ from ciuic.snapshot.walk.walked_directory import WalkedDirectory
 from ciuic.source.directory import DirectoryHandle, entry_of, read_symlink, storable_ns
 from ciuic.source.exclusions import BY_PATTERN, BY_SIZE
 from ciuic.source.faults import source_faults
-from ciuic.source.freeze.area import AREA_NAME
+from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.mounts import PseudoMounts
 from ciuic.store.records.tree_nodes import NAME_BYTES_MAX, TARGET_BYTES_MAX
 from ciuic.store.store import Store
@@ -78,7 +78,7 @@ class Visitor:
             self._exclude(parent.handle, name, BY_PATTERN)
             return None
         try:
-            status = parent.handle.status(name)
+            status = os.stat(name, dir_fd=parent.handle.fd, follow_symlinks=False)
         except FileNotFoundError:
             self._warn(parent, name, "vanished while the snapshot was taken")
             return None
@@ -99,10 +99,11 @@ class Visitor:
     ) -> WalkedDirectory | None:
         old = parent.old_entry(name)
         mode = status.st_mode
-        if self._exclusions.is_too_large(status):
-            self._exclude(parent.handle, name, BY_SIZE)
-        elif stat.S_ISREG(mode):
-            self._visit_file(parent, name, status, old)
+        if stat.S_ISREG(mode):
+            if self._exclusions.is_too_large(status):
+                self._exclude(parent.handle, name, BY_SIZE)
+            else:
+                self._visit_file(parent, name, status, old)
         elif stat.S_ISDIR(mode):
             return self._visit_directory(parent, name, status, old, depth)
         elif stat.S_ISSOCK(mode):

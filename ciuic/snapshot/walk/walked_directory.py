@@ -61,6 +61,8 @@ class WalkedDirectory:
 
     Attributes:
         pending: Resolved with ``entry`` once all content of the directory is stored.
+        queue: The entries that wait for their content, each with the size that was counted for it,
+            if any.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class WalkedDirectory:
         self._builder = builder
         self._old = old
         self._old_next: Entry | None = None
-        self._queue: deque[tuple[FoundEntry, int | None]] = deque()
+        self.queue: deque[tuple[FoundEntry, int | None]] = deque()
         self._is_walked = False
 
     def leave(self) -> bytes:
@@ -96,10 +98,6 @@ class WalkedDirectory:
         self._is_walked = True
         return path
 
-    def append(self, found: FoundEntry, listed_bytes: int | None) -> None:
-        """Append an entry; ``listed_bytes`` is the size that was counted for it, if any."""
-        self._queue.append((found, listed_bytes))
-
     def old_entry(self, name: bytes) -> Entry | None:
         """Return the parent snapshot's entry of a name; call it with names in order."""
         try:
@@ -109,7 +107,8 @@ class WalkedDirectory:
             self._old = iter(())
             return None
         except CorruptionError:
-            # If the parent's tree is damaged, the files are read again, which repairs the store.
+            # If the parent's tree is damaged, the files are read again, and ``parent_nodes`` has
+            # the tree stored again.
             self._old = iter(())
             return None
         return self._old_next if self._old_next.name == name else None
@@ -117,10 +116,10 @@ class WalkedDirectory:
     def advance(self, *, wait: bool) -> Growth:
         """Move the known entries into the tree; with ``wait``, wait for all entries."""
         moved = vanished = grown_bytes = 0
-        while self._queue:
-            found, listed_bytes = self._queue[0]
+        while self.queue:
+            found, listed_bytes = self.queue[0]
             if isinstance(found, PendingEntry):
-                if not found.ready(wait=wait):
+                if not found.is_known and not found.ready(wait=wait):
                     break
                 entry = found.entry
             else:
@@ -130,9 +129,9 @@ class WalkedDirectory:
             if listed_bytes is not None:
                 vanished += entry is None
                 grown_bytes += (0 if entry is None else entry.size_bytes) - listed_bytes
-            self._queue.popleft()
+            self.queue.popleft()
             moved += 1
-        if self._is_walked and not self._queue and not self.pending.is_known:
+        if self._is_walked and not self.queue and not self.pending.is_known:
             self.entry.content, self.entry.level = self._builder.finish()
             self.pending.resolve(self.entry)
         return Growth(moved, vanished, grown_bytes)

@@ -22,13 +22,12 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from ciuic.ids import SnapshotId
+from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.records import Record, RootRecord, encode_record
 from ciuic.system import durable, kernel
 
-__all__ = ["AREA_NAME", "Area", "copy_name"]
+__all__ = ["Area", "copy_name"]
 
-AREA_NAME: Final = b".ciuic-frozen"
-"""A directory of this name is never part of a snapshot."""
 _COPIES: Final = b"copies"
 _TREES: Final = b"trees"
 _RECORDS: Final = b"records"

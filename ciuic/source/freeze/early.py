@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ciuic.source.directory import DirectoryHandle
-from ciuic.source.freeze.area import AREA_NAME, Area
+from ciuic.source.freeze.area import Area
+from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.stability import is_settled, same_content
 
 __all__ = ["READ_AT_ONCE_BYTES", "EarlyCopies", "LeftOut"]

@@ -106,7 +106,7 @@ def data_ranges(fd: int) -> list[ByteRange] | None:
 
 
 def _runs(fd: int) -> Iterator[_Run]:
-    """Yield the file's extents, joined: XFS splits an extent of which only a part is shared."""
+    """Yield the file's extents, joined: XFS splits an extent if only a part of it is shared."""
     start = end = physical = 0
     is_exact = False
     for logical, place, length, flags in kernel.map_extents(fd, sync=True):

@@ -21,7 +21,8 @@ from ciuic.ids import SnapshotId
 from ciuic.source.directory import open_root
 from ciuic.source.freeze.area import Area
 from ciuic.source.freeze.early import EarlyCopies, LeftOut
-from ciuic.source.freeze.methods import IN_PLACE, REFLINK, SUBVOLUME, Choice, choose, subvolume_top
+from ciuic.source.freeze.interface import IN_PLACE
+from ciuic.source.freeze.methods import REFLINK, SUBVOLUME, Choice, choose, subvolume_top
 from ciuic.source.freeze.records import RootRecord
 from ciuic.source.freeze.trust import FrozenRoot, open_frozen
 from ciuic.source.freeze.views import ReflinkView, RootView, SubvolumeView

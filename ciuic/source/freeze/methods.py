@@ -10,16 +10,15 @@ import errno
 import os
 from typing import Final, NamedTuple
 
-from ciuic.source.freeze.area import AREA_NAME
+from ciuic.source.freeze.interface import AREA_NAME, IN_PLACE
 from ciuic.source.freeze.places import candidate_places
 from ciuic.source.mounts import mount_of, mounts
 from ciuic.system import kernel
 
-__all__ = ["IN_PLACE", "REFLINK", "SUBVOLUME", "Choice", "choose", "subvolume_top"]
+__all__ = ["REFLINK", "SUBVOLUME", "Choice", "choose", "subvolume_top"]
 
 SUBVOLUME: Final = "subvolume"
 REFLINK: Final = "reflink"
-IN_PLACE: Final = "in place"
 _CAP_SYS_ADMIN: Final = 1 << 21
 
 

@@ -13,7 +13,8 @@ from ciuic.source.faults import CHANGED_TYPE
 from ciuic.source.freeze.area import Area, copy_name
 from ciuic.source.freeze.copies import SIGN, Copies, Copy
 from ciuic.source.freeze.early import READ_AT_ONCE_BYTES, EarlyCopies
-from ciuic.source.freeze.methods import IN_PLACE, REFLINK, SUBVOLUME
+from ciuic.source.freeze.interface import IN_PLACE
+from ciuic.source.freeze.methods import REFLINK, SUBVOLUME
 from ciuic.source.freeze.records import RootRecord
 from ciuic.source.freeze.trust import FrozenRoot
 from ciuic.source.mounts import mounts
@@ -58,6 +59,8 @@ class RootView:
     """
 
     how = IN_PLACE
+    is_frozen = False
+    """No program can write to the files that are read through the view."""
 
     def __init__(self, path: bytes, previous: FrozenRoot | None = None) -> None:
         self.path = path
@@ -133,6 +136,7 @@ class SubvolumeView(RootView):
     """
 
     how = SUBVOLUME
+    is_frozen = True
 
     def __init__(
         self,

@@ -89,15 +89,15 @@ def _make_directories(path: str) -> None:
     refuse_shared(path)
     for name in (layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY):
         durable.make_directory(os.path.join(path, name), _DIRECTORY_MODE)
-    for name in (layout.WRITE_LOCK, layout.READ_LOCK):
+    for name in (layout.WRITE_LOCK, layout.ADD_LOCK, layout.READ_LOCK):
         os.close(open_or_create(os.path.join(path, name)))
 
 
 def _refuse_strangers(path: str) -> None:
     own = {"lost+found", layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY, layout.CONTROL_SOCKET}
-    own |= {layout.WRITE_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK}
+    own |= {layout.WRITE_LOCK, layout.ADD_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK}
     own |= {layout.CATALOG, *(layout.CATALOG + suffix for suffix in layout.CATALOG_SUFFIXES)}
-    own |= {layout.PARITY, layout.QUARANTINE, layout.TRASH, layout.RETIRED, layout.PRUNING}
+    own |= {layout.PARITY, layout.QUARANTINE, layout.MARKS, layout.RETIRED, layout.PRUNING}
     own |= {layout.RESERVE}
     if nofollow.is_directory(path):
         strangers = sorted(set(nofollow.list_names(path)) - own)

@@ -5,7 +5,13 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 
-from ciuic.errors import CommitUncertainError, ResourceError, StoreError, StoreFullError
+from ciuic.errors import (
+    CommitUncertainError,
+    ReadOnlyError,
+    ResourceError,
+    StoreError,
+    StoreFullError,
+)
 from ciuic.ids import SnapshotId
 from ciuic.system import durable
 
@@ -55,33 +61,33 @@ def translated(error: OSError, doing: str, path: str) -> StoreError:
     if error.errno in {errno.EACCES, errno.EPERM}:
         return StoreError(message, hint=_NOT_YOURS)
     if error.errno == errno.EROFS:
-        return StoreError(message, hint="Mount the store's file system for writing.")
+        return ReadOnlyError(message)
     return StoreError(message)
 
 
 def uncertain_commit(snapshot_id: SnapshotId, why: str) -> CommitUncertainError:
-    """Return the error for a snapshot that is listed, and that a power cut may still undo."""
+    """Return the error for a snapshot that a power cut may undo, or that no server confirmed."""
     error = CommitUncertainError(
-        f"the snapshot {snapshot_id} was written, but the disk did not confirm the write: {why}",
-        hint=f"Check the store's disk. 'ciuic list' shows whether {snapshot_id} is there, and"
-        f" 'ciuic verify {snapshot_id}' whether it is intact.",
+        f"the snapshot {snapshot_id} was written, but that was not confirmed: {why}",
+        hint=f"Check the store's disk or server. 'ciuic list' shows whether {snapshot_id} is there,"
+        f" and 'ciuic verify {snapshot_id}' whether it is intact.",
     )
     error.done = {"id": snapshot_id}
     return error
 
 
 def uncertain_change(snapshot_id: SnapshotId, why: str) -> CommitUncertainError:
-    """Return the error for new tags or a pin that a power cut may still undo."""
+    """Return the error for tags or a pin that a power cut may undo, or that no server confirmed."""
     return CommitUncertainError(
-        f"{snapshot_id} was changed, but the disk did not confirm the write: {why}",
-        hint=f"Check the store's disk; 'ciuic show {snapshot_id}' shows the tags and the pin.",
+        f"{snapshot_id} was changed, but that was not confirmed: {why}",
+        hint=f"Check the store's disk or server; 'ciuic show {snapshot_id}' shows the tags and the"
+        " pin.",
     )
 
 
 def uncertain_forget(snapshot_ids: Iterable[SnapshotId], why: str) -> CommitUncertainError:
-    """Return the error for forgotten snapshots that a power cut may bring back."""
+    """Return the error for snapshots that are forgotten, as far as the disk or server says."""
     return CommitUncertainError(
-        f"the disk did not confirm that {', '.join(snapshot_ids)} is forgotten: {why}",
-        hint="Check the store's disk. 'ciuic list' shows the snapshots that a power cut has brought"
-        " back: forget them again.",
+        f"that {', '.join(snapshot_ids)} is forgotten was not confirmed: {why}",
+        hint="Check the store's disk or server. If 'ciuic list' shows one later, forget it again.",
     )

@@ -23,6 +23,7 @@ __all__ = [
     "read_or_zeros",
     "read_regular",
     "status_of",
+    "status_within",
 ]
 
 T = TypeVar("T")
@@ -46,8 +47,23 @@ def status_of(path: str) -> os.stat_result:
         UnreachableError: The file system can't read the status.
         OSError: Another error.
     """
+    return _reached(path, lambda: nofollow.status(path))
+
+
+def status_within(directory: int, path: str) -> os.stat_result:
+    """Do as ``status_of`` for a file in a directory that the caller keeps open.
+
+    Args:
+        directory: The directory's descriptor.
+        path: The file's path.
+    """
+    name = os.path.basename(path)
+    return _reached(path, lambda: os.stat(name, dir_fd=directory, follow_symlinks=False))
+
+
+def _reached(path: str, ask: Callable[[], os.stat_result]) -> os.stat_result:
     try:
-        return _twice(lambda: nofollow.status(path))
+        return _twice(ask)
     except OSError as error:
         if not fails_on_disk(error):
             raise

@@ -17,6 +17,7 @@ from ciuic.system import nofollow
 __all__ = [
     "ALLOW_SHARED",
     "read_header",
+    "refuse_other_store",
     "refuse_read_only",
     "refuse_shared",
     "refuse_unmounted",
@@ -58,6 +59,22 @@ def read_header(store_path: str) -> Header:
         raise CorruptionError(f"{path}: {error.message}", hint=_NEW_HEADER) from error
     except UnknownFormatError as error:
         raise UnknownFormatError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def refuse_other_store(store_path: str, store_id: str) -> None:
+    """Refuse to continue if the store at the path is not the store with this ID.
+
+    No lock ensures that it is: a disk can be mounted over the path, or the directory renamed.
+
+    Raises:
+        StoreError: The store is gone, or a different store is at its path.
+    """
+    if read_header(store_path).store_id != store_id:
+        raise StoreError(
+            f"a different store is now at {store_path}",
+            hint="Mount the file system of the first store again. Packs that are missing here are"
+            " not damage.",
+        )
 
 
 def refuse_read_only(store_path: str, header: Header) -> None:

@@ -1,11 +1,11 @@
-"""A directory of the store that holds small files: manifests, their copies, the trash, marks.
+"""A directory of the store that holds small files: manifests, their copies, marks, retired IDs.
 
 Every change has a name here, so that another kind of place can offer the same.
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from ciuic.errors import UnreachableError
@@ -101,6 +101,20 @@ class Folder:
                 return False
         return True
 
+    def create_all(self, files: Mapping[str, bytes]) -> set[str]:
+        """Write new files; ``sync`` makes their names durable.
+
+        Args:
+            files: The name and the content of each.
+
+        Returns:
+            The names that were free; the others are unchanged.
+        """
+        with store_faults("write to", self.path):
+            return durable.create_named(
+                self.path, files, temporary_directory=self._temporary, mode=_FILE_MODE
+            )
+
     def replace(self, name: str, data: bytes) -> None:
         """Durably write a file; readers see the old file or the new one.
 
@@ -161,7 +175,7 @@ class Folder:
             durable.sync_directory(self.path)
 
     def sync(self) -> None:
-        """Make removals durable."""
+        """Make new names and removals durable."""
         with store_faults("sync", self.path):
             durable.sync_directory(self.path)
 

@@ -17,7 +17,7 @@ IS_DIRECTORY: Final = "is a directory that ciuic did not create"
 
 
 def remove_leftovers(store_path: str) -> dict[str, str]:
-    """Remove all leftovers; the caller holds the write lock, so no other process writes.
+    """Remove all leftovers; the caller holds the write locks alone, so no other process writes.
 
     A file that the disk refuses to remove does no harm: no name is used a second time.
 

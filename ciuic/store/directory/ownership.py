@@ -20,12 +20,13 @@ from ciuic.system.trust import is_trusted_owner, user_text
 __all__ = ["has_safe_catalog", "is_foreign", "refuse_foreign"]
 
 _DIRECTORIES: Final = (
+    layout.MARKS,
     layout.PACKS,
     layout.PARITY,
     layout.QUARANTINE,
+    layout.RETIRED,
     layout.SNAPSHOTS,
     layout.TEMPORARY,
-    layout.TRASH,
 )
 
 

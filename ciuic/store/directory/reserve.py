@@ -21,7 +21,7 @@ __all__ = ["RESERVE_BYTES", "renew_reserve", "with_reserve"]
 T = TypeVar("T")
 
 RESERVE_BYTES: Final = 1024 * 1024
-"""Enough for 32 manifests in the trash, the list of retired IDs, and entries of directories."""
+"""Enough for the marks of 32 snapshots, a record of retired IDs, and entries of directories."""
 _PIECE_BYTES: Final = 128 * 1024
 """On a disk that is nearly full, a smaller reserve is better than none. On btrfs each piece is an
 extent."""

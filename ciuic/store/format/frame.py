@@ -258,7 +258,10 @@ def _split_slots(
 
 
 def decode_frame(
-    frame: Frame, payload: bytes | memoryview, *delta_bases: bytes | memoryview
+    frame: Frame,
+    payload: bytes | memoryview,
+    *delta_bases: bytes | memoryview,
+    out: memoryview | None = None,
 ) -> bytes | memoryview:
     """Decode a frame. The chunk IDs are not checked: see ``check_chunk``.
 
@@ -266,6 +269,7 @@ def decode_frame(
         frame: The header.
         payload: The stored payload.
         delta_bases: The bytes of each delta base.
+        out: See ``codec.decode``.
 
     Raises:
         CorruptionError: The payload is damaged.
@@ -274,7 +278,7 @@ def decode_frame(
     if checksum(payload) != frame.payload_checksum:
         raise CorruptionError("a frame's payload does not match its checksum")
     check_delta_bases(frame)
-    return codec.decode(frame.codec, payload, frame.plain_bytes, *delta_bases)
+    return codec.decode(frame.codec, payload, frame.plain_bytes, *delta_bases, out=out)
 
 
 def check_delta_bases(frame: Frame) -> None:

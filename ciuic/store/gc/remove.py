@@ -30,7 +30,7 @@ _WAITING_MAX: Final = 1000
 
 
 class Removals:
-    """Removes packs of one store, whose write lock the caller holds.
+    """Removes packs of one store, whose write locks the caller holds alone.
 
     A context manager: when the block ends without an error, all packs are durably removed.
     """

@@ -10,7 +10,6 @@ leaves chunks that are in two packs, or packs that the chunk index does not know
 which the next prune removes. A reader that misses a pack finds its chunks with the chunk index.
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -18,8 +17,6 @@ from ciuic.codec import DIFFERENCES
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.directory.faults import store_faults
-from ciuic.store.directory.files import open_regular
-from ciuic.store.directory.pack_file import read_footer
 from ciuic.store.format.frame import CHUNKS_MAX, Frame, encode_frame
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.gc.mark import Marks
@@ -29,7 +26,6 @@ from ciuic.store.gc.usage import (
     Usage,
     is_fragmented,
     kept_chunks,
-    pack_path,
     read_chunks,
     read_frames,
     read_payload,
@@ -37,9 +33,8 @@ from ciuic.store.gc.usage import (
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.packs.pack_writer import TOGETHER_BYTES, PackFile
 from ciuic.store.packs.reader import StoreReader
-from ciuic.store.packs.writer import ALONE_BYTES
-from ciuic.store.records import layout
-from ciuic.store.records.kinds import DATA
+from ciuic.store.place.packs import OpenPack, Packs, footer_of
+from ciuic.store.records.kinds import ALONE_BYTES, DATA
 
 __all__ = ["PackTotals", "Rewriter", "Rewritten", "point_at_retained"]
 
@@ -74,14 +69,14 @@ class Rewritten(NamedTuple):
     damaged: tuple[PackId, ...]
 
 
-def point_at_retained(store_path: str, index: ChunkIndex, retained: dict[ChunkId, PackId]) -> None:
+def point_at_retained(packs: Packs, index: ChunkIndex, retained: dict[ChunkId, PackId]) -> None:
     """Record the chunks that are in several packs at the pack that keeps them.
 
     This is durable when it returns. When a pack is removed, its rows are deleted, and nothing
     searches for other copies of its chunks.
 
     Args:
-        store_path: The store's directory, whose write lock is held.
+        packs: The store's packs, which the caller may remove.
         index: The chunk index.
         retained: The pack that keeps each chunk.
     """
@@ -89,7 +84,7 @@ def point_at_retained(store_path: str, index: ChunkIndex, retained: dict[ChunkId
     for chunk_id, pack_id in retained.items():
         chunks.setdefault(pack_id, set()).add(chunk_id)
     for pack_id, chunk_ids in chunks.items():
-        index.point(pack_id, read_frames(store_path, pack_id), chunk_ids)
+        index.point(pack_id, read_frames(packs, pack_id), chunk_ids)
     if retained:
         index.commit()
 
@@ -117,26 +112,28 @@ class Rewriter(Generic[_Pack]):
     When a new pack is full it is published, and the packs that are empty by then are removed.
 
     Args:
-        store_path: The store's directory. The caller holds the write lock.
+        packs: The store's packs, which the caller may rewrite.
         reader: Finds other copies of damaged chunks.
         marks: The marks of all needed chunks.
         usage: The usage of the packs.
         output: Takes the new packs.
+        temporary: The directory of unfinished packs, for messages.
         joins_small: If there is little data and few nodes, they share a pack.
     """
 
     def __init__(
         self,
-        store_path: str,
+        packs: Packs,
         reader: StoreReader,
         marks: Marks,
         usage: Usage,
         output: Output[_Pack],
         *,
+        temporary: str,
         joins_small: bool,
     ) -> None:
-        self._store_path = store_path
-        self._temporary = os.path.join(store_path, layout.TEMPORARY)
+        self._packs = packs
+        self._temporary = temporary
         self._reader = reader
         self._marks = marks
         self._retained = usage.retained
@@ -205,24 +202,21 @@ class Rewriter(Generic[_Pack]):
 
     def _drain(self, use: PackUsage) -> None:
         """Move the needed chunks out of one pack."""
-        path = pack_path(self._store_path, use.pack_id)
-        with store_faults("read", path):
-            fd = open_regular(path)
-            try:
-                frames = [
-                    (packed, kept_chunks(use.pack_id, packed.frame, self._marks, self._retained))
-                    for packed in read_footer(fd, use.pack_id)
-                ]
-                self._output.announce(fd, [packed for packed, kept in frames if any(kept)])
-                taken = [self._take(use.pack_id, fd, packed, kept) for packed, kept in frames]
-            finally:
-                os.close(fd)
+        opened = self._packs.open(use.pack_id)
+        frames = [
+            (packed, kept_chunks(use.pack_id, packed.frame, self._marks, self._retained))
+            for packed in footer_of(opened, use.pack_id)
+        ]
+        self._output.announce(opened, [packed for packed, kept in frames if any(kept)])
+        taken = [self._take(use.pack_id, opened, packed, kept) for packed, kept in frames]
         if all(taken):
             self._emptied[use.pack_id] = use.size_bytes
         else:
             self._damaged.append(use.pack_id)
 
-    def _take(self, pack_id: PackId, fd: int, packed: PackedFrame, kept: list[bool]) -> bool:
+    def _take(
+        self, pack_id: PackId, opened: OpenPack, packed: PackedFrame, kept: list[bool]
+    ) -> bool:
         """Move the kept chunks of a frame; returns whether all of them could be read."""
         frame = packed.frame
         kept = self._unsettled(pack_id, frame, kept)
@@ -232,10 +226,10 @@ class Rewriter(Generic[_Pack]):
             if self._needs_full_copy(frame, kept):
                 parts = self._read_alone(frame, kept)
             elif frame.is_delta or not is_fragmented(frame, kept):
-                payload = self._output.payload(fd, packed)
+                payload = self._output.payload(opened, packed)
                 parts = None
             else:
-                parts = read_chunks(frame, read_payload(fd, packed), kept)
+                parts = read_chunks(frame, read_payload(opened, packed), kept)
         except (CorruptionError, UnknownFormatError):
             try:
                 parts = self._read_alone(frame, kept)

@@ -26,6 +26,7 @@ from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.index.places import Emptied
 from ciuic.store.packs.pack_writer import PACK_BYTES, PackFile
 from ciuic.store.packs.writer import publish_pack, sync_packs
+from ciuic.store.place.packs import OpenPack, Packs
 from ciuic.store.records import layout
 from ciuic.system.hashing import PACK_LABEL_BYTES
 
@@ -111,10 +112,10 @@ class Output(Protocol[NewPack]):
     def begin(self) -> None:
         """Measure the free space, before the first pack is made."""
 
-    def announce(self, fd: int, frames: Iterable[PackedFrame]) -> None:
+    def announce(self, opened: OpenPack, frames: Iterable[PackedFrame]) -> None:
         """Announce that these frames of an open pack will be read next."""
 
-    def payload(self, fd: int, packed: PackedFrame) -> bytes:
+    def payload(self, opened: OpenPack, packed: PackedFrame) -> bytes:
         """Return the stored payload of a frame that is copied unchanged.
 
         Raises:
@@ -145,10 +146,10 @@ class CountingOutput:
     def begin(self) -> None:
         """Do nothing."""
 
-    def announce(self, _fd: int, _frames: Iterable[PackedFrame]) -> None:
+    def announce(self, _opened: OpenPack, _frames: Iterable[PackedFrame]) -> None:
         """Do nothing: frames that are copied unchanged are not read."""
 
-    def payload(self, _fd: int, _packed: PackedFrame) -> bytes:
+    def payload(self, _opened: OpenPack, _packed: PackedFrame) -> bytes:
         """Return no bytes: a count needs only the header."""
         return b""
 
@@ -170,7 +171,8 @@ class PackOutput:
     free space the packs are shorter.
 
     Args:
-        store_path: The store's directory. The caller holds the write lock.
+        store_path: The store's directory. The caller holds the write locks alone.
+        packs: The store's packs.
         session_id: The session, which the packs name as their writer.
         index: The chunk index.
         removals: Removes packs.
@@ -187,6 +189,7 @@ class PackOutput:
     def __init__(
         self,
         store_path: str,
+        packs: Packs,
         session_id: SessionId,
         index: ChunkIndex,
         removals: Removals,
@@ -198,6 +201,7 @@ class PackOutput:
         self.unneeded = list(unneeded)
         self.portion_bytes = 0
         self._store_path = store_path
+        self._packs = packs
         self._session_id = session_id
         self._index = index
         self._removals = removals
@@ -223,21 +227,21 @@ class PackOutput:
             self._removals.wait()  # their space may be the only free space
         self.portion_bytes = _portion_bytes(self._free_bytes())
 
-    def announce(self, fd: int, frames: Iterable[PackedFrame]) -> None:
+    def announce(self, opened: OpenPack, frames: Iterable[PackedFrame]) -> None:
         """Ask the kernel to read these frames ahead, and nothing between them."""
         begin = end = 0
         for packed in frames:
             if packed.offset_bytes != end:
                 if end > begin:
-                    os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+                    opened.expect(begin, end - begin)
                 begin = packed.offset_bytes
             end = packed.offset_bytes + packed.frame.total_bytes
         if end > begin:
-            os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+            opened.expect(begin, end - begin)
 
-    def payload(self, fd: int, packed: PackedFrame) -> bytes:
+    def payload(self, opened: OpenPack, packed: PackedFrame) -> bytes:
         """Read and check the stored payload of a frame."""
-        return read_payload(fd, packed)
+        return read_payload(opened, packed)
 
     def new_pack(self, expected_bytes: int) -> PackFile:
         """Return an empty pack."""
@@ -297,5 +301,5 @@ class PackOutput:
         sync_packs(self._store_path)
 
     def _chunks_of(self, pack_id: PackId) -> list[ChunkId]:
-        frames = read_frames(self._store_path, pack_id)
+        frames = read_frames(self._packs, pack_id)
         return [chunk_id for packed in frames for chunk_id, _ in packed.frame.chunks]

@@ -10,19 +10,18 @@ without base, and only after it was read and found sound.
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.directory.faults import store_faults
-from ciuic.store.directory.files import open_regular, read_at
-from ciuic.store.directory.pack_file import read_footer
 from ciuic.store.format.frame import Frame, decode_frame
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.gc.mark import Marks
 from ciuic.store.health.salvage import repaired_frames
 from ciuic.store.packs.reader import StoreReader
+from ciuic.store.place.packs import OpenPack, Packs, footer_of, walked_frames
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA, check_chunk
 from ciuic.system.hashing import checksum
@@ -31,6 +30,7 @@ __all__ = [
     "DEAD_FRACTION",
     "PackUsage",
     "Usage",
+    "follow_delta_bases",
     "is_fragmented",
     "kept_chunks",
     "measure_usage",
@@ -89,21 +89,23 @@ class Usage(NamedTuple):
 
 
 def measure_usage(
-    store_path: str,
+    packs: Packs,
     reader: StoreReader,
-    packs: dict[PackId, int],
+    sizes: dict[PackId, int],
     marks: Marks,
     *,
     check: Callable[[int], None],
+    shut: Collection[PackId] = (),
 ) -> Usage:
     """Measure the usage of all packs from their footers.
 
     Args:
-        store_path: The store's directory.
+        packs: The store's packs.
         reader: Reads delta bases.
-        packs: Sizes of the packs, by ID.
+        sizes: Sizes of the packs to measure, by ID.
         marks: The marks of all chunks that snapshots need; their delta bases are added.
         check: Receives the number of measured packs; raises to end the work.
+        shut: Packs that another prune has condemned: their delta bases count, and not their chunks.
 
     Raises:
         UnknownFormatError: A pack contains frames of a later version, whose delta bases are
@@ -111,14 +113,14 @@ def measure_usage(
         UnreachableError: A pack can't be opened, so its delta bases are unknown.
     """
     known: dict[PackId, list[PackedFrame]] = {}
-    unreadable = _follow_delta_bases(store_path, packs, marks, known, check)
+    unreadable = follow_delta_bases(packs, sizes, marks, check=check, known=known)
     uses: list[PackUsage] = []
     repeated: set[ChunkId] = set()
-    for pack_id, size in sorted(packs.items()):
-        if pack_id in unreadable:
+    for pack_id, size in sorted(sizes.items()):
+        if pack_id in unreadable or pack_id in shut:
             continue
-        check(len(packs))
-        frames = known.pop(pack_id, None) or read_frames(store_path, pack_id)
+        check(len(sizes))
+        frames = known.pop(pack_id, None) or read_frames(packs, pack_id)
         kept = []
         for packed in frames:
             chunk_ids = [chunk_id for chunk_id, _ in packed.frame.chunks]
@@ -128,32 +130,35 @@ def measure_usage(
         uses.append(_use(pack_id, size, frames, kept))
     if not repeated:
         return Usage(tuple(uses), unreadable, {}, {})
-    choice = _choose_retained(store_path, reader, uses, repeated, lambda: check(len(packs)))
+    choice = _choose_retained(packs, reader, uses, repeated, lambda: check(len(sizes)))
     for at, use in enumerate(uses):
-        check(len(packs))
-        frames = read_frames(store_path, use.pack_id)
+        check(len(sizes))
+        frames = read_frames(packs, use.pack_id)
         kept = [kept_chunks(use.pack_id, packed.frame, marks, choice.retained) for packed in frames]
         uses[at] = _use(use.pack_id, use.size_bytes, frames, kept)
     return Usage(tuple(uses), unreadable, choice.retained, choice.several)
 
 
-def _follow_delta_bases(
-    store_path: str,
-    packs: dict[PackId, int],
+def follow_delta_bases(
+    packs: Packs,
+    sizes: dict[PackId, int],
     marks: Marks,
-    known: dict[PackId, list[PackedFrame]],
+    *,
     check: Callable[[int], None],
+    known: dict[PackId, list[PackedFrame]] | None = None,
 ) -> dict[PackId, int]:
     """Mark the delta bases of needed chunks; returns the packs without a sound footer.
 
-    ``known`` receives the frames of the first packs, up to ``_CHUNKS_KEPT`` chunks.
+    ``known`` receives the frames of the first packs, up to ``_CHUNKS_KEPT`` chunks. See
+    ``measure_usage``.
     """
+    known = {} if known is None else known
     unreadable: dict[PackId, int] = {}
     chunks_left = _CHUNKS_KEPT
-    for number, (pack_id, size) in enumerate(sorted(packs.items())):
+    for number, (pack_id, size) in enumerate(sorted(sizes.items())):
         check(number)
         try:
-            frames = read_frames(store_path, pack_id)
+            frames = read_frames(packs, pack_id)
             _add_delta_bases(marks, frames)
             count = sum([len(packed.frame.chunks) for packed in frames])
             if count <= chunks_left:
@@ -164,7 +169,7 @@ def _follow_delta_bases(
         except CorruptionError:
             unreadable[pack_id] = size
             with contextlib.suppress(CorruptionError):
-                _add_delta_bases(marks, read_frames(store_path, pack_id, repair=True))
+                _add_delta_bases(marks, read_frames(packs, pack_id, repair=True))
     marks.follow_delta_bases()
     return unreadable
 
@@ -176,32 +181,34 @@ def _add_delta_bases(marks: Marks, frames: list[PackedFrame]) -> None:
                 marks.add_delta_base(chunk_id, base)
 
 
-def read_frames(store_path: str, pack_id: PackId, *, repair: bool = False) -> list[PackedFrame]:
+def read_frames(packs: Packs, pack_id: PackId, *, repair: bool = False) -> list[PackedFrame]:
     """Return the frames that a pack's footer lists.
 
     Args:
-        store_path: The store's directory.
+        packs: The store's packs.
         pack_id: The pack.
         repair: If the footer is damaged, list what the parity or the rest of the pack names.
 
     Raises:
-        CorruptionError: The footer is damaged.
+        CorruptionError: The footer is damaged, or the pack is gone.
         UnknownFormatError: It lists frames of a later version.
     """
-    path = pack_path(store_path, pack_id)
     try:
-        with store_faults("read", path):
-            fd = open_regular(path)
-            try:
-                return (
-                    repaired_frames(store_path, pack_id, fd) if repair else read_footer(fd, pack_id)
-                )
-            finally:
-                os.close(fd)
+        opened = packs.open(pack_id)
+        if not repair:
+            return footer_of(opened, pack_id)
+        if opened.fd < 0:
+            return list(walked_frames(opened))
+        with store_faults("read", opened.name):
+            return repaired_frames(_store_of(opened), pack_id, opened.fd)
     except UnknownFormatError as error:
         raise UnknownFormatError(
             f"pack {pack_id.hex()[:12]}: {error.message}; what it needs can't be known"
         ) from error
+
+
+def _store_of(opened: OpenPack) -> str:
+    return os.path.dirname(os.path.dirname(opened.name))
 
 
 def kept_chunks(
@@ -219,7 +226,7 @@ def kept_chunks(
 
 
 def is_fragmented(frame: Frame, kept: list[bool]) -> bool:
-    """Return whether a frame has so much garbage that its other chunks are encoded again."""
+    """Return whether a frame has enough garbage that its other chunks are encoded again."""
     return _dead_plain_bytes(frame, kept) > DEAD_FRACTION * frame.plain_bytes
 
 
@@ -228,14 +235,14 @@ def pack_path(store_path: str, pack_id: PackId) -> str:
     return os.path.join(store_path, layout.PACKS, layout.pack_name(pack_id))
 
 
-def read_payload(fd: int, packed: PackedFrame) -> bytes:
+def read_payload(opened: OpenPack, packed: PackedFrame) -> bytes:
     """Read the stored payload of a frame.
 
     Raises:
         CorruptionError: The payload is damaged.
     """
     frame = packed.frame
-    payload = read_at(fd, frame.stored_bytes, packed.offset_bytes + frame.header_bytes)
+    payload = opened.read(frame.stored_bytes, packed.offset_bytes + frame.header_bytes)
     if len(payload) != frame.stored_bytes or checksum(payload) != frame.payload_checksum:
         raise CorruptionError("a frame's payload does not match its checksum")
     return payload
@@ -306,7 +313,7 @@ class _Choice(NamedTuple):
 
 
 def _choose_retained(
-    store_path: str,
+    packs: Packs,
     reader: StoreReader,
     uses: list[PackUsage],
     repeated: set[ChunkId],
@@ -319,10 +326,10 @@ def _choose_retained(
 
     @functools.lru_cache(_ANSWERS_KEPT)
     def is_sound(copy: _Copy) -> bool:
-        return _is_sound(store_path, reader, copy)
+        return _is_sound(packs, reader, copy)
 
     choice = _Choice({}, {})
-    for chunk_id, copies in _copies(store_path, uses, repeated).items():
+    for chunk_id, copies in _copies(packs, uses, repeated).items():
         if len({copy.pack_id for copy in copies}) > 1:
             check()
             chosen = next((copy for copy in _sufficient(copies) if is_sound(copy)), None)
@@ -336,12 +343,12 @@ def _choose_retained(
 
 
 def _copies(
-    store_path: str, uses: list[PackUsage], repeated: set[ChunkId]
+    packs: Packs, uses: list[PackUsage], repeated: set[ChunkId]
 ) -> dict[ChunkId, list[_Copy]]:
     """Return the copies of chunks, first those in packs with the least garbage."""
     copies: dict[ChunkId, list[_Copy]] = {}
     for use in sorted(uses, key=lambda use: (use.dead_fraction, use.pack_id)):
-        for packed in read_frames(store_path, use.pack_id):
+        for packed in read_frames(packs, use.pack_id):
             for chunk_id in repeated.intersection([found for found, _ in packed.frame.chunks]):
                 copies.setdefault(chunk_id, []).append(_Copy(use.pack_id, packed))
     return copies
@@ -358,17 +365,11 @@ def _sufficient(copies: list[_Copy]) -> list[_Copy]:
     return copies if len(delta_bases) == 1 else alone
 
 
-def _is_sound(store_path: str, reader: StoreReader, copy: _Copy) -> bool:
+def _is_sound(packs: Packs, reader: StoreReader, copy: _Copy) -> bool:
     """Return whether every chunk of the frame can be read from this pack, without parity."""
-    path = pack_path(store_path, copy.pack_id)
     frame = copy.packed.frame
     try:
-        with store_faults("read", path):
-            fd = open_regular(path)
-            try:
-                payload = read_payload(fd, copy.packed)
-            finally:
-                os.close(fd)
+        payload = read_payload(packs.open(copy.pack_id), copy.packed)
         delta_bases = [reader.chunk(base, kind=DATA) for base in frame.delta_bases]
         read_chunks(frame, payload, [True] * len(frame.chunks), delta_bases)
     except (CorruptionError, UnknownFormatError):

@@ -40,9 +40,16 @@ _OFFSET_SHIFT: Final = 16
 
 
 class ChunkIndex(Records):
-    """The open chunk index. All methods may be called from any thread."""
+    """The open chunk index. All methods may be called from any thread.
 
-    def add_pack(self, pack_id: PackId, size_bytes: int, frames: Iterable[PackedFrame]) -> None:
+    Attributes:
+        shut: Packs that a prune of another session has condemned. A snapshot that relied on them
+            could lose chunks, so ``known`` leaves theirs out; they can be read all the same.
+    """
+
+    shut: frozenset[PackId] = frozenset()
+
+    def add_pack(self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame]) -> None:
         """Record a pack and its chunks. The pack must be durable before ``commit``.
 
         If the pack was recorded before, the new file replaces a damaged one, so its last check is
@@ -62,9 +69,11 @@ class ChunkIndex(Records):
                 " WHERE name = ? AND what != '')",
                 (pack_id,),
             )
+        if self.shut and pack_id not in self.shut:
+            self._leave_shut_packs(pack_id, frames)
 
     def add_checked_pack(
-        self, pack_id: PackId, size_bytes: int, frames: Iterable[PackedFrame], checked_ns: int
+        self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame], checked_ns: int
     ) -> None:
         """Record a durable pack that was read and found sound at this time, and commit."""
         self.add_pack(pack_id, size_bytes, frames)
@@ -170,25 +179,73 @@ class ChunkIndex(Records):
         with self._lock, self._faults():
             return dict(self._db.execute("SELECT name, size_bytes FROM pack"))
 
+    def _leave_shut_packs(self, pack_id: PackId, frames: Sequence[PackedFrame]) -> None:
+        """Record chunks at their places in this pack if their recorded places are in shut packs.
+
+        A delta with another base stays where it is: its chain could lead back to itself.
+        """
+        chunk_ids = [chunk_id for packed in frames for chunk_id, _ in packed.frame.chunks]
+        places = self.places(chunk_ids)
+        moved = {
+            chunk_id
+            for packed in frames
+            for chunk_id, _ in packed.frame.chunks
+            if chunk_id in places
+            and places[chunk_id].pack_id in self.shut
+            and set(packed.frame.delta_bases) <= set(places[chunk_id].delta_bases)
+        }
+        if moved:
+            self.point(pack_id, frames, moved)
+
     def known(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
-        """Return the chunks that are in a pack with their whole delta chains."""
-        found: set[ChunkId] = set()
+        """Return the chunks that are in a pack with their whole delta chains.
+
+        Those that a snapshot may not rely on, because of ``shut``, are left out.
+        """
+        found = set(chunk_ids)
         deltas: dict[ChunkId, tuple[ChunkId, ...]] = {}
         with self._lock, self._faults():
             for start in range(0, len(chunk_ids), _BATCH):
-                part = chunk_ids[start : start + _BATCH]
+                part = sorted(chunk_ids[start : start + _BATCH])
+                # Most chunks are there and are no deltas: every row that SQLite need not return
+                # saves as much time as the search for its chunk.
                 query = (
-                    "SELECT id, base FROM chunk LEFT JOIN reference USING (id, pack)"  # noqa: S608 - question marks only
-                    f" WHERE id IN ({_marks(len(part))})"
+                    "SELECT column1, chunk.id IS NOT NULL, base"  # noqa: S608 - question marks only
+                    f" FROM (VALUES {_marks(len(part), '(?)')})"
+                    " LEFT JOIN chunk ON chunk.id = column1"
+                    " LEFT JOIN reference ON reference.id = chunk.id"
+                    " AND reference.pack = chunk.pack"
+                    " WHERE chunk.id IS NULL OR base IS NOT NULL"
                 )
-                for chunk_id, base in self._db.execute(query, part):
-                    found.add(chunk_id)
-                    if base is not None:
+                # The binding looks for an adapter for each argument that is bytes.
+                arguments = [bytearray(chunk_id) for chunk_id in part]
+                for chunk_id, is_there, base in self._db.execute(query, arguments):
+                    if is_there:
                         deltas[chunk_id] = _bases_of(base)
+                    else:
+                        found.discard(chunk_id)
         if deltas:
             whole = self._whole_chains(deltas)
             found -= {chunk_id for chunk_id in deltas if chunk_id not in whole}
-        return found
+        return self._in_open_packs(found) if self.shut else found
+
+    def _in_open_packs(self, chunk_ids: set[ChunkId]) -> set[ChunkId]:
+        """Return the chunks that are in no shut pack, and no part of their chains is."""
+        places = wanted = self.places(list(chunk_ids))
+        for _ in range(CHAIN_MAX):
+            bases = {base for place in wanted.values() for base in place.delta_bases}
+            wanted = self.places(list(bases - places.keys()))
+            if not wanted:
+                break
+            places = places | wanted
+        shut = {chunk_id for chunk_id, place in places.items() if place.pack_id in self.shut}
+        while more := {
+            chunk_id
+            for chunk_id, place in places.items()
+            if chunk_id not in shut and not shut.isdisjoint(place.delta_bases)
+        }:
+            shut |= more
+        return chunk_ids - shut
 
     def _whole_chains(self, deltas: Mapping[ChunkId, tuple[ChunkId, ...]]) -> set[ChunkId]:
         """Return the deltas whose chains lead to chunks that are no deltas."""
@@ -216,7 +273,8 @@ class ChunkIndex(Records):
                     " AND reference.pack = chunk.pack"
                     f" WHERE chunk.id IN ({_marks(len(part))})"
                 )
-                self._add_places(self._db.execute(query, part), found)
+                arguments = [bytearray(chunk_id) for chunk_id in part]  # as above
+                self._add_places(self._db.execute(query, arguments), found)
         return found
 
     def chunk_ids(self) -> Iterator[list[tuple[ChunkId, int]]]:
@@ -301,9 +359,12 @@ class ChunkIndex(Records):
     ) -> None:
         """Convert rows; ``Any`` because SQLite returns whatever type the file holds."""
         check = _NUMBERS.pack
+        pack_ids: set[PackId] = set()
         try:
             for chunk_id, pack_id, offset, frame_bytes, start, length, kind, bases in rows:
-                if not _is_id(pack_id) or (bases is not None and not _are_bases(bases)):
+                if pack_id not in pack_ids and _is_id(pack_id):
+                    pack_ids.add(pack_id)
+                if pack_id not in pack_ids or (bases is not None and not _are_bases(bases)):
                     raise IndexDamagedError(
                         f"the chunk index {self._path} has an impossible pack ID"
                     )
@@ -356,5 +417,5 @@ def _bases_of(value: bytes) -> tuple[ChunkId, ...]:
     return tuple([ChunkId(value[at : at + ID_BYTES]) for at in range(0, len(value), ID_BYTES)])
 
 
-def _marks(count: int) -> str:
-    return ",".join("?" * count)
+def _marks(count: int, one: str = "?") -> str:
+    return ",".join([one] * count)

@@ -30,7 +30,7 @@ ON_SCRATCH: Final = ""
 IN_MEMORY: Final = ":memory:"
 """A private database that needs no disk space."""
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _SCHEMA: Final = f"""
 CREATE TABLE pack (
     number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL
@@ -49,12 +49,18 @@ CREATE TABLE pack_check (
     what TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE lost_chunk (id BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE drill (
+    done_ns INTEGER PRIMARY KEY, snapshot TEXT NOT NULL, files INTEGER NOT NULL,
+    restored_bytes INTEGER NOT NULL, restore_s REAL NOT NULL, is_full INTEGER NOT NULL,
+    outcome TEXT NOT NULL
+);
 CREATE TABLE reference (
     id BLOB, pack INTEGER, base BLOB NOT NULL, PRIMARY KEY (id, pack)
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-_BUSY_MS: Final = 10_000
+_BUSY_MS: Final = 60_000
+"""How long to wait for another process, which holds the file for one commit."""
 _STEPS: Final = 100_000
 """Instructions of SQLite's machine between two looks at signals: about 3 milliseconds."""
 
@@ -88,6 +94,12 @@ class Database:
     def close(self) -> None:
         """Close the database; uncommitted changes are lost."""
         self._db.close()
+
+    def begin(self) -> None:
+        """Keep other processes from changing the index until ``commit`` or ``rollback``."""
+        with self._lock, self._faults():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
         """Make all changes durable and visible to other processes."""

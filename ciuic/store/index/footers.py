@@ -12,11 +12,11 @@ from typing import Final
 
 from ciuic.codec import RAW, ZSTD
 from ciuic.ids import ChunkId, PackId
-from ciuic.store.directory.pack_file import listed_frames
 from ciuic.store.format.delta_graph import count_deltas
 from ciuic.store.format.frame import Frame
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.places import ChunkPlace
+from ciuic.store.place.packs import Packs, listed_frames
 from ciuic.store.records.kinds import DATA
 from ciuic.system.hashing import ID_BYTES, data_id
 
@@ -38,14 +38,14 @@ class Listing:
     """The chunks and frames of a store. Frames are numbered in the order of packs and offsets.
 
     Args:
-        store_path: The store's directory.
-        packs: The packs to list. Packs beyond half a million chunks are left out.
+        packs: The store's packs.
+        pack_ids: The packs to list. Packs beyond half a million chunks are left out.
 
     Attributes:
         has_numbers: Some frames contain arrays of numbers.
     """
 
-    def __init__(self, store_path: str, packs: Collection[PackId]) -> None:
+    def __init__(self, packs: Packs, pack_ids: Collection[PackId]) -> None:
         self._packs: list[PackId] = []
         self._pack_numbers = array("I")
         self._offsets = array("Q")
@@ -59,8 +59,8 @@ class Listing:
         self._delta_bases: dict[int, tuple[ChunkId, ...]] = {}
         deltas: dict[ChunkId, int] = {}
         left = _CHUNKS_MAX
-        for pack_id in sorted(packs):
-            frames = listed_frames(store_path, pack_id)
+        for pack_id in sorted(pack_ids):
+            frames = listed_frames(packs, pack_id)
             left -= sum([len(packed.frame.chunks) for packed in frames])
             if left < 0:
                 break
@@ -105,7 +105,7 @@ class Listing:
             self._repeated.update([chunk_id for chunk_id, _ in frame.chunks])
 
     def repeated(self) -> set[ChunkId]:
-        """Return the needed chunks of file content of which there may be several copies."""
+        """Return the needed chunks of file content that may have several copies."""
         return {chunk_id for chunk_id in self._repeated if self._data.get(chunk_id, 0) & _NEEDED}
 
     def _add_deltas(self, deltas: Mapping[ChunkId, int]) -> None:

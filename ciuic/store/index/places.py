@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.format.pack import PackedFrame
 
-__all__ = ["CheckRecord", "ChunkPlace", "Emptied", "Row", "rows_of"]
+__all__ = ["CheckRecord", "ChunkPlace", "DrillRecord", "Emptied", "Row", "rows_of"]
 
 
 class ChunkPlace(NamedTuple):
@@ -43,6 +43,28 @@ class CheckRecord(NamedTuple):
     checked_ns: int
     read_bytes: int
     what: str
+
+
+class DrillRecord(NamedTuple):
+    """When a recovery was practiced, and the result.
+
+    Attributes:
+        done_ns: When the drill ended.
+        snapshot: The full ID of the snapshot.
+        files: How many files came back as the snapshot has them.
+        restored_bytes: How many bytes were restored.
+        restore_s: How long the restore took.
+        is_full: Every path of the snapshot was restored, not a sample.
+        outcome: What went wrong; empty if nothing did.
+    """
+
+    done_ns: int
+    snapshot: str
+    files: int
+    restored_bytes: int
+    restore_s: float
+    is_full: bool
+    outcome: str
 
 
 class Emptied(NamedTuple):

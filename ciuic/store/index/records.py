@@ -1,4 +1,4 @@
-"""What the chunk index records besides packs: snapshots, checks of packs, and lost chunks.
+"""What the chunk index records besides packs: snapshots, checks, lost chunks and drills.
 
 Footers of packs do not contain it, so an index that is rebuilt takes it over from the old file.
 """
@@ -8,15 +8,22 @@ from typing import Any, Final
 
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.store.index.database import SCHEMA_VERSION, Database, IndexDamagedError, uri_quoted
-from ciuic.store.index.places import CheckRecord
+from ciuic.store.index.places import CheckRecord, DrillRecord
 
 __all__ = ["Records"]
 
-_TABLES: Final = ("snapshot", "pack_check", "lost_chunk")
+_TABLES: Final = ("snapshot", "pack_check", "lost_chunk", "drill")
+_DRILLS_KEPT: Final = 200
 
 
 class Records(Database):
-    """The records in the open database."""
+    """The records in the open database.
+
+    Attributes:
+        has_dropped: The places of chunks were dropped since the database was opened.
+    """
+
+    has_dropped = False
 
     def adopt(self, path: str) -> None:
         """Copy the records of another chunk index into this one.
@@ -38,6 +45,7 @@ class Records(Database):
     def drop_chunks(self, chunk_ids: Sequence[ChunkId]) -> None:
         """Forget the places of damaged chunks, so that the next writer stores them again."""
         rows = [(chunk_id,) for chunk_id in chunk_ids]
+        self.has_dropped = True
         with self._lock, self._faults():
             self._db.executemany("DELETE FROM chunk WHERE id = ?", rows)
             self._db.executemany("INSERT OR IGNORE INTO lost_chunk VALUES (?)", rows)
@@ -79,6 +87,27 @@ class Records(Database):
             case (bytes(), int(checked_ns), int(read_bytes), str(what)):
                 return CheckRecord(checked_ns, read_bytes, what)
         raise IndexDamagedError(f"the chunk index {self._path} has an impossible check of a pack")
+
+    def put_drill(self, drill: DrillRecord) -> None:
+        """Record a drill; the oldest ones are dropped."""
+        with self._lock, self._faults():
+            self._db.execute("INSERT OR REPLACE INTO drill VALUES (?, ?, ?, ?, ?, ?, ?)", drill)
+            self._db.execute(
+                "DELETE FROM drill WHERE done_ns NOT IN"
+                " (SELECT done_ns FROM drill ORDER BY done_ns DESC LIMIT ?)",
+                (_DRILLS_KEPT,),
+            )
+
+    def last_drill(self) -> DrillRecord | None:
+        """Return the newest drill; None if there was none."""
+        with self._lock, self._faults():
+            row = self._db.execute("SELECT * FROM drill ORDER BY done_ns DESC LIMIT 1").fetchone()
+        match row:
+            case None:
+                return None
+            case (int(), str(), int(), int(), float(), 0 | 1, str()):
+                return DrillRecord(*row)
+        raise IndexDamagedError(f"the chunk index {self._path} has an impossible drill")
 
     def snapshots(self) -> dict[SnapshotId, tuple[int, int, bytes]]:
         """Return file size, file mtime and encoded summary of every recorded snapshot."""

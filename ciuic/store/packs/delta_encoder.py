@@ -1,4 +1,4 @@
-"""Encodes chunks as deltas: chooses the older version that is the delta base.
+"""Encodes chunks as deltas: offers older versions as delta bases, from which ``codec`` chooses.
 
 The candidates are the chunk's previous version and that version's own delta chain. The nearest
 version is the most similar one. If reading it is too costly, its own base may do: it is less
@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId
 from ciuic.store.format.frame import Frame, encode_delta_frame
+from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records.kinds import DATA
@@ -82,11 +83,13 @@ class DeltaEncoder:
         reader: Reads older versions.
         chain_cost: The limit on stored bytes that are read to decode a chunk, in multiples of
             what the chunk takes alone; up to 1: no deltas.
+        index: Says whether a prune has condemned the pack of an older version.
     """
 
-    def __init__(self, reader: StoreReader, chain_cost: float) -> None:
+    def __init__(self, reader: StoreReader, chain_cost: float, index: ChunkIndex) -> None:
         self._reader = reader
         self._chain_cost = chain_cost
+        self._index = index
 
     @property
     def is_enabled(self) -> bool:
@@ -110,6 +113,8 @@ class DeltaEncoder:
         previous_id = previous.of(chunk_id)
         chain = self._reader.chain(previous_id) if previous_id else None
         if chain is None or chain[0].length_bytes != len(plain):
+            return None
+        if self._index.shut and not self._index.known([previous_id]):
             return None
         versions = self._candidates(previous_id, chain)
         bases = [(version.chunk_id, version) for version in versions]

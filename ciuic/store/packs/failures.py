@@ -1,8 +1,10 @@
-"""What a reader does when it is asked again for a chunk that it could not read."""
+"""How a read of a chunk fails, and what a reader does when it is asked for the chunk again."""
 
+from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId
+from ciuic.store.records.kinds import CHAIN_MAX
 
-__all__ = ["RememberFailures", "RetryFailures"]
+__all__ = ["ChainTooLongError", "Descent", "LostBaseError", "RememberFailures", "RetryFailures"]
 
 
 class RetryFailures:
@@ -36,3 +38,37 @@ class RememberFailures:
     def note(self, chunk_id: ChunkId, why: str) -> None:
         """Remember that a chunk could not be read."""
         self._why[chunk_id] = why
+
+
+class ChainTooLongError(CorruptionError):
+    """The delta chain is too long; another copy of the chunk would not help."""
+
+    def __init__(
+        self,
+        message: str = f"its delta chain has more than {CHAIN_MAX} deltas",
+        *,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+
+
+class LostBaseError(CorruptionError):
+    """A delta base can't be read. The message names the end of the delta chain, and why."""
+
+
+class Descent:
+    """The state of one read, from a chunk down its delta chain. No chunk is searched for twice.
+
+    Attributes:
+        depth: Deltas that were counted before the chunk that is being read: those above it, and
+            those below the delta bases that were read before it.
+        links: Deltas that the frame that was read last takes, itself included.
+        lost: Chunks that could not be read.
+        is_below: The delta base failed and not the frame, which may be sound.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.links = 0
+        self.lost: set[ChunkId] = set()
+        self.is_below = False

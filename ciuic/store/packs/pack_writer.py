@@ -1,6 +1,6 @@
 """Writes a pack to a temporary file, past the page cache.
 
-The file is written with O_DIRECT from one buffer that is reused. Buffered writes would fill the
+The file is written with O_DIRECT from buffers that are reused. Buffered writes would fill the
 page cache with packs that are not read soon, evict the training's data, and take three times as
 long (decision 0004). File systems that refuse O_DIRECT get ordinary writes. The pack's parity is
 computed from the same buffer, as reading the pack back would take longer.
@@ -37,6 +37,9 @@ _SHORTER: Final = 0.95
 """A pack may be this part of the expected length; its parity then takes a little more of it."""
 
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
+_UNLOCKED_BYTES: Final = 64 * 1024
+"""From this length on, bytes are copied without the interpreter's lock, so that other threads run;
+for fewer, giving the lock away and taking it again takes longer than the copy."""
 _ALIGNMENT: Final = 4096
 """A multiple of every logical block size in use; see "O_DIRECT" in open(2)."""
 _buffers: Final = BufferPool(_BUFFER_BYTES)
@@ -87,7 +90,7 @@ class PackFile:
         self._helper = helper
         self._writing: Future[None] | None = None
         self._buffer = _buffers.take()
-        self._other = _buffers.take() if helper is not None else None
+        self._other: mmap.mmap | None = None
         self._filled = 0
         self._flushed_bytes = 0
         self._is_direct = _set_direct(self.fd, on=True)
@@ -167,26 +170,37 @@ class PackFile:
         self.size_bytes += len(view)
         while view:
             count = min(len(view), _BUFFER_BYTES - self._filled)
-            self._buffer[self._filled : self._filled + count] = view[:count]
+            self._copy(view[:count])
             self._filled += count
             view = view[count:]
             if self._filled == _BUFFER_BYTES:
                 self._flush()
 
+    def _copy(self, data: memoryview) -> None:
+        """Copy bytes into the buffer, which has room for them."""
+        compiled = core() if len(data) >= _UNLOCKED_BYTES else None
+        if compiled is not None:
+            compiled.functions.copy(self._buffer, self._filled, data)
+        else:
+            self._buffer[self._filled : self._filled + len(data)] = data
+
     def _flush_tail(self) -> None:
         """Write the rest, padded to whole blocks, and truncate the padding."""
-        if self._filled:
-            self._flush()
         self._settle()
+        if self._filled:
+            self._write_out(self._buffer, self._filled)
+            self._filled = 0
         os.ftruncate(self.fd, self.size_bytes)
 
     def _flush(self) -> None:
         """Write the buffer; it may be filled again when this returns."""
         self._settle()
         length, self._filled = self._filled, 0
-        if self._helper is None or self._other is None:
+        if self._helper is None:
             self._write_out(self._buffer, length)
             return
+        if self._other is None:
+            self._other = _buffers.take()
         self._writing = self._helper.submit(self._write_out, self._buffer, length)
         self._buffer, self._other = self._other, self._buffer
 

@@ -1,6 +1,7 @@
 """Reads chunks: locates, reads, decodes and checks them.
 
-This module returns only bytes that hash to the requested ID. If the chunk index does not know a
+A chunk is returned only if it hashes to the requested ID; the chunks of a whole frame (``frame``)
+are checked by its caller. If the chunk index does not know a
 chunk or names a wrong place, the packs themselves are searched (``locator``). A damaged frame is
 read with the help of its pack's parity; the file on the disk stays as it is.
 """
@@ -29,11 +30,18 @@ from ciuic.store.format.frame import (
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import ChunkPlace
-from ciuic.store.packs.failures import RememberFailures, RetryFailures
+from ciuic.store.packs.failures import (
+    ChainTooLongError,
+    Descent,
+    LostBaseError,
+    RememberFailures,
+    RetryFailures,
+)
 from ciuic.store.packs.frame_cache import FrameCache
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.packs.locator import Locator, Places
 from ciuic.store.packs.open_packs import OpenPacks
+from ciuic.store.place.packs import Packs
 from ciuic.store.records.kinds import CHAIN_MAX, DATA, check_chunk
 from ciuic.system.hashing import data_id
 
@@ -42,40 +50,12 @@ __all__ = ["StoreReader"]
 _TOO_LONG_MAX: Final = 100_000
 
 
-class _ChainTooLongError(CorruptionError):
-    """The delta chain is too long; another copy of the chunk would not help."""
-
-    def __init__(self) -> None:
-        super().__init__(f"its delta chain has more than {CHAIN_MAX} deltas")
-
-
-class _LostBaseError(CorruptionError):
-    """A delta base can't be read. The message names the end of the delta chain, and why."""
-
-
-class _Descent:
-    """The state of one read, from a chunk down its delta chain. No chunk is searched for twice.
-
-    Attributes:
-        depth: Deltas that were counted before the chunk that is being read: those above it, and
-            those below the delta bases that were read before it.
-        links: Deltas that the frame that was read last takes, itself included.
-        lost: Chunks that could not be read.
-        is_below: The delta base failed and not the frame, which may be sound.
-    """
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.links = 0
-        self.lost: set[ChunkId] = set()
-        self.is_below = False
-
-
 class StoreReader:
     """Reads chunks of one store. All methods may be called from any thread.
 
     Args:
-        store_path: The store's directory.
+        store_path: The store's directory, which has the parity.
+        packs: The store's packs.
         index: Opens the chunk index; called when it is first needed.
         index_from_packs: Builds an index from the packs alone, without the given packs.
         list_pack: Returns the frames that a pack lists, after one of them could not be read.
@@ -90,6 +70,7 @@ class StoreReader:
     def __init__(
         self,
         store_path: str,
+        packs: Packs,
         index: Callable[[], Places],
         index_from_packs: Callable[[Collection[PackId]], Places],
         *,
@@ -98,17 +79,19 @@ class StoreReader:
     ) -> None:
         self.failures: RetryFailures | RememberFailures = RetryFailures()
         self._store_path = store_path
-        self._packs = OpenPacks(store_path, passing=passing)
+        self._packs = OpenPacks(packs, passing=passing)
         self._listed = ListedFrames(list_pack)
         self._locator = Locator(self._packs, index, index_from_packs, self._listed)
         self.damaged: dict[tuple[PackId, int], str] = {}
         self._cache = FrameCache()
+        self._expected: Mapping[ChunkId, ChunkPlace] = {}
         self._too_long: set[ChunkId] = set()
 
     def close(self) -> None:
         """Close the packs and clear the cache."""
         self._packs.close()
         self._cache.clear()
+        self._expected = {}
 
     def node(self, kind: int, node_id: ChunkId) -> bytes:
         """Read and check a tree or recipe node.
@@ -130,8 +113,8 @@ class StoreReader:
             CorruptionError: The chunk, or a chunk of its delta chain, is missing or damaged.
         """
         try:
-            return self._chunk(chunk_id, kind, repair=repair, descent=_Descent())
-        except _ChainTooLongError:
+            return self._chunk(chunk_id, kind, repair=repair, descent=Descent())
+        except ChainTooLongError:
             # A delta against this chunk can then fail without reading the chain.
             if len(self._too_long) < _TOO_LONG_MAX:
                 self._too_long.add(chunk_id)
@@ -141,6 +124,21 @@ class StoreReader:
             if repair:
                 self.failures.note(chunk_id, error.message)
             raise
+
+    def read_into(self, chunk_id: ChunkId, out: memoryview) -> bool:
+        """Read and check a chunk that ``expect`` was told of: see ``read_straight``.
+
+        Args:
+            chunk_id: The chunk, of file content.
+            out: Memory for exactly the chunk. Its content is arbitrary if this returns False.
+
+        Returns:
+            Whether ``out`` has the chunk. If not, ``chunk`` repairs it or says what is wrong.
+        """
+        # Imported here: only a training program reads into its own memory.
+        from ciuic.store.packs.straight import read_straight
+
+        return read_straight(self._packs, self._expected, chunk_id, out)
 
     def chain(self, chunk_id: ChunkId) -> list[ChunkPlace] | None:
         """Return the places of a chunk and of its delta chain, in order.
@@ -237,19 +235,22 @@ class StoreReader:
         return False
 
     def _chunk(
-        self, chunk_id: ChunkId, kind: int, *, repair: bool, descent: _Descent
+        self, chunk_id: ChunkId, kind: int, *, repair: bool, descent: Descent
     ) -> bytes | memoryview:
         failure = self.failures.get(chunk_id)
         if failure is not None:
             raise CorruptionError(failure)
-        place = self.places([chunk_id]).get(chunk_id)
+        place = self._expected.get(chunk_id)
+        # A prune may have moved it since. From a pack that is open, it can be read all the same.
+        if place is None or not self._packs.is_open(place.pack_id):
+            place = self.places([chunk_id]).get(chunk_id)
         if place is None:
             raise ChunkMissingError(f"chunk {chunk_id.hex()[:12]} is in no pack")
         tried: dict[ChunkPlace, str] = {}
         while True:
             try:
                 found = self._checked(chunk_id, kind, place, repair=repair, descent=descent)
-            except _ChainTooLongError:
+            except ChainTooLongError:
                 raise
             except (CorruptionError, UnknownFormatError) as error:
                 tried[place] = "" if descent.is_below else error.message
@@ -288,9 +289,24 @@ class StoreReader:
                 raise
             return packed.frame
 
-    def expect(self, places: Iterable[ChunkPlace]) -> None:
+    def read_ahead(self, places: Iterable[ChunkPlace]) -> None:
         """Read frames ahead: see ``OpenPacks.expect``."""
         self._packs.expect(places)
+
+    def expect(self, places: Mapping[ChunkId, ChunkPlace]) -> None:
+        """Prepare for reading these chunks: read ahead, and look up their delta chains at once.
+
+        A look-up for each chunk of each chain costs more than decoding a small chunk.
+        """
+        self._packs.expect(places.values())
+        known = dict(places)
+        for _ in range(CHAIN_MAX):
+            below = {base for place in known.values() for base in place.delta_bases} - known.keys()
+            found = self.places(list(below)) if below else {}
+            if not found:
+                break
+            known |= found
+        self._expected = known
 
     def frame(
         self, place: ChunkPlace, *, repair: bool = True, keep: bool = False, header_id: bytes = b""
@@ -306,7 +322,7 @@ class StoreReader:
         Raises:
             CorruptionError: The frame or its delta base is missing or damaged.
         """
-        descent = _Descent()
+        descent = Descent()
         frame, plain = self._frame(
             place, repair=repair, in_place=not repair, descent=descent, header_id=header_id
         )
@@ -319,7 +335,7 @@ class StoreReader:
         place: ChunkPlace,
         *,
         repair: bool,
-        descent: _Descent,
+        descent: Descent,
         in_place: bool = False,
         header_id: bytes = b"",
     ) -> tuple[Frame, bytes | memoryview]:
@@ -343,9 +359,9 @@ class StoreReader:
                 if found is None:
                     raise
                 return found
-        except (ChunkMissingError, _ChainTooLongError):
+        except (ChunkMissingError, ChainTooLongError):
             raise
-        except _LostBaseError as error:
+        except LostBaseError as error:
             if descent.depth:
                 raise  # for the frame at the beginning of the chain to name
             raise CorruptionError(f"{where}: {error.message}") from error
@@ -353,7 +369,7 @@ class StoreReader:
             raise CorruptionError(f"{where}: {error.message}") from error
 
     def _by_list(
-        self, place: ChunkPlace, why: str, *, repair: bool, descent: _Descent
+        self, place: ChunkPlace, why: str, *, repair: bool, descent: Descent
     ) -> tuple[Frame, bytes | memoryview] | None:
         """Read a frame by the pack's list; None if the list does not help.
 
@@ -380,7 +396,7 @@ class StoreReader:
             self.damaged.setdefault((place.pack_id, place.offset_bytes), why)
 
     def _decoded(
-        self, place: ChunkPlace, raw: bytes, *, repair: bool, descent: _Descent
+        self, place: ChunkPlace, raw: bytes, *, repair: bool, descent: Descent
     ) -> tuple[Frame, bytes | memoryview]:
         """Decode the stored bytes of a frame, reading its delta base if it is a delta."""
         if len(raw) != place.frame_bytes:
@@ -393,7 +409,7 @@ class StoreReader:
         return frame, decode_frame(frame, data[frame.header_bytes :], *bases)
 
     def _delta_bases(
-        self, frame: Frame, *, repair: bool, descent: _Descent
+        self, frame: Frame, *, repair: bool, descent: Descent
     ) -> list[bytes | memoryview]:
         """Read the delta bases of a frame. Each delta below counts as often as it is reached."""
         descent.links = 0
@@ -412,7 +428,7 @@ class StoreReader:
         return found
 
     def _checked(
-        self, chunk_id: ChunkId, kind: int, place: ChunkPlace, *, repair: bool, descent: _Descent
+        self, chunk_id: ChunkId, kind: int, place: ChunkPlace, *, repair: bool, descent: Descent
     ) -> bytes | memoryview:
         cached = self._cache.get(place, repair=repair)
         if cached is not None:
@@ -421,45 +437,47 @@ class StoreReader:
             _, plain = self._frame(place, repair=repair, descent=descent)
             self._cache.put(place, plain, descent.links)
         if descent.depth + descent.links > CHAIN_MAX:
-            raise _ChainTooLongError
+            raise ChainTooLongError
         part = memoryview(plain)[place.start_bytes : place.start_bytes + place.length_bytes]
         check_chunk(kind, chunk_id, part)
         return part
 
     def _delta_base(
-        self, chunk_id: ChunkId, *, repair: bool, descent: _Descent
+        self, chunk_id: ChunkId, *, repair: bool, descent: Descent
     ) -> bytes | memoryview:
         descent.depth += 1
         try:
             if descent.depth > CHAIN_MAX or chunk_id in self._too_long:
-                raise _ChainTooLongError
+                raise ChainTooLongError
             if chunk_id in descent.lost:
                 raise ChunkMissingError(f"chunk {chunk_id.hex()[:12]} is lost")
             return self._chunk(chunk_id, DATA, repair=repair, descent=descent)
-        except (_ChainTooLongError, UnknownFormatError):
+        except (ChainTooLongError, UnknownFormatError):
             descent.is_below = True
             raise
         except CorruptionError as error:
             descent.lost.add(chunk_id)
             descent.is_below = True
-            if isinstance(error, _LostBaseError):
+            if isinstance(error, LostBaseError):
                 raise
-            raise _LostBaseError(f"its delta base can't be read: {error.message}") from error
+            raise LostBaseError(f"its delta base can't be read: {error.message}") from error
         finally:
             descent.depth -= 1
 
     def _repaired(
-        self, place: ChunkPlace, *, descent: _Descent
+        self, place: ChunkPlace, *, descent: Descent
     ) -> tuple[Frame, bytes | memoryview] | None:
         """Restore a damaged frame with the pack's parity; None if parity cannot restore it."""
         # Imported late: every command imports this module, and parity is for damage alone.
         from ciuic.store.parity.rebuild import open_parity_reader
 
         pack = self._packs.get(place.pack_id)
+        if pack.fd < 0:
+            return None
         # If parity can't be read either, the caller reports the damage of the frame.
         with contextlib.suppress(StoreError):
             with (
-                store_faults("read", pack.path),
+                store_faults("read", pack.name),
                 open_parity_reader(self._store_path, place.pack_id, pack.fd) as reader,
             ):
                 raw = reader.read(place.frame_bytes, place.offset_bytes)

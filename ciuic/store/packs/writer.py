@@ -1,6 +1,7 @@
 """Adds chunks to a store: deduplicate, encode, fill packs, seal them, and sync before a commit.
 
     caller's threads: look up, encode  ->  one thread: append to packs  ->  one thread: seal
+                                           one thread: parity, write full buffers
 
 Order of durable writes, on which every guarantee rests (docs/format.md, "Write order"):
 
@@ -18,12 +19,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
 
-from ciuic.errors import StoreError
+from ciuic.errors import CorruptionError, StoreError
 from ciuic.ids import ChunkId, PackId, SessionId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.format.frame import CHUNKS_MAX, Frame, encode_frame
+from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.packs.delta_encoder import DeltaEncoder, PreviousVersions
 from ciuic.store.packs.frame_queue import FrameQueue
@@ -31,13 +34,15 @@ from ciuic.store.packs.pack_writer import TOGETHER_BYTES, PackFile
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.parity.parity_writer import write_parity
 from ciuic.store.records import layout
-from ciuic.store.records.kinds import DATA, chunk_id_of
+from ciuic.store.records.kinds import ALONE_BYTES, DATA, chunk_id_of
 from ciuic.system import durable, nofollow
 from ciuic.system.buffers import give_back_holes
 
 __all__ = [
-    "ALONE_BYTES",
     "CHAIN_COST_DEFAULT",
+    "QUEUE_BYTES_DEFAULT",
+    "DirectoryOutlet",
+    "PackOutlet",
     "StoreWriter",
     "WriteTotals",
     "publish_pack",
@@ -46,15 +51,14 @@ __all__ = [
 
 CHAIN_COST_DEFAULT: Final = 3.0
 _NODE_GROUP_BYTES: Final = 256 * 1024
-_QUEUE_BYTES: Final = 16 * 1024 * 1024
+QUEUE_BYTES_DEFAULT: Final = 16 * 1024 * 1024
 _SEALING_MAX: Final = 2
 """The most packs that wait for their fsync; more would only let a slow disk fill the memory."""
 _TRANSACTION_PACKS: Final = 16
 """Packs in a transaction of the chunk index: a killed run loses only their index rows."""
-
-ALONE_BYTES: Final = 64 * 1024
-"""A chunk of this length gets a frame of its own: after other chunks, its numbers would not be
-aligned, and byte planes would not find them."""
+_WAITING_PACKS: Final = 2
+"""Up to this many packs are recorded after the snapshot's commit, in one transaction with its row.
+SQLite keeps that many rows in memory, and locks out no reader."""
 
 Chunks = Sequence[tuple[ChunkId, bytes | memoryview]]
 
@@ -101,16 +105,47 @@ def sync_packs(store_path: str) -> None:
                 durable.sync_directory(directory)
 
 
+class PackOutlet(Protocol):
+    """Where completed packs go."""
+
+    def publish(self, pack: PackFile, pack_id: PackId) -> None:
+        """Give a completed pack its name; it is durable after ``sync``."""
+
+    def sync(self) -> None:
+        """Make all published packs durable under their names."""
+
+
+class DirectoryOutlet:
+    """Packs become files in the store's directory. See ``PackOutlet``."""
+
+    def __init__(self, store_path: str) -> None:
+        self._store_path = store_path
+
+    def publish(self, pack: PackFile, pack_id: PackId) -> None:
+        """See ``publish_pack``."""
+        publish_pack(self._store_path, pack, pack_id)
+
+    def sync(self) -> None:
+        """See ``sync_packs``."""
+        sync_packs(self._store_path)
+
+
 class StoreWriter:
-    """Adds chunks to a store whose write lock is held.
+    """Adds chunks to a store that is open for writing.
+
+    Other processes may add to the store at the same time. So the chunk index is changed in short
+    transactions only: packs are recorded when they are durable, several together.
 
     Args:
-        store_path: The store's directory.
+        store_path: The store's directory, for temporary files.
         index: Its chunk index.
+        output: Gives packs their names.
         parity: The share of each pack that its parity takes; 0: none is written.
+        joins_small: Small chunks of a snapshot are joined with its trees in one pack.
         reader: Reads delta bases; closed at the end.
         chain_cost: See ``DeltaEncoder``.
         session_id: The session, which the packs name as their writer.
+        queue_bytes: How many encoded bytes may wait to be written.
 
     ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort``
     the writer cannot be used any more.
@@ -120,27 +155,33 @@ class StoreWriter:
         self,
         store_path: str,
         index: ChunkIndex,
+        output: PackOutlet,
         *,
         parity: float,
+        joins_small: bool,
         reader: StoreReader,
         chain_cost: float,
         session_id: SessionId,
+        queue_bytes: int = QUEUE_BYTES_DEFAULT,
     ) -> None:
-        self._store_path = store_path
+        self._output = output
         self._parity = parity
+        self._joins_small = joins_small
         self._session_id = session_id
         self._reader = reader
-        self._deltas = DeltaEncoder(reader, chain_cost)
+        self._deltas = DeltaEncoder(reader, chain_cost, index)
         self._temporary = os.path.join(store_path, layout.TEMPORARY)
         self._index = index
         self._lock = threading.Lock()
         self._pending: set[ChunkId] = set()
+        self._sealed: list[tuple[PackId, int, list[PackedFrame]]] = []
         self._groups: dict[int, list[tuple[ChunkId, bytes | memoryview]]] = {}
         self._group_bytes: dict[int, int] = {}
         self._failure: BaseException | None = None
-        self._queue = FrameQueue(_QUEUE_BYTES)
+        self._queue = FrameQueue(queue_bytes)
         self._sealing: queue.Queue[PackFile | None] = queue.Queue(_SEALING_MAX)
         self._open: dict[bool, PackFile] = {}
+        self._helper = ThreadPoolExecutor(1, "write")
         self.totals = WriteTotals()
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
@@ -197,6 +238,8 @@ class StoreWriter:
             StoreError: The store failed, now or earlier.
         """
         node_id = chunk_id_of(kind, plain)
+        if self._index.has_dropped:
+            self._drop_if_damaged(kind, node_id)
         if not self._claim([(node_id, plain)]):
             return node_id
         full = None
@@ -211,6 +254,15 @@ class StoreWriter:
         if full:
             self._enqueue(kind, full)
         return node_id
+
+    def _drop_if_damaged(self, kind: int, node_id: ChunkId) -> None:
+        """Have a damaged node stored again. Other nodes of the same frame may be damaged too."""
+        if self._index.known([node_id]):
+            try:
+                self._reader.node(kind, node_id)
+            except CorruptionError:
+                self._index.drop_chunks([node_id])
+                self._index.commit()  # other processes that add wait for an open change
 
     def lacking(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that the store lacks, and that are not on their way into it.
@@ -238,8 +290,13 @@ class StoreWriter:
             self._pending.update([chunk_id for chunk_id, _ in frame.chunks])
         self._put(frame, payload)
 
-    def finish(self) -> WriteTotals:
+    def finish(self, *, index_waits: bool = False) -> WriteTotals:
         """Make all added chunks durable, and record them in the chunk index.
+
+        Args:
+            index_waits: The caller commits the snapshot and then the chunk index. The rows of one
+                or two packs are left to that transaction, whose five syncs would otherwise be made
+                twice. If they are lost, the next writer reads them from the packs.
 
         Raises:
             StoreError: They are not durable; no manifest may refer to them.
@@ -249,14 +306,14 @@ class StoreWriter:
         self._groups = {}
         self._stop_threads()
         self._raise_failure()
-        self._make_durable()
+        self._make_durable(index=not index_waits or self.totals.packs > _WAITING_PACKS)
         self._reader.close()
         return self.totals
 
     def abort(self) -> None:
         """End without a commit; sealed packs stay, and the next run reuses them."""
         if self._failure is None:
-            self._failure = StoreError("the run was given up")
+            self._failure = StoreError("the snapshot was abandoned")
         self._stop_threads()
         self._reader.close()
         # The run ends with an error already; a second one would only hide it.
@@ -322,10 +379,10 @@ class StoreWriter:
     def _join_small(self) -> None:
         """Put the data and nodes of a small snapshot into one pack.
 
-        Not without parity: damage would then hit both data and trees.
+        Not in a directory without parity: damage would then hit both data and trees.
         """
         data, nodes = self._open.get(True), self._open.get(False)
-        if not self._parity or data is None or nodes is None:
+        if not self._joins_small or data is None or nodes is None:
             return
         if data.size_bytes + nodes.size_bytes <= TOGETHER_BYTES:
             with store_faults("write to", self._temporary):
@@ -338,7 +395,9 @@ class StoreWriter:
         with store_faults("write to", self._temporary):
             pack = self._open.get(is_data)
             if pack is None:
-                pack = PackFile(self._temporary, self._session_id, parity=self._parity)
+                pack = PackFile(
+                    self._temporary, self._session_id, parity=self._parity, helper=self._helper
+                )
                 self._open[is_data] = pack
             pack.add(frame, payload)
         if pack.is_full:
@@ -363,22 +422,29 @@ class StoreWriter:
     def _seal(self, pack: PackFile) -> None:
         with store_faults("write to", self._temporary):
             pack_id = pack.complete()
-        publish_pack(self._store_path, pack, pack_id)
-        self._index.add_pack(pack_id, pack.size_bytes, pack.frames)
+        self._output.publish(pack, pack_id)
+        self._sealed.append((pack_id, pack.size_bytes, pack.frames))
         with self._lock:
             self.totals.stored_bytes += pack.size_bytes
             self.totals.packs += 1
-            for packed in pack.frames:
-                self._pending.difference_update([chunk for chunk, _ in packed.frame.chunks])
 
-    def _make_durable(self) -> None:
-        sync_packs(self._store_path)
-        self._index.commit()
+    def _make_durable(self, *, index: bool = True) -> None:
+        self._output.sync()
+        sealed, self._sealed = self._sealed, []
+        for pack_id, size_bytes, frames in sealed:
+            self._index.add_pack(pack_id, size_bytes, frames)
+        if index:
+            self._index.commit()
+        with self._lock:
+            for _, _, frames in sealed:
+                for packed in frames:
+                    self._pending.difference_update([chunk for chunk, _ in packed.frame.chunks])
 
     def _stop_threads(self) -> None:
         self._queue.end()
         for thread in self._threads:
             thread.join()
+        self._helper.shutdown()
 
     def _run(self, work: Callable[[], None]) -> None:
         """Run one thread's work; after a failure, drain its queue so that no caller hangs."""

@@ -1,11 +1,9 @@
 """Opens the place that a store's address names: a path, or a URL of an object store."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
@@ -13,43 +11,16 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from ciuic.errors import UsageError
 from ciuic.store.place.credentials import find_access_key
 from ciuic.store.place.directory import DirectoryPlace
-from ciuic.store.place.keys import is_key
+from ciuic.store.place.location import PlaceOptions, split_address
 from ciuic.store.place.objects import Clients, ObjectPlace
 from ciuic.store.place.place import Place
-from ciuic.store.place.retries import PATIENCE_S
 from ciuic.system.clock import Clock
 
-__all__ = ["PlaceOptions", "open_place"]
+__all__ = ["open_place"]
 
-_SCHEMES: Final = ("s3", "gs", "az", "file")
-_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
-_QUICK_S: Final = 30
 _CONNECT_S: Final = 10
 _PAUSE_S: Final = 30
 _BULK_S: Final = 600
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceOptions:
-    """How to reach an object store; a directory needs none of it.
-
-    Attributes:
-        endpoint: URL of the server; empty: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, or the
-            service of the URL's scheme.
-        region: Region of the bucket; empty: ``AWS_REGION`` or ``us-east-1``.
-        credentials_file: A file with credentials; empty: the usual environment variables and
-            files. For S3, the format of ``~/.aws/credentials``; for Google, a key in JSON.
-        path_style: The bucket is a part of the path, not of the host's name.
-        patience_s: No attempt of a request begins later than this after the first one.
-        quick_s: The time limit of a small request.
-    """
-
-    endpoint: str = ""
-    region: str = ""
-    credentials_file: str = ""
-    path_style: bool = True
-    patience_s: float = PATIENCE_S
-    quick_s: float = _QUICK_S
 
 
 def open_place(
@@ -75,7 +46,7 @@ def open_place(
     options = options or PlaceOptions()
     if address.startswith("/"):
         return DirectoryPlace(address, clock=clock)
-    url = _split(address)
+    url = split_address(address)
     if url.scheme == "file":
         return DirectoryPlace(url.path, clock=clock)
     prefix = url.path.strip("/")
@@ -89,48 +60,6 @@ def open_place(
         ) from None
     name = f"{url.scheme}://{url.netloc}/{prefix}"
     return ObjectPlace(name, clients, clock=clock, patience_s=options.patience_s)
-
-
-def _split(address: str) -> SplitResult:
-    hint = "Write a path, or s3://bucket/prefix, gs://bucket/prefix or az://container/prefix."
-    try:
-        url = urlsplit(address)
-    except ValueError:
-        raise UsageError("the store's address is not a URL", hint=hint) from None
-    if "@" in address and url.scheme != "file":
-        # The address is not quoted: it holds a password, which may have any character.
-        raise UsageError(
-            "the store's address holds a user name or a password",
-            hint="Leave them out, and name a credentials file.",
-        )
-    if not url.scheme or url.scheme not in _SCHEMES:
-        scheme = f"'{url.scheme}:' is not a kind of store" if url.scheme else "a relative path"
-        raise UsageError(f"the store's address {address!r}: {scheme}", hint=hint)
-    if url.query or url.fragment:
-        raise UsageError(
-            f"the store's address {address.partition('?')[0].partition('#')[0]!r} is followed"
-            " by '?' or '#'",
-            hint="Leave that part out; the configuration has keys for options.",
-        )
-    if url.scheme == "file":
-        if url.netloc or not url.path.startswith("/"):
-            raise UsageError(
-                f"the store's address {address!r} names another machine",
-                hint="Write three slashes: file:///path.",
-            )
-        return url
-    if not _BUCKET.fullmatch(url.netloc):
-        # Not quoted: a user may have put a key there.
-        raise UsageError(
-            f"the store's address has no valid bucket name after '{url.scheme}://'", hint=hint
-        )
-    prefix = url.path.strip("/")
-    if prefix and not is_key(prefix):
-        raise UsageError(
-            f"the store's address {address!r} has a prefix with a forbidden character or '..'",
-            hint="Use letters, digits, '.', '_', '-' and '/'.",
-        )
-    return url
 
 
 def _clients(

@@ -9,7 +9,7 @@ from ciuic.store.place.place import ByteRange
 __all__ = ["Merged", "merged_ranges"]
 
 _GAP_BYTES_MAX: Final = 512 * 1024
-"""Reading this much in vain takes about as long as a request of its own."""
+"""Reading this many unneeded bytes takes about as long as a request of its own."""
 _LENGTH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Larger reads are not faster, and several requests run at once."""
 

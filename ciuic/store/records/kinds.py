@@ -6,13 +6,25 @@ from ciuic.errors import DigestError
 from ciuic.ids import ChunkId
 from ciuic.system.hashing import data_id, node_id
 
-__all__ = ["CHAIN_MAX", "DATA", "KINDS", "RECIPE", "TREE", "check_chunk", "chunk_id_of"]
+__all__ = [
+    "ALONE_BYTES",
+    "CHAIN_MAX",
+    "DATA",
+    "KINDS",
+    "RECIPE",
+    "TREE",
+    "check_chunk",
+    "chunk_id_of",
+]
 
 DATA: Final = 1
 RECIPE: Final = 2
 TREE: Final = 3
 KINDS: Final = {DATA: "data", RECIPE: "recipe", TREE: "tree"}
 
+ALONE_BYTES: Final = 64 * 1024
+"""A chunk of this length gets a frame of its own: after other chunks, its numbers would not be
+aligned, and byte planes would not find them."""
 CHAIN_MAX: Final = 64
 """The most deltas in a delta chain."""
 

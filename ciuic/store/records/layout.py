@@ -4,14 +4,18 @@ import os
 import re
 from typing import Final
 
-from ciuic.ids import PackId, SnapshotId
+from ciuic.ids import PackId, SessionId, SnapshotId
 
 __all__ = [
+    "ADD_LOCK",
+    "CACHE",
     "CATALOG",
     "CATALOG_SUFFIXES",
+    "CONDEMNED",
     "CONTROL_SOCKET",
     "DAEMON_LOCK",
     "HEADER",
+    "LEASES",
     "MARKS",
     "MARK_NUMBER_MAX",
     "PACKS",
@@ -23,7 +27,7 @@ __all__ = [
     "RETIRED",
     "SNAPSHOTS",
     "TEMPORARY",
-    "TRASH",
+    "VERDICTS",
     "WRITE_LOCK",
     "is_snapshot_id",
     "manifest_name",
@@ -32,30 +36,41 @@ __all__ = [
     "parse_manifest_name",
     "parse_mark_name",
     "parse_pack_name",
+    "parse_retired_name",
+    "parse_session_name",
     "parse_set_aside_name",
+    "retired_name",
+    "session_name",
 ]
 
 HEADER: Final = "ciuic-store.json"
+CACHE: Final = "CACHE"
+"""In a directory that this machine has for a store in a bucket: the store's ID and address."""
 CATALOG: Final = "catalog.sqlite"
 CATALOG_SUFFIXES: Final = ("-journal", "-wal", "-shm")
 """Files that SQLite may use beside a database. ciuic's chunk index has at most the first."""
 WRITE_LOCK: Final = "lock.write"
+ADD_LOCK: Final = "lock.add"
 READ_LOCK: Final = "lock.read"
 DAEMON_LOCK: Final = "daemon.lock"
+CONDEMNED: Final = "condemned"
 CONTROL_SOCKET: Final = "control.sock"
+LEASES: Final = "leases"
 MARKS: Final = "marks"
 PACKS: Final = "packs"
 PARITY: Final = "parity"
 PRUNING: Final = "prune.unfinished"
 QUARANTINE: Final = "quarantine"
 RESERVE: Final = "reserve"
-RETIRED: Final = "retired.json"
+RETIRED: Final = "retired"
 SNAPSHOTS: Final = "snapshots"
 TEMPORARY: Final = "tmp"
-TRASH: Final = "trash"
+VERDICTS: Final = "verdicts"
 
 _SNAPSHOT_ID = re.compile(r"cs-[0-9a-f]{6,64}")
 _PACK = re.compile(r"[0-9a-f]{64}")
+_RETIRED = re.compile(r"[0-9a-f]{16}-[1-9][0-9]{0,17}\.json")
+_SESSION = re.compile(r"([0-9a-f]{16})\.json")
 _MARK = re.compile(r"(cs-[0-9a-f]{6,64})-([1-9][0-9]{0,17})\.json")
 
 MARK_NUMBER_MAX: Final = 10**18 - 1
@@ -93,6 +108,27 @@ def parse_set_aside_name(name: str) -> SnapshotId | None:
     stem, extension, number = name.partition(".json")
     is_numbered = not number or number[1:].isdecimal()
     return parse_manifest_name(stem + extension) if is_numbered else None
+
+
+def retired_name(session_id: SessionId, number: int) -> str:
+    """Return the file name of a session's record in ``retired/``."""
+    return f"{session_id.hex()}-{number}.json"
+
+
+def parse_retired_name(name: str) -> str | None:
+    """Return the name of a record in ``retired/``; None if it is not one's name."""
+    return name if _RETIRED.fullmatch(name) else None
+
+
+def session_name(session_id: SessionId) -> str:
+    """Return the name of a session's object in ``condemned/`` or ``verdicts/``."""
+    return f"{session_id.hex()}.json"
+
+
+def parse_session_name(name: str) -> SessionId | None:
+    """Return the session of such an object; None if it is not one's name."""
+    match = _SESSION.fullmatch(name)
+    return SessionId(bytes.fromhex(match[1])) if match else None
 
 
 def pack_name(pack_id: PackId) -> str:

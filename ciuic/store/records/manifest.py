@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.ids import ChunkId, SnapshotId
+from ciuic.ids import DEFAULT_SCHEDULE, ChunkId, SnapshotId
 from ciuic.model import (
-    DEFAULT_SCHEDULE,
     ExcludeRules,
     PathWarning,
     Root,

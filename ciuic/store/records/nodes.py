@@ -7,7 +7,7 @@ it. Encoding: msgpack arrays, docs/format.md, "Nodes".
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -89,17 +89,20 @@ class Builder(Generic[Item]):
     """Cuts a list of items into nodes, and stores children before their parents.
 
     Args:
-        kind: ``TREE`` or ``RECIPE``.
         put: Stores nodes.
+
+    Attributes:
+        kind: ``TREE`` or ``RECIPE``.
         items_max: The most items of a node.
-        mask: A node ends after an item whose hash is 0 under this mask.
+        cut_mask: A node ends after an item whose hash is 0 under this mask.
     """
 
-    def __init__(self, kind: int, put: PutNode, *, items_max: int, mask: int) -> None:
-        self._kind = kind
+    kind: ClassVar[int]
+    items_max: ClassVar[int]
+    cut_mask: ClassVar[int]
+
+    def __init__(self, put: PutNode) -> None:
         self._put = put
-        self._items_max = items_max
-        self._mask = mask
         self._leaf: list[Item] = []
         self._children: list[list[Child]] = []
 
@@ -107,7 +110,7 @@ class Builder(Generic[Item]):
         """Append the next item. Entries of a tree must come sorted by name."""
         self._leaf.append(item)
         count = len(self._leaf)
-        if count >= self._items_max or (count >= ITEMS_MIN and self._cuts_after(item)):
+        if count >= ITEMS_MIN and (count >= self.items_max or self._cuts_after(item)):
             self._flush_leaf()
 
     def finish(self) -> tuple[ChunkId, int]:
@@ -131,7 +134,7 @@ class Builder(Generic[Item]):
 
     def _flush_leaf(self) -> None:
         items = self._leaf
-        node_id = self._put(self._kind, encode_node([0, self._fields(items)]))
+        node_id = self._put(self.kind, encode_node([0, self._fields(items)]))
         child = Child(self._weight(items), self._first(items[0]) if items else b"", node_id)
         self._leaf = []
         self._add_child(0, child)
@@ -150,8 +153,8 @@ class Builder(Generic[Item]):
         children = self._children[level]
         children.append(child)
         count = len(children)
-        cuts = int.from_bytes(child.id[:2], "little") & self._mask == 0
-        if count >= self._items_max or (count >= ITEMS_MIN and cuts):
+        cuts = int.from_bytes(child.id[:2], "little") & self.cut_mask == 0
+        if count >= self.items_max or (count >= ITEMS_MIN and cuts):
             self._flush_index(level)
 
     def _flush_index(self, level: int) -> None:
@@ -159,7 +162,7 @@ class Builder(Generic[Item]):
         if not children:
             return
         self._children[level] = []
-        node_id = self._put(self._kind, encode_node([level + 1, children]))
+        node_id = self._put(self.kind, encode_node([level + 1, children]))
         total = sum([child.count for child in children])
         self._add_child(level + 1, Child(total, children[0].first, node_id))
 

@@ -15,7 +15,6 @@ from ciuic.store.records.nodes import (
     GetNode,
     LeveledNode,
     Node,
-    PutNode,
     child_ids,
     decode_node,
     index_children,
@@ -76,11 +75,12 @@ class RecipeBuilder(Builder[Piece]):
         put: Stores nodes.
     """
 
-    def __init__(self, put: PutNode) -> None:
-        super().__init__(RECIPE, put, items_max=_ITEMS_MAX, mask=_CUT_MASK)
+    kind = RECIPE
+    items_max = _ITEMS_MAX
+    cut_mask = _CUT_MASK
 
     def _cuts_after(self, item: Piece) -> bool:
-        return bool(item.id) and int.from_bytes(item.id[:2], "little") & self._mask == 0
+        return bool(item.id) and int.from_bytes(item.id[:2], "little") & self.cut_mask == 0
 
     def _first(self, item: Piece) -> bytes:  # noqa: ARG002 - recipes are searched by position
         return b""

@@ -23,7 +23,6 @@ from ciuic.store.records.nodes import (
     Child,
     GetNode,
     LeveledNode,
-    PutNode,
     decode_node,
     index_children,
 )
@@ -77,11 +76,12 @@ class TreeBuilder(Builder[Entry]):
         put: Stores nodes.
     """
 
-    def __init__(self, put: PutNode) -> None:
-        super().__init__(TREE, put, items_max=_ITEMS_MAX, mask=_CUT_MASK)
+    kind = TREE
+    items_max = _ITEMS_MAX
+    cut_mask = _CUT_MASK
 
     def _cuts_after(self, item: Entry) -> bool:
-        return checksum(item.name) & self._mask == 0
+        return checksum(item.name) & self.cut_mask == 0
 
     def _first(self, item: Entry) -> bytes:
         return item.name
@@ -232,7 +232,7 @@ def _check_values(items: list[Entry]) -> None:
             or not _I64_MIN <= entry.ctime_ns <= _I64_MAX
             or (entry.ino | entry.link_dev) >> 64
             or entry.rdev & ~_DEVICE_BITS
-            or (b"\0" in entry.content and entry.is_symlink)
+            or (0 in entry.content and entry.is_symlink)
             or (entry.xattrs and not _are_xattr_names([name for name, _ in entry.xattrs]))
         ):
             raise CorruptionError(_OUT_OF_RANGE)

@@ -1,1 +1,1 @@
-"""Snapshots as files of a store: manifests, copies of manifests, and the trash."""
+"""Snapshots as files of a store: manifests, their copies, marks (tags, pins), and the trash."""

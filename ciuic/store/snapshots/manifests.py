@@ -1,7 +1,8 @@
 """Reads and writes the manifests of a store, and lists its snapshots.
 
-A snapshot exists if and only if its manifest is in ``snapshots/``. Only ``Store.commit`` creates a
-snapshot.
+A snapshot exists if and only if its manifest is in ``snapshots/``. Only ``Store.commit`` and
+``Store.adopt`` create a new one; a repair puts back a lost one from its copy. Whether a snapshot is
+listed or forgotten is in its marks: ``trash``.
 """
 
 import contextlib
@@ -9,24 +10,20 @@ import os
 from collections.abc import Iterable
 
 from ciuic.errors import (
-    CommitUncertainError,
     CorruptionError,
     SnapshotNotFoundError,
     StoreError,
     UnreachableError,
 )
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary
-from ciuic.store.directory.faults import uncertain_change
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.listing import pack_sizes
-from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.place.packs import Bucket
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import (
     MANIFEST_BYTES_MAX,
     Manifest,
     decode_manifest,
-    encode_manifest,
 )
 from ciuic.store.snapshots.copies import ManifestCopies
 
@@ -36,12 +33,18 @@ __all__ = ["Manifests"]
 class Manifests:
     """The manifests of one store.
 
+    Args:
+        store_path: The store's directory, or that of this machine for a store in a bucket.
+        bucket: Has the manifests, of which the directory then has copies; None: the directory has
+            them.
+
     Attributes:
         copies: Their copies, which are read if a manifest is damaged.
     """
 
-    def __init__(self, store_path: str) -> None:
+    def __init__(self, store_path: str, bucket: Bucket | None = None) -> None:
         self.copies = ManifestCopies(store_path)
+        self._bucket = bucket
         self._store_path = store_path
         self._folder = Folder(store_path, layout.SNAPSHOTS)
         self._quarantine = Folder(store_path, layout.QUARANTINE)
@@ -67,9 +70,15 @@ class Manifests:
             for snapshot_id, status in found.items()
         }
 
-    def is_listed(self, snapshot_id: SnapshotId) -> bool:
+    def has(self, snapshot_id: SnapshotId) -> bool:
         """Return whether the file of this snapshot's manifest exists, damaged or not."""
         return self._folder.has(layout.manifest_name(snapshot_id))
+
+    def is_there(self, snapshot_id: SnapshotId) -> bool:
+        """Do as ``has``, and ask the bucket: another machine may have removed the manifest."""
+        if self._bucket is not None:
+            return self._bucket.has_manifest(snapshot_id)
+        return self.has(snapshot_id)
 
     def read(self, snapshot_id: SnapshotId, *, copy: bool = True) -> Manifest:
         """Read a snapshot's manifest.
@@ -91,6 +100,8 @@ class Manifests:
             data = self._folder.read(layout.manifest_name(snapshot_id), MANIFEST_BYTES_MAX)
             return decode_manifest(data, snapshot_id), data
         except CorruptionError as error:
+            if self._bucket is not None:
+                return self._fetched(self._bucket, snapshot_id)
             kept = self.copies.read(snapshot_id) if copy else None
             if kept is None:
                 raise _damaged(snapshot_id, error) from error
@@ -118,7 +129,14 @@ class Manifests:
             CommitUncertainError: The file is written, and a power cut may still undo that.
             StoreError: The file is not written.
         """
-        return self._folder.create(layout.manifest_name(snapshot_id), data)
+        if self._bucket is None:
+            return self._folder.create(layout.manifest_name(snapshot_id), data)
+        is_created = self._bucket.create_manifest(snapshot_id, data)
+        # The snapshot exists now. Without a copy on this machine, the next run fetches it.
+        if is_created:
+            with contextlib.suppress(StoreError):
+                self._folder.create(layout.manifest_name(snapshot_id), data)
+        return is_created
 
     def write(self, snapshot_id: SnapshotId, data: bytes) -> None:
         """Durably write a manifest; readers see the old file or the new one.
@@ -129,29 +147,15 @@ class Manifests:
         """
         self._folder.replace(layout.manifest_name(snapshot_id), data)
 
-    def replace_summary(self, summary: SnapshotSummary) -> None:
-        """Replace the summary in a committed manifest: a snapshot's tags and pin can change.
-
-        Raises:
-            SnapshotNotFoundError: The snapshot does not exist.
-            CorruptionError: The manifest is damaged.
-            CommitUncertainError: The new manifest is written, and a power cut may bring back the
-                old one.
-            StoreError: The new manifest cannot be written; the old one is unchanged.
-        """
-        data = encode_manifest(self.read(summary.id).with_summary(summary))
-        try:
-            with_reserve(self._store_path, lambda: self.write(summary.id, data))
-        except CommitUncertainError as error:
-            raise uncertain_change(summary.id, error.message) from error
-        self.copies.renew(summary.id, data)
-
     def remove(self, snapshot_ids: Iterable[SnapshotId]) -> None:
         """Remove manifests; ``sync`` makes the removal durable.
 
         Raises:
             StoreError: A manifest cannot be removed.
         """
+        snapshot_ids = list(snapshot_ids)
+        if self._bucket is not None:
+            self._bucket.remove_manifests(snapshot_ids)
         self._folder.remove_all(map(layout.manifest_name, snapshot_ids))
 
     def sync(self) -> None:
@@ -178,6 +182,17 @@ class Manifests:
             with contextlib.suppress(StoreError):
                 return folder.mtime_ns(name)
         return 0
+
+    def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId) -> tuple[Manifest, bytes]:
+        """Read a manifest from the bucket, as this machine's copy is damaged, and replace that."""
+        data = bucket.manifest(snapshot_id)
+        try:
+            manifest = decode_manifest(data, snapshot_id)
+        except CorruptionError as error:
+            raise _damaged(snapshot_id, error) from error
+        with contextlib.suppress(StoreError):
+            self._folder.replace(layout.manifest_name(snapshot_id), data)
+        return manifest, data
 
     def remembered_ids(self) -> set[SnapshotId]:
         """Return the snapshots whose manifest has a copy, or was set aside by a repair."""

@@ -1,21 +1,23 @@
-"""Marks of snapshots: tags and pins that were changed after the commit.
+"""Marks of snapshots: what was changed after the commit. Tags, the pin, and whether it is listed.
 
     marks/<id>-<number>.json    the whole present state; the greatest number counts
     parity/<id>-<number>.json   a copy
 
 No mark is replaced. A change creates the next number if that name is free; if another process was
 faster, the change is made again on what that process wrote. A mark that can't be read may have been
-a pin, so its snapshot counts as pinned until there is a newer mark.
+a pin, so its snapshot counts as listed and pinned until there is a newer mark.
 """
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ciuic.errors import (
     CommitUncertainError,
     CorruptionError,
+    MissingError,
     StoreError,
     UnknownFormatError,
     UnreachableError,
@@ -26,16 +28,50 @@ from ciuic.model import SnapshotSummary
 from ciuic.store.directory.faults import uncertain_change
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.place.packs import Bucket
 from ciuic.store.records import layout
 from ciuic.store.records.mark import MARK_BYTES_MAX, Mark, decode_mark, encode_mark
 
-__all__ = ["Marks"]
+__all__ = ["Marks", "NewMark", "recorded_marks", "with_mark"]
+
+
+class _Row(msgspec.Struct):
+    """The fields that matter here of a summary in the chunk index."""
+
+    id: str
+    mark: int = 0
+
+
+_row_decoder = msgspec.msgpack.Decoder(_Row)
+
+
+class NewMark(NamedTuple):
+    """A mark that is to be created.
+
+    Attributes:
+        id: The snapshot.
+        number: The number of the mark: the one after the present mark.
+        mark: The new state.
+        has_copy: It gets a copy.
+    """
+
+    id: SnapshotId
+    number: int
+    mark: Mark
+    has_copy: bool
 
 
 class Marks:
-    """The marks of one store. The caller of a change holds the write lock."""
+    """The marks of one store. The caller of a change in a directory holds the write locks.
 
-    def __init__(self, store_path: str) -> None:
+    Args:
+        store_path: The store's directory, or that of this machine for a store in a bucket.
+        bucket: Has the marks, of which the directory then has the newest; None: the directory has
+            them.
+    """
+
+    def __init__(self, store_path: str, bucket: Bucket | None = None) -> None:
+        self._bucket = bucket
         self._store_path = store_path
         self._folder = Folder(store_path, layout.MARKS)
         self._copies = Folder(store_path, layout.PARITY)
@@ -51,7 +87,7 @@ class Marks:
     def labelled(
         self, summary: SnapshotSummary, newest: Mapping[SnapshotId, int], known: int = 0
     ) -> SnapshotSummary:
-        """Return a summary with the tags and the pin of the snapshot's newest mark.
+        """Return a summary with the state in the snapshot's newest mark.
 
         Args:
             summary: From the manifest, or of an earlier mark.
@@ -67,9 +103,14 @@ class Marks:
             mark = self.read(summary.id, number)
         except (CorruptionError, UnknownFormatError) as error:
             return msgspec.structs.replace(
-                summary, pinned=True, mark=number, mark_problem=error.message
+                summary,
+                pinned=True,
+                mark=number,
+                mark_problem=error.message,
+                forgotten_ns=None,
+                purged=False,
             )
-        return _with(summary, mark, number)
+        return with_mark(summary, mark, number)
 
     def read(self, snapshot_id: SnapshotId, number: int, *, copy: bool = True) -> Mark:
         """Read a mark.
@@ -89,6 +130,8 @@ class Marks:
             return _read(self._folder, name, snapshot_id, number)
         except CorruptionError as error:
             problem = error
+        if self._bucket is not None:
+            return self._fetched(self._bucket, snapshot_id, number)
         if copy:
             with contextlib.suppress(StoreError):
                 return _read(self._copies, name, snapshot_id, number)
@@ -119,7 +162,7 @@ class Marks:
 
         Raises:
             UnknownFormatError: A later version wrote the present mark.
-            UsageError: A mark can't hold so many tags.
+            UsageError: The tags take more than a mark can hold.
             CommitUncertainError: The mark is there, and a power cut may still undo that.
             StoreError: It can't be created.
         """
@@ -127,14 +170,7 @@ class Marks:
             with contextlib.suppress(CorruptionError):
                 self.read(old.id, old.mark)
         number = old.mark + 1
-        data = encode_mark(mark, old.id, number)
-        if len(data) > MARK_BYTES_MAX:
-            raise UsageError(f"{old.id} can't have so many tags", hint="Remove some tags first.")
-        if number > layout.MARK_NUMBER_MAX:
-            raise StoreError(
-                f"the marks of {old.id} have no number left",
-                hint=f"Find out who made marks/{layout.mark_name(old.id, old.mark)}.",
-            )
+        data = _encoded(NewMark(old.id, number, mark, copy))
         try:
             if not with_reserve(self._store_path, lambda: self._create(old.id, number, data)):
                 return None
@@ -143,7 +179,44 @@ class Marks:
         if copy:
             with contextlib.suppress(StoreError):  # no change may fail because of a copy
                 self._put_copy(old.id, number, data)
-        return _with(old, mark, number)
+        return with_mark(old, mark, number)
+
+    def create_all(self, new: Sequence[NewMark]) -> set[SnapshotId]:
+        """Create a mark of each of these snapshots; ``sync`` makes that durable.
+
+        Returns:
+            The snapshots that have the new state. Of the others, another process has created that
+            mark: read it, and try again.
+
+        Raises:
+            UsageError: The tags take more than a mark can hold.
+            StoreFullError: The disk has no space for all of them; usually, none is created.
+            CommitUncertainError: The server has not answered, and some may be created.
+            StoreError: They can't be created; some may be.
+        """
+        files = {layout.mark_name(one.id, one.number): _encoded(one) for one in new}
+        if self._bucket is not None:
+            created = self._bucket.create_marks(files)
+        else:
+            self._make()
+            created = with_reserve(self._store_path, lambda: self._folder.create_all(files))
+        return {one.id for one in new if layout.mark_name(one.id, one.number) in created}
+
+    def sync(self) -> None:
+        """Make created marks durable.
+
+        Raises:
+            StoreError: A power cut may undo them.
+        """
+        if self._bucket is None:  # which makes each mark durable at once
+            self._folder.sync()
+
+    def keep_copies(self, new: Sequence[NewMark]) -> None:
+        """Write the copies of new marks; no error is raised, because no change may fail of one."""
+        files = [(layout.mark_name(one.id, one.number), _encoded(one)) for one in new]
+        if files:
+            with contextlib.suppress(StoreError):
+                self._copies.put_all(files)
 
     def copy(self, snapshot_id: SnapshotId, number: int) -> None:
         """Durably copy a mark.
@@ -169,23 +242,85 @@ class Marks:
         Raises:
             StoreError: They can't be removed.
         """
+        if self._bucket is not None:
+            self._bucket.remove_marks(snapshot_ids)
         for folder in (self._copies, self._folder):
             names = _names_of(folder, frozenset(snapshot_ids))
             if names:
                 folder.remove_durably(names)
 
+    def _make(self) -> None:
+        with_reserve(self._store_path, self._folder.make)
+
     def _create(self, snapshot_id: SnapshotId, number: int, data: bytes) -> bool:
+        name = layout.mark_name(snapshot_id, number)
+        if self._bucket is not None:
+            return name in self._bucket.create_marks({name: data})
         self._folder.make()
-        return self._folder.create(layout.mark_name(snapshot_id, number), data)
+        return self._folder.create(name, data)
+
+    def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId, number: int) -> Mark:
+        """Read a mark from the bucket, as this machine's copy is damaged, and replace that."""
+        name = layout.mark_name(snapshot_id, number)
+        message = f"mark {number} of {snapshot_id}"
+        hint = "A new tag or pin of the snapshot is a new mark, which then counts."
+        try:
+            data = bucket.mark(name)
+            mark = decode_mark(data, snapshot_id, number)
+        except MissingError as error:
+            raise CorruptionError(f"{message}: its object is gone", hint=hint) from error
+        except CorruptionError as error:
+            raise CorruptionError(f"{message}: {error.message}", hint=hint) from error
+        with contextlib.suppress(StoreError):
+            self._folder.make_and_replace(name, data)
+        return mark
 
     def _put_copy(self, snapshot_id: SnapshotId, number: int, data: bytes) -> None:
         self._copies.make_and_replace(layout.mark_name(snapshot_id, number), data)
 
 
-def _with(summary: SnapshotSummary, mark: Mark, number: int) -> SnapshotSummary:
+def recorded_marks(rows: Mapping[SnapshotId, tuple[int, int, bytes]]) -> dict[SnapshotId, int]:
+    """Map snapshots to the number of the mark that their rows in the chunk index remember.
+
+    Args:
+        rows: See ``ChunkIndex.snapshots``. A damaged row says nothing.
+    """
+    found = {}
+    for snapshot_id, (_, _, summary) in rows.items():
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            row = _row_decoder.decode(summary)
+            if row.id == snapshot_id and row.mark > 0:
+                found[snapshot_id] = row.mark
+    return found
+
+
+def with_mark(summary: SnapshotSummary, mark: Mark, number: int) -> SnapshotSummary:
+    """Return a summary with the state that a mark says."""
     return msgspec.structs.replace(
-        summary, tags=mark.tags, pinned=mark.pinned, mark=number, mark_problem=""
+        summary,
+        tags=mark.tags,
+        pinned=mark.pinned,
+        mark=number,
+        mark_problem="",
+        forgotten_ns=mark.forgotten_ns,
+        purged=mark.purged,
+        note=mark.note,
     )
+
+
+def _encoded(new: NewMark) -> bytes:
+    if new.number > layout.MARK_NUMBER_MAX:
+        raise StoreError(
+            f"the marks of {new.id} have no number left",
+            hint=f"Find out who made marks/{layout.mark_name(new.id, new.number - 1)}.",
+        )
+    data = encode_mark(new.mark, new.id, new.number)
+    if len(data) > MARK_BYTES_MAX:
+        raise UsageError(
+            f"the tags of {new.id} take more than {MARK_BYTES_MAX // 1024:,} KiB",
+            hint="Give fewer or shorter tags, or remove some.",
+        )
+    return data
 
 
 def _greatest(names: Iterable[tuple[SnapshotId, int]]) -> dict[SnapshotId, int]:

@@ -1,55 +1,116 @@
-"""Moves snapshots between the list and the trash, and deletes them for good.
+"""Forgets snapshots, brings them back, and deletes them for good.
 
-``trash_files`` has the order of durable writes: at every moment, a snapshot is listed or in the
-trash.
+A forgotten snapshot keeps its manifest; its newest mark says that it is forgotten. Each change is a
+mark that is created if its number is free, so of two changes at once one happens first, and the
+other sees it. Nothing is replaced. Deleting for good has this order, each step durable before the
+next (docs/format.md, "Trash"):
+
+    1  a mark says that the snapshot is purged: from here on, it can't be brought back
+    2  its ID is retired
+    3  the copy of its manifest goes
+    4  its manifest goes
+    5  its marks go
 """
 
-import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ciuic.errors import (
+    BusyError,
     CommitUncertainError,
     CorruptionError,
     SnapshotNotFoundError,
     StoreError,
     UnknownFormatError,
+    UsageError,
 )
-from ciuic.ids import SnapshotId
+from ciuic.ids import SessionId, SnapshotId
+from ciuic.model import SnapshotSummary
 from ciuic.store.directory.faults import uncertain_commit, uncertain_forget
-from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.place.packs import Bucket
 from ciuic.store.records.manifest import Manifest
+from ciuic.store.records.mark import Mark
 from ciuic.store.snapshots.manifests import Manifests
-from ciuic.store.snapshots.marks import Marks
-from ciuic.store.snapshots.trash_files import Forgotten, TrashFiles
+from ciuic.store.snapshots.marks import Marks, NewMark, with_mark
+from ciuic.store.snapshots.retired import Retired
 
-__all__ = ["Trash"]
+__all__ = ["Forgotten", "Trash"]
+
+
+class Forgotten(NamedTuple):
+    """A snapshot in the trash.
+
+    Attributes:
+        id: The snapshot.
+        forgotten_ns: When it was forgotten.
+        manifest: Its manifest, with its present tags.
+    """
+
+    id: SnapshotId
+    forgotten_ns: int
+    manifest: Manifest
+
+
+class _State(NamedTuple):
+    """The newest mark of a snapshot."""
+
+    number: int
+    mark: Mark
 
 
 class Trash:
-    """The forgotten snapshots of one store. The caller of a change holds the write lock."""
+    """The forgotten snapshots of one store.
 
-    def __init__(self, store_path: str, manifests: Manifests, marks: Marks) -> None:
-        self._store_path = store_path
+    Args:
+        store_path: The store's directory.
+        manifests: Its manifests.
+        marks: Its marks.
+        known_marks: Returns the greatest number that a mark of a snapshot is known to have had.
+        session_id: That of the process which opened the store.
+        bucket: Has the store; None: it is in the directory.
+    """
+
+    def __init__(
+        self,
+        store_path: str,
+        manifests: Manifests,
+        marks: Marks,
+        *,
+        known_marks: Callable[[], Mapping[SnapshotId, int]],
+        session_id: SessionId,
+        bucket: Bucket | None = None,
+    ) -> None:
         self._manifests = manifests
         self._marks = marks
-        self._files = TrashFiles(store_path)
+        self._known_marks = known_marks
+        self.retired = Retired(store_path, session_id, bucket)
 
     def ids(self) -> list[SnapshotId]:
-        """Return the forgotten snapshots in the trash, including damaged ones."""
-        found = self._files.ids()
-        listed = self._manifests.ids() if found else ()
-        return [snapshot_id for snapshot_id in found if snapshot_id not in listed]
+        """Return the forgotten snapshots that can be brought back, oldest ID first."""
+        return sorted([one for one, state in self._states() if not state.mark.purged])
+
+    def unlisted(self, snapshot_ids: Collection[SnapshotId] | None = None) -> set[SnapshotId]:
+        """Return the forgotten and the purged snapshots whose manifest is there.
+
+        Args:
+            snapshot_ids: Only among these; None: all.
+        """
+        return {snapshot_id for snapshot_id, _ in self._states(snapshot_ids)}
+
+    def purged(self) -> set[SnapshotId]:
+        """Return the purged snapshots whose manifest is there: a prune was cut short."""
+        return {snapshot_id for snapshot_id, state in self._states() if state.mark.purged}
 
     def used_ids(self) -> set[SnapshotId]:
         """Return every ID in the trash or retired: no new snapshot may get one of them."""
-        return {*self._files.ids(), *self._files.retired()}
+        return self.unlisted() | self.retired.ids()
 
     def read(self) -> list[Forgotten]:
         """Return the forgotten snapshots that can be brought back, oldest first.
 
         Raises:
-            CorruptionError: A file in the trash is damaged.
-            UnknownFormatError: A later version wrote a file in the trash.
+            CorruptionError: The manifest of a forgotten snapshot is damaged.
+            UnknownFormatError: A later version wrote the manifest of a forgotten snapshot.
         """
         found, damaged = self.survey()
         for error in damaged.values():
@@ -61,89 +122,143 @@ class Trash:
     ) -> tuple[list[Forgotten], dict[SnapshotId, CorruptionError | UnknownFormatError]]:
         """Return the forgotten snapshots, oldest first, and the errors of unreadable ones."""
         found: list[Forgotten] = []
-        marks = self._marks.newest()
         damaged: dict[SnapshotId, CorruptionError | UnknownFormatError] = {}
-        for snapshot_id in self.ids():
+        for snapshot_id, (number, mark) in self._states():
+            if mark.forgotten_ns is None or mark.purged:
+                continue
             try:
-                entry = self._entry(snapshot_id)
-                summary = self._marks.labelled(entry.manifest.summary, marks)
-                found.append(entry._replace(manifest=entry.manifest.with_summary(summary)))
+                manifest = self._manifests.read(snapshot_id)
             except (CorruptionError, UnknownFormatError) as error:
                 damaged[snapshot_id] = error
-            except StoreError:
-                # Another process may prune, or bring this snapshot back, at the same time.
-                if snapshot_id in self._files.ids():
-                    raise
+            except SnapshotNotFoundError:
+                continue  # another process has deleted it for good meanwhile
+            else:
+                marked = manifest.with_summary(with_mark(manifest.summary, mark, number))
+                found.append(Forgotten(snapshot_id, mark.forgotten_ns, marked))
         found.sort(key=lambda entry: (entry.manifest.summary.taken_ns, entry.id))
         return found, damaged
 
-    def forget(self, snapshot_ids: Sequence[SnapshotId], now_ns: int) -> None:
-        """Durably move snapshots to the trash.
+    def forget(self, snapshot_ids: Sequence[SnapshotId], now_ns: int) -> list[SnapshotSummary]:
+        """Durably forget snapshots; what is forgotten already stays so.
 
-        Their chunks stay until a prune, and so do the copies of their manifests.
+        Their manifests and chunks stay until a prune.
+
+        Returns:
+            The new state of each.
 
         Raises:
             SnapshotNotFoundError: A snapshot does not exist.
-            CorruptionError: A manifest is damaged, so its snapshot could not be brought back.
+            UsageError: A snapshot is pinned.
+            CorruptionError: A manifest is damaged.
             CommitUncertainError: They are forgotten, and a power cut may bring them back.
-            StoreError: They are not forgotten. If the trash does not have all of them, all are
-                listed as before.
+            StoreError: The store failed; some may be forgotten, and the others are listed.
         """
-        files = {
-            snapshot_id: self._manifests.read_file(snapshot_id)[1] for snapshot_id in snapshot_ids
-        }
+        now_ns = max(0, now_ns)  # readers refuse a time before 1970
+        copied = self._manifests.copies.ids()
+        done: dict[SnapshotId, SnapshotSummary] = {}
+        created: list[NewMark] = []
+        while len(done) < len(set(snapshot_ids)):
+            numbers, known = self._marks.newest(), self._known_marks()
+            wanted: dict[SnapshotId, tuple[SnapshotSummary, NewMark]] = {}
+            for snapshot_id in snapshot_ids:
+                if snapshot_id in done:
+                    continue
+                old = self._marks.labelled(
+                    self._manifests.read(snapshot_id).summary, numbers, known.get(snapshot_id, 0)
+                )
+                if old.forgotten_ns is not None:
+                    done[snapshot_id] = old
+                    continue
+                _refuse_pinned(old)
+                new = NewMark(
+                    snapshot_id,
+                    old.mark + 1,
+                    Mark(old.tags, old.pinned, now_ns, note=old.note),
+                    snapshot_id in copied,
+                )
+                wanted[snapshot_id] = old, new
+            marks = [new for _, new in wanted.values()]
+            for snapshot_id in self._create_marks(marks) if marks else ():
+                old, new = wanted[snapshot_id]
+                done[snapshot_id] = with_mark(old, new.mark, new.number)
+                created.append(new)
+        if not done:
+            return []
         try:
-            with_reserve(self._store_path, lambda: self._files.put(files, now_ns))
-        except StoreError:
-            # The snapshots are still listed, so their files in the trash only use space.
-            with contextlib.suppress(StoreError):
-                self._files.remove(snapshot_ids)
-            raise
-        self._manifests.remove(snapshot_ids)
-        try:
-            self._manifests.sync()
+            self._marks.sync()
         except StoreError as error:
             raise uncertain_forget(snapshot_ids, error.message) from error
+        self._marks.keep_copies([new for new in created if new.has_copy])
+        return [done[snapshot_id] for snapshot_id in dict.fromkeys(snapshot_ids)]
+
+    def _create_marks(self, marks: Sequence[NewMark]) -> set[SnapshotId]:
+        """Create marks that forget snapshots; returns those whose mark was created."""
+        try:
+            return self._marks.create_all(marks)
+        except CommitUncertainError as error:
+            raise uncertain_forget([one.id for one in marks], error.message) from error
 
     def bring_back(self, snapshot_id: SnapshotId) -> Manifest:
-        """Durably move a snapshot from the trash back to the list, unchanged.
+        """Durably list a forgotten snapshot again.
+
+        Returns:
+            Its manifest, with its present tags.
 
         Raises:
             SnapshotNotFoundError: It is not in the trash.
-            CorruptionError: Its file in the trash is damaged.
+            CorruptionError: Its manifest is damaged.
+            UnknownFormatError: A later version wrote its mark.
             CommitUncertainError: It is listed, and after a power cut may be in the trash again.
-            StoreError: The manifest cannot be written; the snapshot stays in the trash.
+            StoreError: The mark can't be written; the snapshot stays in the trash.
         """
-        if snapshot_id not in self._files.ids():
-            raise self._not_there(snapshot_id)
-        if snapshot_id in self._manifests.files():
-            # An earlier run was interrupted between the manifest and the trash.
+        while True:
+            state = self._state(snapshot_id)
+            if state is None or state.mark.forgotten_ns is None or state.mark.purged:
+                raise self._not_there(snapshot_id)
             manifest = self._manifests.read(snapshot_id)
-        else:
-            _, _, manifest, data = self._entry(snapshot_id)
+            mark = state.mark._replace(forgotten_ns=None)
+            old = with_mark(manifest.summary, state.mark, state.number)
+            has_copy = snapshot_id in self._manifests.copies.ids()
             try:
-                with_reserve(self._store_path, lambda: self._manifests.write(snapshot_id, data))
+                new = self._marks.add(old, mark, copy=has_copy)
             except CommitUncertainError as error:
                 raise uncertain_commit(snapshot_id, error.message) from error
-            self._manifests.copies.renew(snapshot_id, data)
-        # It is listed, so a file in the trash does not count.
-        with contextlib.suppress(StoreError):
-            self._files.remove([snapshot_id])
-        return manifest
+            if new is None:
+                continue
+            if not self._manifests.is_there(snapshot_id):
+                # A prune had removed the marks already, so that this number was free again.
+                raise self._not_there(snapshot_id)
+            return manifest.with_summary(new)
 
     def empty(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete forgotten snapshots for good; no new snapshot gets their IDs.
 
         Raises:
-            StoreError: Some are not deleted; those can still be brought back.
+            BusyError: One was brought back; it is listed, and nothing of it is deleted.
+            StoreError: Some are not deleted; those can still be brought back, or the next prune
+                deletes the rest of them.
         """
-        listed = self._manifests.files()
-        gone = [snapshot_id for snapshot_id in snapshot_ids if snapshot_id not in listed]
-        with_reserve(self._store_path, lambda: self._files.retire(gone))
-        # The copies go before the trash's files: a copy alone means that a manifest was lost.
-        self._manifests.copies.remove_all(gone)
-        self._files.remove(snapshot_ids)
-        self._marks.remove_all(gone)
+        self.retired.check()
+        left = [one for one in snapshot_ids if self._manifests.has(one)]
+        while left:
+            states = dict(self._states(left))
+            new = [mark for mark in (self._purge(one, states.get(one)) for one in left) if mark]
+            created = self._marks.create_all(new) if new else set()
+            left = [found.id for found in new if found.id not in created]
+        if snapshot_ids:
+            self._delete(snapshot_ids)
+
+    def finish_purges(self) -> None:
+        """Delete what a prune that was cut short has left of purged snapshots.
+
+        Raises:
+            StoreError: It can't be deleted.
+        """
+        purged = self.purged()
+        if purged:
+            self._delete(purged)
+        marked = self._marks.newest().keys() | self._marks.newest_copies().keys()
+        self._marks.remove_all((marked & self.retired.ids()) - self._manifests.ids())
 
     def give_up(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete snapshots whose manifests are lost; a prune may then remove their chunks.
@@ -153,57 +268,96 @@ class Trash:
         Raises:
             StoreError: They still count as lost.
         """
-        with_reserve(self._store_path, lambda: self._files.retire(snapshot_ids))
+        self.retired.add(snapshot_ids)
         self._manifests.set_aside(snapshot_ids)
         self._manifests.copies.remove_all(snapshot_ids)
         self._marks.remove_all(snapshot_ids)
 
-    def remove_marks_of_retired(self) -> None:
-        """Remove the marks of snapshots that are gone for good, which a crash has left.
-
-        Raises:
-            StoreError: They can't be removed.
-        """
-        marked = self._marks.newest().keys() | self._marks.newest_copies().keys()
-        there = {*self._manifests.ids(), *self._files.ids()}
-        self._marks.remove_all((marked & self._files.retired()) - there)
-
-    def check_retired(self) -> None:
-        """Check that the list of retired IDs can be read.
-
-        Raises:
-            CorruptionError: The list is damaged.
-            UnknownFormatError: A later version wrote it.
-        """
-        self._files.check_retired()
-
     def orphaned_copies(self) -> dict[SnapshotId, bool]:
-        """Find copies of manifests whose snapshots are neither listed nor in the trash.
+        """Find copies of manifests whose snapshots have no manifest.
 
         Returns:
             For each snapshot whether its ID is retired. If not, its manifest is lost.
         """
-        copied = self._manifests.copies.ids()
-        there = {*self._manifests.files(), *self._files.ids()}
-        retired = self._files.retired()
-        return {snapshot_id: snapshot_id in retired for snapshot_id in copied - there}
+        orphans = self._manifests.copies.ids().difference(self._manifests.files())
+        retired = self.retired.ids()
+        return {snapshot_id: snapshot_id in retired for snapshot_id in orphans}
 
     def find_missing(self, snapshot_ids: Iterable[SnapshotId]) -> set[SnapshotId]:
-        """Return the IDs that are neither listed, nor in the trash, nor retired.
+        """Return the IDs that have no manifest and are not retired.
 
         Raises:
             StoreError: The store cannot be read.
         """
-        # In the order in which a snapshot moves, so that none is missed while it moves.
+        # In the order in which a snapshot goes, so that none is missed while it goes.
         left = set(snapshot_ids).difference(self._manifests.files())
-        left.difference_update(self._files.ids())
-        return left - self._files.retired()
+        return left - self.retired.ids() if left else left
 
-    def _entry(self, snapshot_id: SnapshotId) -> Forgotten:
-        return self._files.read(snapshot_id, self._manifests.copies.read(snapshot_id))
+    def _states(
+        self, snapshot_ids: Collection[SnapshotId] | None = None
+    ) -> Iterator[tuple[SnapshotId, _State]]:
+        """Return the newest mark of each snapshot that is forgotten and has a manifest.
+
+        A snapshot whose mark can't be read counts as listed.
+        """
+        # The marks first: a manifest goes before its marks, and without them it would seem listed.
+        numbers, known = self._marks.newest(), self._known_marks()
+        marked = (numbers.keys() | known.keys()) & self._manifests.ids()
+        if snapshot_ids is not None:
+            marked = marked.intersection(snapshot_ids)
+        for snapshot_id in sorted(marked):
+            number = max(numbers.get(snapshot_id, 0), known.get(snapshot_id, 0))
+            try:
+                mark = self._marks.read(snapshot_id, number)
+            except (CorruptionError, UnknownFormatError):
+                continue
+            if mark.forgotten_ns is not None:
+                yield snapshot_id, _State(number, mark)
+
+    def _state(self, snapshot_id: SnapshotId) -> _State | None:
+        """Return the newest mark of a snapshot; None if it has none, or that is damaged."""
+        number = max(
+            self._marks.newest().get(snapshot_id, 0), self._known_marks().get(snapshot_id, 0)
+        )
+        if not number or not self._manifests.has(snapshot_id):
+            return None
+        try:
+            return _State(number, self._marks.read(snapshot_id, number))
+        except CorruptionError:
+            return None
+
+    def _purge(self, snapshot_id: SnapshotId, state: _State | None) -> NewMark | None:
+        """Return the mark that purges a forgotten snapshot; None if it is purged already.
+
+        Args:
+            snapshot_id: The snapshot.
+            state: Its newest mark, if that says that it is forgotten.
+        """
+        if state is None:
+            if not self._manifests.has(snapshot_id):
+                return None
+            raise BusyError(
+                f"{snapshot_id} was brought back meanwhile, so nothing of it was removed",
+                hint="Run the command again.",
+            )
+        if state.mark.purged:
+            return None
+        purged = state.mark._replace(purged=True)
+        return NewMark(snapshot_id, state.number + 1, purged, has_copy=False)
+
+    def _delete(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Delete purged snapshots: step 2 and later."""
+        if any(self._manifests.has(snapshot_id) for snapshot_id in snapshot_ids):
+            self._marks.sync()
+        self.retired.add(snapshot_ids)
+        # The copies go before the manifests: a copy alone means that a manifest was lost.
+        self._manifests.copies.remove_all(snapshot_ids)
+        self._manifests.remove(snapshot_ids)
+        self._manifests.sync()
+        self._marks.remove_all(snapshot_ids)
 
     def _not_there(self, snapshot_id: SnapshotId) -> SnapshotNotFoundError:
-        if snapshot_id in self._files.retired():
+        if snapshot_id in self.retired.ids() | self.purged():
             return SnapshotNotFoundError(
                 f"{snapshot_id} is gone for good: a prune has taken it from the trash",
                 hint="'ciuic list' and 'ciuic list --trash' show the snapshots that are left.",
@@ -211,4 +365,11 @@ class Trash:
         return SnapshotNotFoundError(
             f"{snapshot_id} is not in the trash",
             hint="'ciuic list --trash' shows what can be brought back.",
+        )
+
+
+def _refuse_pinned(summary: SnapshotSummary) -> None:
+    if summary.pinned:
+        raise UsageError(
+            f"{summary.id} is pinned", hint=f"Run 'ciuic pin --remove {summary.id}' first."
         )

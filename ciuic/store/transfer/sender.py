@@ -12,23 +12,22 @@ A delta whose base may still come waits until the end of the snapshot.
 
 import itertools
 import operator
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.codec import BASE_COUNTS
-from ciuic.errors import ChunkMissingError, CorruptionError, StoreError, UnknownFormatError
+from ciuic.errors import ChunkMissingError, CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
-from ciuic.store.directory.faults import store_faults
-from ciuic.store.directory.files import open_regular
 from ciuic.store.format.frame import Frame
 from ciuic.store.format.pack import PackedFrame
-from ciuic.store.gc.usage import is_fragmented, pack_path, read_payload
+from ciuic.store.gc.usage import is_fragmented
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.listed_frames import ListedFrames
+from ciuic.store.place.packs import OpenPack
 from ciuic.store.records.kinds import KINDS
 from ciuic.store.store import Store
 from ciuic.store.transfer.receiver import CHAIN_HALF, Receiver
+from ciuic.system.hashing import checksum
 
 __all__ = ["Sender", "Sent"]
 
@@ -111,26 +110,31 @@ class Sender:
 
     def _send_from(self, pack_id: PackId, found: Sequence[_Found], *, is_last: bool) -> None:
         """Send chunks of one pack, in the order of their frames."""
-        path = pack_path(self._store.path, pack_id)
-        fd = _opened(path)
+        pack = self._opened(pack_id)
         try:
-            if fd >= 0 and self._receiver.reads:
-                _announce(fd, [place for _, place in found])
+            if pack is not None and self._receiver.reads:
+                _announce(pack, [place for _, place in found])
             for _, group in itertools.groupby(found, key=lambda one: one[1].offset_bytes):
                 same_frame = list(group)
                 packed = self._listed.frame(same_frame[0][1])
-                if fd < 0 or packed is None or not _lists(packed.frame, same_frame):
+                if pack is None or packed is None or not _lists(packed.frame, same_frame):
                     self._send_anew(same_frame)
                 else:
-                    self._send_frame(fd, packed, same_frame, is_last=is_last)
+                    self._send_frame(pack, packed, same_frame, is_last=is_last)
         finally:
-            if fd >= 0:
+            if pack is not None:
                 # What is read once must not push the training's own data out of the page cache.
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(fd)
+                pack.pass_by(0, pack.size_bytes)
+
+    def _opened(self, pack_id: PackId) -> OpenPack | None:
+        """Open a pack; returns None if it is gone or damaged: a prune may have moved its chunks."""
+        try:
+            return self._store.packs.open(pack_id)
+        except CorruptionError:
+            return None
 
     def _send_frame(
-        self, fd: int, packed: PackedFrame, found: Sequence[_Found], *, is_last: bool
+        self, pack: OpenPack, packed: PackedFrame, found: Sequence[_Found], *, is_last: bool
     ) -> None:
         frame = packed.frame
         _refuse_unknown_codec(frame)
@@ -149,7 +153,7 @@ class Sender:
             else:
                 self._waiting.update(dict.fromkeys(names))
         else:
-            self._send_as_it_is(fd, packed, wanted)
+            self._send_as_it_is(pack, packed, wanted)
 
     def _can_send_delta(self, frame: Frame) -> bool:
         ((chunk_id, _),) = frame.chunks
@@ -161,13 +165,12 @@ class Sender:
         chain = self._store.reader.chain(chunk_id)
         return CHAIN_HALF + 1 if chain is None else len(chain)
 
-    def _send_as_it_is(self, fd: int, packed: PackedFrame, found: Sequence[_Found]) -> None:
+    def _send_as_it_is(self, pack: OpenPack, packed: PackedFrame, found: Sequence[_Found]) -> None:
         payload = b""
         if self._receiver.reads:
             self._spend(packed.frame.total_bytes)
             try:
-                with store_faults("read", pack_path(self._store.path, found[0][1].pack_id)):
-                    payload = read_payload(fd, packed)
+                payload = _payload(pack, packed)
             except CorruptionError:
                 self._send_anew(found)
                 return
@@ -208,28 +211,28 @@ def _lists(frame: Frame, found: Sequence[_Found]) -> bool:
     return all(chunk_id in listed and place.kind == frame.kind for chunk_id, place in found)
 
 
-def _opened(path: str) -> int:
-    """Open a pack; returns -1 if it is gone or damaged: a prune may have moved its chunks."""
-    try:
-        with store_faults("open", path):
-            return open_regular(path)
-    except CorruptionError:
-        return -1
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return -1
-        raise
+def _payload(pack: OpenPack, packed: PackedFrame) -> bytes:
+    """Read the stored payload of a frame.
+
+    Raises:
+        CorruptionError: The payload is damaged.
+    """
+    frame = packed.frame
+    payload = pack.read(frame.stored_bytes, packed.offset_bytes + frame.header_bytes)
+    if len(payload) != frame.stored_bytes or checksum(payload) != frame.payload_checksum:
+        raise CorruptionError("a frame's payload does not match its checksum")
+    return payload
 
 
-def _announce(fd: int, places: Sequence[ChunkPlace]) -> None:
-    """Ask the kernel to read these frames ahead, and nothing between them."""
+def _announce(pack: OpenPack, places: Sequence[ChunkPlace]) -> None:
+    """Have these frames read ahead, and nothing between them."""
     begin = end = 0
     spans: Mapping[int, int] = {place.offset_bytes: place.frame_bytes for place in places}
     for offset, length in sorted(spans.items(), key=operator.itemgetter(0)):
         if offset != end:
             if end > begin:
-                os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+                pack.expect(begin, end - begin)
             begin = offset
         end = offset + length
     if end > begin:
-        os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+        pack.expect(begin, end - begin)

@@ -16,12 +16,12 @@ import threading
 from typing import Any, Final, NamedTuple
 
 from ciuic.errors import StoreError
+from ciuic.training.ranks.wire import peer_user
 
 __all__ = ["Connection", "Exchange", "Part", "Shard", "the_exchange"]
 
 _TIMEOUT_S: Final = 60.0
 _KEPT: Final = b"k"
-_CREDENTIALS: Final = struct.Struct("3i")
 _LENGTH: Final = struct.Struct("<Q")
 _TABLE_MAX_BYTES: Final = 1 << 30
 
@@ -86,7 +86,7 @@ class Exchange:
         key = ""
         with connection, contextlib.suppress(OSError, ValueError, KeyError):
             connection.settimeout(_TIMEOUT_S)
-            if _peer_user(connection) != os.geteuid():
+            if peer_user(connection) != os.geteuid():
                 return
             key, shard = _received(connection)
             with self._lock:
@@ -116,7 +116,7 @@ class Connection:
         self._socket.settimeout(_TIMEOUT_S)
         try:
             self._socket.connect(f"\0{address}")
-            user = _peer_user(self._socket)
+            user = peer_user(self._socket)
         except OSError as error:
             self._socket.close()
             raise StoreError(
@@ -166,12 +166,6 @@ def the_exchange() -> Exchange:
         if not _process or _process[0][0] != os.getpid():
             _process[:] = [(os.getpid(), Exchange())]
         return _process[0][1]
-
-
-def _peer_user(connection: socket.socket) -> int:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(raw)[1]
-    return user
 
 
 def _received(connection: socket.socket) -> tuple[str, Shard]:

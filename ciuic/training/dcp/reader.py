@@ -17,13 +17,14 @@ from ciuic.catalog import find_snapshot
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UsageError
 from ciuic.model import SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
-from ciuic.store.store import Store, open_store
+from ciuic.store.addressed import absolute_address, open_at_address
+from ciuic.store.store import Store
 from ciuic.training.arrays import rebuild
 from ciuic.training.dcp.document import DOCUMENT_NAME, Stored, read_document
 from ciuic.training.dcp.shards import check_bytes
 from ciuic.training.dcp.writer import tag_of
 from ciuic.training.finding import DCP, dcp_snapshots
-from ciuic.training.loading import StateFiles
+from ciuic.training.loading.files import StateFiles
 
 __all__ = ["CiuicReader"]
 
@@ -32,13 +33,13 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
     """Loads a checkpoint that ``CiuicWriter`` saved; every byte that is read is checked.
 
     Args:
-        save_dir: The store's directory.
+        save_dir: The store's directory, or the URL of its bucket.
         ref: The checkpoint: ``latest``, a tag, an ID, or a time.
     """
 
     def __init__(self, save_dir: str | os.PathLike[str], ref: str = "latest") -> None:
         super().__init__()
-        self._path = os.path.abspath(os.fspath(save_dir))
+        self._path = absolute_address(os.fspath(save_dir))
         self._ref = ref
         self._summary: SnapshotSummary | None = None
         self._stored: dict[Any, Stored] = {}
@@ -56,7 +57,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
             SnapshotNotFoundError: There is none.
             CorruptionError: It is damaged.
         """
-        with open_store(self._path) as store:
+        with open_at_address(self._path, os.environ) as store:
             self._summary = _find(store, self._ref)
             data = StateFiles(store, self._summary).bytes_of(DOCUMENT_NAME)
         metadata = read_document(data.tobytes())
@@ -72,7 +73,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
         return dataclasses.replace(plan, storage_data=self._found.id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse a load in which a commit came between the ranks.
+        """Refuse a load whose ranks found different snapshots, because of a commit meanwhile.
 
         Raises:
             UsageError: The ranks have found different snapshots.
@@ -92,7 +93,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
             CorruptionError: A byte of the snapshot is damaged or missing.
             TypeError: Bytes would run code when they are unpickled.
         """
-        with open_store(self._path) as store:
+        with open_at_address(self._path, os.environ) as store:
             files = _Shards(StateFiles(store, self._found))
             # Each tensor is read once, in the order of its file.
             for item in sorted(plan.items, key=lambda item: self._place(item)[:2]):
@@ -154,7 +155,7 @@ class _Shards:
             try:
                 self._tables[file] = 8 + length, json.loads(text)
             except ValueError as error:
-                raise CorruptionError(f"{file} has no header of safetensors") from error
+                raise CorruptionError(f"{file} has no safetensors header") from error
         return self._tables[file]
 
 
@@ -162,7 +163,7 @@ def _load_tensor(files: _Shards, place: Stored, item: Any, planner: LoadPlanner)
     """Read the rows of a stored tensor that an item needs, and copy the item's part of them."""
     array = place.array
     if array is None:
-        raise CorruptionError(f"{place.name} in {place.file} is no tensor")
+        raise CorruptionError(f"{place.name} in {place.file} is not a tensor")
     shape = list(array["shape"])
     offsets, lengths = list(item.storage_offsets), list(item.lengths)
     fits = len(offsets) == len(lengths) == len(shape) and all(
@@ -208,7 +209,7 @@ def _find(store: Store, ref: str) -> SnapshotSummary:
     if ref == "latest":
         if not saved:
             raise SnapshotNotFoundError(
-                f"there is no checkpoint of torch.distributed.checkpoint in {store.path}",
+                f"no snapshot is a checkpoint of torch.distributed.checkpoint in {store.path}",
                 hint="Save one with CiuicWriter.",
             )
         return saved[0]
@@ -217,5 +218,5 @@ def _find(store: Store, ref: str) -> SnapshotSummary:
         return tagged[0]
     summary = find_snapshot(store, ref, holding=[STATE_ROOT])
     if STATE_ROOT not in summary.roots or DCP not in summary.tags:
-        raise UsageError(f"{summary.id} is no checkpoint of torch.distributed.checkpoint")
+        raise UsageError(f"{summary.id} is not a checkpoint of torch.distributed.checkpoint")
     return summary

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 
-from ciuic.training.arrays import ArrayLeaf, UnstorableError, describe
+from ciuic.training.arrays import ArrayLeaf, UnstorableError, copy_arrays, describe, place_for
 from ciuic.training.dcp.handover import Part
 from ciuic.training.files import TensorFile, header
-from ciuic.training.staging import StagingBuffer
+from ciuic.training.staging.buffer import StagingBuffer
 
 __all__ = ["StagedShard", "check_bytes", "shard_name", "stage_shard"]
 
@@ -68,11 +68,13 @@ def stage_shard(plan: SavePlan, planner: SavePlanner) -> StagedShard:
     """
     table = TensorFile()
     leaves: list[ArrayLeaf] = []
+    values: list[Any] = []
     rows: list[tuple[str, dict[str, Any] | None]] = []
     for item in plan.items:
-        leaf = _leaf(item, planner)
+        leaf, value = _leaf(item, planner)
         name = table.add(item.index.fqn, leaf.stored_dtype, leaf.stored_shape, leaf.size_bytes)
         leaves.append(leaf)
+        values.append(value)
         is_bytes = item.type == WriteItemType.BYTE_IO
         rows.append((name, None if is_bytes else leaf.description))
     # The widest elements first: every tensor is aligned in the file.
@@ -87,8 +89,10 @@ def stage_shard(plan: SavePlan, planner: SavePlanner) -> StagedShard:
     try:
         memory = buffer.reserve(end)
         memory[: len(head)] = np.frombuffer(head, np.uint8)
-        for leaf, place in zip(leaves, begin, strict=True):
-            leaf.copy(memory[place : place + leaf.size_bytes])
+        copy_arrays(
+            (place_for(value, memory[at : at + leaf.size_bytes]), value)
+            for leaf, value, at in zip(leaves, values, begin, strict=True)
+        )
         del memory
     except BaseException:
         buffer.close()
@@ -98,15 +102,16 @@ def stage_shard(plan: SavePlan, planner: SavePlanner) -> StagedShard:
 
 
 # Any: torch is optional, so its types are unknown to the type checker.
-def _leaf(item: Any, planner: SavePlanner) -> ArrayLeaf:
+def _leaf(item: Any, planner: SavePlanner) -> tuple[ArrayLeaf, Any]:
     data = planner.resolve_data(item)
     try:
         if item.type != WriteItemType.BYTE_IO:
-            return describe(data.detach())
+            return describe(data.detach()), data.detach()
         # Copied: the planner may use its buffer again.
         plain = bytes(data.getbuffer())
         check_bytes(plain, item.index.fqn)
-        return describe(np.frombuffer(plain, np.uint8))
+        array = np.frombuffer(plain, np.uint8)
+        return describe(array), array
     except UnstorableError as error:
         raise TypeError(f"{item.index.fqn} can't be stored: it {error}") from None
 

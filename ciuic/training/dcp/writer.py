@@ -14,14 +14,14 @@ from ciuic.catalog import check_tags
 from ciuic.errors import UsageError
 from ciuic.snapshot.memory import MemoryRequest, take_from_memory
 from ciuic.snapshot.memory_files import MemoryFile
-from ciuic.store.directory.create import create_store
-from ciuic.store.store import open_store
+from ciuic.store.addressed import absolute_address, ensure_store, open_at_address
 from ciuic.system.clock import SystemClock
 from ciuic.training.dcp.document import DOCUMENT_NAME, Stored, write_document
 from ciuic.training.dcp.handover import Connection, Shard, the_exchange
 from ciuic.training.dcp.shards import shard_name, stage_shard
 from ciuic.training.finding import DCP
-from ciuic.training.keeping import Keeper
+from ciuic.training.retention.keeping import Keeper
+from ciuic.training.retention.planning import Rules
 
 __all__ = ["CiuicWriter", "tag_of"]
 
@@ -39,7 +39,8 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
     All ranks must run on one machine. The rank that coordinates the save stores and commits.
 
     Args:
-        save_dir: The store's directory; it is created if it is missing.
+        save_dir: The store's directory, or the URL of its bucket, such as s3://bucket/prefix; it is
+            created if it is missing.
         max_snapshots: Checkpoints that stay in the store, pinned ones not counted; None: all.
     """
 
@@ -48,14 +49,8 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
     ) -> None:
         super().__init__()
         path = os.fspath(save_dir)
-        if "://" in path:
-            raise UsageError(
-                f"save_dir={path!r} is a URL", hint="Give the path of a directory of this machine."
-            )
-        if max_snapshots is not None and max_snapshots < 1:
-            raise UsageError(f"max_snapshots={max_snapshots!r} is not a number from 1 on")
-        self._path = os.path.abspath(path)
-        self._keep_count = max_snapshots
+        self._path = absolute_address(path)
+        self._rules = None if max_snapshots is None else Rules(max_snapshots)
         self._tags: tuple[str, ...] = (DCP,)
         self._rank = 0
         self._is_coordinator = False
@@ -80,14 +75,14 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
         """
         if not kwargs.get("use_collectives", True):
             raise UsageError(
-                "use_collectives=False has no rank that commits",
+                "with use_collectives=False no rank commits",
                 hint="Leave it out: a snapshot exists when all ranks' parts are durable.",
             )
         self._is_coordinator = is_coordinator
         self._rank = kwargs.get("rank") or 0
         self._drop()
         if is_coordinator:
-            create_store(self._path, SystemClock())
+            ensure_store(self._path, os.environ, SystemClock())
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """See ``StorageWriter``."""
@@ -166,10 +161,10 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
     def _commit(self, files: tuple[MemoryFile, ...]) -> str:
         clock = SystemClock()
         request = MemoryRequest(files, clock.now_ns(), self._tags)
-        with open_store(self._path, write=True, wait_s=_LOCK_WAIT_S) as store:
+        with open_at_address(self._path, os.environ, write=True, wait_s=_LOCK_WAIT_S) as store:
             report = take_from_memory(store, request, clock=clock)
-            if self._keep_count is not None:
-                Keeper(clock).keep(store, DCP, self._keep_count)
+            if self._rules is not None:
+                Keeper(clock).keep(store, DCP, self._rules)
         return str(report.id)
 
     def _drop(self) -> None:

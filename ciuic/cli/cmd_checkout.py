@@ -1,0 +1,211 @@
+"""``ciuic checkout``."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from ciuic.cli.candidates import SNAPSHOT, stored_path
+from ciuic.cli.cmd_restore import print_restored, restore_exit_code
+from ciuic.cli.interrupt import interruptible
+from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.options import absolute, given, json_option, wait_option
+from ciuic.cli.progress import progress
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import Session
+from ciuic.errors import CiuicError, CorruptionError
+from ciuic.ids import SnapshotId
+from ciuic.model import path_text
+from ciuic.restore.report import RestoreReport
+from ciuic.restore.restore import restore
+from ciuic.restore.targets import RestoreRequest
+from ciuic.snapshot.hooks import Hooks, refuse_in_hook, take_with_hooks
+from ciuic.snapshot.report import TakeReport
+from ciuic.store.records.manifest import Manifest
+from ciuic.system.clock import SystemClock
+from ciuic.units import counted, format_bytes, format_files, listed
+from ciuic.verify.paths import Readable, read_paths
+
+__all__ = ["command"]
+
+_TAG: Final = "before-checkout"
+_NAMED_MAX: Final = 5
+
+
+@click.command("checkout")
+@click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
+@click.argument(
+    "paths", nargs=-1, required=True, metavar="PATH...", callback=given, shell_complete=stored_path
+)
+@click.option("--delete", is_flag=True, help="Also remove files that the snapshot does not have.")
+@click.option("--dry-run", is_flag=True, help="Verify, show what would be done, and do nothing.")
+@wait_option
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    *,
+    snapshot_id: str,
+    paths: tuple[str, ...],
+    delete: bool,
+    dry_run: bool,
+    wait_s: float,
+    as_json: bool,
+) -> None:
+    """Roll PATHs back to a snapshot, in place, after saving what is there.
+
+    First, ciuic reads and checks every byte that the snapshot has of PATHs. If any is damaged, it
+    changes nothing. Then it takes a snapshot of what is there now, with the tag 'before-checkout'.
+    If a program is writing there, so that this snapshot lacks something, ciuic restores nothing.
+    Otherwise it restores PATHs with --overwrite. To go back, check out the snapshot that it has
+    taken. If PATHs are right already, it takes no snapshot. The exit codes are those of 'ciuic
+    restore'.
+    """
+    if not dry_run:
+        refuse_in_hook(os.environ)
+    wanted = tuple(absolute(path) for path in paths)
+    with opened(session) as store:
+        chosen = find_snapshot(session, store, snapshot_id, holding=wanted).id
+    plan = _restore(session, chosen, wanted, delete=delete, dry_run=True)
+    checked = _verify(session, chosen, wanted)
+    before, report = None, plan
+    if not dry_run:
+        if plan.written_files or plan.deleted_files:
+            before = _save(session, chosen, wanted, wait_s)
+        report = _restore(session, chosen, wanted, delete=delete, dry_run=False)
+    if as_json:
+        print_json(
+            {
+                "id": chosen,
+                "verified_files": checked.files,
+                "verified_bytes": checked.read_bytes,
+                "before": None if before is None else before.as_json(),
+                "restore": report.as_json(),
+            }
+        )
+    else:
+        _print(chosen, checked, before, report)
+    sys.exit(restore_exit_code(report))
+
+
+def _restore(
+    session: Session,
+    snapshot_id: SnapshotId,
+    paths: tuple[bytes, ...],
+    *,
+    delete: bool,
+    dry_run: bool,
+) -> RestoreReport:
+    """Restore, or find out what that would do: its refusals come before anything else."""
+    request = RestoreRequest(paths, overwrite=True, delete=delete, dry_run=dry_run)
+    with interruptible() as cancelled, opened(session) as store, progress("restore") as shown:
+        return restore(
+            store,
+            store.manifest(snapshot_id),
+            request,
+            clock=SystemClock(),
+            cancelled=cancelled,
+            progress=shown,
+        )
+
+
+def _verify(session: Session, snapshot_id: SnapshotId, paths: tuple[bytes, ...]) -> Readable:
+    """Read what the restore will need.
+
+    Raises:
+        CorruptionError: A part of it is damaged.
+    """
+    with interruptible() as cancelled, opened(session) as store, progress("verify") as shown:
+        found = read_paths(
+            store, store.manifest(snapshot_id), paths, cancelled=cancelled, progress=shown
+        )
+    if found.damaged:
+        names = [path_text(one.path) for one in found.damaged]
+        raise CorruptionError(
+            f"{snapshot_id} has {counted(len(names), 'path')} damaged, so nothing was changed:"
+            f" {listed(names[:_NAMED_MAX], len(names))}",
+            hint="'ciuic repair' may repair it, 'ciuic log PATH' shows other versions, and"
+            " 'ciuic restore --overwrite --fallback' takes damaged files from older snapshots.",
+        )
+    return found
+
+
+def _save(
+    session: Session, snapshot_id: SnapshotId, paths: Sequence[bytes], wait_s: float
+) -> TakeReport | None:
+    """Take a snapshot of what is at the roots of a snapshot now; None if nothing is there.
+
+    Raises:
+        CiuicError: It could not store one of the paths as it is.
+    """
+    # Imported here because it knows the whole configuration.
+    from ciuic.cli.taking import take_request
+
+    with opened(session) as store:
+        manifest = store.manifest(snapshot_id)
+    roots = _roots(manifest, paths)
+    if not roots:
+        return None
+    settings = session.take_settings(names_paths=True)
+    # Its own rules: what this snapshot left out is not replaced, and need not be saved.
+    request = take_request(
+        settings,
+        roots,
+        manifest.exclude,
+        base=False,
+        tags=(_TAG,),
+        schedule=settings.schedule_of(roots, manifest.exclude),
+    )
+    with interruptible() as cancelled, progress("snapshot") as shown:
+        report = take_with_hooks(
+            lambda: opened(session, write=True, wait_s=wait_s, cancelled=cancelled),
+            request,
+            Hooks(settings.before, settings.after, settings.hook_timeout_s),
+            clock=SystemClock(),
+            say=lambda line: click.echo(printable(line), err=True),
+            cancelled=cancelled,
+            progress=shown,
+        )
+    lacking = [
+        warning
+        for warning in report.trouble
+        if not warning.harmless and any(_is_in(warning.path, path) for path in paths)
+    ]
+    if lacking or report.trouble_count > len(report.trouble):
+        which = f", such as {path_text(lacking[0].path)}: {lacking[0].what}" if lacking else ""
+        raise CiuicError(
+            f"what is there now could not be saved completely in {report.id}{which}; nothing was"
+            " restored",
+            hint="Stop the program that writes there, and try again. 'ciuic restore --overwrite'"
+            " replaces it without saving it.",
+        )
+    return report
+
+
+def _roots(manifest: Manifest, paths: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return the roots that hold paths and are there."""
+    return tuple(
+        root.path
+        for root in manifest.roots
+        if any(_is_in(path, root.path) for path in paths) and os.path.isdir(root.path)
+    )
+
+
+def _is_in(path: bytes, above: bytes) -> bool:
+    return path == above or path.startswith(above.rstrip(b"/") + b"/")
+
+
+def _print(
+    snapshot_id: SnapshotId, checked: Readable, before: TakeReport | None, report: RestoreReport
+) -> None:
+    click.echo(
+        f"{snapshot_id}: verified {format_files(checked.files)}"
+        f" ({format_bytes(checked.read_bytes)})"
+    )
+    if before is not None:
+        click.echo(f"{before.id}: what was there before, with the tag '{_TAG}'")
+    elif report.dry_run and (report.written_files or report.deleted_files):
+        click.echo(f"would take a snapshot of what is there, with the tag '{_TAG}'")
+    print_restored(snapshot_id, report)

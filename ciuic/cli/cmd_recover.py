@@ -1,0 +1,156 @@
+"""``ciuic recover``."""
+
+import contextlib
+import os
+import sys
+from decimal import Decimal
+from typing import Final
+
+import click
+
+from ciuic.cli.interrupt import interruptible
+from ciuic.cli.opening import opened
+from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.render import print_json, printable
+from ciuic.cli.session import Session
+from ciuic.cli.table import print_pair
+from ciuic.errors import DONE, FAILED, TROUBLE, SnapshotNotFoundError, UsageError
+from ciuic.guard.recovery.find import Window
+from ciuic.guard.recovery.recover import recover
+from ciuic.guard.recovery.report import BrokenFile, RecoveryReport
+from ciuic.guard.recovery.versions import usable_snapshots
+from ciuic.model import EMERGENCY_TAG, SUSPECT_TAG, ExcludeRules, path_text
+from ciuic.system.clock import SystemClock, local_time_text, unix_seconds
+from ciuic.units import counted, format_duration, format_files, inflected
+
+__all__ = ["command"]
+
+_NS: Final = 1_000_000_000
+
+
+def _time_ns(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Convert a time to nanoseconds since 1970."""
+    if value is None:
+        return None
+    if given(context, parameter, value).startswith("@"):
+        with contextlib.suppress(ValueError, ArithmeticError):
+            return int(Decimal(value[1:]) * _NS)
+    elif (seconds := unix_seconds(value)) is not None:
+        return round(seconds * _NS)
+    raise click.BadParameter(
+        f"{value!r} is not a time: write '2026-06-15 14:30' or @SECONDS", context, parameter
+    )
+
+
+@click.command("recover")
+@click.argument("paths", metavar="[PATH]...", nargs=-1, callback=given)
+@click.option(
+    "--since",
+    "since_ns",
+    metavar="TIME",
+    callback=_time_ns,
+    help="Look at files that changed at TIME or later.  [default: the time of the newest snapshot"
+    " that no failure caused]",
+)
+@click.option(
+    "--until",
+    "until_ns",
+    metavar="TIME",
+    callback=_time_ns,
+    help="Leave files alone that changed after TIME.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing.")
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    *,
+    paths: tuple[str, ...],
+    since_ns: int | None,
+    until_ns: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Find broken checkpoints, and put back the newest valid version of each.
+
+    A checkpoint is broken if its own format says so: it is cut short, or a part differs from its
+    checksum. ciuic looks below the configured directories, or at PATHs if given. The version comes
+    from the newest snapshot that has a valid one, and is checked before it gets the name. The
+    broken file stays in its directory as .NAME.broken-1. A broken file without a valid version is
+    only moved aside. All other files stay as they are.
+
+    Exits with 1 if a file could not be put back, and with 3 if one has no valid version.
+    """
+    clock = SystemClock()
+    roots = tuple(absolute(path) for path in paths)
+    exclude = ExcludeRules()
+    if not roots:
+        settings = session.take_settings(names_paths=False)
+        roots = tuple(os.fsencode(path) for path in settings.all_paths)
+        exclude = settings.exclude_rules
+    for path in roots if paths else ():
+        if not os.path.lexists(path):
+            raise UsageError(
+                f"{printable(path_text(path))} does not exist",
+                hint="'ciuic restore -p PATH' restores what is gone.",
+            )
+    with interruptible() as cancelled, opened(session) as store:
+        snapshots = usable_snapshots(store, without_tag=SUSPECT_TAG)
+        regular = [one.taken_ns for one in snapshots if EMERGENCY_TAG not in one.tags]
+        if not snapshots and since_ns is None:
+            raise SnapshotNotFoundError(
+                "no snapshot has a version of any file",
+                hint="With --since TIME, broken files are moved aside.",
+            )
+        saved_ns = max(regular, default=0)
+        window = Window(saved_ns if since_ns is None else since_ns, until_ns, saved_ns)
+        report = recover(
+            store,
+            roots,
+            window,
+            snapshots=snapshots,
+            exclude=exclude,
+            clock=clock,
+            is_dry_run=dry_run,
+            planned=lambda found: _print_planned(found, err=as_json),
+            cancelled=cancelled,
+        )
+    _print_done(report, err=as_json)
+    if as_json:
+        print_json(report.as_json())
+    sys.exit(FAILED if report.failed else TROUBLE if report.lost else DONE)
+
+
+def _print_planned(found: BrokenFile, *, err: bool) -> None:
+    print_pair("", f"{printable(path_text(found.path))} is broken: {found.what}", 0, err=err)
+    version = found.version
+    if version is None:
+        text = "no snapshot has a valid version: it is only moved aside"
+    else:
+        taken = local_time_text(version.taken_ns)
+        text = f"{version.snapshot_id} ({taken}) has the newest valid version, which replaces it"
+    print_pair("", text, 7, err=err)
+
+
+def _print_done(report: RecoveryReport, *, err: bool) -> None:
+    def line(text: str) -> None:
+        print_pair("", text, 0, err=err)
+
+    for warning in report.left_alone:
+        line(f"{printable(path_text(warning.path))} is left alone: {printable(warning.what)}")
+    for found in report.failed:
+        line(f"{printable(path_text(found.path))} stays broken: {printable(found.failure)}")
+    checked = f"{format_files(report.checked)} looked at"
+    if not report.broken:
+        line(f"{checked}, none is broken")
+    elif report.is_dry_run:
+        count = counted(len(report.broken), "broken file")
+        line(f"{checked}, {count}; nothing was changed")
+    else:
+        moved = [found for found in report.broken if found.aside]
+        back = sum(found.version is not None for found in moved)
+        took = format_duration(report.total_s)
+        line(
+            f"{checked}; {format_files(back)} {inflected(back, 'was', 'were')} put back,"
+            f" {len(moved)} moved aside as .NAME.broken-N, {took}"
+        )

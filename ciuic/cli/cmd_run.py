@@ -1,0 +1,307 @@
+"""``ciuic run``."""
+
+import contextlib
+import math
+import os
+import resource
+import signal
+import sys
+from typing import Final
+
+import click
+
+from ciuic.cli.after_failure import recover_files, take_emergency
+from ciuic.cli.alerting import Alerts
+from ciuic.cli.guarding import (
+    JOB_VARIABLE,
+    JobEvents,
+    announce_snapshots,
+    channels_of,
+    environment,
+    oom_text,
+    rules_of,
+    run_rule_command,
+    say,
+)
+from ciuic.cli.options import absolute, given, logs_option, size_bytes
+from ciuic.cli.session import Session
+from ciuic.errors import CiuicError, UsageError
+from ciuic.guard.job.cgroup import Cgroup, NoCgroup, create_cgroup
+from ciuic.guard.job.command import Command, CommandError
+from ciuic.guard.job.guarding import Ended, block_signals, guard, is_asked_to_end
+from ciuic.guard.job.idle import Idleness
+from ciuic.guard.job.logs import JobLogs
+from ciuic.guard.job.processes import become_subreaper
+from ciuic.guard.rules.watching import Finding
+from ciuic.system.clock import Clock, SystemClock
+from ciuic.units import counted, inflected
+
+__all__ = ["command"]
+
+_PERIOD_US: Final = 100_000
+_FIRST_WAIT_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 300.0
+_WEIGHT: Final = click.IntRange(1, 10_000)
+
+
+@click.command(
+    "run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
+)
+@click.option(
+    "--job",
+    metavar="NAME",
+    callback=given,
+    help="The name of the job in messages.  [default: the name of the program]",
+)
+@logs_option
+@click.option(
+    "--restart",
+    type=click.IntRange(0, 1000),
+    default=0,
+    metavar="N",
+    help="How often to start COMMAND again if it fails.  [default: 0]",
+)
+@click.option("--cpu-weight", type=_WEIGHT, metavar="N", help="Its share of the CPUs: 1 to 10000.")
+@click.option(
+    "--cpus",
+    type=click.FloatRange(0.01, 100_000),
+    metavar="N",
+    help="How many CPUs it may use at most, such as 2.5.",
+)
+@click.option(
+    "--memory-max",
+    "memory_bytes",
+    metavar="SIZE",
+    callback=size_bytes,
+    help="How much memory it may use at most.",
+)
+@click.option("--io-weight", type=_WEIGHT, metavar="N", help="Its share of disk I/O: 1 to 10000.")
+@click.argument("arguments", metavar="[--] COMMAND...", nargs=-1, required=True)
+@click.pass_obj
+def command(
+    session: Session,
+    *,
+    job: str | None,
+    logs: tuple[str, ...],
+    restart: int,
+    cpu_weight: int | None,
+    cpus: float | None,
+    memory_bytes: int | None,
+    io_weight: int | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run COMMAND, watch its logs by the rules, and take a snapshot when it fails.
+
+    COMMAND keeps the terminal. ciuic passes signals on to it, and exits as it did. If the system
+    has cgroups of version 2, COMMAND runs in a cgroup of its own. If a rule with the action 'pause'
+    fires, every process of the job stops: send SIGCONT to ciuic to let it go on.
+    """
+    name = job or os.path.basename(arguments[0]) or "job"
+    rules = rules_of(session)
+    limits = _limits(cpu_weight, cpus, memory_bytes, io_weight)
+    clock = SystemClock()
+    alerts = Alerts(channels_of(session), name, clock)
+    cgroup = _cgroup(name, limits)
+    can_snapshot = announce_snapshots(session)
+    become_subreaper()
+    block_signals()
+    watched = JobLogs([absolute(log) for log in logs], rules if logs else (), clock)
+    idleness = Idleness(rules, clock)
+    running = _started(arguments, name, cgroup, clock)
+    restarts = _Restarts(session, name, restart, clock, has_store=can_snapshot)
+    events = JobEvents(
+        session,
+        name,
+        clock,
+        lambda text, found: _start(running, text, name, found),
+        has_store=can_snapshot,
+        alerts=alerts,
+    )
+    while True:
+        alerts.started = running.helpers
+        ended = guard(running, watched, idleness, events, clock)
+        if not ended.is_failure:
+            alerts.ended("failure", "critical", f"job {name} has ended well after a restart")
+            break
+        failed_s = clock.monotonic_s()
+        said = f"job {name} {_how(ended)}"
+        say(f"critical: {said}")
+        alerts.began("failure", "critical", said, step=ended.last_step)
+        is_saved = not can_snapshot or take_emergency(session) is not None
+        if not restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
+            break
+        helpers = running.helpers  # alerts on their way: the end of this job must not end them
+        running = _started(arguments, name, cgroup, clock)
+        running.helpers = helpers
+    watched.close()
+    events.finish()
+    left = running.members()
+    if left:
+        count = counted(len(left), "process", "processes")
+        say(
+            f"{count} of job {name} {inflected(len(left), 'is', 'are')} still running",
+            "ciuic no longer guards them.",
+        )
+    running.close()
+    alerts.wait()
+    _exit_like(ended.code)
+
+
+class _Restarts:
+    """Decides whether a job starts again, and prepares that.
+
+    Args:
+        session: The store.
+        job: The name of the job.
+        most: How often at most.
+        clock: Tells the time.
+        has_store: Files can be put back.
+    """
+
+    def __init__(
+        self, session: Session, job: str, most: int, clock: Clock, *, has_store: bool
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._most = most
+        self._clock = clock
+        self._has_store = has_store
+        self._began_ns = clock.now_ns()
+        self._count = 0
+        self._failed_step: int | None = None
+
+    def may_begin(self, running: Command, ended: Ended, failed_s: float, *, is_saved: bool) -> bool:
+        """Wait until the job can start again; returns False, and says why, if it must not.
+
+        Every process of the job has ended then: otherwise two trainings would write the same files.
+        Broken files have been put back.
+        """
+        if self._count >= self._most:
+            return False
+        step, not_again = ended.last_step, "is not started again"
+        if not is_saved:
+            say(f"job {self._job} {not_again}, because its state could not be saved first")
+            return False
+        if self._count and step is not None and step == self._failed_step:
+            say(f"job {self._job} failed twice at step {step}, and {not_again}")
+            return False
+        left = running.end_all()
+        if left:
+            say(f"job {self._job} {not_again}: process {left[0]} of it can't be ended")
+            return False
+        if self._has_store and not recover_files(
+            self._session, since_ns=self._began_ns, until_ns=self._clock.now_ns()
+        ):
+            return self._was_asked()
+        wait_s = min(_FIRST_WAIT_S * 2**self._count, _LONGEST_WAIT_S)
+        wait_s = max(wait_s - (self._clock.monotonic_s() - failed_s), 0.0)
+        self._count += 1
+        self._failed_step = step
+        say(
+            f"job {self._job} starts again in {wait_s:.0f} s: restart {self._count} of {self._most}"
+        )
+        return not is_asked_to_end(wait_s) or self._was_asked()
+
+    def _was_asked(self) -> bool:
+        say(f"job {self._job} is not started again, because a signal asked ciuic to end")
+        return False
+
+
+def _started(
+    arguments: tuple[str, ...], name: str, cgroup: Cgroup | None, clock: SystemClock
+) -> Command:
+    """Start the command, or end ciuic as a shell would."""
+    try:
+        return Command(arguments, environment() | {JOB_VARIABLE: name}, cgroup=cgroup, clock=clock)
+    except CommandError as error:
+        if cgroup is not None:
+            cgroup.remove()
+        say(error.message, error.hint)
+        sys.exit(error.status)
+
+
+def _start(running: Command, text: str, name: str, found: Finding) -> None:
+    pid = run_rule_command(running.pid, text, name, found)
+    if pid:
+        running.helpers.add(pid)
+
+
+def _limits(
+    cpu_weight: int | None, cpus: float | None, memory_bytes: int | None, io_weight: int | None
+) -> dict[str, str]:
+    """Return the files of a cgroup and their texts."""
+    found = {}
+    if cpu_weight is not None:
+        found["cpu.weight"] = str(cpu_weight)
+    if cpus is not None:
+        found["cpu.max"] = f"{math.ceil(cpus * _PERIOD_US)} {_PERIOD_US}"
+    if memory_bytes is not None:
+        if memory_bytes < 1024 * 1024:
+            raise UsageError("--memory-max is less than 1 MiB", hint="Write a size like 64 GiB.")
+        found["memory.max"] = str(memory_bytes)
+    if io_weight is not None:
+        found["io.weight"] = f"default {io_weight}"
+    return found
+
+
+def _cgroup(name: str, limits: dict[str, str]) -> Cgroup | None:
+    try:
+        return create_cgroup(name, limits)
+    except NoCgroup as error:
+        if limits:
+            raise CiuicError(
+                f"the limits can't be set: {error}; the command was not started",
+                hint=f"Run it without limits, or under '{_by_systemd(limits)} ciuic run ...'.",
+            ) from error
+        say(f"job {name} has no cgroup of its own: {error}; a pause stops its processes singly")
+        return None
+
+
+def _by_systemd(limits: dict[str, str]) -> str:
+    """Return the command that asks systemd for a cgroup with these limits."""
+    properties = {
+        "cpu.weight": "CPUWeight",
+        "cpu.max": "CPUQuota",
+        "memory.max": "MemoryMax",
+        "io.weight": "IOWeight",
+    }
+    given = []
+    for file, text in limits.items():
+        value = text.rpartition(" ")[2]
+        if file == "cpu.max":
+            value = f"{int(text.partition(' ')[0]) * 100 // _PERIOD_US}%"
+        given.append(f"-p {properties[file]}={value}")
+    return " ".join(["systemd-run", *(["--user"] if os.geteuid() else []), "--scope", *given])
+
+
+def _how(ended: Ended) -> str:
+    """Say how a job ended."""
+    code = ended.code or 0
+    if code >= 0:
+        how = f"failed with exit status {code}"
+    else:
+        how = f"was killed by signal {-code} ({_signal_name(-code)})"
+    how += oom_text(ended)
+    return how + ("" if ended.last_step is None else f"; its last step was {ended.last_step}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _exit_like(code: int | None) -> None:
+    """End this process as the command ended: with its status, or by the same signal."""
+    if code is None or code >= 0:
+        sys.exit(code or 0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The program has left a core dump if it should; this one would be of no use.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(-code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.kill(os.getpid(), -code)
+    sys.exit(128 - code)

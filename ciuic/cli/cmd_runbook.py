@@ -1,0 +1,57 @@
+"""``ciuic runbook``."""
+
+import os
+
+import click
+
+import ciuic
+from ciuic.catalog import latest_snapshot
+from ciuic.cli.opening import opened, warn_damaged
+from ciuic.cli.render import printable
+from ciuic.cli.session import Session
+from ciuic.config.settings import Settings
+from ciuic.drill.drill import last_drill
+from ciuic.report.doctor.runbook import Facts, runbook
+from ciuic.system.clock import SystemClock
+from ciuic.units import format_duration
+
+__all__ = ["command"]
+
+
+@click.command("runbook")
+@click.pass_obj
+def command(session: Session) -> None:
+    """Write the page with the steps of a recovery to stdout.
+
+    It names this machine's directories, its store, the people of 'contacts' in the configuration,
+    and complete commands. Keep it where you can read it without this machine.
+    """
+    settings = session.settings()
+    with opened(session) as store:
+        newest = latest_snapshot(store)
+        warn_damaged(session, store)
+        drill = last_drill(store)
+    facts = Facts(
+        host=os.uname().nodename,
+        version=ciuic.__version__,
+        config_path=os.path.abspath(settings.path),
+        store=session.store_path(),
+        roots=settings.all_paths,
+        schedules=[_plan(one, is_only=not settings.others) for one in settings.schedules],
+        drill_interval_s=settings.drill_interval_s,
+        contacts=settings.contacts,
+        channels=[channel.name for channel in settings.channels],
+        newest=newest,
+        last_drill=drill,
+        now_ns=SystemClock().now_ns(),
+    )
+    for line in runbook(facts).splitlines():
+        click.echo(printable(line))
+
+
+def _plan(settings: Settings, *, is_only: bool) -> str:
+    every = format_duration(settings.snapshot_interval_s)
+    text = f"every {every}, retention policy {settings.retention_policy}."
+    if is_only:
+        return f"Snapshots are taken {text}"
+    return f"- Schedule {settings.schedule}: {', '.join(settings.snapshot_paths)}, {text}"

@@ -1,0 +1,93 @@
+"""``ciuic watch``."""
+
+import sys
+
+import click
+
+from ciuic.cli.after_failure import take_emergency
+from ciuic.cli.alerting import Alerts
+from ciuic.cli.guarding import (
+    JobEvents,
+    announce_snapshots,
+    channels_of,
+    oom_text,
+    rules_of,
+    run_rule_command,
+    say,
+)
+from ciuic.cli.options import absolute, given, logs_option
+from ciuic.cli.session import Session
+from ciuic.errors import UsageError
+from ciuic.guard.job.command import Watched
+from ciuic.guard.job.guarding import block_signals, guard
+from ciuic.guard.job.idle import Idleness
+from ciuic.guard.job.logs import JobLogs
+from ciuic.guard.job.processes import ancestors
+from ciuic.guard.rules.watching import Finding
+from ciuic.system.clock import SystemClock
+
+__all__ = ["command"]
+
+
+@click.command("watch")
+@click.option(
+    "--pid",
+    type=click.IntRange(1),
+    required=True,
+    metavar="PID",
+    help="The first process of the job: torchrun, or the program itself.",
+)
+@click.option(
+    "--job",
+    metavar="NAME",
+    callback=given,
+    help="The name of the job in messages.  [default: 'process PID']",
+)
+@logs_option
+@click.pass_obj
+def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...]) -> None:
+    """Watch a process that runs already, and take a snapshot when it ends.
+
+    Only the parent of a process learns how it ended. So 'ciuic watch' takes every end for a
+    failure; 'ciuic run' can tell them apart. A pause stops the process and every process below it.
+    SIGCONT to ciuic lets them go on. After Ctrl-C or SIGTERM, ciuic lets them go on and ends, and
+    they keep running.
+    """
+    name = job or f"process {pid}"
+    clock = SystemClock()
+    alerts = Alerts(channels_of(session), name, clock)
+    watched = Watched(pid)
+    if pid in ancestors():
+        raise UsageError(
+            f"process {pid} is ciuic itself or above it, so ciuic can't watch it",
+            hint="Give the ID of the training program: 'pgrep -f train.py' finds it.",
+        )
+    rules = rules_of(session)
+    can_snapshot = announce_snapshots(session)
+    block_signals()
+    read = JobLogs([absolute(log) for log in logs], rules if logs else (), clock)
+    events = JobEvents(
+        session,
+        name,
+        clock,
+        lambda text, found: _start(pid, text, name, found),
+        has_store=can_snapshot,
+        alerts=alerts,
+    )
+    ended = guard(watched, read, Idleness(rules, clock), events, clock)
+    read.close()
+    if not ended.asked:
+        step = "" if ended.last_step is None else f"; its last step was {ended.last_step}"
+        said = f"job {name} has ended{oom_text(ended)}{step}"
+        say(f"critical: {said}")
+        alerts.began("failure", "critical", said, step=ended.last_step)
+        if can_snapshot:
+            take_emergency(session)
+    events.finish()
+    watched.close()
+    alerts.wait()
+    sys.exit(0)
+
+
+def _start(pid: int, text: str, name: str, found: Finding) -> None:
+    run_rule_command(pid, text, name, found)

@@ -1,0 +1,104 @@
+"""``ciuic web``."""
+
+import os
+
+import click
+
+from ciuic.cli.addresses import place_options
+from ciuic.cli.cmd_doctor import subject_of
+from ciuic.cli.opening import opened
+from ciuic.cli.options import absolute, given, local_file
+from ciuic.cli.session import Session
+from ciuic.config.load import read_store_path
+from ciuic.errors import CiuicError, ConfigError
+from ciuic.report.doctor.findings import Subject
+from ciuic.store.place.keys import is_url
+from ciuic.system.clock import SystemClock
+from ciuic.units import counted
+
+__all__ = ["command"]
+
+
+@click.command("web")
+@click.option(
+    "--listen",
+    default="127.0.0.1:0",
+    metavar="ADDRESS",
+    callback=given,
+    help="Where to listen: 127.0.0.1:PORT, [::1]:PORT, or the path of a socket; port 0 is any free"
+    " one.",
+)
+@click.option(
+    "--log",
+    "logs",
+    metavar="FILE",
+    multiple=True,
+    callback=given,
+    shell_complete=local_file,
+    help="A log of a training for the timeline, or a pattern that names several; may be repeated.",
+)
+@click.pass_obj
+def command(session: Session, *, listen: str, logs: tuple[str, ...]) -> None:
+    """Serve the page and the HTTP API of the store to this machine, until Ctrl-C.
+
+    The line on stdout is the address of the page. Its token, new with each start, is the key to the
+    page: keep it to yourself. Nothing leaves the machine. To see the page of another machine, let
+    ssh forward a port: ssh -L 8080:127.0.0.1:8080 HOST, and there ciuic web --listen
+    127.0.0.1:8080. /v1/openapi.json describes the API; a program sends the token as
+    'Authorization: Bearer TOKEN'.
+    """
+    context = click.get_current_context()
+
+    def subject() -> Subject:
+        # Requests are answered by other threads, and click's context belongs to this one.
+        with context.scope(cleanup=False):
+            return subject_of(session)
+
+    with opened(session) as store:
+        path = store.path if store.bucket is None else store.name
+    try:
+        from ciuic.web.server import parse_address, serve
+    except ModuleNotFoundError as error:
+        raise CiuicError(
+            f"the page needs the Python package {error.name}, which is not installed",
+            hint="Install it: pip install 'ciuic[web]'.",
+        ) from error
+    serve(
+        path,
+        subject,
+        parse_address(listen),
+        logs=[absolute(log) for log in logs],
+        words=lambda: _words(session, path),
+        clock=SystemClock(),
+        options=place_options(session, path),
+        ready=_ready,
+        ending=_ending,
+    )
+
+
+def _words(session: Session, store_path: str) -> list[bytes]:
+    """Return the options with which a command finds the store and its configuration.
+
+    Raises:
+        ConfigError: The configuration can't be read, or names another store by now.
+    """
+    config = session.config_path
+    if config is not None and session.store is None and not is_url(store_path):
+        named = read_store_path(config)
+        if os.path.realpath(named) != os.path.realpath(store_path):
+            raise ConfigError(
+                f"this page shows {store_path}, and {config} names {named} by now",
+                hint="Start 'ciuic web' again.",
+            )
+    found = [] if config is None else [b"--config", os.path.abspath(os.fsencode(config))]
+    # Given with --store, a configuration is that of another store.
+    return found if session.store is None else [*found, b"--store", os.fsencode(store_path)]
+
+
+def _ready(url: str) -> None:
+    click.echo(url)
+    click.echo("ciuic: press Ctrl-C to end", err=True)
+
+
+def _ending(running: int) -> None:
+    click.echo(f"ciuic: stopping {counted(running, 'job')}", err=True)

@@ -1,0 +1,283 @@
+"""What ``ciuic run`` and ``ciuic watch`` do about a job: messages, snapshots, pins and tags.
+
+A failing store never harms the training: what can't be done is said on stderr, and tried again
+while the job runs.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Final
+
+from ciuic.cli.alerting import Alerts
+from ciuic.cli.session import Session
+from ciuic.cli.table import print_pair
+from ciuic.errors import CiuicError
+from ciuic.guard.alerts.channels import Channel
+from ciuic.guard.job.guarding import Ended
+from ciuic.guard.rules.language import Rule, default_rules
+from ciuic.guard.rules.watching import Finding
+from ciuic.model import SUSPECT_TAG
+from ciuic.system.clock import Clock
+from ciuic.units import counted, format_duration
+
+__all__ = [
+    "JOB_VARIABLE",
+    "JobEvents",
+    "announce_snapshots",
+    "channels_of",
+    "environment",
+    "oom_text",
+    "rules_of",
+    "run_rule_command",
+    "say",
+]
+
+JOB_VARIABLE: Final = "CIUIC_JOB"
+_OWN_VARIABLES: Final = ("OPENBLAS_NUM_THREADS",)
+"""Variables that ciuic sets for itself. They would slow down the training."""
+
+_RETRY_S: Final = 5.0
+_WAIT_S: Final = 1.0
+_LAST_WAIT_S: Final = 30.0
+
+
+def say(text: str, hint: str = "") -> None:
+    """Print a message on stderr."""
+    print_pair("ciuic:", text, len("ciuic: "), err=True)
+    if hint:
+        print_pair("", hint, len("ciuic: "), err=True)
+
+
+class JobEvents:
+    """The events of one job; see ``Events``.
+
+    Args:
+        session: The store.
+        job: The name of the job.
+        clock: For retries.
+        run_command: Runs the command of a rule in the background.
+        has_store: Snapshots can be pinned and tagged.
+        alerts: Where faults are reported, besides stderr.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: str,
+        clock: Clock,
+        run_command: Callable[[str, Finding], None],
+        *,
+        has_store: bool,
+        alerts: Alerts,
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._clock = clock
+        self._run_command = run_command
+        self._has_store = has_store
+        self._alerts = alerts
+        self._pending: list[Callable[[float], None]] = []
+        self._fired_ns = 0
+        self._next_s = 0.0
+        self._failure = ""
+
+    def fired(self, finding: Finding) -> None:
+        """Report it, pin the last good snapshot, and tag the later ones."""
+        rule = finding.rule
+        at = "" if finding.step is None else f" at step {finding.step}"
+        back = "" if finding.go_back_step is None else f"; go back to step {finding.go_back_step}"
+        said = f"job {self._job}: {rule.name}{at}: {finding.what}{back}"
+        say(f"{rule.severity}: {said}")
+        self._alerts.began(
+            f"rule {rule.name}",
+            rule.severity,
+            said + ("; the job is paused" if rule.action == "pause" else ""),
+            rule=rule.name,
+            step=finding.step,
+            go_back_step=finding.go_back_step,
+        )
+        if rule.action == "pause":
+            say(
+                f"job {self._job} is paused",
+                f"'kill -CONT {os.getpid()}' lets it go on; Ctrl-C or SIGTERM lets it end.",
+            )
+        elif rule.action == "run":
+            self._run_command(rule.command, finding)
+        if not self._has_store or rule.idle_s:  # what a job that hangs has saved is as good as ever
+            return
+        now_ns = self._clock.now_ns()
+        good_ns = finding.seen_ns or now_ns
+        self._fired_ns = self._fired_ns or now_ns
+        self._pending.append(lambda wait_s: self._pin_before(good_ns, wait_s))
+        self._next_s = 0.0
+
+    def fault_ended(self, finding: Finding) -> None:
+        """Report it."""
+        at = "" if finding.step is None else f" at step {finding.step}"
+        said = f"job {self._job}: {finding.rule.name} ended{at}"
+        say(said)
+        self._alerts.ended(f"rule {finding.rule.name}", finding.rule.severity, said)
+
+    def resumed(self) -> None:
+        """Report it."""
+        said = f"job {self._job} goes on"
+        say(said)
+        self._alerts.ended("long pause", "critical", said)
+
+    def paused_long(self, duration_s: float) -> None:
+        """Report it."""
+        said = (
+            f"job {self._job} has been paused for {format_duration(duration_s)}, and its"
+            " collectives may run into their time limit when it goes on"
+        )
+        self._alerts.began("long pause", "critical", said)
+        say(
+            f"critical: {said}",
+            "NCCL allows 10 minutes and gloo 30, unless the program sets another limit.",
+        )
+
+    def idle(self) -> None:
+        """Try again what could not be done."""
+        if self._pending and self._clock.monotonic_s() >= self._next_s:
+            self._work(_WAIT_S)
+            self._next_s = self._clock.monotonic_s() + _RETRY_S
+
+    def finish(self) -> None:
+        """Tag the snapshots since a rule fired, and say what could not be done."""
+        if self._fired_ns:
+            fired_ns = self._fired_ns
+            self._pending.append(lambda wait_s: self._tag_since(fired_ns, wait_s))
+        self._work(_LAST_WAIT_S)
+        if self._pending:
+            say(f"snapshots could not be pinned and tagged: {self._failure}")
+
+    def _work(self, wait_s: float) -> None:
+        waiting, self._pending = self._pending, []
+        for act in waiting:
+            try:
+                act(wait_s)
+            except (CiuicError, OSError) as error:
+                self._failure = str(error)
+                self._pending.append(act)
+
+    def _pin_before(self, good_ns: int, wait_s: float) -> None:
+        # Imported when a rule has fired: the store takes as much memory as the rest.
+        from ciuic.catalog import list_snapshots
+        from ciuic.cli.opening import opened
+        from ciuic.maintain.label import set_pinned
+
+        with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
+            before = [one for one in list_snapshots(store) if one.taken_ns <= good_ns]
+            if not before:
+                say("no snapshot is from before the fault")
+                return
+            newest = max(before, key=lambda one: one.taken_ns)
+            set_pinned(store, newest.id, pinned=True)
+        say(f"snapshot {newest.id} is from before the fault, and is now pinned")
+
+    def _tag_since(self, fired_ns: int, wait_s: float) -> None:
+        from ciuic.catalog import list_snapshots
+        from ciuic.cli.opening import opened
+        from ciuic.maintain.label import change_tags
+
+        with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
+            for one in list_snapshots(store):
+                if one.taken_ns > fired_ns and SUSPECT_TAG not in one.tags:
+                    change_tags(store, one.id, add=(SUSPECT_TAG,))
+
+
+def oom_text(ended: Ended) -> str:
+    """Say what the kernel killed for lack of memory; an empty text if nothing."""
+    count = ended.oom_kills or ended.oom_kills_meanwhile
+    if not count:
+        return ""
+    killed = counted(count, "process", "processes")
+    if ended.oom_kills:
+        return f"; its memory was used up, and the kernel killed {killed} of it"
+    return f"; meanwhile, the kernel killed {killed} of this machine, because memory was used up"
+
+
+def rules_of(session: Session) -> tuple[Rule, ...]:
+    """Return the rules of the configuration, or the default ones."""
+    if session.config_path is None:
+        return default_rules()
+    return session.settings().rules
+
+
+def channels_of(session: Session) -> tuple[Channel, ...]:
+    """Return where alerts go; nowhere without a configuration."""
+    return () if session.config_path is None else session.settings().channels
+
+
+def announce_snapshots(session: Session) -> bool:
+    """Say on stderr if no snapshot can be taken; returns whether one can."""
+    # Imported here: ``ciuic rules`` needs no store.
+    from ciuic.cli.addresses import place_options
+    from ciuic.cli.opening import opened
+    from ciuic.control import request_status
+    from ciuic.store.addressed import control_directory
+    from ciuic.store.directory.find import read_header
+    from ciuic.store.place.keys import is_url
+
+    try:
+        store_path = session.store_path()
+        session.take_settings(names_paths=False)
+        control = control_directory(store_path, os.environ, place_options(session, store_path))
+        status = None if control is None else request_status(control)
+        if status is not None and status.get("may_take", True):
+            return True
+        if is_url(store_path):
+            with opened(session):
+                return True
+        read_header(store_path)
+        if os.access(store_path, os.R_OK | os.W_OK | os.X_OK):
+            return True
+        why = f"this user can't write to {store_path}, and "
+        why += (
+            "no daemon is running"
+            if status is None
+            else "is not a member of the control_group of the daemon"
+        )
+    except CiuicError as error:
+        why = error.message
+    except OSError as error:
+        why = f"the store can't be opened: {os.strerror(error.errno or 0)}"
+    say(f"no snapshot can be taken if the job fails: {why}")
+    return False
+
+
+def run_rule_command(pid: int, text: str, name: str, found: Finding) -> int:
+    """Run the command of a rule in the background; returns its process ID, 0 if that failed."""
+    environ = {
+        **environment(),
+        JOB_VARIABLE: name,
+        "CIUIC_JOB_PID": str(pid),
+        "CIUIC_RULE": found.rule.name,
+        "CIUIC_STEP": "" if found.step is None else str(found.step),
+        "CIUIC_GO_BACK_STEP": "" if found.go_back_step is None else str(found.go_back_step),
+    }
+    try:
+        return os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", text],
+            environ,
+            file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+    except OSError as error:
+        say(f"the command of rule {found.rule.name} can't be run: {error.strerror}")
+        return 0
+
+
+def environment() -> dict[str, str]:
+    """Return the environment that this process got: the program must not see ciuic's changes."""
+    environ = dict(os.environ)
+    with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
+        given_names = {item.partition(b"=")[0] for item in file.read().split(b"\0")}
+        for name in _OWN_VARIABLES:
+            if name.encode() not in given_names:
+                environ.pop(name, None)
+    return environ

@@ -1,0 +1,49 @@
+"""Opens the store that a configuration names."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from ciuic.config.settings import Settings
+from ciuic.store.addressed import control_directory, open_at_address
+from ciuic.store.place.keys import is_url
+from ciuic.store.store import Store
+
+__all__ = ["configured_control_directory", "open_configured"]
+
+
+def open_configured(
+    settings: Settings,
+    *,
+    write: bool = False,
+    only_adds: bool = False,
+    wait_s: float = 0.0,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> AbstractContextManager[Store]:
+    """Open the store of a configuration for the duration of a ``with`` block.
+
+    Args:
+        settings: The configuration.
+        write: See ``open_store``. In a bucket, writers can only add.
+        only_adds: See ``open_store``.
+        wait_s: How long to wait for another writer on this machine.
+        cancelled: Ends that wait once it turns true.
+    """
+    address = settings.snapshot_dir
+    return open_at_address(
+        address,
+        os.environ,
+        settings.place_options if is_url(address) else None,
+        write=write,
+        only_adds=only_adds,
+        wait_s=wait_s,
+        cancelled=cancelled,
+        owner=settings.store_owner if write else None,
+    )
+
+
+def configured_control_directory(settings: Settings) -> str | None:
+    """Return where a daemon of the store has its control socket: see ``control_directory``."""
+    address = settings.snapshot_dir
+    options = settings.place_options if is_url(address) else None
+    return control_directory(address, os.environ, options)

@@ -1,0 +1,286 @@
+"""A drill: practice a recovery, take the time, record the result. docs/guide.md, "Practice"."""
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from ciuic.drill.choose import choose
+from ciuic.drill.compare import difference
+from ciuic.drill.loading import load_checkpoint
+from ciuic.drill.report import DrillReport
+from ciuic.errors import (
+    CancelledError,
+    CorruptionError,
+    PathNotFoundError,
+    StoreError,
+    TargetError,
+    UnknownFormatError,
+)
+from ciuic.model import CONSISTENT, Entry, PathWarning, path_text
+from ciuic.progress import Progress
+from ciuic.restore.report import RestoreReport
+from ciuic.restore.restore import restore
+from ciuic.restore.targets import RestoreRequest
+from ciuic.store.index.places import DrillRecord
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+from ciuic.system.free_space import free_space
+from ciuic.units import format_bytes
+from ciuic.view.listing import readable_roots, walk
+from ciuic.view.located import Located
+
+__all__ = ["DrillRequest", "drill", "last_drill", "record_drill"]
+
+_NAME_BYTES_MAX: Final = 200
+_SHARE_OF_SPACE: Final = 0.5
+"""A sample fills at most this part of the free space: other programs use the directory too."""
+_LOCK_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrillRequest:
+    """What to practice on.
+
+    Attributes:
+        scratch: An existing directory. The drill makes a directory in it, and removes that again.
+        is_full: Restore every path instead of a sample.
+        files_max: Size of the sample.
+        size_max_bytes: Bytes of the sample.
+        seed: Chooses the sample.
+        is_dry_run: Choose, and restore nothing.
+    """
+
+    scratch: str
+    is_full: bool = False
+    files_max: int = 20
+    size_max_bytes: int = 1 << 30
+    seed: int = 0
+    is_dry_run: bool = False
+
+
+def drill(
+    store: Store,
+    manifest: Manifest,
+    request: DrillRequest,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> DrillReport:
+    """Restore files of a snapshot into a scratch directory, compare them, and load checkpoints.
+
+    The files come from the store alone, not from reflink copies. The scratch directory is removed
+    whatever happens, unless the process is killed; then a directory ``ciuic-drill-*`` stays.
+
+    Raises:
+        TargetError: The scratch directory can't be used, or has too little space.
+        StoreError: The store can't be used.
+        CancelledError: ``cancelled`` turned true.
+    """
+    summary = manifest.summary
+    report = DrillReport(
+        summary.id, summary.taken_ns, is_full=request.is_full, is_dry_run=request.is_dry_run
+    )
+    began_s = clock.monotonic_s()
+    run = _Drill(store, manifest, report, clock=clock, cancelled=cancelled, progress=progress)
+    if request.is_full:
+        _refuse_too_little_space(manifest, request)
+        chosen = list(readable_roots(store, manifest.roots, run.note_directory))
+    else:
+        size_max_bytes = int(_available_bytes(request.scratch) * _SHARE_OF_SPACE)
+        chosen = choose(
+            store,
+            manifest,
+            files_max=request.files_max,
+            size_max_bytes=min(size_max_bytes, request.size_max_bytes),
+            seed=request.seed,
+            on_damage=run.note_directory,
+        )
+    report.chosen = [found.path for found in chosen]
+    if not request.is_dry_run:
+        with _scratch(request.scratch) as directory:
+            run.practice(chosen, os.fsencode(directory))
+    report.total_s = clock.monotonic_s() - began_s
+    return report
+
+
+def record_drill(
+    opened: Callable[[float], AbstractContextManager[Store]], report: DrillReport, now_ns: int
+) -> None:
+    """Record the result in the chunk index, for ``ciuic doctor``.
+
+    A store that can't be written to, or that another process is changing, is no error: the report
+    says why there is no record.
+
+    Args:
+        opened: Opens the store for writing; it takes the seconds to wait for the lock.
+        report: The result.
+        now_ns: When the drill ended.
+    """
+    record = DrillRecord(
+        now_ns,
+        report.snapshot_id,
+        report.files,
+        report.restored_bytes,
+        report.restore_s,
+        report.is_full,
+        report.outcome,
+    )
+    try:
+        with opened(_LOCK_WAIT_S) as store:
+            store.index.put_drill(record)
+            store.index.commit()
+    except StoreError as error:
+        report.not_recorded = error.message
+
+
+def last_drill(store: Store) -> DrillRecord | None:
+    """The newest drill that the chunk index knows; None if it knows none or is damaged."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.last_drill()
+    return None
+
+
+class _Drill:
+    """One drill on an open store."""
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        report: DrillReport,
+        *,
+        clock: Clock,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._report = report
+        self._clock = clock
+        self._cancelled = cancelled
+        self._progress = progress
+        self._damaged_paths: set[bytes] = set()
+
+    def note_directory(self, path: bytes, error: CorruptionError) -> None:
+        """Add a damaged directory to the report, unless it is there."""
+        self._add_damaged(PathWarning(path, f"the directory can't be read: {error.message}"))
+
+    def _add_damaged(self, found: PathWarning) -> None:
+        if found.path not in self._damaged_paths:
+            self._damaged_paths.add(found.path)
+            self._report.damaged.append(found)
+
+    def practice(self, chosen: Iterable[Located], directory: bytes) -> None:
+        """Restore all paths, then compare and load: the time is that of the restore alone."""
+        began_s = self._clock.monotonic_s()
+        restored = []
+        for number, found in enumerate(chosen):
+            name = os.path.basename(found.path)[-_NAME_BYTES_MAX:] or b"root"
+            place = os.path.join(directory, b"%05d-%b" % (number, name))
+            if self._restore(found.path, place):
+                restored.append((found, place))
+        self._report.restore_s = self._clock.monotonic_s() - began_s
+        for found, place in restored:
+            for path, entry, inner in self._files(found, place):
+                if self._cancelled():
+                    raise CancelledError("the drill was interrupted")
+                self._check(path, entry, inner)
+
+    def _restore(self, path: bytes, place: bytes) -> bool:
+        """Restore one path; return whether anything was restored."""
+        request = RestoreRequest((path,), place=place, hot=False)
+        try:
+            done = restore(
+                self._store,
+                self._manifest,
+                request,
+                clock=self._clock,
+                cancelled=self._cancelled,
+                progress=self._progress,
+            )
+        except (CorruptionError, UnknownFormatError, PathNotFoundError) as error:
+            self._add_damaged(PathWarning(path, error.message))
+            return False
+        self._report.restored_bytes += done.written_bytes
+        self._note_failures(done)
+        return True
+
+    def _note_failures(self, done: RestoreReport) -> None:
+        unwritten = done.unwritten
+        self._report.unrestored += unwritten
+        for failure in done.failed:
+            if failure not in unwritten and failure.path not in done.flux:
+                self._add_damaged(failure)
+
+    def _files(self, found: Located, place: bytes) -> Iterator[tuple[bytes, Entry, bytes]]:
+        """Yield the restored files at and below a path that should be like the snapshot's."""
+        failed = {bad.path for bad in (*self._report.damaged, *self._report.unrestored)}
+        for path, entry in walk(self._store, found, on_damage=self.note_directory):
+            if entry.is_file and entry.state == CONSISTENT and path not in failed:
+                yield path, entry, place + path[len(found.path.rstrip(b"/")) :]
+
+    def _check(self, path: bytes, entry: Entry, place: bytes) -> None:
+        report = self._report
+        try:
+            what = difference(self._store, entry, place)
+            loaded = None if what else load_checkpoint(path, place)
+        except CorruptionError as error:
+            self._add_damaged(PathWarning(path, error.message))
+        except OSError as error:
+            what = os.strerror(error.errno or 0).lower()
+            report.unrestored.append(PathWarning(path, f"it can't be read again: {what}"))
+        else:
+            if what:
+                report.different.append(PathWarning(path, what))
+                return
+            report.files += 1
+            if loaded is not None:
+                report.loaded.append(loaded)
+
+
+def _available_bytes(directory: str) -> int:
+    try:
+        if not stat.S_ISDIR(os.stat(directory).st_mode):
+            raise _unusable(directory, "it is no directory")
+        return free_space(directory).available_bytes
+    except OSError as error:
+        raise _unusable(directory, os.strerror(error.errno or 0).lower()) from error
+
+
+def _unusable(directory: str, why: str) -> TargetError:
+    return TargetError(
+        f"the scratch directory {path_text(os.fsencode(directory))} can't be used: {why}",
+        hint="Name another one with --scratch DIR.",
+    )
+
+
+def _refuse_too_little_space(manifest: Manifest, request: DrillRequest) -> None:
+    needed_bytes = manifest.summary.logical_bytes
+    available_bytes = _available_bytes(request.scratch)
+    if needed_bytes > available_bytes:
+        raise TargetError(
+            f"a full drill needs {format_bytes(needed_bytes)}, and {request.scratch} has"
+            f" {format_bytes(available_bytes)} free",
+            hint="Name a larger directory with --scratch DIR, or leave out --full for a sample.",
+        )
+
+
+@contextlib.contextmanager
+def _scratch(parent: str) -> Iterator[str]:
+    """Make a directory for this user alone, and remove it with all that was restored into it."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="ciuic-drill-", dir=parent)
+    except OSError as error:
+        raise _unusable(parent, os.strerror(error.errno or 0).lower()) from error
+    with made as directory:
+        # Restored files are opened without following symlinks; the scratch directory may be one.
+        yield os.path.realpath(directory)

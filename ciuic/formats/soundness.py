@@ -1,0 +1,180 @@
+"""Says whether a checkpoint file is complete, by what its own format promises.
+
+A training that dies while it writes a checkpoint leaves a file that is cut short, or whose parts do
+not belong together. The headers of each format say how long the file must be; archives have a
+checksum for each member. Formats without checksums (safetensors, npy, GGUF) can't show that bytes
+in the middle are wrong.
+
+A file of an unknown format has no fault: nothing is known about it.
+"""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from ciuic.formats import gguf, hdf5, npy, safetensors, zip_archive
+from ciuic.formats.headers import CutShortError, Headers, NoLayoutError, Read
+from ciuic.formats.spans import KIND_BYTES, MAGIC_BYTES, kind_of
+
+__all__ = ["CHECKPOINT_SUFFIXES", "checksum_fault", "fault"]
+
+CHECKPOINT_SUFFIXES: Final = (
+    b".bin",
+    b".ckpt",
+    b".distcp",
+    b".gguf",
+    b".h5",
+    b".hdf5",
+    b".keras",
+    b".npy",
+    b".npz",
+    b".pt",
+    b".pth",
+    b".safetensors",
+)
+"""Names that checkpoints usually have."""
+
+_ARCHIVES: Final = frozenset({"torch.save", "npz", "keras"})
+_READ_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A directory of an archive is shorter, unless the file lies about it."""
+_END: Final = b"PK\x05\x06"
+_END_BYTES: Final = 22
+"""No program that writes checkpoints adds a comment."""
+_PIECE_BYTES: Final = 1024 * 1024
+_DEFECTS: Final = (zipfile.BadZipFile, zlib.error, EOFError)
+
+_ENDS: Final[dict[str, Callable[[Headers], int]]] = {
+    "safetensors": safetensors.end_bytes,
+    "npy": npy.end_bytes,
+    "gguf": gguf.end_bytes,
+    "hdf5": hdf5.end_bytes,
+}
+
+
+def fault(read: Read, size_bytes: int, name: bytes) -> str:
+    """Say what is wrong with a file; empty if nothing is known to be wrong.
+
+    It reads headers and directories, and no tensors.
+
+    Args:
+        read: Reads (offset, length) of the file; returns fewer bytes at its end.
+        size_bytes: Length of the file.
+        name: Its name: an empty file is a fault if it is called like a checkpoint.
+
+    Raises:
+        OSError: ``read`` failed.
+    """
+    head = read(0, min(KIND_BYTES, size_bytes))
+    kind = kind_of(head)
+    is_named = name.lower().endswith(CHECKPOINT_SUFFIXES)
+    # A short rest does not show which kind of archive it was.
+    if kind in _ARCHIVES or (is_named and zip_archive.begins(head)):
+        return _archive_fault(read, size_bytes)
+    if kind in _ENDS:
+        return _length_fault(_ENDS[kind], Headers(read, size_bytes, closely=True))
+    if not is_named:
+        return ""
+    if not size_bytes:
+        return "it is empty"
+    if size_bytes < MAGIC_BYTES:
+        return f"it is cut short: it has {size_bytes} bytes"
+    return "" if head.strip(b"\0") else "its first bytes are zeros"
+
+
+def checksum_fault(read: Read, size_bytes: int) -> str:
+    """Say which member of an archive differs from its checksum; empty for other formats.
+
+    It reads the whole file. A program may write an archive without checksums: then all are wrong,
+    and none counts.
+
+    Raises:
+        OSError: ``read`` failed.
+    """
+    if kind_of(read(0, min(KIND_BYTES, size_bytes))) not in _ARCHIVES:
+        return ""
+    wrong = ""
+    is_any_right = False
+    try:
+        with zipfile.ZipFile(_File(read, size_bytes)) as archive:
+            for member in archive.infolist():
+                if not member.file_size:
+                    continue
+                try:
+                    with archive.open(member) as file:
+                        while file.read(_PIECE_BYTES):
+                            pass
+                    is_any_right = True
+                except _DEFECTS:
+                    wrong = wrong or member.filename
+    except _TooLongError:
+        return ""
+    except (*_DEFECTS, ValueError, NotImplementedError, RuntimeError):
+        return _archive_fault(read, size_bytes)
+    return f"its member {wrong} differs from its checksum" if wrong and is_any_right else ""
+
+
+def _length_fault(end_bytes: Callable[[Headers], int], headers: Headers) -> str:
+    try:
+        needed = end_bytes(headers)
+    except CutShortError:
+        return f"it is cut short: its headers go on after {headers.size_bytes:,} bytes"
+    except NoLayoutError:
+        return ""
+    if headers.size_bytes < needed:
+        return f"it is cut short: it has {headers.size_bytes:,} of {needed:,} bytes"
+    return ""
+
+
+def _archive_fault(read: Read, size_bytes: int) -> str:
+    # zipfile also takes an end that is followed by something: by the rest of a second archive, in
+    # a distributed checkpoint that is cut short.
+    end = read(max(size_bytes - _END_BYTES, 0), _END_BYTES)
+    try:
+        if end.startswith(_END):
+            with zipfile.ZipFile(_File(read, size_bytes)):
+                return ""
+    except zipfile.BadZipFile:
+        pass
+    except (_TooLongError, ValueError, NotImplementedError):
+        return ""
+    return f"it is cut short: after {size_bytes:,} bytes there is no end of the archive"
+
+
+class _TooLongError(Exception):
+    """An archive says that its directory is longer than any."""
+
+
+class _File(io.RawIOBase):
+    """Something that is read at offsets, as a file for ``zipfile``."""
+
+    def __init__(self, read: Read, size_bytes: int) -> None:
+        self._read_at = read
+        self._size_bytes = size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        if base + offset < 0:
+            raise OSError("negative seek")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self._size_bytes - self._at, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if wanted > _READ_BYTES_MAX:
+            raise _TooLongError
+        data = self._read_at(self._at, wanted) if wanted else b""
+        self._at += len(data)
+        return data

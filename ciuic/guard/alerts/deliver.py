@@ -1,0 +1,88 @@
+"""Delivering a message: attempts with back-off, in a process of its own.
+
+The guard never waits for a server, and a message still goes out when the guard has ended. The
+process is a new interpreter that leads a session of its own, so that Ctrl-C does not reach it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from ciuic.guard.alerts.channels import Channel
+from ciuic.guard.alerts.message import Message
+from ciuic.guard.alerts.send import NotSent, send
+from ciuic.system.clock import Clock, SystemClock
+
+__all__ = ["deliver", "start_delivery"]
+
+_FIRST_S: Final = 1.0
+_LONGEST_S: Final = 300.0
+_GIVE_UP_S: Final = 2 * 3600.0
+_PROGRAM: Final = """\
+import sys
+sys.path[:] = {path!a}
+from ciuic.guard.alerts.deliver import main
+main()
+"""
+
+
+def deliver(
+    channel: Channel, message: Message, clock: Clock, *, give_up_s: float = _GIVE_UP_S
+) -> str | None:
+    """Send a message; try again until it is handed over or the time is up.
+
+    Returns:
+        None if it was handed over, else a clause that says why not.
+    """
+    end_s = clock.monotonic_s() + give_up_s
+    wait_s = _FIRST_S
+    while True:
+        try:
+            send(channel, message)
+        except NotSent as error:
+            if error.is_final or clock.monotonic_s() + wait_s > end_s:
+                return str(error)
+        else:
+            return None
+        clock.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_S)
+
+
+def start_delivery(channels: Sequence[Channel], message: Message) -> list[int]:
+    """Start a process for each channel that wants the message; returns their IDs."""
+    started = []
+    for channel in channels:
+        if message.event != "test" and not channel.wants(message.severity):
+            continue
+        values = [channel.name, channel.type, channel.least, dict(channel.values)]
+        # Without the current directory: the modules of a training program are there.
+        program = _PROGRAM.format(path=[place for place in sys.path if place])
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None  # noqa: S101 - for the type checker
+        process.stdin.write(json.dumps([values, message.encoded().decode()]).encode())
+        process.stdin.close()
+        process.returncode = 0  # the guard reaps all of its children
+        started.append(process.pid)
+    return started
+
+
+def main() -> None:
+    """Run the process that delivers one message to one channel."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    (name, kind, least, values), encoded = json.loads(sys.stdin.buffer.read())
+    os.close(0)
+    os.open(os.devnull, os.O_RDONLY)
+    why = deliver(
+        Channel(name, kind, least, values), Message.decoded(encoded.encode()), SystemClock()
+    )
+    if why is not None:
+        sys.stderr.write(f"ciuic: the alert {name} was not delivered: {why}\n")

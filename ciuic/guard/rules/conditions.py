@@ -1,0 +1,249 @@
+"""Conditions: each looks at one field, step by step, and remembers as little as it needs.
+
+A step can be evaluated several times, because its fields may come in several lines: ``look`` is
+called for each, and always starts from the state before the step. ``commit`` ends the step.
+
+Every call takes constant time, except for the median of a window.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from typing import Final, Protocol
+
+__all__ = ["Above", "Compared", "Condition", "Moves", "NotFinite"]
+
+_ROUNDING: Final = 1 + 1e-9
+"""1.15 * 1.15 is below 1.3225 in floating point: an increase of exactly 15 % is not more."""
+
+
+class Condition(Protocol):
+    """A condition of a rule.
+
+    Attributes:
+        field: The field that it looks at.
+    """
+
+    field: str
+
+    @property
+    def before(self) -> int | None:
+        """The last step before the fault, while it holds; None: the fault began with the first."""
+        ...
+
+    def look(self, step: int, value: float) -> bool:
+        """Return whether the condition holds at a step; the last call for a step counts."""
+        ...
+
+    def commit(self) -> None:
+        """End the step that ``look`` was called for."""
+        ...
+
+    def __str__(self) -> str:
+        """Return what the condition found, as a clause for a message."""
+        ...
+
+
+class _Streak:
+    """Counts the steps in a row at which something is the case.
+
+    Attributes:
+        length: With the current step.
+        before: The last step before the row; None: the row began with the first step.
+    """
+
+    __slots__ = ("_before", "_last_length", "_last_step", "_step", "before", "length")
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.before: int | None = None
+        self._last_length = 0
+        self._before: int | None = None
+        self._last_step: int | None = None
+        self._step = 0
+
+    def look(self, step: int, *, holds: bool) -> int:
+        self._step = step
+        self.length = self._last_length + 1 if holds else 0
+        self.before = self._before if self._last_length and holds else self._last_step
+        return self.length
+
+    def commit(self) -> None:
+        self._last_length = self.length
+        self._before = self.before
+        self._last_step = self._step
+
+
+class Moves:
+    """A field rises, or falls, by more than a share at each of the last steps.
+
+    Args:
+        field: The field.
+        share: The share of the value of the step before, 0.15 for 15 %; negative: it falls.
+        steps: How many times in a row; one more step is compared.
+        rises: Which way, since a share may be 0.
+    """
+
+    def __init__(self, field: str, share: float, steps: int, *, rises: bool) -> None:
+        self.field = field
+        self._share = abs(share) * _ROUNDING
+        self._steps = steps
+        self._rises = rises
+        self._streak = _Streak()
+        self._previous = math.nan
+        self._value = math.nan
+        # One more than the steps, but a message does not grow with them.
+        self._values: deque[float] = deque(maxlen=min(steps + 1, 8))
+
+    @property
+    def before(self) -> int | None:
+        """See ``Condition``."""
+        return self._streak.before
+
+    def look(self, step: int, value: float) -> bool:
+        """See ``Condition``."""
+        self._value = value
+        change = value - self._previous if self._rises else self._previous - value
+        # False if either is not a number.
+        moved = change > abs(self._previous) * self._share and change < math.inf
+        return self._streak.look(step, holds=moved) >= self._steps
+
+    def commit(self) -> None:
+        """See ``Condition``."""
+        self._streak.commit()
+        self._previous = self._value
+        self._values.append(self._value)
+
+    def __str__(self) -> str:
+        shown = [*self._values, self._value][-min(self._steps + 1, 8) :]
+        way = "rose" if self._rises else "fell"
+        return f"{self.field} {way} {' → '.join(map(_text, shown))}"
+
+
+class Compared:
+    """A field is on one side of a number at each of the last steps."""
+
+    def __init__(self, field: str, sign: str, number: float, steps: int) -> None:
+        self.field = field
+        self._sign = sign
+        self._number = number
+        self._steps = steps
+        self._length = self._last_length = 0
+        self._step = 0
+        self._earlier: deque[int] = deque(maxlen=steps)
+        self._value = math.nan
+        self._values: deque[float] = deque(maxlen=min(steps, 8))
+
+    @property
+    def before(self) -> int | None:
+        """See ``Condition``.
+
+        Only the last steps count, although it may have held before: the GPU of a small training is
+        always idle.
+        """
+        return self._earlier[0] if len(self._earlier) >= self._steps else None
+
+    def look(self, step: int, value: float) -> bool:
+        """See ``Condition``."""
+        self._value, self._step = value, step
+        sign, number = self._sign, self._number
+        if sign == "<":
+            holds = value < number
+        elif sign == "<=":
+            holds = value <= number
+        elif sign == ">":
+            holds = value > number
+        else:
+            holds = value >= number
+        self._length = self._last_length + 1 if holds else 0
+        return self._length >= self._steps
+
+    def commit(self) -> None:
+        """See ``Condition``."""
+        self._last_length = self._length
+        self._earlier.append(self._step)
+        self._values.append(self._value)
+
+    def __str__(self) -> str:
+        shown = [*self._values, self._value][-min(self._steps, 8) :]
+        return f"{self.field} was {', '.join(map(_text, shown))}"
+
+
+class NotFinite:
+    """A field is NaN or infinite."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        self._streak = _Streak()
+        self._value = 0.0
+
+    @property
+    def before(self) -> int | None:
+        """See ``Condition``."""
+        return self._streak.before
+
+    def look(self, step: int, value: float) -> bool:
+        """See ``Condition``."""
+        self._value = value
+        return self._streak.look(step, holds=not math.isfinite(value)) > 0
+
+    def commit(self) -> None:
+        """See ``Condition``."""
+        self._streak.commit()
+
+    def __str__(self) -> str:
+        return f"{self.field} was {_text(self._value)}"
+
+
+class Above:
+    """A field is above a multiple of the median of the last steps.
+
+    The current step is not part of the window. Until the window is full, the condition does not
+    hold: the first steps of a training are high.
+    """
+
+    def __init__(self, field: str, factor: float, steps: int) -> None:
+        self.field = field
+        self._factor = factor
+        self._steps = steps
+        self._streak = _Streak()
+        self._value = math.nan
+        self._window: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    @property
+    def before(self) -> int | None:
+        """See ``Condition``."""
+        return self._streak.before
+
+    def look(self, step: int, value: float) -> bool:
+        """See ``Condition``."""
+        self._value = value
+        full = len(self._window) >= self._steps
+        holds = full and value > self._median() * self._factor
+        return self._streak.look(step, holds=holds) > 0
+
+    def commit(self) -> None:
+        """See ``Condition``."""
+        self._streak.commit()
+        if not math.isfinite(self._value):
+            return
+        if len(self._window) >= self._steps:
+            del self._sorted[bisect_left(self._sorted, self._window.popleft())]
+        self._window.append(self._value)
+        insort(self._sorted, self._value)
+
+    def _median(self) -> float:
+        middle = len(self._sorted) // 2
+        if len(self._sorted) % 2:
+            return self._sorted[middle]
+        # Halved first: the sum of two large numbers may be infinite.
+        return self._sorted[middle - 1] / 2 + self._sorted[middle] / 2
+
+    def __str__(self) -> str:
+        median = _text(self._median()) if self._sorted else "unknown"
+        return f"{self.field} was {_text(self._value)}, and its median was {median}"
+
+
+def _text(value: float) -> str:
+    return f"{value:.6g}"

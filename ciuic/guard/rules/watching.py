@@ -1,0 +1,210 @@
+"""All rules over all lines of the logs: which rules fire, when, and which step to go back to.
+
+A rule fires when its conditions begin to hold, and ends when they no longer hold: a fault that
+lasts is one finding. After a rollback all windows are empty, and rules that had fired can fire
+again.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ciuic.guard.logs.records import Decoder, Record
+from ciuic.guard.rules.conditions import Condition
+from ciuic.guard.rules.language import Rule
+from ciuic.guard.rules.steps import Steps
+from ciuic.units import format_duration
+
+__all__ = ["Finding", "Watching"]
+
+_SEEN_MAX: Final = 20_000
+"""For how many of the last steps it is known when they were logged: twice the longest window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule fired, or its fault ended.
+
+    Attributes:
+        rule: The rule.
+        step: The step at which it fired or ended; None: no step was logged yet.
+        is_end: The fault ended; the fields below are empty.
+        go_back_step: The last step before the fault; None: the fault began with the first step.
+        what: What happened, as a sentence without a full stop.
+        seen_ns: When the line of ``go_back_step`` came; 0: not known.
+    """
+
+    rule: Rule
+    step: int | None
+    is_end: bool = False
+    go_back_step: int | None = None
+    what: str = ""
+    seen_ns: int = 0
+
+
+class _State:
+    """A rule, and the state of its conditions."""
+
+    def __init__(self, rule: Rule, columns: dict[str, int]) -> None:
+        self.rule = rule
+        self._columns = columns
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps."""
+        self.conditions: list[Condition] = [make() for make in self.rule.conditions]
+        self._looks = [(self._columns[one.field], one) for one in self.conditions]
+        self._is_open = False
+        self.is_firing = False
+
+    def begin(self) -> None:
+        """End the step before."""
+        if self._is_open:
+            for condition in self.conditions:
+                condition.commit()
+            self._is_open = False
+
+    def look(self, step: int, values: Sequence[float | None]) -> bool:
+        """Return whether the rule began, or ceased, to hold with these fields of the step."""
+        holds = True
+        for column, condition in self._looks:
+            value = values[column]
+            if value is None:
+                return False
+            holds = condition.look(step, value) and holds
+        self._is_open = True
+        changed, self.is_firing = holds != self.is_firing, holds
+        return changed
+
+    @property
+    def go_back_step(self) -> int | None:
+        found = [one.before for one in self.conditions]
+        return None if None in found else min(one for one in found if one is not None)
+
+    @property
+    def what(self) -> str:
+        return ", and ".join(map(str, self.conditions))
+
+
+class Watching:
+    """Rules over the logs of one job.
+
+    Args:
+        rules: The rules.
+
+    Attributes:
+        decoder: Counts the lines that could not be used.
+        steps: The newest step.
+        count: How many steps came.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        fields = tuple(dict.fromkeys(field for rule in rules for field in rule.fields))
+        columns = {field: number for number, field in enumerate(fields)}
+        self.decoder = Decoder(fields)
+        self.steps = Steps()
+        self.count = 0
+        self._states = [_State(rule, columns) for rule in rules if rule.conditions]
+        self._silences = [rule for rule in rules if rule.silence_s]
+        self._silent: set[str] = set()
+        self._last_s: float | None = None
+        self._seen: deque[tuple[int, int]] = deque(maxlen=_SEEN_MAX)
+
+    def lines(
+        self, file: int, lines: Sequence[bytes], *, now_ns: int = 0, monotonic_s: float = 0.0
+    ) -> list[Finding]:
+        """Add lines of a file; returns the rules that fired or whose fault ended.
+
+        Args:
+            file: The number of the file.
+            lines: The lines.
+            now_ns: The wall clock; 0: the lines are old.
+            monotonic_s: The monotonic clock, for rules about steps that do not come.
+        """
+        found: list[Finding] = []
+        decode, add = self.decoder.decode, self.record
+        for line in lines:
+            record = decode(line)
+            if record is not None:
+                found += add(file, record, now_ns=now_ns, monotonic_s=monotonic_s)
+        return found
+
+    def record(
+        self, file: int, record: Record, *, now_ns: int = 0, monotonic_s: float = 0.0
+    ) -> Sequence[Finding]:
+        """Add a decoded line; see ``lines``."""
+        steps = self.steps
+        rollbacks = steps.rollbacks
+        is_new = steps.add(file, record)
+        if is_new is None:
+            return ()
+        found = self._begin(record, rollbacks, now_ns, monotonic_s) if is_new else []
+        step, values = record.step, steps.values
+        for state in self._states:
+            if state.look(step, values):
+                found.append(self._changed(state, step))
+        return found
+
+    def time(self, monotonic_s: float, *, is_paused: bool = False) -> list[Finding]:
+        """Return the rules that fire because no new step came.
+
+        The time counts from the first call of this method, the last new step, or the end of a
+        pause.
+        """
+        if self._last_s is None or is_paused:
+            self._last_s = monotonic_s
+        return self._silence(monotonic_s, self._last_s, self.steps.step)
+
+    def _begin(
+        self, record: Record, rollbacks: int, now_ns: int, monotonic_s: float
+    ) -> list[Finding]:
+        """Begin a step."""
+        found: list[Finding] = []
+        moment_s = monotonic_s if now_ns else record.time_s
+        if self._silences and moment_s is not None:
+            if self._last_s is not None and not now_ns:
+                found += self._silence(moment_s, self._last_s, self._last_step())
+            self._last_s = moment_s
+            found += [
+                Finding(rule, record.step, True) for rule in self._silences if self._ended(rule)
+            ]
+        if self.steps.rollbacks > rollbacks:
+            for state in self._states:
+                if state.is_firing:
+                    found.append(Finding(state.rule, record.step, True))
+                state.restart()
+            self._seen.clear()
+        else:
+            for state in self._states:
+                state.begin()
+        self.count += 1
+        self._seen.append((record.step, now_ns))
+        return found
+
+    def _ended(self, rule: Rule) -> bool:
+        was_silent = rule.name in self._silent
+        self._silent.discard(rule.name)
+        return was_silent
+
+    def _silence(self, moment_s: float, last_s: float, step: int | None) -> list[Finding]:
+        found = []
+        for rule in self._silences:
+            if moment_s - last_s < rule.silence_s or rule.name in self._silent:
+                continue
+            self._silent.add(rule.name)
+            what = f"no new step came for {format_duration(moment_s - last_s)}"
+            seen_ns = self._seen[-1][1] if self._seen else 0
+            found.append(Finding(rule, step, False, step, what, seen_ns))
+        return found
+
+    def _last_step(self) -> int | None:
+        return self._seen[-1][0] if self._seen else None
+
+    def _changed(self, state: _State, step: int) -> Finding:
+        if not state.is_firing:
+            return Finding(state.rule, step, True)
+        back = state.go_back_step
+        # From the newest: the step is a few steps ago.
+        seen_ns = next((seen for number, seen in reversed(self._seen) if number == back), 0)
+        return Finding(state.rule, step, False, back, state.what, seen_ns)

@@ -1,0 +1,1 @@
+"""Frameworks that use the library: one module each. Nothing else imports them."""

@@ -1,0 +1,1 @@
+"""Prune a store in a bucket, beside other writers: docs/protocol.md."""

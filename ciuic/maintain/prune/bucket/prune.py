@@ -1,0 +1,220 @@
+"""Prunes a store in a bucket, beside other writers and prunes. docs/protocol.md has the steps.
+
+finish     finish the condemnations of earlier prunes
+purge      delete snapshots whose time in the trash is over
+choose     plan: packs to remove, and packs to rewrite
+rewrite    copy the needed chunks of the latter to new packs
+condemn    name all these packs in one object; from then on, no new session relies on them
+wait       for each session that is at work, or revoke it
+judge      read again what is needed; the packs that are needed after all are spared
+delete     the other packs
+
+It can be stopped at any moment, and any prune of any machine does the rest.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from ciuic.errors import OfflineError, StoreError
+from ciuic.ids import PackId, SnapshotId
+from ciuic.maintain.prune.apply import Work, foresee_prune, prune_work, report_of, rewrite
+from ciuic.maintain.prune.bucket.waiting import Patience, Waiting
+from ciuic.maintain.prune.plan import mark_needed, plan_prune
+from ciuic.maintain.prune.report import PruneCounts, PrunePlan, PruneReport
+from ciuic.maintain.watch import OnProgress, cancel_check
+from ciuic.store.gc.judging import judge_packs
+from ciuic.store.gc.rewrite import Rewritten
+from ciuic.store.gc.upload_output import UploadOutput
+from ciuic.store.gc.usage import follow_delta_bases, read_frames
+from ciuic.store.place.bucket import StoreInBucket
+from ciuic.store.place.sessions.condemned import Condemnation
+from ciuic.store.place.sessions.leases import Lease, prune_lease
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+
+__all__ = ["prune_bucket"]
+
+_STOPPED = "prune was stopped; what was removed stays removed; run it again to continue"
+
+
+def prune_bucket(
+    store: Store,
+    *,
+    trash_s: float,
+    now_ns: int,
+    clock: Clock,
+    patience: Patience = Patience(),  # noqa: B008 - it is immutable
+    dry_run: bool = False,
+    leaving: Collection[SnapshotId] = (),
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress = lambda _what, _done, _total: None,
+    told: Callable[[list[Lease]], None] = lambda _leases: None,
+) -> PruneReport:
+    """Prune a store in a bucket.
+
+    Args:
+        store: Open for writing, with ``removes``.
+        trash_s: How long a forgotten snapshot stays in the trash.
+        now_ns: The time.
+        clock: Measures, and waits.
+        patience: How long to wait for other sessions.
+        dry_run: Remove nothing, and report what would be removed if no other session were at work.
+        leaving: Listed snapshots that count as forgotten now.
+        cancelled: Asked often.
+        progress: Receives the stage, the steps done and their total.
+        told: Receives the leases of the sessions that are waited for.
+
+    Raises:
+        StoreError: The bucket failed, or another prune revoked this one. The next prune goes on.
+        CancelledError: ``cancelled`` turned true; what was done stays done.
+    """
+    bucket = store.bucket
+    if not isinstance(bucket, StoreInBucket):
+        raise ValueError(f"{store.name} is not in a bucket")
+    check = cancel_check(cancelled, _STOPPED)
+    waiting = Waiting(bucket, patience, clock, check=check, told=told)
+    run = _Run(store, bucket, waiting, check, progress)
+    if not dry_run:
+        run.finish_earlier()
+    plan = plan_prune(
+        store,
+        trash_s=trash_s,
+        now_ns=now_ns,
+        leaving=leaving,
+        cancelled=cancelled,
+        progress=progress,
+    )
+    if dry_run:
+        return foresee_prune(
+            store, plan, parity=0.0, clock=clock, cancelled=cancelled, progress=progress
+        )
+    work = prune_work(store, plan, 0.0, clock, cancelled=cancelled, progress=progress)
+    return run.prune(work)
+
+
+class _Run:
+    """One prune."""
+
+    def __init__(
+        self,
+        store: Store,
+        bucket: StoreInBucket,
+        waiting: Waiting,
+        check: Callable[[], None],
+        progress: OnProgress,
+    ) -> None:
+        self._store = store
+        self._bucket = bucket
+        self._waiting = waiting
+        self._check = check
+        self._progress = progress
+        self._removed: dict[PackId, int] = {}
+        self._own_lease = prune_lease(store.session_id)
+
+    def finish_earlier(self) -> None:
+        """Finish what earlier prunes have condemned, as far as no session is waited for."""
+        for condemnation in self._bucket.condemned.read():
+            self._finish(condemnation)
+        self._store.index_keeper.renew(self._bucket.shut_packs())
+
+    def prune(self, work: Work) -> PruneReport:
+        """Purge, rewrite, condemn, wait, judge and delete."""
+        earlier = PruneCounts(len(self._removed), sum(self._removed.values()))
+        self._removed = {}
+        self._purge(work.plan)
+        output = UploadOutput(self._store, self._bucket.packs)
+        rewritten = rewrite(work, output)
+        sizes = {use.pack_id: use.size_bytes for use in (*work.plan.removed, *work.plan.rewritten)}
+        packs = {*(use.pack_id for use in work.plan.removed), *output.emptied}
+        condemned = PruneCounts()
+        if packs:
+            condemnation = self._condemn(packs)
+            if not self._finish(condemnation):
+                condemned = PruneCounts(len(packs), sum([sizes[pack_id] for pack_id in packs]))
+        return self._report(work, rewritten, earlier, condemned)
+
+    def _purge(self, plan: PrunePlan) -> None:
+        """Delete expired snapshots for good. Only then may what they needed be condemned."""
+        self._store.trash.empty(plan.expired)
+        self._store.trash.finish_purges()
+
+    def _condemn(self, packs: Collection[PackId]) -> Condemnation:
+        """Commit the condemnation, and end the lease."""
+        session_id = self._store.session_id
+        try:
+            is_condemned = self._bucket.condemned.condemn(session_id, packs)
+        except OfflineError:
+            self._bucket.keep_leases()  # the request may still arrive
+            raise
+        if not is_condemned:
+            raise StoreError(
+                "another prune has revoked this one, because it seemed to be dead",
+                hint="Run it again: it continues.",
+            )
+        self._bucket.end_writing()
+        return Condemnation(session_id, frozenset(packs), None)
+
+    def _finish(self, condemnation: Condemnation) -> bool:
+        """Wait, judge, and delete; returns false if sessions are still at work."""
+        deleted = condemnation.deleted
+        if deleted is None:
+            if not self._waiting.finish(self._own_lease):
+                return False
+            deleted = self._judge(condemnation)
+            if deleted is None:
+                return False
+        self._delete(condemnation, deleted)
+        return True
+
+    def _judge(self, condemnation: Condemnation) -> frozenset[PackId] | None:
+        """Create the verdict; returns the packs to delete, or None if a session may go on."""
+        store, bucket = self._store, self._bucket
+        bucket.fetch()
+        if self._waiting.copied & store.trash.purged():
+            # The manifest that ended the wait for a copy goes, and the copy could create it again.
+            return None
+        others = frozenset[PackId]().union(
+            *(
+                found.shut
+                for found in bucket.condemned.read()
+                if found.session != condemnation.session
+            )
+        )
+        shut = others | condemnation.packs
+        store.index_keeper.renew(shut)
+        sizes = store.pack_files()
+        marks = mark_needed(store, frozenset(), self._check, self._progress)
+        follow_delta_bases(store.packs, sizes, marks, check=lambda _: self._check())
+        packs = condemnation.packs & sizes.keys()
+        judgment = judge_packs(store, packs, sizes.keys() - shut, marks, self._check)
+        for pack_id, chunk_ids in judgment.elsewhere.items():
+            store.index.point(pack_id, read_frames(store.packs, pack_id), chunk_ids)
+        store.index.commit()
+        return bucket.condemned.judge(condemnation.session, condemnation.packs - judgment.spared)
+
+    def _delete(self, condemnation: Condemnation, deleted: frozenset[PackId]) -> None:
+        """Delete packs, and then their condemnation."""
+        sizes = self._store.pack_files()
+        there = sorted(deleted & sizes.keys())
+        self._store.index.remove_packs(there)
+        self._store.index.commit()
+        self._bucket.condemned.delete(there)
+        self._bucket.condemned.close(condemnation.session)
+        self._removed |= {pack_id: sizes[pack_id] for pack_id in there}
+
+    def _report(
+        self, work: Work, rewritten: Rewritten, earlier: PruneCounts, condemned: PruneCounts
+    ) -> PruneReport:
+        """Return what was done: only packs that are deleted count as removed."""
+        report = report_of(work, rewritten, dry_run=False)
+        moved = {use.pack_id for use in work.plan.rewritten}
+        removed = [size for pack_id, size in self._removed.items() if pack_id not in moved]
+        emptied = [size for pack_id, size in self._removed.items() if pack_id in moved]
+        return replace(
+            report,
+            removed=PruneCounts(len(removed) + earlier.packs, sum(removed) + earlier.size_bytes),
+            rewritten=PruneCounts(len(emptied), sum(emptied)),
+            condemned=condemned,
+            waiting_for=tuple(lease.about for lease in self._waiting.left),
+            revoked=tuple(lease.about for lease in self._waiting.revoked),
+        )

@@ -1,0 +1,121 @@
+"""Waits for the sessions that may rely on condemned packs, or revokes them.
+
+A session at work changes its lease every minute. This machine remembers since when each lease has
+its present content, by its own clock: no clocks of two machines are compared. If that clock is
+wrong, a session may be revoked too early, which costs its snapshot and nothing else.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ciuic.errors import LostRaceError
+from ciuic.ids import SnapshotId
+from ciuic.store.place.bucket import StoreInBucket
+from ciuic.store.place.sessions.leases import Lease, is_decided, list_leases, revoke
+from ciuic.store.place.sessions.seen import SeenLeases
+from ciuic.system.clock import Clock
+
+__all__ = ["REVOKE_AFTER_S", "Patience", "Waiting"]
+
+REVOKE_AFTER_S: Final = 3600.0
+_POLL_S: Final = 1.0
+_NS: Final = 1_000_000_000
+
+
+class Patience(NamedTuple):
+    """How long to wait for other sessions.
+
+    Attributes:
+        wait_s: How long this prune waits; the next prune goes on.
+        revoke_after_s: A session whose lease has not changed for this long is revoked.
+    """
+
+    wait_s: float = 0.0
+    revoke_after_s: float = REVOKE_AFTER_S
+
+
+class Waiting:
+    """Waits for sessions of one store.
+
+    Args:
+        bucket: The store.
+        patience: How long to wait.
+        clock: Measures.
+        check: Called often; raises to end the wait.
+        told: Receives the leases of the sessions that are waited for, whenever these change.
+
+    Attributes:
+        left: The leases of sessions that have not ended.
+        revoked: The leases of sessions that this prune revoked.
+        copied: The snapshots whose manifests count as the end of a session that copies them.
+    """
+
+    def __init__(
+        self,
+        bucket: StoreInBucket,
+        patience: Patience,
+        clock: Clock,
+        *,
+        check: Callable[[], None],
+        told: Callable[[list[Lease]], None],
+    ) -> None:
+        self._bucket = bucket
+        self._patience = patience
+        self._clock = clock
+        self._check = check
+        self._told = told
+        self._seen = SeenLeases(bucket.path)
+        self._until_s = clock.monotonic_s() + patience.wait_s
+        self.left: list[Lease] = []
+        self.revoked: list[Lease] = []
+        self.copied: set[SnapshotId] = set()
+
+    def finish(self, own_key: str) -> bool:
+        """Wait for each session that has a lease now; returns whether all have ended.
+
+        The caller has read or created a condemnation. A session whose lease comes later heeds that.
+
+        Args:
+            own_key: The lease of this prune.
+        """
+        wanted = {lease.key for lease in list_leases(self._bucket.place)} - {own_key}
+        self._seen.keep(wanted)
+        shown: list[Lease] = []
+        while True:
+            self._check()
+            leases = [one for one in list_leases(self._bucket.place) if one.key in wanted]
+            self.left = [lease for lease in leases if not self._has_ended(lease)]
+            if not self.left:
+                return True
+            if self._clock.monotonic_s() >= self._until_s:
+                return False
+            if [one.key for one in shown] != [one.key for one in self.left]:
+                shown = self.left
+                self._told(shown)
+            self._clock.sleep(_POLL_S)
+
+    def _has_ended(self, lease: Lease) -> bool:
+        if not is_decided(self._bucket.place, lease):
+            if not self._is_dead(lease):
+                return False
+            try:
+                if not revoke(self._bucket.place, lease):
+                    return is_decided(self._bucket.place, lease) and self._note_end(lease)
+            except LostRaceError:
+                return False  # it is asked again
+            self.revoked.append(lease)
+            self._bucket.place.delete([lease.key])
+            return True
+        return self._note_end(lease)
+
+    def _note_end(self, lease: Lease) -> bool:
+        if lease.shared_id is not None:
+            self.copied.add(lease.shared_id)
+        # A decided session needs no lease. Its process may have been killed before it deleted it.
+        self._bucket.place.delete([lease.key])
+        return True
+
+    def _is_dead(self, lease: Lease) -> bool:
+        """Return whether a lease has not changed for long; remember its content."""
+        unchanged_ns = self._seen.unchanged_ns(lease, self._clock.now_ns())
+        return unchanged_ns >= self._patience.revoke_after_s * _NS

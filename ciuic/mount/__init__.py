@@ -1,0 +1,1 @@
+"""Snapshots as a read-only file system, through FUSE."""

@@ -1,0 +1,49 @@
+"""The checklist for a recovery: six questions, each answered by the findings about it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from ciuic.report.doctor.findings import LEVELS, NOTE, OK, PROBLEM, WARNING, Finding, Plan
+
+__all__ = ["checklist", "examine_contacts"]
+
+_QUESTIONS: Final[Sequence[tuple[str, Callable[[Finding], bool]]]] = (
+    ("the snapshot system runs", lambda one: one.about == "daemon"),
+    (
+        "the key paths are covered",
+        lambda one: one.about == "coverage" or (one.about.startswith("/") and one.level == PROBLEM),
+    ),
+    ("the stored state is checked", lambda one: one.about == "checks"),
+    (
+        "alerting works",
+        lambda one: one.about in {"alerting", "alerts"} or one.about.startswith("alert "),
+    ),
+    ("recovery is practiced", lambda one: one.about == "practice"),
+    ("steps and contacts are written down", lambda one: one.about == "contacts"),
+)
+
+
+def checklist(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield six findings, each about one question: the worst finding about it."""
+    for question, is_about in _QUESTIONS:
+        answers = [one for one in findings if is_about(one)]
+        if not answers:
+            what = "not known: the check could not be made, or there is nothing to check yet"
+            advice = "Name a configuration, start the daemon, and run doctor again."
+            yield Finding(WARNING, question, what, advice)
+            continue
+        worst = max(answers, key=lambda one: LEVELS.index(one.level))
+        yield Finding(worst.level, question, worst.what, worst.advice)
+
+
+def examine_contacts(plan: Plan | None) -> Iterator[Finding]:
+    """Check whether the page of ``ciuic runbook`` names people."""
+    if plan is None:
+        return
+    if plan.contacts:
+        what = f"{plan.contacts}; 'ciuic runbook' writes the page with the steps"
+        yield Finding(OK, "contacts", what)
+    else:
+        what = "the configuration names nobody who can help with a recovery"
+        advice = "Set 'contacts', and keep what 'ciuic runbook' prints on another machine."
+        yield Finding(NOTE, "contacts", what, advice)

@@ -1,0 +1,38 @@
+"""Checks whether a recovery was practiced, and how it went."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from ciuic.drill.drill import last_drill
+from ciuic.report.doctor.findings import NOTE, NS, OK, PROBLEM, Finding
+from ciuic.store.store import Store
+from ciuic.units import format_bytes, format_duration, format_files
+
+__all__ = ["examine_practice"]
+
+_FRESH_S: Final = 35 * 86_400.0
+"""A drill a month, and a few days' grace."""
+_HOW: Final = "Run 'ciuic drill' once a month; keep the steps where you can read them without this"
+
+
+def examine_practice(store: Store, now_ns: int) -> Iterator[Finding]:
+    """Report the last drill on this store."""
+    last = last_drill(store)
+    if last is None:
+        what = "no drill is on record, so nothing shows that a restore works here"
+        yield Finding(NOTE, "practice", what, f"{_HOW} machine.")
+        return
+    age_s = max(0, now_ns - last.done_ns) / NS
+    which = "full drill" if last.is_full else "drill"
+    what = (
+        f"a {which} {format_duration(age_s)} ago restored {format_files(last.files)}"
+        f" ({format_bytes(last.restored_bytes)}) of {last.snapshot} in"
+        f" {format_duration(last.restore_s)}"
+    )
+    if last.outcome:
+        advice = "Run 'ciuic drill' again: it names the paths. 'ciuic repair' shows what helps."
+        yield Finding(PROBLEM, "practice", f"{what}; {last.outcome}", advice)
+    elif age_s > _FRESH_S:
+        yield Finding(NOTE, "practice", f"{what}, too long ago", f"{_HOW} machine.")
+    else:
+        yield Finding(OK, "practice", what)

@@ -1,0 +1,165 @@
+"""The page with the steps of a recovery: this machine's own paths, store, people and commands.
+
+It is Markdown that reads well as plain text. Its reader may have nothing else, so every
+command on it is complete and names the store.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ciuic.model import SnapshotSummary
+from ciuic.store.index.places import DrillRecord
+from ciuic.system.clock import local_time_text
+from ciuic.units import format_bytes, format_duration, format_files
+
+__all__ = ["Facts", "runbook"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the page is made of.
+
+    Attributes:
+        host: The name of this machine.
+        version: The version of ciuic.
+        config_path: The configuration.
+        store: The store: a directory or a URL.
+        roots: The directories that snapshots cover.
+        schedules: How often snapshots are taken and which stay, a line for each schedule.
+        drill_interval_s: How often the daemon practices; 0: never.
+        contacts: Who can help; empty: the configuration does not say.
+        channels: The names of the alerts.
+        newest: The newest snapshot.
+        last_drill: The last drill.
+        now_ns: The time.
+    """
+
+    host: str
+    version: str
+    config_path: str
+    store: str
+    roots: Sequence[str]
+    schedules: Sequence[str]
+    drill_interval_s: float
+    contacts: str
+    channels: Sequence[str]
+    newest: SnapshotSummary | None
+    last_drill: DrillRecord | None
+    now_ns: int
+
+
+def runbook(facts: Facts) -> str:
+    """Return the page."""
+    parts = (_head(facts), _protected(facts), _files(facts), _damage(facts), _machine(facts))
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def _head(facts: Facts) -> Iterator[str]:
+    yield f"# Recovery of {facts.host}"
+    yield ""
+    yield f"Written by ciuic {facts.version} on {local_time_text(facts.now_ns)}. Print it, or"
+    yield "keep it on another machine: 'ciuic runbook > FILE'. Write it again after a change of the"
+    yield f"configuration, {facts.config_path}."
+    yield ""
+    yield "## People"
+    yield ""
+    if facts.contacts:
+        yield from (f"- {one.strip()}" for one in facts.contacts.split(","))
+    else:
+        yield f"The configuration names none: set 'contacts' in {facts.config_path}."
+    yield ""
+
+
+def _protected(facts: Facts) -> Iterator[str]:
+    yield "## What is protected"
+    yield ""
+    for root in facts.roots:
+        yield f"- {root}"
+    yield ""
+    yield f"Snapshots go to the store {facts.store}."
+    yield from facts.schedules
+    newest = facts.newest
+    if newest is None:
+        yield "There was no snapshot when this page was written."
+    else:
+        size = f"{format_files(newest.files)}, {format_bytes(newest.logical_bytes)}"
+        yield f"Newest snapshot: {newest.id} of {local_time_text(newest.taken_ns)}, {size}."
+    last = facts.last_drill
+    if last is None:
+        yield "No recovery has been practiced: run 'ciuic drill'."
+    else:
+        outcome = last.outcome or "every chosen file came back as it was"
+        amount = f"{format_files(last.files)}, {format_bytes(last.restored_bytes)}"
+        yield (
+            f"Last drill: {local_time_text(last.done_ns)}, {amount} in"
+            f" {format_duration(last.restore_s)}: {outcome}."
+        )
+    how = f"every {format_duration(facts.drill_interval_s)}" if facts.drill_interval_s else "never"
+    yield f"The daemon practices a recovery {how}."
+    alerts = ", ".join(facts.channels) or "none: ciuic sends no message about a fault"
+    yield f"Alerts: {alerts}."
+    yield ""
+
+
+def _files(facts: Facts) -> Iterator[str]:
+    root = facts.roots[0] if facts.roots else "/"
+    yield "## Files are lost or wrong"
+    yield ""
+    yield "1. Stop the training, so that it writes no more broken files."
+    yield "2. See what there is, and what changed:"
+    yield ""
+    yield f"       {_ciuic(facts, 'list')}"
+    yield f"       {_ciuic(facts, 'log', f'{root}/FILE')}"
+    yield ""
+    yield "3. Check the snapshot that you want to go back to. It must say that it is sound:"
+    yield ""
+    yield f"       {_ciuic(facts, 'verify', 'ID', '--checksum')}"
+    yield ""
+    yield "4. Restore beside the original first, look at it, and only then in place:"
+    yield ""
+    restore = ("restore", "-s", "ID", "-p", f"{root}/FILE")
+    yield f"       {_ciuic(facts, *restore, '-d', 'DIR')}"
+    yield f"       {_ciuic(facts, *restore, '--overwrite')}"
+    yield ""
+    yield "   For the newest valid versions of all broken checkpoints at once:"
+    yield ""
+    yield f"       ciuic --config {shlex.quote(facts.config_path)} recover --dry-run"
+    yield f"       ciuic --config {shlex.quote(facts.config_path)} recover"
+    yield ""
+    yield "5. Start the training again."
+    yield ""
+
+
+def _damage(facts: Facts) -> Iterator[str]:
+    yield "## The store is damaged"
+    yield ""
+    yield "Delete nothing. The first command shows what is damaged and what can be repaired:"
+    yield ""
+    yield f"    {_ciuic(facts, 'repair')}"
+    yield f"    {_ciuic(facts, 'repair', '--apply')}"
+    yield ""
+    yield "A path that stays damaged comes from the newest older snapshot that has it undamaged:"
+    yield ""
+    yield f"    {_ciuic(facts, 'restore', '-s', 'ID', '-p', 'PATH', '-d', 'DIR', '--fallback')}"
+    yield ""
+
+
+def _machine(facts: Facts) -> Iterator[str]:
+    yield "## The machine is gone"
+    yield ""
+    yield "The store is all that is needed: its disk, or a copy of it. On another machine:"
+    yield ""
+    yield "    ciuic --store STORE list"
+    yield "    ciuic --store STORE verify latest --checksum"
+    for root in facts.roots:
+        yield f"    ciuic --store STORE restore -s latest -p {shlex.quote(root)} -d DIR"
+    yield ""
+    yield "## Afterwards"
+    yield ""
+    yield f"    ciuic --config {shlex.quote(facts.config_path)} doctor"
+    yield f"    ciuic --config {shlex.quote(facts.config_path)} drill"
+
+
+def _ciuic(facts: Facts, *arguments: str) -> str:
+    return shlex.join(["ciuic", "--store", facts.store, *arguments])

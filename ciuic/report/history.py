@@ -1,0 +1,78 @@
+"""The history of a path: one change for each version of it, over all snapshots."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ciuic.model import SnapshotSummary
+from ciuic.report.versions import DAMAGED, Version, versions
+from ciuic.store.store import Store
+
+__all__ = ["ADDED", "CHANGED", "GONE", "Change", "history"]
+
+ADDED: Final = "added"
+CHANGED: Final = "changed"
+GONE: Final = "gone"
+
+
+class Change(NamedTuple):
+    """A version of a path, and the snapshots in a row that have it.
+
+    Attributes:
+        what: ``ADDED``, ``CHANGED``, ``GONE``, or the state of a version that can't be compared:
+            ``damaged`` or ``left out``.
+        first: The oldest of these snapshots.
+        last: The newest of them.
+        snapshots: How many they are.
+        version: The path in the first; None if it is gone.
+    """
+
+    what: str
+    first: SnapshotSummary
+    last: SnapshotSummary
+    snapshots: int
+    version: Version | None
+
+
+def history(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) -> list[Change]:
+    """Return the changes of a path, newest first; empty if no snapshot has had it.
+
+    Only snapshots with a root that holds the path count: the others say nothing about it. Content
+    is compared by its chunks; a change of the metadata alone is no change.
+
+    Args:
+        store: An open store.
+        snapshots: All snapshots, newest first.
+        path: An absolute path.
+    """
+    covering = [one for one in snapshots if any(_holds(root, path) for root in one.roots)]
+    known = {version.snapshot.id: version for version in versions(store, covering, path)}
+    found: list[Change] = []
+    for snapshot in reversed(covering):
+        version = known.get(snapshot.id)
+        before = found[-1] if found else None
+        what = _change(before, version)
+        if what is not None:
+            found.append(Change(what, snapshot, snapshot, 1, version))
+        elif before is not None:
+            found[-1] = before._replace(last=snapshot, snapshots=before.snapshots + 1)
+    return found[::-1]
+
+
+def _change(before: Change | None, version: Version | None) -> str | None:
+    """Return what a snapshot has changed; None if it goes on with the version before it."""
+    if version is None:
+        return None if before is None or before.what == GONE else GONE
+    if version.entry is None:
+        is_same = before is not None and before.what == version.state
+        return None if is_same else version.state
+    if before is None or before.what == GONE:
+        return ADDED
+    if version.state == DAMAGED:
+        return None if before.what == DAMAGED and version.same_as else DAMAGED
+    if version.same_as is None or before.version is None or before.version.entry is None:
+        return CHANGED
+    return CHANGED if before.what == DAMAGED else None
+
+
+def _holds(root: bytes, path: bytes) -> bool:
+    return path == root or path.startswith(root.rstrip(b"/") + b"/")

@@ -1,0 +1,154 @@
+"""Opens or creates the store at an address: a directory, or a bucket of an object store.
+
+The clients of object stores are imported when a bucket is opened: they are heavy.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+from ciuic.store.directory.cache import cache_directory
+from ciuic.store.directory.create import create_store
+from ciuic.store.place.keys import is_url
+from ciuic.store.place.location import PlaceOptions, bucket_url, split_address
+from ciuic.store.records import layout
+from ciuic.store.records.header import CHUNK_BYTES_DEFAULT, CONTENT, Chunking
+from ciuic.store.store import Store, open_in_bucket, open_store
+from ciuic.system import nofollow
+from ciuic.system.clock import Clock
+
+__all__ = [
+    "absolute_address",
+    "control_directory",
+    "create_at_address",
+    "ensure_store",
+    "local_directory",
+    "open_at_address",
+]
+
+
+@contextlib.contextmanager
+def open_at_address(
+    address: str,
+    environment: Mapping[str, str],
+    options: PlaceOptions | None = None,
+    *,
+    write: bool = False,
+    only_adds: bool = False,
+    removes: bool = False,
+    wait_s: float = 0.0,
+    cancelled: Callable[[], bool] = lambda: False,
+    owner: int | None = None,
+) -> Iterator[Store]:
+    """Open a store for the duration of a ``with`` block: see ``open_store``.
+
+    Args:
+        address: Its directory, or the URL of its bucket.
+        environment: The environment variables: credentials, and the directory for caches.
+        options: How to reach the object store.
+        write: See ``open_store``. In a bucket, others may write meanwhile.
+        only_adds: See ``open_store``.
+        removes: In a bucket: packs are removed, and no snapshot is added.
+        wait_s: How long to wait for another writer on this machine.
+        cancelled: Ends that wait once it turns true.
+        owner: See ``open_store``; of no use for a bucket.
+    """
+    if not is_url(address):
+        with open_store(
+            address,
+            write=write,
+            only_adds=only_adds,
+            wait_s=wait_s,
+            cancelled=cancelled,
+            owner=owner,
+        ) as store:
+            yield store
+        return
+    from ciuic.store.place.address import open_place
+    from ciuic.store.place.bucket import open_bucket
+
+    bucket = open_bucket(open_place(address, environment, options), environment, write=write)
+    with open_in_bucket(
+        bucket, write=write, removes=removes, wait_s=wait_s, cancelled=cancelled
+    ) as store:
+        yield store
+
+
+def create_at_address(
+    address: str,
+    environment: Mapping[str, str],
+    clock: Clock,
+    chunking: Chunking,
+    options: PlaceOptions | None = None,
+) -> tuple[bool, Chunking]:
+    """Create a store in a bucket if there is none: see ``create_in_bucket``."""
+    from ciuic.store.place.address import open_place
+    from ciuic.store.place.bucket import create_in_bucket
+
+    return create_in_bucket(open_place(address, environment, options), clock, chunking)
+
+
+def absolute_address(address: str) -> str:
+    """Return the absolute path of a store's directory, or the URL of its bucket as ciuic writes it.
+
+    Raises:
+        UsageError: It is another URL.
+    """
+    if not is_url(address):
+        return os.path.abspath(address)
+    url = split_address(address)
+    return os.path.abspath(url.path) if url.scheme == "file" else bucket_url(address)
+
+
+def ensure_store(address: str, environment: Mapping[str, str], clock: Clock) -> None:
+    """Create a store, which cuts files as ``ciuic init`` does, if there is none at the address.
+
+    Raises:
+        StoreError: It can't be created, or something else is there.
+    """
+    if is_url(address):
+        cut = Chunking.of(CONTENT, CHUNK_BYTES_DEFAULT)
+        create_at_address(address, environment, clock, cut)
+    else:
+        create_store(address, clock)
+
+
+def local_directory(
+    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+) -> tuple[str, str]:
+    """Return the directory that this machine has of the store in a bucket, and the store's ID.
+
+    It is made if it is missing. It has the locks and the control socket of a daemon.
+
+    Raises:
+        StoreError: There is no store, or it can't be read.
+        UnknownFormatError: The store has an unknown version, or needs an unknown feature.
+    """
+    from ciuic.store.place.address import open_place
+    from ciuic.store.place.bucket import open_bucket
+
+    bucket = open_bucket(open_place(address, environment, options), environment, write=True)
+    return bucket.path, bucket.header.store_id
+
+
+def control_directory(
+    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+) -> str | None:
+    """Return the directory where a daemon of the store would have its control socket.
+
+    The bucket is asked only if some daemon of this user serves a bucket.
+
+    Returns:
+        None: no daemon of this user serves a bucket.
+
+    Raises:
+        StoreError: There is no store in the bucket, or it can't be read.
+    """
+    if not is_url(address):
+        return address
+    caches = cache_directory(environment)
+    with contextlib.suppress(OSError):
+        for name in nofollow.list_names(caches):
+            if os.path.lexists(os.path.join(caches, name, layout.CONTROL_SOCKET)):
+                return local_directory(address, environment, options)[0]
+    return None

@@ -1,0 +1,424 @@
+"""A store in a bucket, seen from one machine.
+
+What counts is in the bucket. A directory of this machine has what would be slow to fetch again: the
+chunk index, and copies of manifests and of the newest marks, which are written once. It may be
+deleted at any time. It has no header, so that no program takes it for a store.
+
+Several machines can add and prune at once. Each session holds a lease, and a prune waits for those
+that may rely on what it removes: docs/protocol.md, ``sessions``.
+"""
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from ciuic.errors import (
+    CommitUncertainError,
+    CorruptionError,
+    LostRaceError,
+    MissingError,
+    OfflineError,
+    StoreError,
+    UnknownFormatError,
+    UnsupportedError,
+    UsageError,
+)
+from ciuic.ids import PackId, SessionId, SnapshotId
+from ciuic.store.directory.cache import prepare_cache
+from ciuic.store.directory.folder import Folder
+from ciuic.store.place.pack_objects import PackObjects
+from ciuic.store.place.place import Listed, Place, Version
+from ciuic.store.place.probe import probe
+from ciuic.store.place.records import Records
+from ciuic.store.place.sessions.condemned import Condemned
+from ciuic.store.place.sessions.leases import (
+    HeldLeases,
+    copy_lease,
+    prune_lease,
+    snapshot_lease,
+)
+from ciuic.store.records import layout
+from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone
+from ciuic.store.records.header import FORMAT, Chunking, Header, decode_header
+from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
+from ciuic.store.records.mark import MARK_BYTES_MAX
+from ciuic.system.clock import Clock, rfc3339
+
+__all__ = ["StoreInBucket", "create_in_bucket", "open_bucket"]
+
+_HEADER_BYTES_MAX: Final = 1024 * 1024
+_REVOKED: Final = "revoked"
+"""In the directory of this machine: copies of tombstones, so that they are not fetched again."""
+_REQUESTS_AT_ONCE: Final = 8
+
+
+class StoreInBucket:
+    """A store in a bucket that exists. See ``open_bucket``.
+
+    Attributes:
+        name: Its address, without credentials.
+        path: The directory of this machine for the chunk index, manifests, locks and new packs.
+        header: The store's own record.
+        packs: Its packs.
+        place: Has its objects.
+        condemned: What prunes have condemned.
+    """
+
+    def __init__(self, place: Place, path: str, header: Header) -> None:
+        self.name = place.name
+        self.path = path
+        self.header = header
+        self.packs = PackObjects(place)
+        self.place = self._place = place
+        self.condemned = Condemned(place, path)
+        self._leases = HeldLeases(place)
+        self._replaced: dict[SnapshotId, Version] = {}
+
+    def fetch(self) -> None:
+        """Make the copies of marks and manifests here agree with the bucket, by two listings.
+
+        Raises:
+            StoreError: The bucket can't be read, or the directory can't be written.
+        """
+        # The marks first: a mark whose snapshot seems to have no manifest would mean that this is
+        # lost, and a forgotten snapshot whose marks seem to be gone would be listed.
+        self._fetch_marks()
+        folder = Folder(self.path, layout.SNAPSHOTS)
+        known = folder.names(layout.parse_manifest_name)
+        revoked = Folder(self.path, _REVOKED)
+        known_revoked = revoked.names(layout.parse_manifest_name)
+        listed: set[SnapshotId] = set()
+        revoked_ids: set[SnapshotId] = set()
+        for found in self._place.list(layout.SNAPSHOTS):
+            snapshot_id = layout.parse_manifest_name(_name_of(found))
+            if snapshot_id is not None:
+                is_short = found.size_bytes == TOMBSTONE_BYTES
+                (revoked_ids if is_short else listed).add(snapshot_id)
+        revoked.remove_all(map(layout.manifest_name, known_revoked - revoked_ids))
+        # A manifest that was cut to the length of a tombstone is damage, which must not be hidden.
+        listed |= revoked_ids - known_revoked
+        gone = (known - listed) | (known & revoked_ids)
+        if gone:
+            folder.remove_all(map(layout.manifest_name, gone))
+        missing = sorted(listed - (known - gone))
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "manifests") as pool:
+            for snapshot_id, data in zip(missing, pool.map(self._manifest, missing), strict=True):
+                if data is not None and is_tombstone(data):
+                    revoked.make()
+                    revoked.create(layout.manifest_name(snapshot_id), data)
+                elif data is not None:
+                    folder.create(layout.manifest_name(snapshot_id), data)
+
+    def create_manifest(self, snapshot_id: SnapshotId, data: bytes) -> bool:
+        """Commit a snapshot: create its manifest in the bucket, unless its key is taken.
+
+        Raises:
+            CommitUncertainError: The server has not answered, and the snapshot may be listed.
+            StoreError: It is not listed.
+        """
+        key = _manifest_key(snapshot_id)
+        tombstone = self._replaced.get(snapshot_id)
+        try:
+            if tombstone is None:
+                self._place.create(key, data)
+            else:
+                self._place.replace(key, data, tombstone)
+        except (LostRaceError, MissingError):
+            return False
+        except OfflineError as error:
+            # The request may still arrive, and the lease announces that.
+            self._leases.keep()
+            raise CommitUncertainError(error.message) from error
+        except StoreError:
+            raise
+        except BaseException:
+            self._leases.keep()  # interrupted: the same
+            raise
+        return True
+
+    def has_manifest(self, snapshot_id: SnapshotId) -> bool:
+        """Ask the bucket whether it has a snapshot's manifest, and no tombstone in its place.
+
+        Raises:
+            StoreError: It can't be asked.
+        """
+        try:
+            return self._place.size_bytes(_manifest_key(snapshot_id)) != TOMBSTONE_BYTES
+        except MissingError:
+            return False
+
+    def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Delete manifests; missing ones are skipped."""
+        self._place.delete(map(_manifest_key, snapshot_ids))
+
+    def remove_marks(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Delete all marks of snapshots that are gone for good."""
+        names = (
+            [_name_of(found) for found in self._place.list(layout.MARKS)] if snapshot_ids else []
+        )
+        parsed = {name: layout.parse_mark_name(name) for name in names}
+        self._place.delete(
+            f"{layout.MARKS}/{name}"
+            for name, mark in parsed.items()
+            if mark is not None and mark[0] in snapshot_ids
+        )
+
+    def records(self, prefix: str) -> "Records":
+        """Return the objects below a prefix, with the interface of a folder."""
+        return Records(self._place, prefix)
+
+    def shut_packs(self) -> frozenset[PackId]:
+        """Return the packs on which no session may rely: it holds its lease, and asks then.
+
+        Raises:
+            StoreError: They can't be read.
+        """
+        return frozenset[PackId]().union(*(found.shut for found in self.condemned.read()))
+
+    def mark(self, name: str) -> bytes:
+        """Read a mark from the bucket.
+
+        Raises:
+            MissingError: It is gone.
+            StoreError: It can't be read.
+        """
+        return self._place.get(f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
+
+    def create_marks(self, files: Mapping[str, bytes]) -> set[str]:
+        """Create marks whose names are free; fetch the marks of the winners if some are not.
+
+        Args:
+            files: The name and the content of each.
+
+        Returns:
+            The names that were free, or whose marks have this content: the state is the wanted one.
+
+        Raises:
+            UnknownFormatError: Writers of this store must know something that is unknown here.
+            CommitUncertainError: The server has not answered, and some may be created.
+            StoreError: One can't be created; others may be.
+        """
+        self._refuse_unknown()
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "marks") as pool:
+            answers = list(pool.map(self._create_mark, files, files.values()))
+        created = {name for name, answer in zip(files, answers, strict=True) if answer is True}
+        # They exist now. Without a copy on this machine, the next run fetches it.
+        with contextlib.suppress(StoreError):
+            folder = Folder(self.path, layout.MARKS)
+            folder.make()
+            folder.create_all({name: files[name] for name in created})
+        for answer in answers:
+            if isinstance(answer, StoreError):
+                raise answer
+        if len(created) < len(files):
+            self._fetch_marks()
+        return created
+
+    def begin_writing(self, snapshot_id: SnapshotId, session_id: SessionId) -> None:
+        """Announce a writer that will commit a snapshot, before it relies on any pack.
+
+        Raises:
+            StoreError: The bucket can't be written to.
+            UnknownFormatError: Writers of this store must know something that is unknown here.
+        """
+        self._hold({snapshot_lease(snapshot_id): f"{snapshot_id} {session_id.hex()}"})
+
+    def begin_pruning(self, session_id: SessionId) -> None:
+        """Announce a prune, before it reads what is needed; raises as ``begin_writing``."""
+        self._hold({prune_lease(session_id): f"prune {session_id.hex()}"})
+
+    def announce(self, snapshot_ids: Collection[SnapshotId], session_id: SessionId) -> None:
+        """Announce that a writer copies snapshots, before it relies on any pack.
+
+        Several writers may copy the same snapshot, so the name of a lease has the session's ID. A
+        tombstone of an earlier session that copied it is replaced by the manifest, unless a prune
+        changes it before: then this session is revoked too.
+
+        Raises:
+            StoreError: The bucket can't be written to.
+            UnknownFormatError: Writers of this store must know something that is unknown here.
+        """
+        # Before the leases: a prune that revokes one of them changes its key later than this. If a
+        # key were read after such a prune had deleted the lease, the next prune would find nobody
+        # to wait for, and the manifest would still replace the tombstone.
+        for found in self._place.list(layout.SNAPSHOTS):
+            snapshot_id = layout.parse_manifest_name(_name_of(found))
+            if snapshot_id is None or snapshot_id not in snapshot_ids:
+                continue
+            if found.size_bytes == TOMBSTONE_BYTES:
+                with contextlib.suppress(MissingError):
+                    there = self._place.get_versioned(found.key, MANIFEST_BYTES_MAX)
+                    if is_tombstone(there.data):
+                        self._replaced[snapshot_id] = there.version
+        session = session_id.hex()
+        self._hold({copy_lease(one, session_id): f"{one} {session}" for one in snapshot_ids})
+
+    def _hold(self, leases: Mapping[str, str]) -> None:
+        """Create leases, and read the header again.
+
+        Args:
+            leases: The key of each, and what it says.
+        """
+        self._leases.hold(leases)
+        # Read again: what a removal needs of writers is in the header before it looks for leases.
+        self.header = _read_header(self._place)
+        self._refuse_unknown()
+
+    def keep_leases(self) -> None:
+        """Leave the leases: a request that was not answered may still arrive."""
+        self._leases.keep()
+
+    def end_writing(self) -> None:
+        """Delete the leases; one that can't be deleted only delays a removal of packs."""
+        self._leases.end()
+
+    def manifest(self, snapshot_id: SnapshotId) -> bytes:
+        """Read a manifest from the bucket.
+
+        Raises:
+            StoreError: It can't be read.
+        """
+        return self._place.get(_manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
+
+    def _refuse_unknown(self) -> None:
+        if self.header.problem_for_writers:
+            raise UnknownFormatError(
+                f"{self.name}/{layout.HEADER}: {self.header.problem_for_writers}",
+                hint="Use a newer version of ciuic to change it; this version lists, verifies and"
+                " restores.",
+            )
+
+    def _fetch_marks(self) -> None:
+        """Fetch the newest mark of each snapshot, and remove the copies of older ones."""
+        folder = Folder(self.path, layout.MARKS)
+        # Before the listing: what another process of this machine fetches meanwhile may be newer.
+        known = folder.names(layout.parse_mark_name)
+        newest: dict[SnapshotId, int] = {}
+        for found in self._place.list(layout.MARKS):
+            parsed = layout.parse_mark_name(_name_of(found))
+            if parsed is not None:
+                newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], 0))
+        missing = [layout.mark_name(*mark) for mark in sorted(newest.items() - known)]
+        if missing:
+            folder.make()
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "marks") as pool:
+            files = zip(missing, pool.map(self._mark, missing), strict=True)
+            folder.create_all({name: data for name, data in files if data is not None})
+        old = known - newest.items()
+        if old:
+            folder.remove_all(layout.mark_name(*mark) for mark in old)
+
+    def _create_mark(self, name: str, data: bytes) -> bool | StoreError:
+        """Create a mark; returns false if its name is taken, or the error."""
+        try:
+            self._place.create(f"{layout.MARKS}/{name}", data)
+        except LostRaceError:
+            return False
+        except OfflineError as error:
+            return CommitUncertainError(error.message)
+        except StoreError as error:
+            return error
+        return True
+
+    def _mark(self, name: str) -> bytes | None:
+        try:
+            return self.mark(name)
+        except MissingError:
+            return None  # its snapshot has been removed since the listing
+
+    def _manifest(self, snapshot_id: SnapshotId) -> bytes | None:
+        try:
+            return self.manifest(snapshot_id)
+        except MissingError:
+            return None  # removed since the listing
+
+
+def open_bucket(
+    place: Place, environment: Mapping[str, str], *, write: bool = False
+) -> StoreInBucket:
+    """Open the store in a bucket, and its directory on this machine.
+
+    Args:
+        place: The place of the store.
+        environment: The environment variables.
+        write: Snapshots are added: ``fetch`` is left to the caller, who does it under the lease.
+
+    Raises:
+        StoreError: There is no store, or it can't be read.
+        UnknownFormatError: The store has an unknown version, or needs an unknown feature.
+    """
+    header = _read_header(place)
+    path = prepare_cache(environment, place.name, header.store_id)
+    bucket = StoreInBucket(place, path, header)
+    if not write:
+        bucket.fetch()
+    return bucket
+
+
+def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bool, Chunking]:
+    """Create a store in a bucket if there is none.
+
+    Returns:
+        Whether it was created, and how the store cuts files.
+
+    Raises:
+        UsageError: No store can have this chunking.
+        UnsupportedError: The object store ignores the conditions of writes.
+        StoreError: The store can't be created, or the prefix holds something else.
+    """
+    if chunking.problem:
+        raise UsageError(chunking.problem, hint="'ciuic init --help' has the limits.")
+    with contextlib.suppress(MissingError):
+        place.size_bytes(layout.HEADER)
+        return False, _read_header(place).chunking
+    for found in place.list():
+        if not found.key.startswith("probe/"):
+            raise StoreError(
+                f"{place.name} is not empty: it holds '{found.key}'",
+                hint="Choose an unused prefix for the store.",
+            )
+    if not probe(place).allows_many_writers:
+        raise UnsupportedError(
+            f"the object store of {place.name} ignores the conditions of writes, so two writers"
+            " could overwrite each other's snapshots",
+            hint="Use an object store that supports If-None-Match, or a directory.",
+        )
+    header = Header(
+        format=FORMAT,
+        required=[],
+        store_id=os.urandom(16).hex(),
+        created=rfc3339(clock.now_ns()),
+        chunking=chunking,
+    )
+    try:
+        place.create(layout.HEADER, header.encode())
+    except LostRaceError:
+        return False, _read_header(place).chunking
+    return True, chunking
+
+
+def _read_header(place: Place) -> Header:
+    path = f"{place.name}/{layout.HEADER}"
+    try:
+        data = place.get(layout.HEADER, _HEADER_BYTES_MAX)
+    except MissingError as error:
+        raise StoreError(
+            f"there is no store at {place.name}",
+            hint=f"Create it with 'ciuic --store {place.name} init'.",
+        ) from error
+    try:
+        return decode_header(data)
+    except CorruptionError as error:
+        raise CorruptionError(f"{path}: {error.message}") from error
+    except UnknownFormatError as error:
+        raise UnknownFormatError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _manifest_key(snapshot_id: SnapshotId) -> str:
+    return f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
+
+
+def _name_of(listed: Listed) -> str:
+    return listed.key.rpartition("/")[2]

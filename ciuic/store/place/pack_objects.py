@@ -1,0 +1,220 @@
+"""The packs of a store in a bucket: one object each. See ``store.place.packs``.
+
+A pack is read in parts. What follows a part is often read next, so a part that is read in sequence
+grows up to 8 MiB, and a few parts stay in memory.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from ciuic.errors import ChunkMissingError, MissingError, StoreError
+from ciuic.ids import PackId
+from ciuic.store.directory.faults import store_faults
+from ciuic.store.place.place import ByteRange, Place
+from ciuic.store.records import layout
+from ciuic.system import durable
+
+__all__ = ["ObjectPack", "PackObjects"]
+
+_PART_BYTES_MIN: Final = 128 * 1024
+_PART_BYTES_MAX: Final = 8 * 1024 * 1024
+_PARTS_MAX: Final = 2
+"""Parts in memory of each pack."""
+_OPEN_MAX: Final = 8
+_UPLOADS_AT_ONCE: Final = 3
+"""Each holds a pack of about 64 MiB in memory."""
+
+
+class ObjectPack:
+    """A pack that is read in parts. See ``OpenPack``."""
+
+    fd = -1
+
+    def __init__(self, place: Place, pack_id: PackId, size_bytes: int) -> None:
+        self._place = place
+        self._key = _key(pack_id)
+        self._pack_id = pack_id
+        self.name = f"{place.name}/{self._key}"
+        self._size_bytes = size_bytes
+        self._lock = threading.Lock()
+        self._parts: OrderedDict[int, bytes] = OrderedDict()
+        self._next_bytes = _PART_BYTES_MIN
+        self._end_bytes = -1
+        self._expected: list[tuple[int, int]] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """See ``OpenPack``."""
+        return self._size_bytes
+
+    def read(self, length_bytes: int, offset_bytes: int) -> bytes:
+        """See ``OpenPack``."""
+        end = min(offset_bytes + length_bytes, self._size_bytes)
+        if end <= offset_bytes:
+            return b""
+        with self._lock:
+            for begin, part in self._parts.items():
+                if begin <= offset_bytes and end <= begin + len(part):
+                    self._parts.move_to_end(begin)
+                    return part[offset_bytes - begin : end - begin]
+            begin, part_end = self._part_for(offset_bytes, end)
+            try:
+                wanted = ByteRange(begin, part_end - begin)
+                (part,) = self._place.get_ranges(self._key, [wanted])
+            except MissingError as error:
+                raise ChunkMissingError(f"pack {self._pack_id.hex()[:12]} is gone") from error
+            self._parts[begin] = part
+            self._end_bytes = part_end
+            while len(self._parts) > _PARTS_MAX:
+                self._parts.popitem(last=False)
+        return part[offset_bytes - begin : end - begin]
+
+    def expect(self, offset_bytes: int, length_bytes: int) -> None:
+        """See ``OpenPack``: the next reads in this range are larger."""
+        with self._lock:
+            self._expected = [*self._expected[-3:], (offset_bytes, offset_bytes + length_bytes)]
+
+    def pass_by(self, offset_bytes: int, length_bytes: int) -> None:
+        """See ``OpenPack``: the number of parts in memory is bounded anyway."""
+
+    def _part_for(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the part to read for a range: more of what is probably read next."""
+        for expected_begin, expected_end in self._expected:
+            if expected_begin <= begin < expected_end:
+                ahead = min(expected_end, begin + _PART_BYTES_MAX)
+                return begin, min(max(end, ahead), self._size_bytes)
+        if 0 <= begin - self._end_bytes <= _PART_BYTES_MIN:
+            self._next_bytes = min(_PART_BYTES_MAX, 2 * self._next_bytes)
+        else:
+            self._next_bytes = _PART_BYTES_MIN
+        if end == self._size_bytes:  # the footer's end: the footer is in front of it
+            return max(0, min(begin, end - _PART_BYTES_MIN)), end
+        return begin, min(max(end, begin + self._next_bytes), self._size_bytes)
+
+
+class PackObjects:
+    """The objects in ``packs/``. See ``Packs``.
+
+    Args:
+        place: The place of the store.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._sizes: dict[PackId, int] = {}
+        self._open: OrderedDict[PackId, ObjectPack] = OrderedDict()
+        self._pool = ThreadPoolExecutor(_UPLOADS_AT_ONCE, thread_name_prefix="upload")
+        self._turns = threading.BoundedSemaphore(_UPLOADS_AT_ONCE)
+        self._uploads: dict[PackId, Future[None]] = {}
+        self._failure: BaseException | None = None
+
+    def sizes(self) -> dict[PackId, int]:
+        """See ``Packs``."""
+        found: dict[PackId, int] = {}
+        for listed in self._place.list(layout.PACKS):
+            pack_id = layout.parse_pack_name(listed.key.rpartition("/")[2])
+            if pack_id is not None and listed.size_bytes is not None:
+                found[pack_id] = listed.size_bytes
+        with self._lock:
+            self._sizes = found
+        return dict(found)
+
+    def names(self) -> set[str]:
+        """See ``Packs``."""
+        return {layout.pack_name(pack_id) for pack_id in self.sizes()}
+
+    def size_bytes(self, pack_id: PackId) -> int | None:
+        """See ``Packs``; asks once for each pack."""
+        with self._lock:
+            known = self._sizes.get(pack_id)
+        if known is not None:
+            return known
+        self._wait_for(pack_id)
+        try:
+            size_bytes = self._place.size_bytes(_key(pack_id))
+        except MissingError:
+            return None
+        with self._lock:
+            self._sizes[pack_id] = size_bytes
+        return size_bytes
+
+    def open(self, pack_id: PackId) -> ObjectPack:
+        """See ``Packs``; the last packs are shared by all readers, with what is in memory."""
+        size_bytes = self.size_bytes(pack_id)
+        if size_bytes is None:
+            raise ChunkMissingError(f"pack {pack_id.hex()[:12]} is gone")
+        with self._lock:
+            pack = self._open.get(pack_id)
+            if pack is None:
+                pack = self._open[pack_id] = ObjectPack(self._place, pack_id, size_bytes)
+            self._open.move_to_end(pack_id)
+            while len(self._open) > _OPEN_MAX:
+                self._open.popitem(last=False)
+            return pack
+
+    def publish(self, path: str, pack_id: PackId) -> None:
+        """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end.
+
+        Raises:
+            StoreError: The file can't be read, or an earlier upload has failed.
+        """
+        # First the turn, then the content: a pack in memory is up to 64 MiB.
+        self._turns.acquire()
+        try:
+            self._raise_failure()
+            with store_faults("read", path), open(path, "rb") as file:
+                data = file.read(os.fstat(file.fileno()).st_size)
+            with self._lock:
+                self._uploads[pack_id] = self._pool.submit(self._upload, pack_id, data)
+        except BaseException:
+            self._turns.release()
+            raise
+        with store_faults("remove", path):
+            durable.remove_file(path)
+
+    def sync(self) -> None:
+        """Wait until every pack is uploaded, which makes it durable.
+
+        Raises:
+            StoreError: Not all are; every later call raises this, too.
+        """
+        with self._lock:
+            uploads = list(self._uploads.values())
+        for upload in uploads:
+            self._failure = upload.exception() or self._failure
+        self._raise_failure()
+        with self._lock:
+            self._uploads = {}
+
+    def close(self) -> None:
+        """See ``Packs``."""
+        with self._lock:
+            self._open.clear()
+
+    def _upload(self, pack_id: PackId, data: bytes) -> None:
+        try:
+            self._raise_failure()
+            self._place.put(_key(pack_id), data)
+        except StoreError as error:
+            self._failure = error
+            raise
+        finally:
+            self._turns.release()
+
+    def _wait_for(self, pack_id: PackId) -> None:
+        with self._lock:
+            upload = self._uploads.get(pack_id)
+        if upload is not None:
+            upload.exception()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _key(pack_id: PackId) -> str:
+    return f"{layout.PACKS}/{layout.pack_name(pack_id)}"

@@ -1,0 +1,228 @@
+"""What the packs of a store offer to its readers, in a directory and in a bucket."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Protocol, TypeVar
+
+from ciuic.errors import StoreError
+from ciuic.ids import PackId, SessionId, SnapshotId
+from ciuic.store.format import pack
+from ciuic.store.format.pack import PackedFrame
+from ciuic.store.records.header import Header
+
+__all__ = [
+    "Bucket",
+    "OpenPack",
+    "PackUploads",
+    "Packs",
+    "RecordFolder",
+    "footer_of",
+    "listed_frames",
+    "walked_frames",
+]
+
+K = TypeVar("K")
+
+
+class OpenPack(Protocol):
+    """A pack that can be read. All methods may be called from any thread.
+
+    Attributes:
+        name: Its path or URL, for messages.
+        fd: Its open file, which parity can restore; -1 for an object.
+    """
+
+    name: str
+    fd: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length."""
+        ...
+
+    def read(self, length_bytes: int, offset_bytes: int) -> bytes:
+        """Return a part of it; less at its end.
+
+        Raises:
+            CorruptionError: The part can't be read, because of damage.
+            StoreError: The store failed.
+        """
+        ...
+
+    def expect(self, offset_bytes: int, length_bytes: int) -> None:
+        """Read a part ahead, if that is of use. Errors are left to the later read."""
+        ...
+
+    def pass_by(self, offset_bytes: int, length_bytes: int) -> None:
+        """Keep nothing in memory of a part that was read."""
+        ...
+
+
+class Packs(Protocol):
+    """The packs of one store. All methods may be called from any thread, and raise StoreError."""
+
+    def sizes(self) -> dict[PackId, int]:
+        """Map every pack whose status can be read to its size in bytes."""
+        ...
+
+    def names(self) -> set[str]:
+        """Return the names of all packs; two equal sets mean that no pack came or went."""
+        ...
+
+    def size_bytes(self, pack_id: PackId) -> int | None:
+        """Return a pack's length; None if the pack is gone or its status can't be read."""
+        ...
+
+    def open(self, pack_id: PackId) -> OpenPack:
+        """Open a pack; it is closed when its last user drops it.
+
+        Raises:
+            ChunkMissingError: The pack is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what is kept open; packs that are in use stay open."""
+        ...
+
+
+class PackUploads(Packs, Protocol):
+    """The packs of a store in a bucket, to which packs can be added."""
+
+    def publish(self, path: str, pack_id: PackId) -> None:
+        """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end."""
+        ...
+
+    def sync(self) -> None:
+        """Wait until every pack is uploaded, which makes it durable."""
+        ...
+
+
+class RecordFolder(Protocol):
+    """Write-once records, in a directory (``Folder``) or in a bucket.
+
+    Attributes:
+        path: The folder, for messages.
+    """
+
+    path: str
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a record, for messages."""
+        ...
+
+    def make(self) -> None:
+        """Make the folder if it is missing."""
+        ...
+
+    def names(self, parse: Callable[[str], K | None]) -> set[K]:
+        """Return the names that ``parse`` understands, parsed."""
+        ...
+
+    def read(self, name: str, bytes_max: int) -> bytes:
+        """Read a record."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Durably create a record; returns false if it exists."""
+        ...
+
+    def remove_durably(self, names: Iterable[str]) -> None:
+        """Durably remove records."""
+        ...
+
+
+class Bucket(Protocol):
+    """A store in a bucket, as a store needs it. ``store.place.bucket`` has it; it is heavy.
+
+    Attributes:
+        name: Its address, without credentials.
+        path: The directory of this machine for the chunk index, manifests, locks and new packs.
+        header: The store's own record.
+        packs: Its packs.
+    """
+
+    name: str
+    path: str
+    header: Header
+
+    @property
+    def packs(self) -> PackUploads:
+        """Its packs."""
+        ...
+
+    def fetch(self) -> None:
+        """Make the copies of marks and manifests on this machine agree with the bucket."""
+        ...
+
+    def manifest(self, snapshot_id: SnapshotId) -> bytes:
+        """Read a manifest from the bucket."""
+        ...
+
+    def create_manifest(self, snapshot_id: SnapshotId, data: bytes) -> bool:
+        """Commit a snapshot: create its manifest, unless its key is taken."""
+        ...
+
+    def has_manifest(self, snapshot_id: SnapshotId) -> bool:
+        """Ask the bucket whether it has a snapshot's manifest."""
+        ...
+
+    def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Delete manifests."""
+        ...
+
+    def remove_marks(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Delete all marks of snapshots."""
+        ...
+
+    def records(self, prefix: str) -> RecordFolder:
+        """Return the objects below a prefix."""
+        ...
+
+    def shut_packs(self) -> frozenset[PackId]:
+        """Return the packs that a prune has condemned: no session may rely on them."""
+        ...
+
+    def mark(self, name: str) -> bytes:
+        """Read a mark from the bucket."""
+        ...
+
+    def create_marks(self, files: Mapping[str, bytes]) -> set[str]:
+        """Create the marks whose names are free, and return those names."""
+        ...
+
+    def begin_writing(self, snapshot_id: SnapshotId, session_id: SessionId) -> None:
+        """Announce a writer that will commit a snapshot, before it relies on any pack."""
+        ...
+
+    def begin_pruning(self, session_id: SessionId) -> None:
+        """Announce a prune, before it reads what is needed."""
+        ...
+
+    def announce(self, snapshot_ids: Collection[SnapshotId], session_id: SessionId) -> None:
+        """Announce that a writer copies snapshots, before it relies on any pack."""
+        ...
+
+    def end_writing(self) -> None:
+        """Withdraw the announcements."""
+        ...
+
+
+def footer_of(opened: OpenPack, pack_id: PackId, *, strict: bool = True) -> list[PackedFrame]:
+    """Return the frames that the footer of a pack lists: see ``footer_frames``."""
+    return pack.footer_frames(opened.read, opened.size_bytes, pack_id, strict=strict)
+
+
+def walked_frames(opened: OpenPack) -> Iterator[PackedFrame]:
+    """Iterate over the frames of a pack without a footer, up to the first damaged frame."""
+    return pack.walk_frames(opened.read, opened.size_bytes)
+
+
+def listed_frames(packs: Packs, pack_id: PackId) -> list[PackedFrame]:
+    """Return the frames that the footer of a pack lists, without those of a later version.
+
+    The list is empty if the pack is gone or its footer is damaged.
+    """
+    with contextlib.suppress(StoreError):
+        return footer_of(packs.open(pack_id), pack_id, strict=False)
+    return []

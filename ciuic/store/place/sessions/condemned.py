@@ -1,0 +1,147 @@
+"""Condemnations and verdicts of a bucket. docs/protocol.md, "Leases, condemnation, verdicts".
+
+    condemned/<session>.json   packs on which no session may rely any more
+    verdicts/<session>.json    which of them are deleted
+
+Each is created if its key is free, and never changes, so this machine keeps copies. A condemnation
+goes when its packs are gone; its verdict stays.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, NamedTuple
+
+from ciuic.errors import (
+    CorruptionError,
+    LostRaceError,
+    MissingError,
+    StoreError,
+    UnknownFormatError,
+)
+from ciuic.ids import PackId, SessionId
+from ciuic.store.directory.folder import Folder
+from ciuic.store.place.place import Place
+from ciuic.store.records import layout
+from ciuic.store.records.condemnation import (
+    CONDEMNATION_BYTES_MAX,
+    decode_condemnation,
+    decode_verdict,
+    encode_condemnation,
+    encode_verdict,
+)
+
+__all__ = ["Condemnation", "Condemned"]
+
+_Decode = Callable[[bytes], frozenset[PackId]]
+_HINT: Final = "No snapshot can be added and nothing removed until it is put back or deleted."
+
+
+class Condemnation(NamedTuple):
+    """A condemnation whose packs may still be there.
+
+    Attributes:
+        session: The session that created it.
+        packs: The packs that it names.
+        deleted: Those that its verdict says are deleted; None: it has no verdict yet.
+    """
+
+    session: SessionId
+    packs: frozenset[PackId]
+    deleted: frozenset[PackId] | None
+
+    @property
+    def shut(self) -> frozenset[PackId]:
+        """The packs on which no session may rely."""
+        return self.packs if self.deleted is None else self.deleted
+
+
+class Condemned:
+    """The condemnations of one store.
+
+    Args:
+        place: The place of the store.
+        path: The directory of this machine.
+    """
+
+    def __init__(self, place: Place, path: str) -> None:
+        self._place = place
+        self._copies = {name: Folder(path, name) for name in (layout.CONDEMNED, layout.VERDICTS)}
+
+    def read(self) -> list[Condemnation]:
+        """Return the condemnations that are there, in the order of their sessions.
+
+        The caller holds its lease. What is created later waits for it.
+
+        Raises:
+            StoreError: They can't be read.
+        """
+        listed = [found.key.rpartition("/")[2] for found in self._place.list(layout.CONDEMNED)]
+        names = {name: layout.parse_session_name(name) for name in listed}
+        for folder in self._copies.values():
+            old = folder.names(lambda name: name) - names.keys()
+            with contextlib.suppress(StoreError):
+                folder.remove_all(old)
+        found = []
+        for name, session_id in sorted(names.items()):
+            if session_id is None:
+                raise UnknownFormatError(f"{self._url(layout.CONDEMNED, name)} is not known")
+            packs = self._read(layout.CONDEMNED, name, decode_condemnation)
+            if packs:
+                deleted = self._read(layout.VERDICTS, name, decode_verdict)
+                found.append(Condemnation(session_id, packs, deleted))
+        return found
+
+    def condemn(self, session_id: SessionId, packs: Collection[PackId]) -> bool:
+        """Condemn packs; returns false if the session was revoked.
+
+        Raises:
+            OfflineError: They may be condemned, or may still be; the next prune sees it.
+            StoreError: They are not.
+        """
+        key = f"{layout.CONDEMNED}/{layout.session_name(session_id)}"
+        try:
+            self._place.create(key, encode_condemnation(packs))
+        except LostRaceError:
+            return False
+        return True
+
+    def judge(self, session_id: SessionId, deleted: Collection[PackId]) -> frozenset[PackId]:
+        """Create the verdict on a condemnation, unless it has one; return what that deletes.
+
+        Raises:
+            StoreError: The bucket failed. The next prune judges.
+        """
+        key = f"{layout.VERDICTS}/{layout.session_name(session_id)}"
+        with contextlib.suppress(LostRaceError):
+            self._place.create(key, encode_verdict(deleted))
+            return frozenset(deleted)
+        return decode_verdict(self._place.get(key, CONDEMNATION_BYTES_MAX))
+
+    def delete(self, packs: Iterable[PackId]) -> None:
+        """Delete the packs of a verdict."""
+        self._place.delete(f"{layout.PACKS}/{layout.pack_name(pack_id)}" for pack_id in packs)
+
+    def close(self, session_id: SessionId) -> None:
+        """Delete a condemnation whose packs are deleted."""
+        self._place.delete([f"{layout.CONDEMNED}/{layout.session_name(session_id)}"])
+
+    def _read(self, prefix: str, name: str, decode: _Decode) -> frozenset[PackId] | None:
+        """Read an object, from its copy if there is one; None if it is gone."""
+        folder = self._copies[prefix]
+        if folder.has(name):
+            with contextlib.suppress(StoreError):
+                return decode(folder.read(name, CONDEMNATION_BYTES_MAX))
+        try:
+            data = self._place.get(f"{prefix}/{name}", CONDEMNATION_BYTES_MAX)
+            packs = decode(data)
+        except MissingError:
+            return None
+        except CorruptionError as error:
+            message = f"{self._url(prefix, name)}: {error.message}"
+            raise CorruptionError(message, hint=_HINT) from error
+        with contextlib.suppress(StoreError):  # without a copy, the next run reads it again
+            folder.make_and_replace(name, data)
+        return packs
+
+    def _url(self, prefix: str, name: str) -> str:
+        return f"{self._place.name}/{prefix}/{name}"

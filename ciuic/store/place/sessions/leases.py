@@ -1,0 +1,224 @@
+"""Leases: objects that announce sessions. docs/protocol.md, "Leases, condemnation, verdicts".
+
+    leases/snapshot-<id>          a writer that will commit this snapshot
+    leases/copy-<id>-<session>    a writer that copies this snapshot from another store
+    leases/prune-<session>        a prune that will commit its condemnation
+
+Each names the key where its session is decided. While its process runs, a thread changes the
+lease's number every minute, so that a prune can tell a session at work from a dead one without
+comparing the clocks of two machines.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from ciuic.errors import LostRaceError, MissingError, StoreError
+from ciuic.ids import SessionId, SnapshotId
+from ciuic.store.place.place import Place
+from ciuic.store.records import layout
+from ciuic.store.records.condemnation import (
+    CONDEMNATION_BYTES_MAX,
+    TOMBSTONE_BYTES,
+    is_tombstone,
+    new_tombstone,
+)
+
+__all__ = [
+    "RENEW_S",
+    "HeldLeases",
+    "Lease",
+    "copy_lease",
+    "is_decided",
+    "list_leases",
+    "prune_lease",
+    "revoke",
+    "snapshot_lease",
+]
+
+RENEW_S: Final = 60.0
+_LEASE_BYTES_MAX: Final = 1024
+_REQUESTS_AT_ONCE: Final = 8
+_NAME: Final = re.compile(
+    r"(?:snapshot-(?P<taken>cs-[0-9a-f]{6,64})|copy-(?P<copied>cs-[0-9a-f]{6,64})-[0-9a-f]{16}"
+    r"|prune-(?P<prune>[0-9a-f]{16}))"
+)
+
+
+class Lease(NamedTuple):
+    """A session that was announced and has not ended.
+
+    Attributes:
+        key: The lease's key.
+        content: Its content, which changes while the session's process runs.
+        decided_at: The key of the manifest or condemnation that the session will create; empty: a
+            later version of ciuic knows.
+        shared_id: The snapshot that it copies. Another session may create the same manifest later,
+            so a tombstone there does not decide this session.
+    """
+
+    key: str
+    content: bytes
+    decided_at: str
+    shared_id: SnapshotId | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Another session may create the same manifest."""
+        return self.shared_id is not None
+
+    @property
+    def about(self) -> str:
+        """What the session does, for messages."""
+        return self.key.partition("/")[2]
+
+
+def snapshot_lease(snapshot_id: SnapshotId) -> str:
+    """Return the key of the lease of a writer that takes a snapshot."""
+    return f"{layout.LEASES}/snapshot-{snapshot_id}"
+
+
+def copy_lease(snapshot_id: SnapshotId, session_id: SessionId) -> str:
+    """Return the key of a lease of a writer that copies a snapshot."""
+    return f"{layout.LEASES}/copy-{snapshot_id}-{session_id.hex()}"
+
+
+def prune_lease(session_id: SessionId) -> str:
+    """Return the key of the lease of a prune."""
+    return f"{layout.LEASES}/prune-{session_id.hex()}"
+
+
+class HeldLeases:
+    """The leases of this process.
+
+    Args:
+        place: The place of the store.
+        renew_s: How often they are changed.
+    """
+
+    def __init__(self, place: Place, renew_s: float = RENEW_S) -> None:
+        self._place = place
+        self._renew_s = renew_s
+        self._leases: dict[str, str] = {}
+        self._number = 0
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, leases: Mapping[str, str]) -> None:
+        """Create leases.
+
+        Args:
+            leases: The key of each, and what is written into it.
+
+        Raises:
+            StoreError: They can't be created.
+        """
+        self._leases |= leases
+        self._write(list(leases))
+        if self._thread is None and leases:
+            self._thread = threading.Thread(target=self._renew, name="leases", daemon=True)
+            self._thread.start()
+
+    def keep(self) -> None:
+        """End without deleting them: a request that was not answered may still arrive."""
+        self._stop()
+        self._leases = {}
+
+    def end(self) -> None:
+        """Delete the leases; one that can't be deleted only delays a prune. Harmless twice."""
+        self._stop()
+        leases, self._leases = self._leases, {}
+        if leases:
+            with contextlib.suppress(StoreError):
+                self._place.delete(leases)
+
+    def _write(self, keys: Sequence[str]) -> None:
+        contents = [f"{self._leases[key]} {self._number}\n".encode() for key in keys]
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "leases") as pool:
+            for _ in pool.map(self._place.put, keys, contents):
+                pass
+
+    def _renew(self) -> None:
+        while not self._ends.wait(self._renew_s):
+            self._number += 1
+            with contextlib.suppress(StoreError):  # the next turn tries again
+                self._write(list(self._leases))
+
+    def _stop(self) -> None:
+        """End the thread: it must not write a lease that was deleted."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._ends.set()
+            thread.join()
+            self._ends = threading.Event()
+
+
+def list_leases(place: Place) -> list[Lease]:
+    """Return the leases of all sessions.
+
+    Raises:
+        StoreError: They can't be read.
+    """
+    keys = [found.key for found in place.list(layout.LEASES)]
+
+    def read(key: str) -> Lease | None:
+        try:
+            content = place.get(key, _LEASE_BYTES_MAX)
+        except MissingError:
+            return None  # it has ended since the listing
+        match = _NAME.fullmatch(key.partition("/")[2])
+        if match is None:
+            return Lease(key, content, "")
+        if match["prune"]:
+            return Lease(key, content, f"{layout.CONDEMNED}/{match['prune']}.json")
+        snapshot_id = SnapshotId(match["taken"] or match["copied"])
+        decided_at = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
+        return Lease(key, content, decided_at, snapshot_id if match["copied"] else None)
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "leases") as pool:
+        return [lease for lease in pool.map(read, keys) if lease is not None]
+
+
+def is_decided(place: Place, lease: Lease) -> bool:
+    """Return whether a session has committed, or can't any more.
+
+    Raises:
+        StoreError: The bucket can't be read.
+    """
+    if not lease.decided_at:
+        return False
+    try:
+        size_bytes = place.size_bytes(lease.decided_at)
+    except MissingError:
+        return False
+    return not lease.is_shared or size_bytes != TOMBSTONE_BYTES
+
+
+def revoke(place: Place, lease: Lease) -> bool:
+    """Keep a session from committing: put a tombstone where it would commit.
+
+    Returns:
+        False if it has committed before, or if only a later version can do this.
+
+    Raises:
+        LostRaceError: Another prune revoked it at the same time: look at it again.
+        StoreError: The bucket can't be written to.
+    """
+    if not lease.decided_at:
+        return False
+    with contextlib.suppress(LostRaceError):
+        place.create(lease.decided_at, new_tombstone())
+        return True
+    try:
+        found = place.get_versioned(lease.decided_at, CONDEMNATION_BYTES_MAX)
+    except MissingError as error:
+        raise LostRaceError(f"{lease.decided_at} is gone again") from error
+    if not is_tombstone(found.data):
+        return False
+    if lease.is_shared:
+        # The session may have read this tombstone: it would replace it by its manifest.
+        place.replace(lease.decided_at, new_tombstone(), found.version)
+    return True

@@ -1,0 +1,174 @@
+"""The IDs of snapshots that are gone for good: no new snapshot gets one of them.
+
+    retired/<session>-<number>.json   some IDs
+
+Each record is written once. Of two processes that ask for one name, the second takes the next
+number. When there are many records, a writer creates one with all their IDs, and then removes them:
+what they said is never unsaid.
+"""
+
+import contextlib
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UnreachableError
+from ciuic.ids import SessionId, SnapshotId
+from ciuic.store.directory.folder import Folder
+from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.place.packs import Bucket, RecordFolder
+from ciuic.store.records import layout
+from ciuic.store.records.sealed import seal, unseal_version
+
+__all__ = ["Retired", "decode_retired"]
+
+FORMAT: Final = 1
+_BYTES_MAX: Final = 64 * 1024 * 1024
+_RECORDS_MAX: Final = 32
+_TRIES: Final = 100
+
+
+class _Record(msgspec.Struct):
+    """A record."""
+
+    format: int
+    ids: list[str]
+    checksum: str = ""
+
+
+class Retired:
+    """The records of one store.
+
+    Args:
+        store_path: The store's directory, or that of this machine for a store in a bucket.
+        session_id: That of the process which opened the store.
+        bucket: Has the records; None: the directory has them.
+    """
+
+    def __init__(
+        self, store_path: str, session_id: SessionId, bucket: Bucket | None = None
+    ) -> None:
+        self._store_path = store_path
+        self._session_id = session_id
+        self._folder: RecordFolder = (
+            Folder(store_path, layout.RETIRED) if bucket is None else bucket.records(layout.RETIRED)
+        )
+
+    def ids(self) -> frozenset[SnapshotId]:
+        """Return the IDs in all records that can be read.
+
+        No snapshot may fail because of records that only keep a random number of 64 bits from being
+        drawn again.
+        """
+        with contextlib.suppress(StoreError):
+            return frozenset().union(*self._read(strict=False).values())
+        return frozenset()
+
+    def check(self) -> None:
+        """Check every record.
+
+        Raises:
+            CorruptionError: A record is damaged.
+            UnknownFormatError: A later version wrote a record.
+            StoreError: A record can't be read.
+        """
+        self._read(strict=True)
+
+    def damage(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the damaged records and those of a later version, each with what is wrong."""
+        damaged: dict[str, str] = {}
+        unread: dict[str, str] = {}
+        for name in sorted(self._names()):
+            try:
+                self._record(name)
+            except CorruptionError as error:
+                damaged[name] = error.message
+            except UnknownFormatError as error:
+                unread[name] = error.message
+        return damaged, unread
+
+    def add(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Durably retire IDs.
+
+        Raises:
+            CorruptionError: A record is damaged; what it says about these IDs is not known.
+            UnknownFormatError: A later version wrote a record.
+            StoreError: They are not retired.
+        """
+        found = self._read(strict=True)
+        known = frozenset[SnapshotId]().union(*found.values())
+        if known.issuperset(snapshot_ids):
+            return
+        is_merged = len(found) >= _RECORDS_MAX
+        ids = known.union(snapshot_ids) if is_merged else set(snapshot_ids) - known
+        data = seal(_Record(FORMAT, sorted(ids)))
+        with_reserve(self._store_path, lambda: self._create(data))
+        if is_merged:
+            # They only take space: the record says what they say.
+            with contextlib.suppress(StoreError):
+                self._folder.remove_durably(found)
+
+    def _create(self, data: bytes) -> None:
+        self._folder.make()
+        number = 1
+        while not self._folder.create(layout.retired_name(self._session_id, number), data):
+            number += 1
+
+    def _names(self) -> set[str]:
+        return self._folder.names(layout.parse_retired_name)
+
+    def _read(self, *, strict: bool) -> dict[str, frozenset[SnapshotId]]:
+        """Read all records; if one is gone, another process has merged it, so list them again."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(_MergedError):
+                return self._read_once(strict=strict)
+        raise StoreError(
+            f"the records in {self._folder.path} change all the time",
+            hint="Find out which process changes them.",
+        )
+
+    def _read_once(self, *, strict: bool) -> dict[str, frozenset[SnapshotId]]:
+        found = {}
+        for name in sorted(self._names()):
+            try:
+                found[name] = self._record(name)
+            except (CorruptionError, UnknownFormatError):
+                if strict:
+                    raise
+        return found
+
+    def _record(self, name: str) -> frozenset[SnapshotId]:
+        try:
+            return decode_retired(self._folder.read(name, _BYTES_MAX))
+        except CorruptionError as error:
+            message = f"{self._folder.path_of(name)}: {error.message}"
+            if isinstance(error, UnreachableError):
+                raise UnreachableError(message) from error
+            raise CorruptionError(
+                message,
+                hint="'ciuic repair --apply' sets it aside; ciuic then goes on without it.",
+            ) from error
+        except UnknownFormatError:
+            raise
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise _MergedError from error
+            raise
+
+
+class _MergedError(Exception):
+    """A record that was listed is gone."""
+
+
+def decode_retired(data: bytes) -> frozenset[SnapshotId]:
+    """Decode a record.
+
+    Raises:
+        CorruptionError: It is damaged.
+        UnknownFormatError: A later version wrote it.
+    """
+    record = unseal_version(data, _Record, FORMAT, "a record of retired IDs")
+    if not all(layout.is_snapshot_id(text) for text in record.ids):
+        raise CorruptionError("it has an entry that is not a snapshot ID")
+    return frozenset(map(SnapshotId, record.ids))

@@ -1,0 +1,10 @@
+"""Snapshots on the course of a training: the values it logged, and the snapshots between them.
+
+curve           the values of one field, thinned to a bounded number of points
+logs            a log -> curves, and the step and the values at given moments
+placing         where snapshots are in logs
+states          what a snapshot of the library says about its step and its metrics
+timeline        the snapshots of a store on the curve of one field
+compare         snapshots beside each other: metrics, sizes, files, tensors, configuration
+configuration   small text files that differ, as a diff
+"""

@@ -1,0 +1,221 @@
+"""Snapshots beside each other: what they logged, their sizes, and what the others changed."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from ciuic.documents import Document
+from ciuic.model import SnapshotSummary, path_text
+from ciuic.report.tensors import FileTensors, diff_tensors, relative
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
+from ciuic.timeline.configuration import ConfigurationChange, compare_configuration
+from ciuic.timeline.logs import fields_of
+from ciuic.timeline.placing import Offsets, read_logs
+from ciuic.timeline.states import metrics_of
+from ciuic.view.diff import Change, diff
+
+__all__ = ["Against", "Compared", "Comparison", "Moves", "TensorKey", "compare"]
+
+_CHANGES_MAX: Final = 100_000
+"""Changes of one pair of snapshots in which configuration files are searched."""
+_TENSORS_MAX: Final = 100_000
+TensorKey = tuple[str, str]
+"""The path of a file, and the name of a tensor in it."""
+
+
+class Moves(NamedTuple):
+    """How the tensors of one snapshot differ from those of the first.
+
+    Attributes:
+        distances: How far each tensor moved, as a share of its length (L2); None: it can't be said,
+            because it was zero, is not finite, or has another shape.
+        same: Tensors that are equal, in files that differ.
+        added: New ones.
+        removed: Those that are gone.
+        unread: Tensors and files that can't be read.
+        distance: All compared tensors together; None: nothing could be compared.
+    """
+
+    distances: dict[TensorKey, float | None]
+    same: int
+    added: int
+    removed: int
+    unread: int
+    distance: float | None
+
+    def as_json(self) -> Document:
+        """Return the member ``tensors`` of a snapshot in ``ciuic compare --json``."""
+        return {
+            "moved": len(self.distances),
+            "same": self.same,
+            "added": self.added,
+            "removed": self.removed,
+            "unread": self.unread,
+            "relative_distance": self.distance,
+        }
+
+
+class Against(NamedTuple):
+    """What changed from the first snapshot to another one.
+
+    Attributes:
+        files: How many paths, by the sign of their change.
+        moves: The tensors; None: they were not compared.
+        configuration: Configuration files that differ.
+    """
+
+    files: Counter[str]
+    moves: Moves | None
+    configuration: list[ConfigurationChange]
+
+
+class Compared(NamedTuple):
+    """A snapshot in a comparison.
+
+    Attributes:
+        snapshot: The snapshot.
+        step: The step; None: nothing says so.
+        epoch: The epoch, if the library saved one.
+        metrics: What had been logged by then, and what the snapshot holds itself.
+        against: What changed from the first snapshot; None for the first.
+    """
+
+    snapshot: SnapshotSummary
+    step: int | None
+    epoch: float | None
+    metrics: dict[str, float]
+    against: Against | None
+
+
+class Comparison(NamedTuple):
+    """Some snapshots. The first is what the others are compared with."""
+
+    snapshots: list[Compared]
+
+    def tensors(self) -> list[tuple[TensorKey, list[float | None]]]:
+        """Return how far tensors moved, those first that moved farthest in any snapshot.
+
+        The distances are in the order of the snapshots; None: it is equal, or can't be said.
+        """
+        moves = [one.against.moves if one.against else None for one in self.snapshots]
+        keys = dict.fromkeys(key for found in moves if found for key in found.distances)
+        rows = [
+            (key, [found.distances.get(key) if found else None for found in moves]) for key in keys
+        ]
+        rows.sort(key=lambda row: -max([one for one in row[1] if one is not None], default=-1.0))
+        return rows
+
+
+def compare(
+    store: Store,
+    snapshots: Sequence[SnapshotSummary],
+    paths: Sequence[bytes] = (),
+    *,
+    tensors: bool = True,
+    offsets: Offsets | None = None,
+    done: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Comparison:
+    """Compare snapshots with the first of them.
+
+    Args:
+        store: An open store.
+        snapshots: The snapshots.
+        paths: Logs that say what had been logged.
+        tensors: Compare the tensors too, which reads the files that differ.
+        offsets: Lengths of logs that are known from earlier calls.
+        done: Called with how many tensors of a file are compared, and how many it has.
+
+    Raises:
+        UsageError: A log can't be read.
+        CorruptionError: A manifest or a tree is damaged.
+    """
+    wanted = [(path, fields_of(path)) for path in paths]
+    known = Offsets() if offsets is None else offsets
+    logs = read_logs(store, snapshots, wanted, offsets=known, read=lambda _size, _path: None)
+    manifests = [store.manifest(one.id) for one in snapshots]
+    found: list[Compared] = []
+    for summary, manifest in zip(snapshots, manifests, strict=True):
+        state, place = metrics_of(store, summary), logs.place(summary)
+        metrics: dict[str, float] = {}
+        if place is not None and place.log is not None and place.moment is not None:
+            pairs = zip(place.log.fields, place.moment.values, strict=True)
+            metrics = {name: value for name, value in pairs if value is not None}
+        if state is not None:
+            metrics |= state.metrics
+        step = None if place is None else place.step
+        if step is None and state is not None:
+            step = state.step
+        against = None
+        if found:
+            against = _against(store, manifests[0], manifest, tensors=tensors, done=done)
+        epoch = metrics.pop("epoch", None) if state is None else state.epoch
+        found.append(Compared(summary, step, epoch, metrics, against))
+    return Comparison(found)
+
+
+def _against(
+    store: Store,
+    before: Manifest,
+    after: Manifest,
+    *,
+    tensors: bool,
+    done: Callable[[int, int], None],
+) -> Against:
+    files: Counter[str] = Counter()
+    changes: list[Change] = []
+    collected = _Collected()
+    if tensors:
+        for change, comparison in diff_tensors(store, before, after):
+            _note(change, files, changes)
+            if comparison is not None:
+                collected.add(change.path, comparison(done))
+    else:
+        for change in diff(store, before, after):
+            _note(change, files, changes)
+    configuration = compare_configuration(store, before, after, changes)
+    return Against(files, collected.moves() if tensors else None, configuration)
+
+
+def _note(change: Change, files: Counter[str], changes: list[Change]) -> None:
+    files[change.sign] += 1
+    if len(changes) < _CHANGES_MAX:
+        changes.append(change)
+
+
+class _Collected:
+    """Adds up the changes of the tensors of files."""
+
+    def __init__(self) -> None:
+        self._distances: dict[TensorKey, float | None] = {}
+        self._counts: Counter[str] = Counter()
+        self._apart = self._length = 0.0
+
+    def add(self, path: bytes, tensors: FileTensors | None) -> None:
+        """Add the tensors of a file; None: it has none."""
+        if tensors is None:
+            return
+        self._counts["?"] += bool(tensors.what)
+        self._counts["same"] += tensors.same
+        for change in tensors.changes:
+            if change.sign != "M":
+                self._counts[change.sign] += 1
+                continue
+            distance = change.distance
+            share = None if distance is None else relative(distance)
+            if distance is not None and share is not None:
+                self._apart += distance.apart_squared
+                self._length += distance.before_squared
+            if len(self._distances) < _TENSORS_MAX:
+                self._distances[path_text(path), change.name] = share
+
+    def moves(self) -> Moves:
+        """Return the sums."""
+        together = math.sqrt(self._apart / self._length) if self._length > 0 else None
+        if together is not None and not math.isfinite(together):
+            together = None
+        counts = self._counts
+        return Moves(
+            self._distances, counts["same"], counts["+"], counts["-"], counts["?"], together
+        )

@@ -1,0 +1,82 @@
+"""Small text files that configure a training, and how they differ between two snapshots."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.model import MEMORY, Entry
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
+from ciuic.view.content import read_file
+from ciuic.view.diff import Change
+
+__all__ = ["FILES_MAX", "ConfigurationChange", "compare_configuration"]
+
+FILES_MAX: Final = 20
+_FILE_BYTES_MAX: Final = 64 * 1024
+_LINES_MAX: Final = 400
+_SUFFIXES: Final = (b".json", b".yaml", b".yml", b".toml", b".ini", b".cfg", b".conf", b".env")
+
+
+class ConfigurationChange(NamedTuple):
+    """A configuration file that differs.
+
+    Attributes:
+        path: The file.
+        lines: The lines of a unified diff, without line ends; at most 400.
+        what: Why there are none: a version can't be read, or is no text, or the lines are the same.
+    """
+
+    path: bytes
+    lines: list[str]
+    what: str = ""
+
+
+def compare_configuration(
+    store: Store, before: Manifest, after: Manifest, changes: Sequence[Change]
+) -> list[ConfigurationChange]:
+    """Return how configuration files differ: by their suffix, of at most 64 KiB, the first 20.
+
+    Args:
+        store: An open store.
+        before: The first snapshot.
+        after: The second.
+        changes: What ``diff`` found between them.
+    """
+    if any(root.capture == MEMORY for root in (*before.roots, *after.roots)):
+        return []  # the files of the library hold a state
+    found: list[ConfigurationChange] = []
+    for change in changes:
+        if len(found) < FILES_MAX and _is_configuration(change):
+            names = before.summary.id, after.summary.id
+            found.append(_compared(store, change, names))
+    return found
+
+
+def _is_configuration(change: Change) -> bool:
+    """Return whether a change is one of a configuration file's content."""
+    entries = [entry for entry in (change.before, change.after) if entry is not None]
+    return (
+        change.sign in {"+", "-", "M"}
+        and change.path.lower().endswith(_SUFFIXES)  # ".env" is a whole name as well
+        and all(entry.is_file and entry.size_bytes <= _FILE_BYTES_MAX for entry in entries)
+    )
+
+
+def _compared(store: Store, change: Change, names: tuple[str, str]) -> ConfigurationChange:
+    try:
+        old, new = _lines(store, change.before), _lines(store, change.after)
+    except (CorruptionError, UnknownFormatError) as error:
+        return ConfigurationChange(change.path, [], error.message)
+    except UnicodeDecodeError:
+        return ConfigurationChange(change.path, [], "it is not text in UTF-8")
+    lines = [line.rstrip("\n") for line in difflib.unified_diff(old, new, *names, n=2)]
+    what = "" if lines else "only the end of the last line, or an empty file, differs"
+    return ConfigurationChange(change.path, lines[:_LINES_MAX], what)
+
+
+def _lines(store: Store, entry: Entry | None) -> list[str]:
+    if entry is None or not entry.size_bytes:
+        return []
+    return b"".join(read_file(store, entry)).decode().removesuffix("\n").split("\n")

@@ -1,0 +1,313 @@
+"""A log of a training program -> curves, and what had been logged at given moments.
+
+The log is read once, line by line, in bounded memory. Anybody can write anything into a log: what
+is no JSON object with a step is counted and otherwise ignored.
+"""
+
+import json
+import os
+import stat
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import BinaryIO, Final, NamedTuple
+
+from ciuic.errors import UsageError
+from ciuic.guard.logs.records import STEP_KEYS, TIME_KEYS, Decoder, Record
+from ciuic.guard.logs.tail import LINE_BYTES_MAX
+from ciuic.timeline.curve import Curve
+
+__all__ = ["FIELDS_MAX", "Log", "Moment", "Moments", "fields_of", "main_field", "read_log"]
+
+FIELDS_MAX: Final = 64
+_LOOKED_AT_MAX: Final = 500
+"""Lines in which fields are searched."""
+_NAME_MAX: Final = 100
+_NOT_METRICS: Final = frozenset([*STEP_KEYS, *TIME_KEYS, "rank", "epoch", "lr", "learning_rate"])
+_NS: Final = 1_000_000_000
+_TIME_S_MAX: Final = 2**63 / _NS
+"""No snapshot is as late; a log may hold any number."""
+_REPORTED: Final = 10_000
+_HINT: Final = "Name a file with a JSON object in each line."
+
+
+class Moment(NamedTuple):
+    """What the log had said at a moment.
+
+    Attributes:
+        step: The last step.
+        values: The last value of each field; None: it had not been logged.
+    """
+
+    step: int
+    values: tuple[float | None, ...]
+
+
+class Moments(NamedTuple):
+    """Moments that are searched in a log.
+
+    Attributes:
+        times_ns: The last line that was logged at or before these times.
+        offsets_bytes: The last line that ended at or before these offsets of the file. An offset
+            after its end has none.
+        steps: The line with this step, or else with the greatest step before it.
+    """
+
+    times_ns: Collection[int] = ()
+    offsets_bytes: Collection[int] = ()
+    steps: Collection[int] = ()
+
+
+class Log(NamedTuple):
+    """What a log holds.
+
+    Attributes:
+        path: The file.
+        fields: The fields that were asked for.
+        curves: Their values.
+        at_time: Moments by time, for the times that were asked for, as far as lines have times.
+        at_offset: Moments by offset.
+        at_step: Moments by step.
+        has_times: At least one line says when it was logged.
+        first_step: The smallest step; None: no line has one.
+        last_step: The greatest step.
+        rollbacks: How often a step was smaller than the one before.
+        broken_lines: Lines that are no JSON object.
+        lines_without_step: Objects without a step.
+        long_lines: Lines of more than 1 MiB, which were left out.
+    """
+
+    path: bytes
+    fields: tuple[str, ...]
+    curves: tuple[Curve, ...]
+    at_time: dict[int, Moment]
+    at_offset: dict[int, Moment]
+    at_step: dict[int, Moment]
+    has_times: bool
+    first_step: int | None
+    last_step: int | None
+    rollbacks: int
+    broken_lines: int
+    lines_without_step: int
+    long_lines: int
+
+
+def fields_of(path: bytes) -> list[str]:
+    """Return the fields of a log that hold numbers, as far as its first lines have them.
+
+    Raises:
+        UsageError: The log can't be read.
+    """
+    found: dict[str, None] = {}
+    with _opened(path) as file:
+        for _, line in islice(_lines(file), _LOOKED_AT_MAX):
+            try:
+                document = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(document, dict):
+                found.update(dict.fromkeys(_numbers(document)))
+            if len(found) >= FIELDS_MAX:
+                break
+    return list(found)[:FIELDS_MAX]
+
+
+def main_field(fields: Sequence[str]) -> str | None:
+    """Return the field to draw: the loss, or else the first that is no step, time or rate."""
+    if "loss" in fields:
+        return "loss"
+    metrics = [name for name in fields if name not in _NOT_METRICS]
+    losses = [name for name in metrics if "loss" in name.lower()]
+    return next(iter([*losses, *metrics]), None)
+
+
+def read_log(
+    path: bytes,
+    fields: Sequence[str],
+    moments: Moments,
+    *,
+    read: Callable[[int], None] = lambda _size_bytes: None,
+) -> Log:
+    """Read a log.
+
+    Args:
+        path: The file.
+        fields: The fields to read.
+        moments: What to find on the way.
+        read: Called now and then with the bytes that were read so far.
+
+    Raises:
+        UsageError: The log can't be read.
+    """
+    reader = _Reader(fields, moments)
+    long_lines = end = 0
+    with _opened(path) as file:
+        for number, (end, line) in enumerate(_lines(file)):
+            if len(line) > LINE_BYTES_MAX:
+                long_lines += 1
+            else:
+                reader.add(line, end)
+            if number % _REPORTED == 0:
+                read(end)
+    return reader.log(path, long_lines, end)
+
+
+class _Reader:
+    """Collects what one log says."""
+
+    def __init__(self, fields: Sequence[str], moments: Moments) -> None:
+        self._fields = tuple(fields)
+        self._decoder = Decoder(self._fields)
+        self._curves = tuple([Curve() for _ in self._fields])
+        self._times = _Passed(moments.times_ns)
+        self._offsets = _Passed(moments.offsets_bytes)
+        self._steps = _Nearest(moments.steps)
+        self._values: list[float | None] = [None] * len(self._fields)
+        self._last: Moment | None = None
+        self._has_times = False
+        self._first_step: int | None = None
+        self._last_step: int | None = None
+        self._rollbacks = 0
+
+    def add(self, line: bytes, end: int) -> None:
+        """Add a line that ends at an offset of the file."""
+        record = self._decoder.decode(line.rstrip(b"\n"))
+        self._offsets.reach(end - 1, self._last)
+        if record is not None:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        if record.time_s is not None and abs(record.time_s) < _TIME_S_MAX:
+            self._has_times = True
+            self._times.reach(int(record.time_s * _NS) - 1, self._last)
+        if self._last is not None and record.step < self._last.step:
+            self._rollbacks += 1
+            # What was logged before the training went back is not the state that goes on.
+            self._values = [None] * len(self._fields)
+        for at, value in enumerate(record.values):
+            if value is not None:
+                self._values[at] = value
+                self._curves[at].add(record.step, value)
+        self._last = Moment(record.step, tuple(self._values))
+        self._steps.add(self._last)
+        if self._first_step is None or record.step < self._first_step:
+            self._first_step = record.step
+        if self._last_step is None or record.step > self._last_step:
+            self._last_step = record.step
+
+    def log(self, path: bytes, long_lines: int, end: int) -> Log:
+        """Return what was collected."""
+        return Log(
+            path=path,
+            fields=self._fields,
+            curves=self._curves,
+            at_time=self._times.found(self._last) if self._has_times else {},
+            # A log that was longer once was begun anew: what it said then is not in it.
+            at_offset=self._offsets.found(self._last, end),
+            at_step=self._steps.found(),
+            has_times=self._has_times,
+            first_step=self._first_step,
+            last_step=self._last_step,
+            rollbacks=self._rollbacks,
+            broken_lines=self._decoder.broken,
+            lines_without_step=self._decoder.without_step,
+            long_lines=long_lines,
+        )
+
+
+class _Passed:
+    """Keys that grow, and the last moment before each of them was passed."""
+
+    def __init__(self, keys: Collection[int]) -> None:
+        self._keys = sorted(set(keys))
+        self._at = 0
+        self._found: dict[int, Moment] = {}
+
+    def reach(self, key: int, before: Moment | None) -> None:
+        """Give all keys up to this one the moment before it."""
+        while self._at < len(self._keys) and self._keys[self._at] <= key:
+            if before is not None:
+                self._found[self._keys[self._at]] = before
+            self._at += 1
+
+    def found(self, last: Moment | None, end: int | None = None) -> dict[int, Moment]:
+        """Return the moments; keys after the last line, and not after the end, have its moment."""
+        if self._keys:
+            self.reach(self._keys[-1] if end is None else end, last)
+        return self._found
+
+
+class _Nearest:
+    """Steps, and for each the line with the greatest step that is not after it."""
+
+    def __init__(self, steps: Collection[int]) -> None:
+        self._steps = sorted(set(steps))
+        self._best: list[Moment | None] = [None] * len(self._steps)
+
+    def add(self, moment: Moment) -> None:
+        """Add a line. Of two lines of one step the later one counts."""
+        at = bisect_left(self._steps, moment.step)
+        if at < len(self._steps):
+            best = self._best[at]
+            if best is None or moment.step >= best.step:
+                self._best[at] = moment
+
+    def found(self) -> dict[int, Moment]:
+        """Return the moments."""
+        found: dict[int, Moment] = {}
+        last: Moment | None = None
+        for step, best in zip(self._steps, self._best, strict=True):
+            last = best or last
+            if last is not None:
+                found[step] = last
+        return found
+
+
+def _numbers(document: dict[object, object]) -> Iterator[str]:
+    """Yield the names of the fields with numbers, as ``Decoder`` takes them."""
+    for name, value in document.items():
+        if isinstance(value, dict):
+            inner = [f"{name}.{key}" for key, number in value.items() if _is_number(number)]
+            yield from _usable(inner)
+        elif _is_number(value):
+            yield from _usable([str(name)])
+
+
+def _usable(names: Iterable[str]) -> list[str]:
+    skipped = (*STEP_KEYS, *TIME_KEYS, "rank")
+    return [name for name in names if len(name) <= _NAME_MAX and name not in skipped]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _opened(path: bytes) -> BinaryIO:
+    """Open a log. A named pipe must not make ciuic wait for its writer."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        what = os.strerror(error.errno or 0)
+        raise UsageError(
+            f"the log {os.fsdecode(path)!r} can't be read: {what}", hint=_HINT
+        ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UsageError(f"the log {os.fsdecode(path)!r} is not a regular file", hint=_HINT)
+    return os.fdopen(fd, "rb", buffering=1024 * 1024)
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield each line with the offset of its end; the beginning of one that is too long."""
+    end = 0
+    while line := file.readline(LINE_BYTES_MAX + 2):
+        end += len(line)
+        if len(line) > LINE_BYTES_MAX:
+            while not line.endswith(b"\n"):
+                rest = file.readline(LINE_BYTES_MAX)
+                if not rest:
+                    break
+                end += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+        yield end, line

@@ -1,0 +1,1 @@
+"""Reading a snapshot of the library back into memory."""

@@ -1,0 +1,145 @@
+"""The side of a rank that does not commit: hands its part to the writer of rank 0."""
+
+import contextlib
+import os
+import socket
+import threading
+from concurrent.futures import Future
+from typing import Final
+
+from ciuic.errors import StoreError, UsageError
+from ciuic.system.clock import Clock
+from ciuic.training.client import error_of
+from ciuic.training.ranks.job import Job
+from ciuic.training.ranks.wire import Message, peer_user, receive, send
+
+__all__ = ["RankClient"]
+
+_RETRY_S: Final = 0.05
+_REQUESTS: Final = frozenset(["part", "give-up", "resume"])
+
+
+class RankClient:
+    """A connection to the writer of rank 0. Requests are answered in their order.
+
+    Args:
+        job: Which rank this is.
+        memory_fd: The shared memory with the part of this rank.
+        clock: Gives the time.
+
+    Raises:
+        StoreError: Rank 0 can't be reached.
+    """
+
+    def __init__(self, job: Job, memory_fd: int, clock: Clock) -> None:
+        self._job = job
+        self._memory_fd = memory_fd
+        self._lock = threading.Lock()
+        self._waiting: list[Future[Message]] = []
+        self._is_over = False
+        self._socket = self._connect(clock)
+        self._listener = threading.Thread(target=self._listen, name="ciuic-rank", daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> None:
+        """The writer's process belongs to rank 0."""
+        return None
+
+    @property
+    def is_alive(self) -> bool:
+        """It can take requests."""
+        return not self._is_over
+
+    def stand_back(self) -> None:
+        """Do nothing: the process belongs to rank 0."""
+
+    def hurry(self) -> bool:
+        """Do nothing: see ``stand_back``."""
+        return True
+
+    def ask(self, request: Message) -> "Future[Message]":
+        """Send a request; the future gets its answer, or its error.
+
+        Raises:
+            UsageError: Rank 0 alone can ask this.
+        """
+        if request["do"] not in _REQUESTS:
+            raise UsageError(
+                f"rank {self._job.rank} can't {request['do']} a snapshot",
+                hint="Call this method on rank 0.",
+            )
+        future: Future[Message] = Future()
+        with self._lock:
+            self._waiting.append(future)
+        try:
+            send(self._socket, request, self._memory_fd if request["do"] == "part" else None)
+        except OSError:
+            self._fail_all()
+        return future
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the connection; harmless twice."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._listener.join(timeout_s)
+        self._socket.close()
+
+    def _connect(self, clock: Clock) -> socket.socket:
+        """Connect, and wait until the writer of rank 0 has accepted this rank."""
+        job = self._job
+        end_s = clock.monotonic_s() + job.timeout_s
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(max(_RETRY_S, end_s - clock.monotonic_s()))
+                connection.connect(f"\0{job.address}")
+                user = peer_user(connection)
+                if user != os.geteuid():
+                    raise StoreError(f"rank 0 runs as another user, {user}")
+                send(connection, {"rank": job.rank, "count": job.world_size})
+                answer, _ = receive(connection)
+            except (OSError, ValueError) as error:
+                connection.close()
+                if clock.monotonic_s() < end_s:
+                    clock.sleep(_RETRY_S)
+                    continue
+                raise StoreError(
+                    f"rank {job.rank} has not reached rank 0 in {job.timeout_s:g} s: {error}",
+                    hint="All ranks need ranks='torchrun' and the same save_dir and run, and must"
+                    " run on one machine in one network namespace. The log of rank 0 may say why"
+                    " it ended.",
+                ) from error
+            except BaseException:
+                connection.close()
+                raise
+            if "error" in answer:
+                connection.close()
+                raise error_of(answer["error"])
+            connection.settimeout(None)
+            return connection
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                answer, _ = receive(self._socket)
+                with self._lock:
+                    future = self._waiting.pop(0)
+                if "error" in answer:
+                    future.set_exception(error_of(answer["error"]))
+                else:
+                    future.set_result(answer)
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        self._is_over = True
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            future.set_exception(
+                StoreError(
+                    f"rank {self._job.rank} has lost the process that commits for rank 0; this"
+                    " save is not known to be durable",
+                    hint="Earlier snapshots are intact. The log of rank 0 may say why it ended.",
+                )
+            )

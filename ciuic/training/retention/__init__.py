@@ -1,0 +1,1 @@
+"""Which snapshots of the library stay: ``policies`` decides, ``keeping`` removes the others."""

@@ -1,0 +1,126 @@
+"""Keep the newest snapshots of a channel, and remove the data of the others."""
+
+from typing import Final
+
+from ciuic.catalog import list_snapshots
+from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
+from ciuic.ids import SnapshotId
+from ciuic.maintain.prune.apply import apply_prune
+from ciuic.maintain.prune.plan import plan_prune
+from ciuic.model import newest_first
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+from ciuic.training.retention.planning import (
+    RetentionPlan,
+    Rules,
+    of_channel,
+    plan_retention,
+)
+from ciuic.training.retention.replacing import replace_by_weights
+from ciuic.view.damage import DamageSurvey, known_lost
+
+__all__ = ["Keeper"]
+
+_TRASH_S: Final = 86_400.0
+"""Snapshots that a user forgot by hand stay in the trash this long; a prune must not end it."""
+
+
+class Keeper:
+    """Removes snapshots that exceed a channel's count, and optimizers that exceed theirs.
+
+    The data is removed by a prune, which reads the trees of the whole store. So it runs only after
+    a fifth of the channel has been removed: at most that much more is on the disk.
+
+    In a bucket, the snapshots are forgotten, and their data stays in the trash.
+
+    Args:
+        clock: Gives the time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._removed_count = 0
+
+    def keep(self, store: Store, channel: str, rules: Rules, run: str | None = None) -> None:
+        """Remove old snapshots of a channel; pinned ones stay and don't count.
+
+        Snapshots that other machines or runs have saved to the same store stay as well. A full
+        state that keeps only its weights is replaced: the new snapshot is durable before the old
+        one goes. One that is known to be damaged stays as it is, and so does one that can't be
+        read.
+
+        Nothing is removed or reduced if all snapshots that would stay complete are damaged.
+
+        Raises:
+            CorruptionError: A full state could not be read, and stays complete. The others were
+                removed or reduced.
+            UnknownFormatError: A later version of ciuic wrote it; the same holds.
+            StoreError: The store failed; every listed snapshot is as it was.
+        """
+        snapshots = newest_first(list_snapshots(store))
+        found = of_channel(snapshots, channel, run)
+        plan = plan_retention(found, rules, self._clock.now_ns(), snapshots)
+        failure = None
+        if plan.reduced or plan.removed:
+            failure = self._carry_out(store, plan)
+        if store.bucket is None and self._removed_count > rules.keep_count // 5:
+            self._prune(store)
+        if failure is not None:
+            raise failure
+
+    def make_room(self, store: Store, channel: str, rules: Rules, run: str | None = None) -> bool:
+        """Free what is possible on a full disk, for one more snapshot of a channel.
+
+        Removes the oldest snapshot now if the next save would exceed the count. The last undamaged
+        snapshot always stays. No full state is reduced, because that needs space first.
+
+        Returns:
+            Whether data of a snapshot was removed.
+
+        Raises:
+            StoreError: The store failed; every listed snapshot is as it was.
+        """
+        if store.bucket is not None:
+            return False
+        fewer = Rules(max(1, rules.keep_count - 1), rules.policies)
+        snapshots = newest_first(list_snapshots(store))
+        found = of_channel(snapshots, channel, run)
+        plan = plan_retention(found, fewer, self._clock.now_ns(), snapshots)
+        if plan.removed:
+            self._carry_out(store, plan)
+        has_removed = self._removed_count > 0
+        # In any case: the save that found the disk full has left packs that nothing needs.
+        self._prune(store)
+        return has_removed
+
+    def _carry_out(self, store: Store, plan: RetentionPlan) -> CiuicError | None:
+        """Carry out a plan; returns why a full state could not be reduced."""
+        survey = DamageSurvey(store, known_lost(store))
+        if not any(survey.is_sound(summary.id) for summary in plan.kept):
+            return None
+        failure = None
+        removed = [summary.id for summary in reversed(plan.removed)]
+        for full in reversed(plan.reduced):
+            if survey.is_sound(full.id):
+                try:
+                    replace_by_weights(store, full, self._clock)
+                except (CorruptionError, UnknownFormatError) as error:
+                    failure = error  # the others must not stay for it: they would fill the disk
+                    continue
+                removed.append(full.id)
+        if removed:
+            self._remove(store, removed)
+        return failure
+
+    def _prune(self, store: Store) -> None:
+        plan = plan_prune(store, trash_s=_TRASH_S, now_ns=self._clock.now_ns())
+        apply_prune(store, plan, clock=self._clock)
+        self._removed_count = 0
+
+    def _remove(self, store: Store, snapshot_ids: list[SnapshotId]) -> None:
+        store.trash.forget(snapshot_ids, self._clock.now_ns())
+        if store.bucket is not None:
+            return
+        # Not by the trash time: with a save a minute, a day of them would fill the disk.
+        store.trash.empty(snapshot_ids)
+        self._removed_count += len(snapshot_ids)

@@ -1,0 +1,195 @@
+"""The saves of one manager: the writer's process, its shared memory, and the save under way."""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ciuic.errors import CiuicError, ReadOnlyError, StoreFullError, UsageError
+from ciuic.ids import SnapshotId
+from ciuic.system.clock import Clock
+from ciuic.training.client import WriterProcess
+from ciuic.training.handle import SaveHandle
+from ciuic.training.preemption import Preemption
+from ciuic.training.ranks.client import RankClient
+from ciuic.training.ranks.job import Job
+from ciuic.training.staging.buffer import StagingBuffer
+from ciuic.training.staging.stage import Stager
+
+__all__ = ["Saves"]
+
+_IN_BACKGROUND: Final = frozenset(["save", "part", "give-up", "publish"])
+"""Requests whose answers this program need not wait for."""
+
+
+class Saves:
+    """Copies states for the writer's process, one at a time.
+
+    A warning points at the line of the user's program that called the manager.
+
+    Args:
+        store_path: The store.
+        job: Which of several ranks this is; None: there are no others.
+        clock: Gives the time.
+
+    Raises:
+        StoreError: The other ranks can't be reached.
+    """
+
+    def __init__(self, store_path: str, job: Job | None, clock: Clock) -> None:
+        self._path = store_path
+        self._job = job
+        self._clock = clock
+        self._process_id = os.getpid()
+        self._buffer = StagingBuffer()
+        self._stager = Stager(self._buffer)
+        self._writer: WriterProcess | RankClient | None = None
+        self._under_way: SaveHandle | None = None
+        self._is_closed = False
+        self._listener = job.listen(clock) if job is not None and job.rank == 0 else None
+        if job is not None:
+            # Now: the other ranks wait for it, and a rank that is missing is noticed early.
+            self._writer = self._connected()
+
+    @property
+    def is_over(self) -> bool:
+        """These saves are closed, or belong to the process that this one was forked from."""
+        return self._is_closed or os.getpid() != self._process_id
+
+    @property
+    def writer_pid(self) -> int | None:
+        """The writer's process; None: none was started."""
+        return None if self._writer is None else self._writer.pid
+
+    def begin(
+        self, take: Callable[[], dict[str, object]], request: Mapping[str, Any]
+    ) -> SaveHandle:
+        """Copy a state, and ask the writer to store it. No save may be under way.
+
+        Args:
+            take: Returns the state; see ``Stager.stage``. Empty: this rank has none.
+            request: The fields of the request besides the files.
+
+        Raises:
+            TypeError: A value can't be stored; the message names it.
+            ResourceError: There is not enough memory.
+        """
+        try:
+            sections = take()
+            files = self._stager.stage(sections) if sections else []
+        except BaseException as error:
+            if self._job is not None:
+                # The other ranks must not wait for a part that never comes.
+                self.ask({"do": "give-up", "label": request["label"], "why": str(error)})
+            raise
+        written = [[file.name, file.parts] for file in files]
+        do = "save" if self._job is None or self._job.rank == 0 else "part"
+        answer = self.ask({"do": do, "files": written, **request})
+        writer = self._writer
+        if writer is None:
+            self._under_way = SaveHandle(answer)
+        else:
+            writer.stand_back()
+            self._under_way = SaveHandle(answer, writer.hurry)
+        return self._under_way
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Send a request to the other process; start it, or start it again after its death.
+
+        Returns:
+            A future of the answer.
+        """
+        if self._writer is not None and not self._writer.is_alive:
+            self._writer.close()
+            self._writer = None
+        if self._writer is None:
+            self._writer = self._connected()
+        elif request["do"] not in _IN_BACKGROUND:
+            self._writer.hurry()
+        return self._writer.ask(request)
+
+    def settle(self, timeout_s: float | None = None) -> SnapshotId | None:
+        """Wait for the save under way, and raise its failure if no call has raised it yet.
+
+        Returns:
+            The snapshot; None if no save was under way.
+
+        Raises:
+            TimeoutError: The save is still under way.
+            CiuicError: It failed.
+        """
+        self._check_usable()
+        handle = self._under_way
+        if handle is None:
+            return None
+        handle.wait_done(timeout_s)
+        self._under_way = None
+        if handle.was_raised:
+            return None
+        snapshot_id = handle.wait()
+        for note in handle.notes():
+            warnings.warn(f"ciuic: {note}", RuntimeWarning, stacklevel=3)
+        return snapshot_id
+
+    def go_on(self) -> None:
+        """Wait for the save under way; a full or read-only disk is a warning.
+
+        Raises:
+            CiuicError: It failed for another reason.
+        """
+        try:
+            self.settle()
+        except (StoreFullError, ReadOnlyError) as error:
+            warnings.warn(
+                f"ciuic: a state was not saved: {error.message}", RuntimeWarning, stacklevel=4
+            )
+
+    def settle_in_grace(self, preemption: Preemption) -> SaveHandle | None:
+        """Wait for the save under way until the program may be killed; nothing is raised.
+
+        Returns:
+            The save, if it is still under way.
+        """
+        try:
+            self.settle(preemption.remaining_s())
+        except TimeoutError:
+            warnings.warn(
+                "ciuic: the grace period ends before the save is durable; it goes on in another"
+                " process",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return self._under_way
+        except CiuicError as error:
+            # Raising would end the program without the save that the signal asked for.
+            warnings.warn(f"ciuic: a save failed: {error.message}", RuntimeWarning, stacklevel=4)
+        return None
+
+    def close(self) -> None:
+        """End the writer's process when it has finished; no save follows. Harmless twice."""
+        self._is_closed = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._stager.close()
+        self._buffer.close()
+
+    def _connected(self) -> WriterProcess | RankClient:
+        """Start the writer, or connect to that of rank 0."""
+        job = self._job
+        if job is None or self._listener is None:
+            if job is not None:
+                return RankClient(job, self._buffer.fd, self._clock)
+            return WriterProcess(self._path, self._buffer.fd)
+        ranks = (self._listener.fileno(), job.world_size, job.timeout_s)
+        return WriterProcess(self._path, self._buffer.fd, ranks)
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process_id:
+            raise UsageError(
+                "this SnapshotManager belongs to the process that made it",
+                hint="Make one in each process.",
+            )
+        if self._is_closed:
+            raise UsageError("this SnapshotManager is closed", hint="Make a new one.")

@@ -1,0 +1,122 @@
+"""Store a state; on a full disk, as much of it as fits."""
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ciuic.errors import CiuicError, StoreFullError
+from ciuic.ids import SnapshotId
+from ciuic.snapshot.memory import MemoryRequest, take_from_memory
+from ciuic.snapshot.memory_files import MemoryFile
+from ciuic.store.addressed import open_at_address
+from ciuic.system.clock import Clock
+from ciuic.training.files import STATE_NAME, encoded
+from ciuic.training.finding import FULL, run_of
+from ciuic.training.ranks.job import rank_directory
+from ciuic.training.reducing import weights_alone
+from ciuic.training.retention.keeping import Keeper
+from ciuic.training.retention.planning import Rules, reduced_tags
+
+__all__ = ["Saved", "Saver"]
+
+_LOCK_WAIT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What became of a save.
+
+    Attributes:
+        id: The snapshot.
+        notes: What failed after the commit, and what is missing.
+        stored_bytes: What it added to the store.
+        is_reduced: Only the weights of a full state were saved.
+    """
+
+    id: SnapshotId
+    notes: tuple[str, ...]
+    stored_bytes: int
+    is_reduced: bool
+
+
+class Saver:
+    """Saves states to one store.
+
+    Args:
+        store_path: The store.
+        clock: Gives the time.
+    """
+
+    def __init__(self, store_path: str, clock: Clock) -> None:
+        self._store_path = store_path
+        self._clock = clock
+        self._keeper = Keeper(clock)
+
+    def save(self, request: MemoryRequest, channel: str, rules: Rules) -> Saved:
+        """Commit a state, then remove what is too old.
+
+        If the disk is full, a prune makes room, and the oldest snapshot of the channel goes if this
+        save would remove it anyway. The state is tried again only if that removed a snapshot. If a
+        full state still does not fit, its weights are saved alone.
+
+        Raises:
+            StoreFullError: The weights do not fit either. What the attempt has written is removed.
+            StoreError: The store failed.
+        """
+        try:
+            return self._save(request, channel, rules)
+        except StoreFullError:
+            has_removed = self._make_room(request, channel, rules)
+        if has_removed:
+            with contextlib.suppress(StoreFullError):
+                return self._save(request, channel, rules)
+            self._make_room(request, channel, rules)
+        try:
+            if channel != FULL:
+                return self._save(request, channel, rules)
+            saved = self._save(_reduced(request), FULL, rules)
+        except StoreFullError:
+            self._make_room(request, channel, rules)
+            raise
+        note = f"the disk is full: {saved.id} has the weights of the state alone"
+        return replace(saved, notes=(note, *saved.notes), is_reduced=True)
+
+    def _save(self, request: MemoryRequest, channel: str, rules: Rules) -> Saved:
+        with open_at_address(
+            self._store_path, os.environ, write=True, wait_s=_LOCK_WAIT_S
+        ) as store:
+            report = take_from_memory(store, request, clock=self._clock)
+            notes = [note.what for note in report.notes]
+            try:
+                self._keeper.keep(store, channel, rules, run_of(request.tags))
+            except (CiuicError, OSError, MemoryError) as error:
+                notes.append(f"{report.id} was saved, but older ones could not be removed: {error}")
+        return Saved(report.id, tuple(notes), report.stored_bytes, is_reduced=False)
+
+    def _make_room(self, request: MemoryRequest, channel: str, rules: Rules) -> bool:
+        """Remove the data that no snapshot needs; returns whether data of a snapshot was removed.
+
+        A failure here is not raised: the caller raises that the disk is full.
+        """
+        with (
+            contextlib.suppress(CiuicError),
+            open_at_address(self._store_path, os.environ, write=True, wait_s=_LOCK_WAIT_S) as store,
+        ):
+            return self._keeper.make_room(store, channel, rules, run_of(request.tags))
+        return False
+
+
+def _reduced(request: MemoryRequest) -> MemoryRequest:
+    """Return a request for the weights of a full state."""
+    contents = {os.fsdecode(file.path): file for file in request.files}
+    directory = "" if STATE_NAME in contents else rank_directory(0)
+    document = json.loads(b"".join(contents[directory + STATE_NAME].parts))
+    reduced, names = weights_alone(document)
+    files: Sequence[MemoryFile] = [
+        MemoryFile(os.fsencode(directory + STATE_NAME), (encoded(reduced),)),
+        *[contents[directory + name] for name in sorted(names)],
+    ]
+    return replace(request, files=tuple(files), tags=reduced_tags(request.tags))

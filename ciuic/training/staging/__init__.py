@@ -1,0 +1,1 @@
+"""Copying a state into the memory that the writer's process reads."""

@@ -1,0 +1,63 @@
+"""Memory that the training program and the writer's process share; every save uses it again."""
+
+import mmap
+import os
+from typing import Final
+
+import numpy as np
+
+from ciuic.errors import ResourceError
+
+__all__ = ["StagingBuffer"]
+
+_STEP_BYTES: Final = 1024 * 1024
+
+
+class StagingBuffer:
+    """Anonymous shared memory that grows; a second process opens it by its descriptor.
+
+    Attributes:
+        fd: Its descriptor.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("ciuic-state", os.MFD_CLOEXEC)
+        self._size_bytes = 0
+        self._memory = np.empty(0, np.uint8)
+
+    def reserve(self, size_bytes: int) -> np.ndarray:
+        """Return the memory, with a length of at least ``size_bytes``.
+
+        The other process must not be reading it. While the memory does not grow, the same array is
+        returned.
+
+        Raises:
+            ResourceError: There is not enough memory.
+        """
+        if size_bytes > self._size_bytes:
+            # In steps: a state that grows by a few bytes does not cost a new mapping each time.
+            size_bytes = (size_bytes // _STEP_BYTES + 1) * _STEP_BYTES
+            # Forget the old mapping first: after a failure, its length must not count.
+            self._memory, self._size_bytes = np.empty(0, np.uint8), 0
+            try:
+                # Without this, a machine without memory would kill the process at the first write.
+                os.posix_fallocate(self.fd, 0, size_bytes)
+                # All pages at once: a fault for each would take longer than the copy itself.
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+                mapped = mmap.mmap(self.fd, size_bytes, flags)
+            except (OSError, MemoryError) as error:
+                raise ResourceError(
+                    f"there is not enough memory to copy a state of {size_bytes:,} bytes",
+                    hint="Free memory: a save needs as much as the state itself.",
+                ) from error
+            self._memory = np.frombuffer(mapped, np.uint8)
+            self._size_bytes = size_bytes
+        return self._memory
+
+    def close(self) -> None:
+        """Give the memory back; harmless twice."""
+        self._memory = np.empty(0, np.uint8)
+        self._size_bytes = 0
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

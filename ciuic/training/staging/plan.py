@@ -1,0 +1,217 @@
+"""Plan the files of a state: where each array goes.
+
+A program saves states of one structure again and again, so the next save uses the plan of the last
+one again if it still fits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ciuic.training.arrays import (
+    ArrayLeaf,
+    copy_arrays,
+    describe,
+    kind_of,
+    memory_of,
+    place_for,
+)
+from ciuic.training.files import TensorFile, header
+from ciuic.training.structure import Json, Path, StructureWriter
+
+__all__ = ["Part", "StagePlan", "make_plan"]
+
+Part = tuple[int, int]
+"""Offset and length of a part of a file in the shared memory."""
+_ALIGNMENT_BYTES: Final = 64
+_FILES: Final = {
+    "model_state_dict": "weights.safetensors",
+    "optimizer_state_dict": "optimizer.safetensors",
+    "rng": "rng.safetensors",
+}
+"""The file for the arrays of a section."""
+_PLAIN_KEYS: Final = frozenset([str, int])
+_OTHER_FILE: Final = "extra.safetensors"
+
+
+class _ChangedError(Exception):
+    """A state has another structure than the plan."""
+
+
+@dataclass(slots=True)
+class _Planned:
+    """An array of the state.
+
+    Attributes:
+        path: The keys that lead to it.
+        kind: See ``kind_of``.
+        leaf: How it is stored.
+        same: Number of the first array that is the same memory; its own number if it is the first.
+        json: Its part of ``state.json``.
+        offset_bytes: Its place in the shared memory, if it is the first.
+    """
+
+    path: Path
+    kind: tuple[object, ...]
+    leaf: ArrayLeaf
+    same: int
+    json: Json
+    offset_bytes: int = -1
+
+
+class StagePlan:
+    """The files that a state makes, and their places in the shared memory.
+
+    Args:
+        arrays: The arrays of the state, in the order in which ``StructureWriter`` meets them.
+        files: For each file its header, and the number of the array for each tensor.
+        fits_again: Another state may fit the plan.
+
+    Attributes:
+        files: Name and parts of each file.
+        size_bytes: Length of the arrays and the headers in the shared memory.
+    """
+
+    def __init__(
+        self,
+        arrays: list[_Planned],
+        files: dict[str, tuple[bytes, list[int]]],
+        *,
+        fits_again: bool,
+    ) -> None:
+        self.fits_again = fits_again
+        self._arrays = arrays
+        self._unique = [at for at, planned in enumerate(arrays) if planned.same == at]
+        end = 0
+        for at in self._unique:
+            arrays[at].offset_bytes = end
+            end += -(-arrays[at].leaf.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self._headers: list[tuple[int, np.ndarray]] = []
+        self.files: list[tuple[str, tuple[Part, ...]]] = []
+        for name, (head, numbers) in files.items():
+            self._headers.append((end, np.frombuffer(head, np.uint8)))
+            found = [(arrays[at].offset_bytes, arrays[at].leaf.size_bytes) for at in numbers]
+            self.files.append((name, ((end, len(head)), *[part for part in found if part[1]])))
+            end += len(head)
+        self.size_bytes = end
+        self._memory: np.ndarray | None = None
+        self._places: list[Any] = []
+
+    def match(self, sections: Mapping[str, object]) -> tuple[Json, list[Any]] | None:
+        """Return the JSON of a state and its arrays; None if the plan does not fit it.
+
+        Raises:
+            TypeError: A value can't be stored; the message names it.
+        """
+        values: list[Any] = []
+        seen: dict[tuple[object, ...], int] = {}
+        arrays = self._arrays
+
+        def add(value: Any, path: Path) -> Json:
+            at = len(values)
+            if at == len(arrays):
+                raise _ChangedError
+            planned = arrays[at]
+            if planned.path != path or planned.kind != kind_of(value):
+                raise _ChangedError
+            memory = memory_of(value)
+            if memory is not None and seen.setdefault(memory, at) != planned.same:
+                raise _ChangedError
+            values.append(value)
+            return planned.json
+
+        try:
+            written = _write(sections, StructureWriter(add))
+        except _ChangedError:
+            return None
+        return (written, values) if len(values) == len(arrays) else None
+
+    def copy(self, values: list[Any], memory: np.ndarray) -> None:
+        """Copy the arrays and the headers to their places.
+
+        Args:
+            values: The arrays of a state that the plan fits.
+            memory: The shared memory, of at least ``size_bytes``.
+        """
+        if memory is not self._memory:
+            self._places = [self._place(at, values[at], memory) for at in self._unique]
+            self._memory = memory
+        copy_arrays(zip(self._places, [values[at] for at in self._unique], strict=True))
+        for begin, head in self._headers:
+            memory[begin : begin + len(head)] = head
+
+    def _place(self, at: int, value: Any, memory: np.ndarray) -> Any:
+        begin = self._arrays[at].offset_bytes
+        return place_for(value, memory[begin : begin + self._arrays[at].leaf.size_bytes])
+
+
+def make_plan(sections: Mapping[str, object]) -> tuple[StagePlan, Json, list[Any]]:
+    """Plan a state; returns the plan, the JSON of the state, and its arrays.
+
+    Args:
+        sections: The values of the state, by the names of their sections.
+
+    Raises:
+        TypeError: A value can't be stored; the message names it.
+    """
+    planner = _Planner()
+    written = _write(sections, StructureWriter(planner.add))
+    return planner.finish(), written, planner.values
+
+
+class _Planner:
+    """Assigns arrays to files, and remembers which arrays are the same memory."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._arrays: list[_Planned] = []
+        self._files: dict[str, tuple[TensorFile, list[int]]] = {}
+        self._seen: dict[tuple[object, ...], int] = {}
+
+    def add(self, value: Any, path: Path) -> Json:
+        """Plan an array; returns its JSON. ``value`` is a tensor or an array."""
+        leaf = describe(value)
+        file = _FILES.get(str(path[0]), _OTHER_FILE)
+        named = path if file == _OTHER_FILE else path[1:]
+        wanted = ".".join(map(str, named)) or str(path[0])
+        table, numbers = self._files.setdefault(file, (TensorFile(), []))
+        name = table.add(wanted, leaf.stored_dtype, leaf.stored_shape, leaf.size_bytes)
+        at = len(self.values)
+        memory = memory_of(value)
+        same = at if memory is None else self._seen.setdefault(memory, at)
+        numbers.append(same)
+        json = {**leaf.description, "file": file, "name": name}
+        if same != at:
+            first = self._arrays[same].json
+            json |= {"file": first["file"], "name": first["name"]}
+        self.values.append(value)
+        self._arrays.append(_Planned(path, kind_of(value), leaf, same, json))
+        return json
+
+    def finish(self) -> StagePlan:
+        """Return the plan."""
+        files = {}
+        for name, (table, numbers) in self._files.items():
+            # The widest elements first: every tensor is aligned in the file.
+            widths = [self._element_bytes(at) for at in numbers]
+            order = sorted(range(len(numbers)), key=lambda row: -widths[row])
+            files[name] = (
+                header([table.rows[row] for row in order]),
+                [numbers[row] for row in order],
+            )
+        # Other keys, such as parameters, can't be compared, and the plan would keep them in memory.
+        is_plain = all(_PLAIN_KEYS.issuperset(map(type, one.path)) for one in self._arrays)
+        return StagePlan(self._arrays, files, fits_again=is_plain)
+
+    def _element_bytes(self, at: int) -> int:
+        leaf = self._arrays[at].leaf
+        count = 1
+        for length in leaf.stored_shape:
+            count *= length
+        return leaf.size_bytes // count if count else 1
+
+
+def _write(sections: Mapping[str, object], writer: StructureWriter) -> Json:
+    return {name: writer.write(value, (name,)) for name, value in sections.items()}

@@ -1,0 +1,89 @@
+"""Copy a state into shared memory."""
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+import ciuic
+from ciuic.training.files import STATE_NAME, state_document
+from ciuic.training.staging.buffer import StagingBuffer
+from ciuic.training.staging.plan import Part, StagePlan, make_plan
+
+__all__ = ["StagedFile", "Stager"]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file whose bytes are in the shared memory.
+
+    Attributes:
+        name: Its path below the root of the snapshot.
+        parts: Its bytes, in order.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+
+
+class Stager:
+    """Copies one state after another into the shared memory.
+
+    Args:
+        buffer: The shared memory.
+    """
+
+    def __init__(self, buffer: StagingBuffer) -> None:
+        self._buffer = buffer
+        self._plans: dict[tuple[str, ...], StagePlan] = {}
+
+    def stage(self, sections: Mapping[str, object]) -> list[StagedFile]:
+        """Copy a state; returns the files that it makes.
+
+        No other process may be reading the shared memory. When this returns, the state may change.
+
+        Args:
+            sections: The values of the state, by the names of their sections.
+
+        Raises:
+            TypeError: A value can't be stored; the message names it.
+            ResourceError: There is not enough memory.
+        """
+        names = tuple(sections)
+        plan = self._plans.get(names)
+        fitting = plan.match(sections) if plan is not None else None
+        if plan is not None and fitting is not None:
+            written, values = fitting
+        else:
+            plan, written, values = make_plan(sections)
+            # One for each set of sections: a full state and the weights alone take turns.
+            if plan.fits_again:
+                self._plans[names] = plan
+        document = state_document({"versions": _versions(), "state": written})
+        begin = plan.size_bytes
+        memory = self._buffer.reserve(begin + len(document))
+        plan.copy(values, memory)
+        memory[begin : begin + len(document)] = np.frombuffer(document, np.uint8)
+        return [
+            StagedFile(STATE_NAME, ((begin, len(document)),)),
+            *[StagedFile(name, parts) for name, parts in plan.files],
+        ]
+
+    def close(self) -> None:
+        """Let go of the shared memory; harmless twice."""
+        self._plans.clear()
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the programs that made the state, for people who debug a load."""
+    found = {
+        "ciuic": ciuic.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(torch.__version__)
+    return found

@@ -1,0 +1,247 @@
+"""The HTTP API: one function for each request. ``openapi`` describes them."""
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final
+from urllib.parse import quote_from_bytes
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from ciuic.errors import CiuicError, PathNotFoundError, UsageError
+from ciuic.model import UNREADABLE, path_text
+from ciuic.view.file import StoredFile
+from ciuic.view.locator import locate
+from ciuic.web.answers import Query, as_json, document, error_answer, from_system
+from ciuic.web.history.timelines import Timelines
+from ciuic.web.jobs.jobs import Jobs
+from ciuic.web.models import Job, JobList, parse_work
+from ciuic.web.openapi import openapi
+from ciuic.web.ranges import ByteSpan, RangeError, parse_range
+from ciuic.web.reading import Reading
+
+__all__ = ["Api"]
+
+_BODY_BYTES_MAX: Final = 1024 * 1024
+_PART_BYTES: Final = 1024 * 1024
+_LOOK_S: Final = 0.2
+_BEAT_S: Final = 15.0
+"""A proxy may close a connection on which nothing is sent."""
+_SKIP_MAX: Final = 1_000_000_000
+_Handler = Callable[[Request], Response]
+
+
+class Api:
+    """Answers the requests below ``/v1``.
+
+    Args:
+        reading: Reads the store.
+        timelines: Reads the logs of a training.
+        jobs: Runs jobs.
+        is_ending: Whether the server is about to end. It does not wait for listeners.
+    """
+
+    def __init__(
+        self, reading: Reading, timelines: Timelines, jobs: Jobs, is_ending: Callable[[], bool]
+    ) -> None:
+        self._reading = reading
+        self._timelines = timelines
+        self._jobs = jobs
+        self._is_ending = is_ending
+
+    def routes(self) -> list[Route]:
+        """Return the routes of all requests."""
+        return [
+            Route("/v1/openapi.json", answering(lambda _: document(openapi()))),
+            Route("/v1/overview", answering(self._overview)),
+            Route("/v1/store", answering(self._store)),
+            Route("/v1/snapshots", answering(self._snapshots)),
+            Route("/v1/snapshots/{id}", answering(self._snapshot)),
+            Route("/v1/snapshots/{id}/tree", answering(self._tree)),
+            Route("/v1/snapshots/{id}/content", answering(self._content)),
+            Route("/v1/diff", answering(self._diff)),
+            Route("/v1/timeline", answering(self._timeline)),
+            Route("/v1/compare", answering(self._compare)),
+            Route("/v1/jobs", answering(self._all_jobs), methods=["GET"]),
+            Route("/v1/jobs", self._start, methods=["POST"]),
+            Route("/v1/jobs/{id}", answering(self._job), methods=["GET"]),
+            Route("/v1/jobs/{id}", answering(self._cancel), methods=["DELETE"]),
+            Route("/v1/jobs/{id}/events", answering(self._events)),
+        ]
+
+    def _overview(self, _request: Request) -> Response:
+        return document(self._reading.overview().model_dump())
+
+    def _store(self, _request: Request) -> Response:
+        return document(self._reading.space().model_dump())
+
+    def _snapshots(self, request: Request) -> Response:
+        query = Query(request)
+        found = self._reading.snapshots(
+            after=query.text("after"),
+            text=query.text("text"),
+            count=query.number("limit", 100),
+        )
+        return document(found.model_dump())
+
+    def _snapshot(self, request: Request) -> Response:
+        return document(self._reading.snapshot(request.path_params["id"]).model_dump())
+
+    def _tree(self, request: Request) -> Response:
+        query = Query(request)
+        found = self._reading.tree(
+            request.path_params["id"],
+            query.path("path", b"/"),
+            after=query.path("after"),
+            count=query.number("limit", 500),
+        )
+        return document(found.model_dump())
+
+    def _diff(self, request: Request) -> Response:
+        query = Query(request)
+        found = self._reading.changes(
+            query.needed("before"),
+            query.needed("after"),
+            skip=query.number("skip", 0, number_min=0, number_max=_SKIP_MAX),
+            count=query.number("limit", 500),
+        )
+        return document(found.model_dump())
+
+    def _timeline(self, request: Request) -> Response:
+        return document(self._timelines.timeline(Query(request).text("field")).model_dump())
+
+    def _compare(self, request: Request) -> Response:
+        return document(self._timelines.compare(Query(request).texts("id")).model_dump())
+
+    def _content(self, request: Request) -> Response:
+        path = os.fsencode(Query(request).needed("path"))
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(self._reading.opened())
+            manifest = store.manifest(self._reading.find(store, request.path_params["id"]).id)
+            located = locate(store, manifest, path)
+            entry = located.entry
+            if not entry.is_file:
+                raise UsageError(f"{path_text(path)} is not a file", hint="Name a file.")
+            if entry.state == UNREADABLE:
+                raise PathNotFoundError(
+                    f"{path_text(path)} could not be read when the snapshot was taken",
+                    hint="Try an older snapshot.",
+                )
+            headers = _download_headers(os.path.basename(path))
+            # Without content there is no range: If-Range can't match either.
+            wanted = None if "if-range" in request.headers else request.headers.get("range")
+            try:
+                span = parse_range(wanted, entry.size_bytes)
+            except RangeError:
+                return Response(
+                    status_code=416, headers={"content-range": f"bytes */{entry.size_bytes}"}
+                )
+            status, span = (200, ByteSpan(0, entry.size_bytes)) if span is None else (206, span)
+            if status == 206:
+                place = f"bytes {span.begin}-{span.end - 1}/{entry.size_bytes}"
+                headers["content-range"] = place
+            headers["content-length"] = str(span.end - span.begin)
+            if request.method == "HEAD":
+                return Response(status_code=status, headers=headers)
+            file = StoredFile(store, entry)
+            # Read before the answer begins: damage there is an answer of its own.
+            first = file.read(span.begin, min(_PART_BYTES, span.end - span.begin))
+            parts = _parts(stack.pop_all(), file, first, span)
+            return StreamingResponse(parts, status, headers)
+
+    def _all_jobs(self, _request: Request) -> Response:
+        return document(JobList(jobs=self._jobs.all()).model_dump())
+
+    async def _start(self, request: Request) -> Response:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > _BODY_BYTES_MAX:
+                return error_answer(UsageError("the request is too long", hint="Name less."))
+
+        def start(_request: Request) -> Response:
+            try:
+                work = parse_work(json.loads(body))
+            except (ValueError, RecursionError) as error:
+                what = str(error).replace("\n", "; ")[:500]
+                raise UsageError(
+                    f"the request is no job: {what}", hint="See /v1/openapi.json."
+                ) from error
+            return document(self._jobs.start(work).model_dump(), 202)
+
+        return await run_in_threadpool(answering(start), request)
+
+    def _job(self, request: Request) -> Response:
+        return document(self._jobs.get(request.path_params["id"])[1].model_dump())
+
+    def _cancel(self, request: Request) -> Response:
+        return document(self._jobs.cancel(request.path_params["id"]).model_dump())
+
+    def _events(self, request: Request) -> Response:
+        job_id = request.path_params["id"]
+        self._jobs.get(job_id)
+        return StreamingResponse(self._news(job_id), media_type="text/event-stream")
+
+    async def _news(self, job_id: str) -> AsyncIterator[str]:
+        """Send a job whenever it changes, until it has ended."""
+        last, quiet_s = -1, 0.0
+        while not self._is_ending():
+            changes, job = self._jobs.get(job_id)
+            if changes != last:
+                last, quiet_s = changes, 0.0
+                yield _event(job)
+                if job.state != "running":
+                    return
+            elif quiet_s >= _BEAT_S:
+                quiet_s = 0.0
+                yield ": still running\n\n"
+            await asyncio.sleep(_LOOK_S)
+            quiet_s += _LOOK_S
+
+
+def answering(handler: _Handler) -> _Handler:
+    """Return a handler that answers an error with a document, and does not raise it."""
+
+    @functools.wraps(handler)
+    def answer(request: Request) -> Response:
+        try:
+            return handler(request)
+        except CiuicError as error:
+            return error_answer(error)
+        except OSError as error:
+            return error_answer(from_system(error))
+
+    return answer
+
+
+def _event(job: Job) -> str:
+    return f"event: {job.state}\ndata: {as_json(job.model_dump())}\n\n"
+
+
+def _download_headers(name: bytes) -> dict[str, str]:
+    """Return the headers of a download: a browser saves the file, and never shows or runs it."""
+    return {
+        "accept-ranges": "bytes",
+        "content-disposition": f"attachment; filename*=UTF-8''{quote_from_bytes(name, safe='')}",
+        "content-security-policy": "default-src 'none'; sandbox",
+        "content-type": "application/octet-stream",
+    }
+
+
+def _parts(
+    stack: contextlib.ExitStack, file: StoredFile, first: bytes, span: ByteSpan
+) -> Iterator[bytes]:
+    """Yield the bytes of a range. Damage breaks the connection: the length is sent already."""
+    with stack:
+        at = span.begin + len(first)
+        yield first
+        while at < span.end:
+            part = file.read(at, min(_PART_BYTES, span.end - at))
+            at += len(part)
+            yield part

@@ -1,0 +1,63 @@
+"""The application: the API, the page and its static files; ``Admission`` wraps all of them."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+from ciuic.report.doctor.findings import Subject
+from ciuic.store.place.location import PlaceOptions
+from ciuic.system.clock import Clock
+from ciuic.web.admission import Admission
+from ciuic.web.api import Api
+from ciuic.web.history.timelines import Timelines
+from ciuic.web.jobs.jobs import Jobs
+from ciuic.web.pages import Pages
+from ciuic.web.reading import Reading
+
+__all__ = ["App", "make_app"]
+
+
+class App(NamedTuple):
+    """The application, with the parts that its server needs."""
+
+    admission: Admission
+    jobs: Jobs
+
+
+def make_app(
+    store_path: str,
+    subject: Callable[[], Subject],
+    *,
+    logs: Sequence[bytes] = (),
+    words: Callable[[], Sequence[bytes]] = tuple,
+    clock: Clock,
+    is_ending: Callable[[], bool],
+    options: PlaceOptions | None = None,
+) -> App:
+    """Return the application for a store.
+
+    Args:
+        store_path: The store's directory, or the URL of its bucket.
+        subject: Returns what ``doctor`` examines.
+        logs: Logs of training programs, or patterns that name several.
+        words: Returns what a command needs before its name to find the store and its configuration.
+        clock: Tells the time.
+        is_ending: Whether the server is about to end.
+        options: How to reach the bucket.
+    """
+    reading = Reading(store_path, subject, clock, options)
+    jobs = Jobs(store_path, clock, options, words)
+    timelines = Timelines(reading, logs)
+    pages = Pages(reading, timelines, jobs)
+    static = StaticFiles(directory=os.path.join(os.path.dirname(__file__), "static"))
+    routes = [
+        *Api(reading, timelines, jobs, is_ending).routes(),
+        *pages.routes(),
+        Mount("/static", static),
+    ]
+    inner = Starlette(routes=routes, exception_handlers={404: pages.missing})
+    return App(Admission(inner), jobs)

@@ -1,0 +1,178 @@
+"""Timelines and comparisons for the API and the page."""
+
+import math
+import os
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from ciuic.errors import UsageError
+from ciuic.guard.logs.paths import log_files
+from ciuic.model import SnapshotSummary
+from ciuic.timeline.compare import Compared, compare
+from ciuic.timeline.curve import Point
+from ciuic.timeline.logs import fields_of
+from ciuic.timeline.placing import Offsets
+from ciuic.timeline.timeline import Timeline, make_timeline
+from ciuic.web.models import (
+    ChangedFiles,
+    ComparedSnapshot,
+    Configuration,
+    Marker,
+    Metric,
+    SnapshotComparison,
+    TimelineAnswer,
+)
+from ciuic.web.reading import Reading, snapshot_answer
+from ciuic.web.snapshots import Listed
+
+__all__ = ["COMPARED_MAX", "Timelines"]
+
+COMPARED_MAX: Final = 12
+_CURVES_MAX: Final = 20
+_KEPT_MAX: Final = 4
+_Key = tuple[object, ...]
+
+
+class Timelines:
+    """Answers questions about the course of a training. Any thread may call it.
+
+    Args:
+        reading: Reads the store.
+        logs: Logs of training programs, or patterns that name several.
+    """
+
+    def __init__(self, reading: Reading, logs: Sequence[bytes]) -> None:
+        self._reading = reading
+        self._logs = tuple(logs)
+        self._offsets = Offsets()
+        self._lock = threading.Lock()
+        self._listed: Listed | None = None
+        self._kept: dict[_Key, TimelineAnswer] = {}
+
+    def timeline(self, field: str = "") -> TimelineAnswer:
+        """Answer the curve of a field with all snapshots; empty: the loss, or the first metric.
+
+        An answer is kept while neither the logs nor the snapshots change.
+        """
+        paths = log_files(self._logs)
+        with self._lock, self._reading.opened() as store:
+            listed = self._reading.listed(store)
+            if listed is not self._listed:
+                self._listed = listed
+                self._kept.clear()
+            key = (field, *map(_identity, paths))
+            if key in self._kept:
+                return self._kept[key]
+            found = make_timeline(
+                store, listed.snapshots, paths, field=field or None, offsets=self._offsets
+            )
+            fields = dict.fromkeys(name for path in paths for name in fields_of(path))
+            answer = _timeline(found, list(fields))
+            while len(self._kept) >= _KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = answer
+            return answer
+
+    def compare(self, names: Sequence[str]) -> SnapshotComparison:
+        """Answer snapshots beside each other, but for their tensors.
+
+        Raises:
+            UsageError: There is none, or there are too many.
+        """
+        if not 1 <= len(names) <= COMPARED_MAX:
+            raise UsageError(
+                f"a comparison has 1 to {COMPARED_MAX} snapshots, not {len(names)}",
+                hint="Name them as id=ID&id=ID.",
+            )
+        paths = log_files(self._logs)
+        with self._reading.opened() as store:
+            listed = self._reading.listed(store)
+            chosen: list[SnapshotSummary] = [self._reading.find(store, name) for name in names]
+            found = compare(store, chosen, paths, tensors=False, offsets=self._offsets)
+        return SnapshotComparison(
+            snapshots=[
+                ComparedSnapshot(
+                    snapshot=snapshot_answer(listed, one.snapshot),
+                    step=one.step,
+                    epoch=_finite(one.epoch),
+                    metrics=[
+                        Metric(name=_text(name), value=_finite(value))
+                        for name, value in one.metrics.items()
+                    ],
+                    changed_files=_changed(one),
+                    configuration=_configuration(one),
+                )
+                for one in found.snapshots
+            ]
+        )
+
+
+def _timeline(found: Timeline, fields: list[str]) -> TimelineAnswer:
+    return TimelineAnswer(
+        field=None if found.field is None else _text(found.field),
+        fields=[_text(name) for name in fields],
+        curves=[_pairs(curve) for curve in found.curves[-_CURVES_MAX:]],
+        left_out_curves=max(0, len(found.curves) - _CURVES_MAX),
+        not_finite=found.not_finite,
+        markers=[
+            Marker(
+                id=one.snapshot.id,
+                taken=one.snapshot.as_json()["taken"],
+                state=one.state,
+                pinned=one.snapshot.pinned,
+                tags=[os.fsencode(tag) for tag in one.snapshot.tags],
+                logical_bytes=one.snapshot.logical_bytes,
+                step=one.step,
+                value=_finite(one.value),
+                placed_by=one.placed_by or None,
+            )
+            for one in found.markers
+        ],
+    )
+
+
+def _pairs(curve: Sequence[Point]) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in curve]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _text(name: str) -> bytes:
+    """Return a name from a log as text that can be sent; it may hold any surrogates."""
+    return name.encode("utf-8", "backslashreplace")
+
+
+def _changed(one: Compared) -> ChangedFiles | None:
+    if one.against is None:
+        return None
+    counts = one.against.files
+    return ChangedFiles(
+        added=counts["+"],
+        removed=counts["-"],
+        changed=counts["M"] + counts["T"],
+        metadata=counts["m"],
+    )
+
+
+def _configuration(one: Compared) -> list[Configuration]:
+    if one.against is None:
+        return []
+    return [
+        Configuration(
+            path=file.path,
+            diff=[line.encode() for line in file.lines],
+            what=os.fsencode(file.what),
+        )
+        for file in one.against.configuration
+    ]
+
+
+def _identity(path: bytes) -> tuple[bytes, int, int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return path, 0, 0, 0
+    return path, status.st_ino, status.st_size, status.st_mtime_ns

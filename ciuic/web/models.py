@@ -1,0 +1,455 @@
+"""The JSON documents of the HTTP API. ``openapi`` describes them from here.
+
+A text that may hold bytes which are not UTF-8 (a path, a message that names one) is bytes here, and
+in JSON a string with lone surrogates, as everywhere in ciuic.
+"""
+
+import os
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    WithJsonSchema,
+)
+from pydantic.json_schema import models_json_schema
+
+from ciuic.model import path_text
+
+__all__ = [
+    "PATHS_MAX",
+    "Change",
+    "ChangePage",
+    "ChangedFiles",
+    "CommandWork",
+    "CompareWork",
+    "ComparedSnapshot",
+    "Configuration",
+    "Error",
+    "ErrorAnswer",
+    "Finding",
+    "ForgetWork",
+    "Job",
+    "JobList",
+    "Marker",
+    "Metric",
+    "Overview",
+    "PinWork",
+    "Progress",
+    "RestoreWork",
+    "RootState",
+    "Snapshot",
+    "SnapshotComparison",
+    "SnapshotDetail",
+    "SnapshotPage",
+    "SnapshotWork",
+    "StatsWork",
+    "StoreSpace",
+    "TagWork",
+    "Text",
+    "TimelineAnswer",
+    "TreeEntry",
+    "TreePage",
+    "Trouble",
+    "VerifyWork",
+    "parse_work",
+    "schemas",
+]
+
+PATHS_MAX: Final = 1000
+_TAGS_MAX: Final = 20
+_NAME_MAX: Final = 100
+_ARGUMENT_BYTES_MAX: Final = 64 * 1024
+
+
+def _encoded(text: object) -> object:
+    return os.fsencode(text) if isinstance(text, str) else text
+
+
+Text = Annotated[
+    bytes,
+    BeforeValidator(_encoded),
+    PlainSerializer(path_text),
+    WithJsonSchema({"type": "string", "description": "bytes that are not UTF-8: \\udcXX"}),
+]
+
+
+def _passable(text: bytes) -> bytes:
+    if b"\0" in text:
+        raise ValueError("no program can be given a NUL character")
+    return text
+
+
+Argument = Annotated[Text, Field(max_length=_ARGUMENT_BYTES_MAX), AfterValidator(_passable)]
+"""What a command gets as an argument: Linux refuses NUL, and more than 128 KiB."""
+Name = Annotated[str, Field(max_length=_NAME_MAX, pattern=r"^[ -~]*$")]
+"""The name of a snapshot: an ID, a prefix of one, ``latest``, ``latest-valid``, or a time."""
+
+
+class Error(BaseModel):
+    """What went wrong, and what to do."""
+
+    kind: str
+    message: Text
+    hint: Text
+
+
+class ErrorAnswer(BaseModel):
+    """The answer to a request that failed."""
+
+    error: Error
+
+
+class Snapshot(BaseModel):
+    """A snapshot, with the fields of ``ciuic list --json``."""
+
+    id: str
+    kind: str
+    parent: str | None
+    taken: str
+    files: int
+    logical_bytes: int
+    new_bytes: int
+    stored_bytes: int
+    tags: list[Text]
+    pinned: bool
+    note: Text
+    trouble_count: int
+    flux_count: int
+    roots: list[Text]
+    host: Text
+    machine: str
+    origin: str
+    schedule: Text
+    chain_length: int
+    chain_complete: bool
+
+
+class SnapshotPage(BaseModel):
+    """A part of the list, newest first. ``next`` is the ``after`` of the next part, or null."""
+
+    snapshots: list[Snapshot]
+    total: int
+    next: str | None
+
+
+class StoreSpace(BaseModel):
+    """What the snapshots of the store take together, as their manifests say."""
+
+    store: Text
+    snapshots: int
+    logical_bytes: int
+    stored_bytes: int
+    newest: Snapshot | None
+
+
+class RootState(BaseModel):
+    """A root of a snapshot; ``missing`` says why it could not be read."""
+
+    path: Text
+    missing: Text
+    capture: str
+
+
+class Trouble(BaseModel):
+    """A path that the snapshot could not store as it should."""
+
+    path: Text
+    what: Text
+
+
+class SnapshotDetail(BaseModel):
+    """A snapshot with what its manifest says."""
+
+    snapshot: Snapshot
+    writer: Text
+    read_bytes: int
+    freeze_s: float
+    roots: list[RootState]
+    trouble: list[Trouble]
+    before: str | None = Field(description="the snapshot before it of the same directories")
+
+
+class TreeEntry(BaseModel):
+    """An entry, with the fields of ``ciuic ls --json``."""
+
+    path: Text
+    type: str
+    mode: str
+    uid: int
+    gid: int
+    size_bytes: int
+    mtime: str
+    state: str
+    target: Text | None
+
+
+class TreePage(BaseModel):
+    """An entry, and a part of what is in it; ``next`` is the ``after`` of the next part."""
+
+    snapshot: str
+    entry: TreeEntry | None = Field(description="null above the roots")
+    entries: list[TreeEntry]
+    next: Text | None
+
+
+class Change(BaseModel):
+    """A change, with the fields of ``ciuic diff --json``."""
+
+    change: str
+    path: Text
+    size_before_bytes: int | None
+    size_after_bytes: int | None
+    difference_bytes: int | None
+
+
+class ChangePage(BaseModel):
+    """A part of the changes from one snapshot to another; ``more``: there are further ones."""
+
+    before: str
+    after: str
+    skip: int
+    changes: list[Change]
+    more: bool
+
+
+class Finding(BaseModel):
+    """One line of ``ciuic doctor``."""
+
+    level: Literal["ok", "note", "warning", "problem"]
+    about: Text
+    what: Text
+    advice: Text
+
+
+class Overview(BaseModel):
+    """Whether all is well. Times are seconds; null: not known."""
+
+    level: Literal["ok", "warning", "problem"]
+    headline: str
+    store: Text
+    snapshots: int
+    newest: Snapshot | None
+    newest_age_s: float | None
+    next: str | None
+    doing: Text | None
+    free_bytes: int | None
+    total_bytes: int | None
+    full_in_s: float | None = Field(description="at the pace of the last seven days")
+    findings: list[Finding]
+
+
+class Marker(BaseModel):
+    """A snapshot on a timeline, with the fields of ``ciuic timeline --json``."""
+
+    id: str
+    taken: str
+    state: str = Field(description="whole, in flux, suspect or damaged")
+    pinned: bool
+    tags: list[Text]
+    logical_bytes: int
+    step: int | None
+    value: float | None
+    placed_by: str | None
+
+
+class TimelineAnswer(BaseModel):
+    """The values of a field over the steps, and all snapshots, newest first."""
+
+    field: Text | None = Field(description="null: nothing has been logged")
+    fields: list[Text] = Field(description="the fields of the logs that hold numbers")
+    curves: list[list[tuple[int, float]]] = Field(
+        description="step and value; one array for each stretch in which steps do not go down"
+    )
+    left_out_curves: int
+    not_finite: int
+    markers: list[Marker]
+
+
+class Metric(BaseModel):
+    """A value that was logged; null: it is not finite."""
+
+    name: Text
+    value: float | None
+
+
+class ChangedFiles(BaseModel):
+    """How many paths differ from the first snapshot."""
+
+    added: int
+    removed: int
+    changed: int
+    metadata: int
+
+
+class Configuration(BaseModel):
+    """A configuration file that differs: a unified diff, or why there is none."""
+
+    path: Text
+    diff: list[Text]
+    what: Text
+
+
+class ComparedSnapshot(BaseModel):
+    """A snapshot in a comparison. The first is what the others are compared with."""
+
+    snapshot: Snapshot
+    step: int | None
+    epoch: float | None
+    metrics: list[Metric]
+    changed_files: ChangedFiles | None
+    configuration: list[Configuration]
+
+
+class SnapshotComparison(BaseModel):
+    """Snapshots beside each other, as ``ciuic compare --quick --json`` shows them."""
+
+    snapshots: list[ComparedSnapshot]
+
+
+class _Work(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class RestoreWork(_Work):
+    """Restore paths, as ``ciuic restore`` does; ``dry_run`` computes the plan alone."""
+
+    do: Literal["restore"]
+    snapshot: Name
+    paths: list[Argument] = Field(min_length=1, max_length=PATHS_MAX)
+    destination: Argument | None = None
+    overwrite: bool = False
+    delete: bool = False
+    fallback: bool = False
+    dry_run: bool = True
+
+
+class VerifyWork(_Work):
+    """Verify one snapshot, as ``ciuic verify`` does."""
+
+    do: Literal["verify"]
+    snapshot: Name
+    checksum: bool = False
+
+
+class CompareWork(_Work):
+    """Compare snapshots with their tensors, as ``ciuic compare`` does."""
+
+    do: Literal["compare"]
+    snapshots: list[Name] = Field(min_length=2, max_length=12)
+
+
+class TagWork(_Work):
+    """Add and remove tags of a snapshot, as ``ciuic tag`` does."""
+
+    do: Literal["tag"]
+    snapshot: Name
+    add: list[Argument] = Field(default=[], max_length=_TAGS_MAX)
+    remove: list[Argument] = Field(default=[], max_length=_TAGS_MAX)
+
+
+class PinWork(_Work):
+    """Pin a snapshot, or remove its pin, as ``ciuic pin`` does."""
+
+    do: Literal["pin"]
+    snapshot: Name
+    remove: bool = False
+
+
+class ForgetWork(_Work):
+    """Forget snapshots, as ``ciuic forget`` does; ``dry_run`` computes the plan alone."""
+
+    do: Literal["forget"]
+    snapshots: list[Name] = Field(
+        default=[], max_length=PATHS_MAX, description="empty: by the retention policy"
+    )
+    dry_run: bool = True
+
+
+class SnapshotWork(_Work):
+    """Take a snapshot now, as ``ciuic snapshot`` does."""
+
+    do: Literal["snapshot"]
+    base: bool = False
+
+
+class StatsWork(_Work):
+    """Find what takes the space, as ``ciuic stats --by`` does."""
+
+    do: Literal["stats"]
+    by: Literal["path", "kind", "age"] = "path"
+
+
+CommandWork = CompareWork | TagWork | PinWork | ForgetWork | SnapshotWork | StatsWork
+"""Work that the command itself does, with its own plans and refusals."""
+Work = Annotated[RestoreWork | VerifyWork | CommandWork, Field(discriminator="do")]
+
+
+class Progress(BaseModel):
+    """How far a job is; a total of 0 is not known."""
+
+    files: int = 0
+    done_bytes: int = 0
+    total_bytes: int = 0
+    path: Text = b""
+
+
+class Job(BaseModel):
+    """A job. ``report`` is the document that the command prints with ``--json``."""
+
+    id: str
+    state: Literal["running", "done", "failed", "cancelled"]
+    began: str
+    ended: str | None
+    work: Work
+    command: str = Field(description="the command line that does the same")
+    progress: Progress
+    report: dict[str, object] | None
+    error: Error | None
+
+
+class JobList(BaseModel):
+    """The jobs of this server, newest first."""
+
+    jobs: list[Job]
+
+
+_work: Final[TypeAdapter[RestoreWork | VerifyWork | CommandWork]] = TypeAdapter(Work)
+
+
+def parse_work(body: object) -> RestoreWork | VerifyWork | CommandWork:
+    """Check the request for a job.
+
+    Raises:
+        ValueError: It is none; the message says why.
+    """
+    return _work.validate_python(body)
+
+
+def schemas() -> dict[str, object]:
+    """Return the JSON schema of each document by its name."""
+    found = models_json_schema(
+        [(model, "serialization") for model in _DOCUMENTS],
+        ref_template="#/components/schemas/{model}",
+    )[1]
+    return dict(found["$defs"])
+
+
+_DOCUMENTS: Final = (
+    ChangePage,
+    ErrorAnswer,
+    Job,
+    JobList,
+    Overview,
+    SnapshotComparison,
+    SnapshotDetail,
+    SnapshotPage,
+    StoreSpace,
+    TimelineAnswer,
+    TreePage,
+)

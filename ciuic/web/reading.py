@@ -1,0 +1,319 @@
+"""What the API answers about snapshots, read from the store for each request.
+
+Each request opens the store again: it may have been pruned, moved or mounted again meanwhile.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+from ciuic.catalog import find_snapshot
+from ciuic.documents import Document
+from ciuic.errors import CiuicError, SnapshotNotFoundError
+from ciuic.ids import SnapshotId
+from ciuic.model import Entry, SnapshotSummary
+from ciuic.report.change_documents import change_json
+from ciuic.report.doctor.examine import examine
+from ciuic.report.doctor.findings import PROBLEM, WARNING, Finding, Subject
+from ciuic.report.entries import entry_json
+from ciuic.store.addressed import open_at_address
+from ciuic.store.place.location import PlaceOptions
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock, local_time_text
+from ciuic.units import counted, format_duration
+from ciuic.view.diff import diff
+from ciuic.view.located import Located, inner_path, root_entry
+from ciuic.view.locator import locate
+from ciuic.view.paging import entries_after
+from ciuic.web.models import (
+    Change,
+    ChangePage,
+    Overview,
+    RootState,
+    Snapshot,
+    SnapshotDetail,
+    SnapshotPage,
+    StoreSpace,
+    TreeEntry,
+    TreePage,
+    Trouble,
+)
+from ciuic.web.models import Finding as FindingAnswer
+from ciuic.web.snapshots import Listed, SnapshotList
+
+__all__ = ["Reading", "snapshot_answer"]
+
+_NS: Final = 1_000_000_000
+_EXAMINED_S: Final = 10.0
+_WEEK_NS: Final = 7 * 86_400 * _NS
+
+
+class Reading:
+    """Answers questions about one store. Any thread may call it.
+
+    Args:
+        store_path: The store's directory, or the URL of its bucket.
+        subject: Returns what ``doctor`` examines.
+        clock: Tells the time.
+        options: How to reach the bucket.
+    """
+
+    def __init__(
+        self,
+        store_path: str,
+        subject: Callable[[], Subject],
+        clock: Clock,
+        options: PlaceOptions | None = None,
+    ) -> None:
+        self.store_path = store_path
+        self._options = options
+        self._subject = subject
+        self._clock = clock
+        self._list = SnapshotList(clock)
+        self._lock = threading.Lock()
+        self._examined: tuple[float, Subject, list[Finding]] | None = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Store]:
+        """Open the store for a request."""
+        with open_at_address(self.store_path, os.environ, self._options) as store:
+            yield store
+
+    def overview(self) -> Overview:
+        """Answer whether all is well, even if the store can't be opened."""
+        subject, findings = self._examine()
+        listed: Listed | None = None
+        # ``examine`` has a finding about a store that can't be opened.
+        with contextlib.suppress(CiuicError, OSError), self.opened() as store:
+            listed = self._list.get(store)
+        snapshots = [] if listed is None else listed.snapshots
+        newest = snapshots[0] if snapshots else None
+        now_ns = self._clock.now_ns()
+        age_s = None if newest is None else max(0.0, (now_ns - newest.taken_ns) / _NS)
+        free, total = _space(self.store_path)
+        daemon = subject.daemon if isinstance(subject.daemon, dict) else {}
+        level = _level(findings)
+        return Overview(
+            level=level,
+            headline=_headline(findings, age_s),
+            store=os.fsencode(self.store_path),
+            snapshots=len(snapshots),
+            newest=None if newest is None or listed is None else snapshot_answer(listed, newest),
+            newest_age_s=age_s,
+            next=daemon["next"] if isinstance(daemon.get("next"), str) else None,
+            doing=_doing(daemon),
+            free_bytes=free,
+            total_bytes=total,
+            full_in_s=_full_in_s(snapshots, free, now_ns),
+            findings=[_finding(one) for one in findings],
+        )
+
+    def _examine(self) -> tuple[Subject, list[Finding]]:
+        """Return what ``doctor`` finds; an answer is used again for some seconds."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._examined is None or now_s - self._examined[0] > _EXAMINED_S:
+                subject = self._subject()
+                findings = list(examine(subject, clock=self._clock))
+                self._examined = self._clock.monotonic_s(), subject, findings
+            return self._examined[1:]
+
+    def listed(self, store: Store) -> Listed:
+        """Return the list of snapshots; the same object while it does not change."""
+        return self._list.get(store)
+
+    def find(self, store: Store, name: str) -> SnapshotSummary:
+        """Return the snapshot that a name means. A full ID needs no list of all snapshots."""
+        listed = self._list.get(store)
+        place = listed.places.get(SnapshotId(name))
+        return find_snapshot(store, name) if place is None else listed.snapshots[place]
+
+    def snapshots(self, *, after: str = "", text: str = "", count: int = 100) -> SnapshotPage:
+        """Answer a part of the list.
+
+        Args:
+            after: The last snapshot of the part before; empty: begin with the newest.
+            text: Only snapshots with this in their ID, time, tags, roots, host or schedule.
+            count: The most snapshots of the part.
+        """
+        with self.opened() as store:
+            listed = self._list.get(store)
+        if after and after not in listed.places:
+            raise SnapshotNotFoundError(
+                f"the list has no snapshot {after} any more", hint="Begin with the newest again."
+            )
+        begin = listed.places[SnapshotId(after)] + 1 if after else 0
+        later = itertools.islice(listed.snapshots, begin, None)
+        matching = (one for one in later if not text or text.lower() in _words(one))
+        found = list(itertools.islice(matching, count + 1))
+        return SnapshotPage(
+            snapshots=[snapshot_answer(listed, one) for one in found[:count]],
+            total=len(listed.snapshots),
+            next=found[count - 1].id if len(found) > count else None,
+        )
+
+    def space(self) -> StoreSpace:
+        """Answer what the snapshots take, as their manifests say."""
+        with self.opened() as store:
+            listed = self._list.get(store)
+        newest = listed.snapshots[0] if listed.snapshots else None
+        return StoreSpace(
+            store=os.fsencode(self.store_path),
+            snapshots=len(listed.snapshots),
+            logical_bytes=sum(one.logical_bytes for one in listed.snapshots),
+            stored_bytes=sum(one.stored_bytes for one in listed.snapshots),
+            newest=None if newest is None else snapshot_answer(listed, newest),
+        )
+
+    def snapshot(self, name: str) -> SnapshotDetail:
+        """Answer what a manifest says. ``name`` is an ID, a prefix of one, ``latest``, a time."""
+        with self.opened() as store:
+            listed = self._list.get(store)
+            summary = self.find(store, name)
+            manifest = store.manifest(summary.id)
+        return SnapshotDetail(
+            snapshot=snapshot_answer(listed, summary),
+            writer=os.fsencode(manifest.writer),
+            read_bytes=manifest.read_bytes,
+            freeze_s=manifest.capture_s,
+            roots=[
+                RootState(path=root.path, missing=os.fsencode(root.missing), capture=root.capture)
+                for root in manifest.roots
+            ],
+            trouble=[
+                Trouble(path=one.path, what=os.fsencode(one.what)) for one in manifest.trouble
+            ],
+            before=_before(listed, summary),
+        )
+
+    def tree(
+        self, name: str, path: bytes = b"/", *, after: bytes = b"", count: int = 500
+    ) -> TreePage:
+        """Answer a part of a directory; above the roots, the directories that lead to them."""
+        with self.opened() as store:
+            summary = self.find(store, name)
+            manifest = store.manifest(summary.id)
+            above = _above(store, manifest, path)
+            if above is not None:
+                shown = [_entry(one.path, one.entry) for one in above]
+                return TreePage(snapshot=summary.id, entry=None, entries=shown, next=None)
+            located = locate(store, manifest, path)
+            found = entries_after(store, located.entry, after, count + 1)
+        return TreePage(
+            snapshot=summary.id,
+            entry=_entry(located.path, located.entry),
+            entries=[_entry(inner_path(located.path, one.name), one) for one in found[:count]],
+            next=found[count - 1].name if len(found) > count else None,
+        )
+
+    def changes(self, before: str, after: str, *, skip: int = 0, count: int = 500) -> ChangePage:
+        """Answer a part of what changed from one snapshot to another."""
+        with self.opened() as store:
+            old, new = self.find(store, before), self.find(store, after)
+            found = diff(store, store.manifest(old.id), store.manifest(new.id))
+            part = list(itertools.islice(found, skip, skip + count + 1))
+        return ChangePage(
+            before=old.id,
+            after=new.id,
+            skip=skip,
+            changes=[Change.model_validate(change_json(one)) for one in part[:count]],
+            more=len(part) > count,
+        )
+
+
+def _level(findings: list[Finding]) -> Literal["ok", "warning", "problem"]:
+    found = {finding.level for finding in findings}
+    return "problem" if PROBLEM in found else "warning" if WARNING in found else "ok"
+
+
+def _headline(findings: list[Finding], age_s: float | None) -> str:
+    """Return the state in one line."""
+    newest = "there is no snapshot"
+    if age_s is not None:
+        newest = f"the newest snapshot is {format_duration(age_s)} old"
+    problems = sum(finding.level == PROBLEM for finding in findings)
+    if problems:
+        return f"{counted(problems, 'problem')}; {newest}"
+    warnings = sum(finding.level == WARNING for finding in findings)
+    if warnings:
+        return f"{counted(warnings, 'warning')}; {newest}"
+    return f"All is well; {newest}"
+
+
+def _finding(finding: Finding) -> FindingAnswer:
+    return FindingAnswer.model_validate(finding.as_json())
+
+
+def _space(path: str) -> tuple[int | None, int | None]:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None, None
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def _full_in_s(snapshots: list[SnapshotSummary], free: int | None, now_ns: int) -> float | None:
+    """Return when the file system is full if the store grows as in the last week."""
+    recent = [one for one in snapshots if now_ns - one.taken_ns < _WEEK_NS]
+    stored = sum(one.stored_bytes for one in recent)
+    if free is None or stored <= 0 or len(recent) < 2:
+        return None
+    lasted_s = (recent[0].taken_ns - recent[-1].taken_ns) / _NS
+    # The first snapshot says nothing about the growth: it may have stored years of files.
+    grown = stored - recent[-1].stored_bytes
+    return free * lasted_s / grown if grown > 0 and lasted_s > 0 else None
+
+
+def _doing(daemon: Document) -> bytes | None:
+    """Return what the daemon does now."""
+    progress, upkeep = daemon.get("progress"), daemon.get("upkeep")
+    if isinstance(progress, dict):
+        return os.fsencode(f"snapshot: {progress.get('state')}")
+    if isinstance(upkeep, dict) and upkeep.get("doing"):
+        return os.fsencode(str(upkeep["doing"]))
+    return None
+
+
+def snapshot_answer(listed: Listed, summary: SnapshotSummary) -> Snapshot:
+    """Return the document of a snapshot."""
+    chain = listed.chains.get(summary.id)
+    length = {"chain_length": 0, "chain_complete": False} if chain is None else chain.as_json()
+    return Snapshot.model_validate({**summary.as_json(), **length})
+
+
+def _words(summary: SnapshotSummary) -> str:
+    """Return all that a search looks through."""
+    roots = [os.fsdecode(root) for root in summary.roots]
+    words = [summary.id, local_time_text(summary.taken_ns), summary.host, summary.schedule]
+    return "\n".join(
+        [*words, *summary.tags, summary.note, *roots, "pinned" if summary.pinned else ""]
+    ).lower()
+
+
+def _before(listed: Listed, summary: SnapshotSummary) -> SnapshotId | None:
+    """Return the newest older snapshot of the same roots."""
+    place = listed.places.get(summary.id)
+    if place is None:
+        return None
+    older = itertools.islice(listed.snapshots, place + 1, None)
+    return next((one.id for one in older if set(one.roots) == set(summary.roots)), None)
+
+
+def _above(store: Store, manifest: Manifest, path: bytes) -> list[Located] | None:
+    """Return the roots below a path that is above them; None if it is in a root."""
+    inside = [root for root in manifest.roots if _is_in(root.path, path)]
+    if not inside or any(_is_in(path, root.path) for root in manifest.roots):
+        return None
+    return [Located(root.path, root_entry(store, root)) for root in inside if root.tree]
+
+
+def _is_in(path: bytes, above: bytes) -> bool:
+    return path == above or path.startswith(above.rstrip(b"/") + b"/")
+
+
+def _entry(path: bytes, entry: Entry) -> TreeEntry:
+    return TreeEntry.model_validate(entry_json(path, entry))

@@ -1,0 +1,130 @@
+"""Messages about faults: one when a fault begins, one when it ends, to each channel.
+
+``alerts.json`` in ``$STATE_DIRECTORY`` records for each channel which messages it took. The next
+run sends the others again.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from ciuic.config.settings import Settings
+from ciuic.errors import ConfigError, StoreError
+from ciuic.guard.alerts.channels import Channel
+from ciuic.guard.alerts.message import Message
+from ciuic.guard.alerts.send import NotSent, send
+from ciuic.system import durable
+from ciuic.system.clock import Clock, rfc3339
+from ciuicd.alerting.faults import Fault, find_faults
+
+__all__ = ["notify"]
+
+_log = logging.getLogger(__name__)
+
+_VARIABLE: Final = "STATE_DIRECTORY"
+_FILE: Final = "alerts.json"
+_BYTES_MAX: Final = 1 << 20
+
+_CRITICAL: Final = "critical "
+_WARNING: Final = "warning "
+
+Told = dict[str, dict[str, str]]
+"""For each channel, the text of the last message about each fault that has not ended."""
+
+
+def notify(settings: Settings, environ: Mapping[str, str], clock: Clock) -> bool:
+    """Look for faults once, and send each channel the messages that it has not received.
+
+    Returns:
+        Whether every message was taken.
+
+    Raises:
+        ConfigError: There is no channel, or no directory for the state.
+        StoreError: The state can't be kept, so the messages would be sent again and again.
+    """
+    channels: tuple[Channel, ...] = settings.channels
+    directory = environ.get(_VARIABLE, "")
+    if not channels:
+        raise ConfigError(
+            f"{settings.path} has no [alert NAME] section",
+            hint="Add one, or disable the timer: systemctl disable --now ciuic-alerts.timer.",
+        )
+    if not directory:
+        raise ConfigError(
+            f"${_VARIABLE} is not set",
+            hint="Start the unit ciuic-alerts, or set it to a directory that is kept.",
+        )
+    faults: dict[str, Fault] = {fault.key: fault for fault in find_faults(settings, clock)}
+    for fault in faults.values():
+        _log.warning("%s: %s", fault.severity, fault.text)
+    path = os.path.join(directory, _FILE)
+    told = _read(path)
+    all_taken = True
+    for channel in channels:
+        known = told.setdefault(channel.name, {})
+        try:
+            _tell(channel, faults, known, f"{os.uname().nodename}{settings.snapshot_dir}", clock)
+        except NotSent as error:
+            all_taken = False
+            _log.error("the alert %s was not delivered: %s", channel.name, error)
+        _write(path, told)
+    return all_taken
+
+
+def _tell(
+    channel: Channel,
+    faults: Mapping[str, Fault],
+    known: dict[str, str],
+    where: str,
+    clock: Clock,
+) -> None:
+    """Send a channel what it does not know; ``known`` grows with each message that it took.
+
+    Raises:
+        NotSent: A message was not taken; the rest waits for the next run.
+    """
+    host = os.uname().nodename
+    moment = rfc3339(clock.now_ns())
+    for key, text in list(known.items()):
+        if key not in faults:
+            what = text.removeprefix(_CRITICAL).removeprefix(_WARNING)
+            level: Literal["warning", "critical"] = (
+                "critical" if text.startswith(_CRITICAL) else "warning"
+            )
+            ended = f"no longer: {what}"
+            send(channel, Message("ended", level, f"ciuic/{where}/{key}", ended, host, moment))
+            del known[key]
+    for key, fault in faults.items():
+        is_worse = fault.severity == "critical" and known.get(key, "").startswith(_WARNING)
+        if (key not in known or is_worse) and channel.wants(fault.severity):
+            name = f"ciuic/{where}/{key}"
+            send(channel, Message("began", fault.severity, name, fault.text, host, moment))
+            known[key] = f"{fault.severity} {fault.text}"
+
+
+def _read(path: str) -> Told:
+    try:
+        with open(path, "rb") as file:
+            found: Any = json.loads(file.read(_BYTES_MAX))  # JSON, checked below
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        str(channel): {str(key): str(text) for key, text in known.items()}
+        for channel, known in found.items()
+        if isinstance(known, dict)
+    }
+
+
+def _write(path: str, told: Told) -> None:
+    data = json.dumps(told, indent=2).encode() + b"\n"
+    try:
+        durable.write_whole(path, data, temporary_directory=os.path.dirname(path), mode=0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{path} can't be written: {os.strerror(error.errno or 0)}",
+            hint="Make the directory writable, or the same alerts are sent at every run.",
+        ) from error

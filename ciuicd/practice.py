@@ -1,0 +1,91 @@
+"""The daemon's drills: a recovery is practiced every ``drill_interval``, without being asked.
+
+Files are restored below ``$CACHE_DIRECTORY``, which the systemd unit provides, and removed again.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ciuic.catalog import latest_snapshot, list_snapshots
+from ciuic.config.opening import open_configured
+from ciuic.config.settings import Settings
+from ciuic.drill.drill import DrillRequest, drill, last_drill, record_drill
+from ciuic.drill.report import DrillReport
+from ciuic.model import PathWarning, path_text
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+from ciuic.units import counted, format_bytes, format_duration, format_files
+
+__all__ = ["is_drill_due", "practice"]
+
+_log = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000_000
+_SCRATCH: Final = "/var/tmp"  # noqa: S108 - for a daemon without the unit, as for 'ciuic drill'
+
+
+def is_drill_due(store: Store, interval_s: float, now_ns: int) -> bool:
+    """Return whether the last drill, or the oldest snapshot if there was none, is too old.
+
+    A moment in the future was recorded before the clock was set back, and counts as too old.
+    """
+    snapshots = list_snapshots(store)
+    if not snapshots or not interval_s:
+        return False
+    last = last_drill(store)
+    since_ns = last.done_ns if last is not None else min(one.taken_ns for one in snapshots)
+    return not 0 <= now_ns - since_ns < interval_s * _NS
+
+
+def practice(
+    settings: Settings,
+    *,
+    clock: Clock,
+    environ: Mapping[str, str],
+    cancelled: Callable[[], bool],
+) -> DrillReport | None:
+    """Restore a sample of the newest snapshot, compare it, record the result and log it.
+
+    Returns:
+        The report; None if there is no snapshot.
+
+    Raises:
+        CiuicError: No drill was done.
+    """
+    scratch = environ.get("CACHE_DIRECTORY") or environ.get("TMPDIR") or _SCRATCH
+    request = DrillRequest(scratch=os.path.abspath(scratch), seed=clock.now_ns())
+    with open_configured(settings) as store:
+        newest = latest_snapshot(store)
+        if newest is None:
+            return None
+        manifest = store.manifest(newest.id)
+        report = drill(store, manifest, request, clock=clock, cancelled=cancelled)
+    record_drill(
+        lambda wait_s: open_configured(settings, write=True, wait_s=wait_s), report, clock.now_ns()
+    )
+    _tell(report)
+    return report
+
+
+def _tell(report: DrillReport) -> None:
+    text = (
+        f"drill: {format_files(report.files)} of {report.snapshot_id}"
+        f" ({format_bytes(report.restored_bytes)}) restored in {format_duration(report.restore_s)}"
+        " and compared"
+    )
+    if report.ok:
+        loaded = sum(bool(found.by) for found in report.loaded)
+        _log.info("%s; %s loaded", text, counted(loaded, "checkpoint"))
+    else:
+        first = _first(report)
+        where = f", first {path_text(first.path)}: {first.what}" if first is not None else ""
+        _log.error("%s; %s%s. Run 'ciuic drill', then 'ciuic repair'", text, report.outcome, where)
+    if report.not_recorded:
+        _log.warning("the drill is not on record: %s", report.not_recorded)
+
+
+def _first(report: DrillReport) -> PathWarning | None:
+    bad = [PathWarning(found.path, found.what) for found in report.unloadable]
+    return next(iter((*report.damaged, *report.different, *report.unrestored, *bad)), None)

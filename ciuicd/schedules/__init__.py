@@ -1,0 +1,6 @@
+"""The schedules of a configuration: what the daemon knows of each, and which is next.
+
+automatic   the interval that costs least, for snapshot_interval = auto
+state       when one schedule is due, and how it went
+turns       all of them: whose turn it is
+"""

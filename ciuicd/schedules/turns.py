@@ -1,0 +1,96 @@
+"""Whose turn it is: the schedules of a configuration share one daemon.
+
+It takes one snapshot at a time. Of the schedules that are due, the one goes first whose last
+attempt is the longest ago. So a schedule with a short interval never keeps another one out, however
+long its snapshots take.
+"""
+
+from collections.abc import Callable, Iterator
+
+from ciuic.config.settings import Settings
+from ciuic.system.clock import Clock
+from ciuicd.followup import FollowUps
+from ciuicd.schedules.state import ScheduleState
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """The schedules of a configuration, in the order of the file.
+
+    ``replace`` may be called from any thread, all else that changes something from the main thread
+    only.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self._wake = wake
+        self._states: tuple[ScheduleState, ...] = ()
+        self._gone: list[FollowUps] = []
+        self.replace(settings)
+
+    def __iter__(self) -> Iterator[ScheduleState]:
+        """Return an iterator over the states."""
+        return iter(self._states)
+
+    @property
+    def first(self) -> ScheduleState:
+        """The first schedule, which snapshots without a schedule go by."""
+        return self._states[0]
+
+    def find(self, name: str) -> ScheduleState | None:
+        """Return the schedule of this name."""
+        return next((state for state in self._states if state.name == name), None)
+
+    def replace(self, settings: Settings) -> None:
+        """Use another configuration. A schedule with other directories than before begins anew."""
+        known = {state.name: state for state in self._states}
+        states = []
+        for one in settings.schedules:
+            state = known.pop(one.schedule, None)
+            if state is not None and state.settings.snapshot_paths == one.snapshot_paths:
+                state.settings = one
+            else:
+                # The newest snapshot may lack the new roots: the next turn looks for it.
+                if state is not None:
+                    self._gone.append(state.follow_ups)
+                state = ScheduleState(one, self._clock, self._wake)
+            states.append(state)
+        self._gone += [state.follow_ups for state in known.values()]
+        self._states = tuple(states)
+
+    def drop_gone(self) -> None:
+        """End the waits of schedules that are no longer configured."""
+        while self._gone:
+            self._gone.pop().drop()
+
+    def due(self) -> ScheduleState | None:
+        """Return the schedule whose snapshot should be taken now."""
+        due = [state for state in self._states if state.is_due]
+        return min(due, key=lambda state: state.ended_s, default=None)
+
+    def follow_up_due(self) -> ScheduleState | None:
+        """Look at the files that are awaited; return a schedule whose follow-up is due."""
+        return next((state for state in self._states if state.follow_ups.is_due()), None)
+
+    def drop_follow_ups(self) -> None:
+        """End every wait."""
+        self.drop_gone()
+        for state in self._states:
+            state.follow_ups.drop()
+
+    @property
+    def next_due_ns(self) -> int:
+        """When the next snapshot of any schedule is due."""
+        return min(state.next_due_ns for state in self._states)
+
+    @property
+    def wait_s(self) -> float:
+        """How long until a scheduled snapshot may be due."""
+        return min(state.wait_s for state in self._states)
+
+    @property
+    def next_look_s(self) -> float | None:
+        """When to ask ``follow_up_due`` again, on the monotonic clock; None: no file is awaited."""
+        looks = [state.follow_ups.next_look_s for state in self._states]
+        return min((look for look in looks if look is not None), default=None)

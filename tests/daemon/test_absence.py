@@ -1,0 +1,188 @@
+"""``ciuicd --alert``: messages when success stays away, from a real process with real channels."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.directory.create import create_store
+from ciuic.store.index.places import DrillRecord
+from ciuic.store.store import open_store
+from tests.kit.clock import ManualClock
+from tests.kit.daemon import REPOSITORY, Machine
+from tests.kit.damage import flip_content
+from tests.kit.program import ciuic
+
+DAY_NS = 86_400 * 10**9
+
+
+class Watched:
+    """A machine whose alerts are written to files."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.state = machine.directory / "state"
+        self.state.mkdir()
+        self.heard = machine.directory / "heard"
+        self.refuse = machine.directory / "refuse"
+        self.configure()
+
+    def configure(self, **values: str) -> None:
+        """Write the configuration, with one channel that can be made to fail."""
+        machine = self.machine
+        machine.configure(**{"snapshot_interval": "1h"} | values)
+        command = f"test ! -e {self.refuse} && cat >> {self.heard} && echo >> {self.heard}"
+        with machine.config.open("a") as file:
+            file.write(f"[alert all]\ntype = command\ncommand = {command}\n")
+
+    def take(self, *, hours_ago: float) -> None:
+        clock = ManualClock(time.time_ns() - round(hours_ago * 3600e9))
+        create_store(str(self.machine.store), clock)
+        with open_store(str(self.machine.store), write=True) as store:
+            request = TakeRequest(roots=(os.fsencode(self.machine.source),), base=True, parity=0)
+            take_snapshot(store, request, clock=clock)
+
+    def look(self, code: int = 0) -> list[tuple[str, str, str]]:
+        """Run once; return event, severity and the end of the key of each message so far."""
+        command = [sys.executable, "-m", "ciuicd", "--config", self.machine.config, "--alert"]
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, "STATE_DIRECTORY": str(self.state)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return [
+            (one["event"], one["severity"], one["key"].rpartition("/")[2]) for one in self.messages
+        ]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        if not self.heard.exists():
+            return []
+        return [json.loads(line) for line in self.heard.read_text().splitlines() if line]
+
+
+@pytest.fixture
+def watched(machine: Machine) -> Watched:
+    return Watched(machine)
+
+
+def test_a_snapshot_that_is_too_old_is_one_message_and_the_next_one_ends_it(
+    watched: Watched,
+) -> None:
+    watched.take(hours_ago=2.1)
+    assert watched.look() == [], "a quarter of an hour of grace"
+
+    watched.configure(snapshot_interval="30m")
+    began = [("began", "critical", "snapshot")]
+    assert watched.look() == began
+    assert watched.look() == began, "it is said once"
+    (message,) = watched.messages
+    assert f"the newest snapshot of {watched.machine.source} is 2 h" in message["text"]
+
+    assert ciuic("--config", watched.machine.config, "snapshot").code == 0
+    ended = [*began, ("ended", "critical", "snapshot")]
+    assert watched.look() == ended
+    assert watched.look() == ended
+    assert watched.messages[0]["key"] == watched.messages[1]["key"]
+
+
+def test_a_message_that_was_not_taken_is_sent_at_the_next_run(watched: Watched) -> None:
+    watched.take(hours_ago=24)
+    watched.refuse.touch()
+    assert watched.look(code=1) == []
+    watched.refuse.unlink()
+    assert watched.look() == [("began", "critical", "snapshot")]
+
+
+def test_no_snapshot_a_store_that_is_gone_and_damage_are_critical(watched: Watched) -> None:
+    machine = watched.machine
+    assert watched.look() == [("began", "critical", "store")]
+    create_store(str(machine.store), ManualClock())
+    assert set(watched.look()[1:]) == {
+        ("ended", "critical", "store"),
+        ("began", "critical", "snapshot"),
+    }
+    watched.take(hours_ago=0)
+    assert watched.look()[3:] == [("ended", "critical", "snapshot")]
+
+    flip_content(machine.store, (machine.source / "weights.bin").read_bytes())
+    assert ciuic("--config", machine.config, "scrub").code == 4
+    assert watched.look()[4:] == [("began", "critical", "damage")]
+
+
+def test_a_drill_that_failed_or_is_too_long_ago_is_a_fault(watched: Watched) -> None:
+    watched.take(hours_ago=15 * 24)
+    watched.take(hours_ago=0)
+    assert watched.look() == [], "with drill_interval = 0 none is expected"
+    watched.configure(drill_interval="7d")
+    assert watched.look() == [("began", "warning", "drill")]
+
+    newest = watched.machine.snapshots()[0].id
+    for days_ago, outcome in ((3, ""), (2, "1 damaged"), (1, "")):
+        done_ns = time.time_ns() - days_ago * DAY_NS
+        with open_store(str(watched.machine.store), write=True) as store:
+            store.index.put_drill(DrillRecord(done_ns, newest, 1, 1, 1.0, False, outcome))
+            store.index.commit()
+        watched.look()
+    assert watched.look()[1:] == [
+        ("ended", "warning", "drill"),
+        ("began", "critical", "drill"),
+        ("ended", "critical", "drill"),
+    ]
+
+
+def test_a_fault_that_becomes_critical_is_another_message(watched: Watched) -> None:
+    watched.take(hours_ago=15 * 24)
+    watched.take(hours_ago=0)
+    watched.configure(drill_interval="7d")
+    assert watched.look() == [("began", "warning", "drill")]
+    with open_store(str(watched.machine.store), write=True) as store:
+        newest = watched.machine.snapshots()[0].id
+        store.index.put_drill(DrillRecord(time.time_ns(), newest, 1, 1, 1.0, False, "1 damaged"))
+        store.index.commit()
+    assert watched.look()[1:] == [("began", "critical", "drill")]
+
+
+def test_state_that_is_no_state_is_written_anew(watched: Watched) -> None:
+    watched.take(hours_ago=24)
+    for number, text in enumerate(("{", "[]", '{"all": 7}', '{"all": {"snapshot": null}}')):
+        (watched.state / "alerts.json").write_text(text)
+        heard = len(watched.look())
+        assert heard == min(number + 1, 3)
+    assert oct((watched.state / "alerts.json").stat().st_mode)[-3:] == "600"
+
+
+def test_without_a_channel_or_a_place_for_its_state_it_says_what_to_do(machine: Machine) -> None:
+    command = [sys.executable, "-m", "ciuicd", "--config", str(machine.config), "--alert"]
+    environ = {key: value for key, value in os.environ.items() if key != "STATE_DIRECTORY"}
+
+    def refused() -> str:
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "has no [alert NAME] section. Add one" in refused()
+    Watched(machine)
+    assert "$STATE_DIRECTORY is not set" in refused()
+    assert not Path("alerts.json").exists()

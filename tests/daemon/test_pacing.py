@@ -1,0 +1,83 @@
+"""A real ciuicd beside programs that need the processors: it waits, says so, and still ends."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ciuic.control import request_snapshot, request_status
+from ciuic.snapshot.pace.pressure import RESOURCES, Pressure
+from tests.kit.daemon import Daemon, Machine, wait_until
+
+MIB = 1024 * 1024
+HAS_PSI = Pressure({name: [f"/proc/pressure/{name}"] for name in RESOURCES}).is_known
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
+    pytest.mark.skipif(not HAS_PSI, reason="this kernel has no pressure-stall information"),
+]
+
+CALLS = "preadv,preadv2,pread64"
+SLOW_DISK = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}")
+SLOW_DISK += ("-e", f"inject={CALLS}:delay_enter=20000")
+"""Each block takes 20 ms, so that the snapshot lasts for some measurements."""
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """More programs than processors, at the lowest priority: at least one always waits."""
+    spin = "import os\nos.nice(19)\nwhile True: pass"
+    count = 3 * len(os.sched_getaffinity(0))
+    spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def first_report(machine: Machine, daemon: Daemon) -> dict[str, Any]:
+    def report() -> dict[str, Any] | None:
+        status = request_status(str(machine.store))
+        found: dict[str, Any] | None = None if status is None else status["last_report"]
+        return found
+
+    wait_until("the first snapshot is taken", lambda: report() is not None)
+    found = report()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def slow(machine: Machine) -> Machine:
+    (machine.source / "model.bin").write_bytes(os.urandom(40 * MIB))
+    return machine
+
+
+def test_a_scheduled_snapshot_waits_for_others_and_says_how_long(slow: Machine, busy: None) -> None:
+    slow.configure(io_priority="none", pressure_limit="1%")
+    daemon = slow.launch(wrapper=SLOW_DISK)
+    report = first_report(slow, daemon)
+
+    assert 0 < report["waited_s"] < report["total_s"]
+    daemon.wait_for_log("of it waiting for other programs")
+
+    asked = request_snapshot(str(slow.store), base=True)
+    assert asked is not None
+    assert asked["kind"] == "base"
+    assert asked["waited_s"] == 0, "a user waits for it"
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log()
+
+
+def test_with_a_limit_of_0_nothing_waits(slow: Machine, busy: None) -> None:
+    slow.configure(io_priority="none", pressure_limit="0")
+    daemon = slow.launch(wrapper=SLOW_DISK)
+    assert first_report(slow, daemon)["waited_s"] == 0
+    assert daemon.stop() == 0

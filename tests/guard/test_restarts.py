@@ -1,0 +1,128 @@
+"""``ciuic run --restart``: when a job starts again, and when it does not."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.kit.box import Box
+from tests.kit.daemon import wait_until
+from tests.kit.jobs import Run, state
+from tests.kit.tensors import safetensors
+
+LIFE = """echo start >> {place}/starts
+n=$(wc -l < {place}/starts)
+{more}
+"""
+
+
+def job(place: Path, more: str) -> list[str]:
+    """A command that counts its starts in ``n``."""
+    return ["sh", "-c", LIFE.format(place=place, more=more)]
+
+
+def starts(place: Path) -> int:
+    return len((place / "starts").read_text().splitlines())
+
+
+def test_a_job_starts_again_after_its_state_was_saved(box: Box, tmp_path: Path) -> None:
+    (box.source / "a").write_bytes(b"a")
+    command = job(tmp_path, f"echo $n > {box.source}/a; [ $n = 3 ] || exit 7")
+    done = box.ciuic("run", "--job", "j", "--restart", "5", "--", *command)
+
+    assert done.code == 0
+    assert starts(tmp_path) == 3
+    found = [box.read(box.source / "a", one.id) for one in box.snapshots()]
+    assert found == [b"2\n", b"1\n"]
+    assert "restart 2 of 5" in done.err
+
+
+def test_restarts_are_counted_and_the_last_failure_is_that_of_ciuic(tmp_path: Path) -> None:
+    with Run("run", "--restart", "1", "--", *job(tmp_path, "exit $((n + 10))")) as run:
+        assert run.end() == 12
+    assert starts(tmp_path) == 2
+
+
+def test_a_job_that_fails_twice_at_the_same_step_is_not_started_a_third_time(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    steps = f"for s in 1 2 3; do echo '{{\"step\": '$s'}}' >> {log}; done; exit 9"
+    with Run("run", "--restart", "5", "--log", log, "--", *job(tmp_path, steps)) as run:
+        assert run.end() == 9
+    assert starts(tmp_path) == 2
+    assert "failed twice at step 3, and is not started again" in run.err
+
+
+def test_every_process_has_ended_before_the_job_starts_again(tmp_path: Path) -> None:
+    """A worker in a session of its own outlives the first failure."""
+    worker = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' >/dev/null 2>&1 &"
+    wait = f"while [ ! -s {tmp_path}/pid ]; do sleep 0.01; done; exit 1"
+    check = f"kill -0 $(cat {tmp_path}/pid) 2>/dev/null && exit 99; exit 0"
+    more = f"if [ $n = 1 ]; then {worker} {wait}; else {check}; fi"
+    with Run("run", "--restart", "1", "--", *job(tmp_path, more)) as run:
+        assert run.end() == 0, run.err
+    assert state(int((tmp_path / "pid").read_text())) == "gone"
+
+
+def test_an_end_that_was_asked_for_is_no_reason_to_start_again(tmp_path: Path) -> None:
+    more = f"touch {tmp_path}/up; while :; do sleep 0.02; done"
+    with Run("run", "--restart", "5", "--", *job(tmp_path, more)) as run:
+        wait_until("it runs", (tmp_path / "up").exists)
+        run.send(signal.SIGTERM)
+        assert run.end() == -signal.SIGTERM
+    assert starts(tmp_path) == 1
+
+
+def test_a_job_whose_state_can_not_be_saved_is_not_started_again(box: Box, tmp_path: Path) -> None:
+    """The store is lost while the job runs."""
+    away = tmp_path / "away"
+    more = f"mv {box.store} {away}; exit 5"
+    done = box.ciuic("run", "--restart", "3", "--", *job(tmp_path, more))
+
+    assert done.code == 5
+    assert starts(tmp_path) == 1
+    assert "is not started again, because its state could not be saved first" in done.err
+    assert os.listdir(away)
+
+
+def test_a_checkpoint_that_was_cut_short_comes_back_before_the_job_starts_again(
+    box: Box, tmp_path: Path
+) -> None:
+    """And not before every process of the job has ended: one writes to it until then."""
+    weights = box.source / "m.safetensors"
+    whole = safetensors({"w": b"a" * 100_000})
+    weights.write_bytes(whole)
+    assert box.ciuic("snapshot").code == 0
+    torn, seen = tmp_path / "torn", tmp_path / "seen"
+    torn.write_bytes(safetensors({"w": b"b" * 100_000})[:50_000])
+    # The worker is in a session of its own. When it is ended, it notes what it finds, and writes.
+    worker = (
+        f"trap 'cp {weights} {seen}; cp {torn} {weights}; exit 0' TERM; touch {tmp_path}/up;"
+        " while :; do sleep 0.05; done"
+    )
+    (tmp_path / "worker").write_text(worker)
+    begin = f"setsid sh {tmp_path}/worker >/dev/null 2>&1 & cp {torn} {weights}"
+    wait = f"while [ ! -e {tmp_path}/up ]; do sleep 0.01; done"
+    check = f"cmp {weights} {tmp_path}/whole"
+    (tmp_path / "whole").write_bytes(whole)
+    more = f"if [ $n = 1 ]; then {begin}; {wait}; exit 9; fi; {check}"
+
+    done = box.ciuic("run", "--job", "j", "--restart", "1", "--", *job(tmp_path, more))
+
+    assert done.code == 0, done.err
+    assert seen.read_bytes() == torn.read_bytes(), "it came back while a process still ran"
+    assert (box.source / ".m.safetensors.broken-1").read_bytes() == torn.read_bytes()
+    assert f"{weights} is broken: it is cut short" in done.err
+    plan, start = (done.err.index(text) for text in ("is broken", "starts again"))
+    assert done.err.index("emergency snapshot") < plan < start
+
+
+def test_without_restart_broken_files_stay(box: Box, tmp_path: Path) -> None:
+    weights = box.source / "m.safetensors"
+    weights.write_bytes(safetensors({"w": b"a" * 1000}))
+    assert box.ciuic("snapshot").code == 0
+    done = box.ciuic("run", "--", *job(tmp_path, f"truncate -s 500 {weights}; exit 9"))
+
+    assert done.code == 9
+    assert os.listdir(box.source) == [weights.name]
+    assert weights.stat().st_size == 500

@@ -1,0 +1,106 @@
+"""What integrations do without their frameworks; tests/frameworks trains with the real ones."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ciuic import SnapshotManager
+from ciuic.errors import UsageError
+from ciuic.integrations import accelerate
+
+
+@pytest.fixture
+def snapshot_io(monkeypatch):
+    """The plugin of Lightning, with base classes that are empty."""
+    for name, bases in {
+        "lightning": (),
+        "lightning.pytorch": ("Callback",),
+        "lightning.pytorch.plugins": (),
+        "lightning.pytorch.plugins.io": ("CheckpointIO",),
+    }.items():
+        module = ModuleType(name)
+        for base in bases:
+            setattr(module, base, type(base, (), {}))
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "ciuic.integrations.lightning", raising=False)
+    from ciuic.integrations.lightning import SnapshotIO
+
+    yield SnapshotIO
+    del sys.modules["ciuic.integrations.lightning"]
+
+
+def checkpoint(step: int) -> dict[str, object]:
+    return {
+        "state_dict": {"w": np.full(3, float(step))},
+        "optimizer_states": [{"m": np.zeros(3)}],
+        "epoch": 0,
+        "global_step": step,
+        "loops": {"fit": step},
+    }
+
+
+def test_lightning_goes_on_with_the_latest_checkpoint_of_its_own_run(tmp_path, snapshot_io):
+    with SnapshotManager(tmp_path, run="a") as first, SnapshotManager(tmp_path, run="b") as second:
+        one, other = snapshot_io(first), snapshot_io(second)
+        one.save_checkpoint(checkpoint(500), "any.ckpt")
+        first.wait()
+        assert other.latest is None
+        other.save_checkpoint(checkpoint(7), "any.ckpt")
+        second.wait()
+
+        assert (one.latest, other.latest) == ("step-500.ckpt", "step-7.ckpt")
+        found = other.load_checkpoint(other.latest)
+        assert found["loops"] == {"fit": 7}
+        assert found["state_dict"]["w"][0] == 7
+
+
+def test_lightning_refuses_weights_alone_and_states_of_another_program(tmp_path, snapshot_io):
+    with SnapshotManager(tmp_path) as manager:
+        manager.save_snapshot({"w": np.zeros(3)}, step=1, channel="weights")
+        manager.save_snapshot({"w": np.zeros(3)}, step=2, wait=True)
+        for step in (1, 2):
+            with pytest.raises(UsageError, match="no full state that this plugin saved"):
+                snapshot_io(manager).load_checkpoint(f"step-{step}.ckpt")
+
+
+class Counter:
+    """An object with a state."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+def accelerator(*registered: Counter) -> SimpleNamespace:
+    return SimpleNamespace(
+        _models=[Counter(1)],
+        _optimizers=[Counter(2)],
+        _schedulers=[Counter(3)],
+        _custom_objects=list(registered),
+        scaler=None,
+        unwrap_model=lambda model: model,
+    )
+
+
+def test_an_accelerator_with_other_objects_is_refused_by_name(tmp_path):
+    with SnapshotManager(tmp_path) as manager:
+        accelerate.save(manager, accelerator(Counter(4)), step=1).wait()
+        same = accelerator(Counter(0))
+        assert accelerate.load_latest(manager, same)["step"] == 1
+        assert same._custom_objects[0].value == 4
+        for other, what in (
+            (accelerator(), "1 of registered, and the Accelerator 0"),
+            (accelerator(Counter(8), Counter(9)), "1 of registered, and the Accelerator 2"),
+        ):
+            with pytest.raises(UsageError, match=what):
+                accelerate.load_latest(manager, other)
+            assert [one.value for one in other._custom_objects] == [8, 9][
+                : len(other._custom_objects)
+            ]

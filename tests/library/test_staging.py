@@ -1,0 +1,159 @@
+"""A state is copied the same, whether its plan is new or was made for an earlier state."""
+
+import gc
+import resource
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciuic.errors import ResourceError
+from ciuic.training.staging.buffer import StagingBuffer
+from ciuic.training.staging.stage import Stager
+
+SHAPES = st.sampled_from([(), (0,), (1,), (3,), (2, 3), (3, 2)])
+DTYPES = st.sampled_from(["f4", "f8", "i8", "u1", ">f4", "U2"])
+
+
+@pytest.fixture
+def buffer():
+    made = StagingBuffer()
+    yield made
+    made.close()
+
+
+@st.composite
+def states(draw: st.DrawFn) -> dict[str, object]:
+    """Draw a small state; several of its arrays may be the same memory, or parts of it."""
+    memory = np.frombuffer(draw(st.binary(min_size=64, max_size=64)), np.uint8)
+    table: dict[str, object] = {}
+    for name in draw(st.lists(st.sampled_from("abcd"), unique=True)):
+        dtype, shape = np.dtype(draw(DTYPES)), draw(SHAPES)
+        size_bytes = int(np.prod(shape)) * dtype.itemsize
+        if draw(st.booleans()):
+            table[name] = memory[:size_bytes].view(dtype).reshape(shape)
+        else:
+            table[name] = np.zeros(shape, dtype)
+    lists = draw(st.lists(st.just(memory[3:40:3]), max_size=2))
+    number = draw(st.sampled_from([0, 1, -0.0, True, "text", None, 10**30]))
+    return {"model_state_dict": table, "extra": [number, lists], "epoch": draw(st.integers(0, 99))}
+
+
+def staged(stager: Stager, buffer: StagingBuffer, state: dict[str, object]) -> dict[str, bytes]:
+    """Return the bytes of each file."""
+    files = stager.stage(state)
+    memory = buffer.reserve(0)
+    return {
+        file.name: b"".join(
+            memory[begin : begin + length].tobytes() for begin, length in file.parts
+        )
+        for file in files
+    }
+
+
+@given(st.lists(states(), min_size=2, max_size=5))
+def test_an_earlier_plan_changes_no_byte(drawn: list[dict[str, object]]) -> None:
+    shared, alone = StagingBuffer(), StagingBuffer()
+    stager = Stager(shared)
+    # Each state twice: at least the second time, the plan of the one before fits.
+    for state in [state for state in drawn for _ in range(2)]:
+        assert staged(stager, shared, state) == staged(Stager(alone), alone, state)
+    stager.close()
+    shared.close()
+    alone.close()
+
+
+def test_a_plan_is_used_again_for_other_values(buffer: StagingBuffer, monkeypatch) -> None:
+    made = []
+    plan = "ciuic.training.staging.stage.make_plan"
+    original = __import__("ciuic.training.staging.plan", fromlist=["make_plan"]).make_plan
+    monkeypatch.setattr(plan, lambda sections: made.append(1) or original(sections))
+    stager = Stager(buffer)
+    for number in range(3):
+        stager.stage({"model_state_dict": {"w": np.full(5, number)}, "epoch": number})
+        stager.stage({"model_state_dict": {"w": np.full(5, number)}})
+    assert len(made) == 2
+
+
+def test_weights_that_are_tied_later_are_stored_once(buffer: StagingBuffer) -> None:
+    stager = Stager(buffer)
+    apart = {"extra": {"a": np.arange(4), "b": np.arange(4)}}
+    one = np.arange(4)
+    lengths = [
+        sum(length for file in stager.stage(state)[1:] for _, length in file.parts[1:])
+        for state in (apart, {"extra": {"a": one, "b": one}}, apart)
+    ]
+    assert lengths[0] == lengths[2] == 64
+    names = [
+        staged(Stager(buffer), buffer, state)["state.json"].count(b'"name": "extra.a"')
+        for state in (apart, {"extra": {"a": one, "b": one}})
+    ]
+    assert names == [1, 2]
+
+
+def test_the_memory_grows_with_the_state(buffer: StagingBuffer) -> None:
+    stager = Stager(buffer)
+    for length in (10, 3_000_000, 10, 6_000_000):
+        state = {"extra": {"small": np.arange(5)}, "metrics": np.arange(length) % 251}
+        assert np.arange(5).tobytes() in staged(stager, buffer, state)["extra.safetensors"]
+        assert (np.arange(length) % 251).tobytes() in staged(stager, buffer, state)[
+            "extra.safetensors"
+        ]
+
+
+def test_no_array_of_a_state_stays_in_memory(buffer: StagingBuffer) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    stager = Stager(buffer)
+    key = torch.zeros(2)
+    trained = torch.ones(3, requires_grad=True)
+    state = {"extra": {"a": trained, "keys": {key: torch.ones(3)}}, "x": np.ones(3)}
+    dying = [weakref.ref(value) for value in (state["x"], state["extra"]["a"], key)]
+    stager.stage({"extra": {"a": state["extra"]["a"]}, "x": state["x"]})
+    stager.stage(state)
+    del state, key, trained
+    gc.collect()
+    assert [alive() for alive in dying] == [None, None, None]
+
+
+def test_a_plan_of_inference_mode_serves_training(buffer: StagingBuffer) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    stager = Stager(buffer)
+    with torch.inference_mode():
+        staged(stager, buffer, {"model_state_dict": {"w": torch.zeros(3)}})
+    trained = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    for value in (trained.detach(), trained):
+        found = staged(stager, buffer, {"model_state_dict": {"w": value}})
+        assert trained.detach().numpy().tobytes() in found["weights.safetensors"]
+    with torch.inference_mode():
+        found = staged(stager, buffer, {"model_state_dict": {"w": torch.ones(3)}})
+    assert np.ones(3, np.float32).tobytes() in found["weights.safetensors"]
+
+
+def test_a_conjugate_tensor_is_not_its_original(buffer: StagingBuffer) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    stager = Stager(buffer)
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    for state in ({"a": value, "b": value}, {"a": value, "b": value.conj()}):
+        found = staged(stager, buffer, {"extra": state})["extra.safetensors"]
+    assert value.numpy().tobytes() in found
+    assert value.conj().resolve_conj().numpy().tobytes() in found
+
+
+def test_a_state_that_finds_no_memory_is_refused_and_a_smaller_one_is_copied(buffer):
+    """The limit of a file's length is a limit of shared memory as well."""
+    stager = Stager(buffer)
+    stager.stage({"model_state_dict": {"w": np.ones(300_000)}})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, hard))
+    try:
+        with pytest.raises(ResourceError, match="not enough memory to copy"):
+            stager.stage({"model_state_dict": {"w": np.ones(3_000_000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    files = stager.stage({"model_state_dict": {"w": np.full(200_000, 7.0)}})
+    parts = {file.name: file.parts for file in files}["weights.safetensors"]
+    memory = buffer.reserve(0)
+    assert set(memory[parts[-1][0] : sum(parts[-1])].view(np.float64)) == {7.0}

@@ -1,0 +1,170 @@
+"""Copies of one snapshot to a bucket, and prunes that revoke them, as a model.
+
+docs/protocol.md, "Leases, condemnation, verdicts", points 5 to 7. Several sessions may commit under
+one key, so a tombstone there is replaced. One chunk is at stake: it is in the old pack, and a
+copier that can't rely on that pack adds a pack of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+__all__ = ["MANIFEST", "Copier", "Pruner", "Rules", "Store", "explore"]
+
+MANIFEST: Final = "manifest"
+_FREE: Final = ""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules. Without any one of them, a walk finds a lost chunk."""
+
+    change_tombstones: bool = True
+    """A prune replaces a tombstone that is there already."""
+    read_key_before_packs: bool = True
+    compare_tombstones: bool = True
+    """A copier replaces only the tombstone that it has read."""
+    condemned_before_packs: bool = True
+    close_after_deleting: bool = True
+
+
+class Store(NamedTuple):
+    """The objects that matter.
+
+    ``key`` is free, a tombstone's text, or ``MANIFEST``; ``packs`` are names of packs with the
+    chunk; ``condemned`` are the prunes that have condemned the old pack, ``judged`` those with a
+    verdict, and ``deleting`` those whose verdict deletes it.
+    """
+
+    key: str = _FREE
+    leases: frozenset[str] = frozenset()
+    packs: frozenset[str] = frozenset({"old"})
+    condemned: frozenset[str] = frozenset()
+    judged: frozenset[str] = frozenset()
+    deleting: frozenset[str] = frozenset()
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether no session may rely on the old pack."""
+        return any(one not in self.judged or one in self.deleting for one in self.condemned)
+
+
+class Copier(NamedTuple):
+    """A session that copies the snapshot: what it has read, and its next step."""
+
+    name: str
+    step: str = ""
+    key: str = _FREE
+    is_shut: bool = False
+    has_old: bool = False
+
+
+class Pruner(NamedTuple):
+    """A prune that condemns the old pack; ``waits_for`` are leases that it has not dealt with."""
+
+    name: str
+    step: str = "condemn"
+    waits_for: tuple[str, ...] = ()
+
+
+Process = Copier | Pruner
+State = tuple[Store, tuple[Process, ...]]
+
+
+def explore(rules: Rules, store: Store, processes: tuple[Process, ...]) -> tuple[int, str]:
+    """Visit every state; returns their number, and how the chunk was lost (empty: never)."""
+    first = (store, processes)
+    seen: dict[State, str] = {first: ""}
+    waiting = [first]
+    while waiting:
+        state = waiting.pop()
+        for told, after in _steps(rules, *state):
+            if after in seen:
+                continue
+            seen[after] = f"{seen[state]}{told}; "
+            if after[0].key == MANIFEST and not after[0].packs:
+                return len(seen), seen[after]
+            waiting.append(after)
+    return len(seen), ""
+
+
+def _steps(
+    rules: Rules, store: Store, processes: tuple[Process, ...]
+) -> Iterator[tuple[str, State]]:
+    for at, process in enumerate(processes):
+        if isinstance(process, Copier):
+            found = _copy(rules, store, process)
+        else:
+            found = _prune(rules, store, process)
+        if found is not None:
+            after, ahead = found
+            told = f"{process.name} {process.step}"
+            yield told, (after, (*processes[:at], ahead, *processes[at + 1 :]))
+
+
+def _copy(rules: Rules, store: Store, me: Copier) -> tuple[Store, Copier] | None:
+    order = ["lease", "key", "condemned", "packs", "store", "commit", "end"]
+    if not rules.read_key_before_packs:
+        order = ["lease", "condemned", "packs", "store", "key", "commit", "end"]
+    if not rules.condemned_before_packs:
+        order[2:4] = ["packs", "condemned"]
+    if me.step == "done":
+        return None
+    step = me.step or order[0]
+    ahead = me._replace(step=([*order, "done"][order.index(step) + 1]))
+    match step:
+        case "lease":
+            return store._replace(leases=store.leases | {me.name}), ahead
+        case "key":
+            return store, ahead._replace(key=store.key)
+        case "condemned":
+            return store, ahead._replace(is_shut=store.is_shut)
+        case "packs":
+            return store, ahead._replace(has_old="old" in store.packs)
+        case "store":
+            if me.has_old and not me.is_shut:
+                return store, ahead
+            return store._replace(packs=store.packs | {me.name}), ahead
+        case "commit":
+            is_same = store.key == me.key or (
+                not rules.compare_tombstones and MANIFEST not in {store.key, me.key}
+            )
+            if me.key != MANIFEST and is_same:
+                return store._replace(key=MANIFEST), ahead
+            return store, ahead
+    return store._replace(leases=store.leases - {me.name}), ahead
+
+
+def _prune(rules: Rules, store: Store, me: Pruner) -> tuple[Store, Pruner] | None:
+    match me.step:
+        case "condemn":
+            if store.key == MANIFEST or store.is_shut or "old" not in store.packs:
+                return None
+            return store._replace(condemned=store.condemned | {me.name}), me._replace(step="list")
+        case "list":
+            return store, me._replace(step="revoke", waits_for=tuple(sorted(store.leases)))
+        case "revoke":
+            if not me.waits_for:
+                return store, me._replace(step="judge")
+            lease, *others = me.waits_for
+            ahead = me._replace(waits_for=tuple(others))
+            is_left = store.key and not rules.change_tombstones
+            if store.key == MANIFEST or lease not in store.leases or is_left:
+                return store, ahead
+            return store._replace(key=f"tombstone of {me.name} for {lease}"), ahead
+        case "judge":
+            is_needed = store.key == MANIFEST and store.packs == {"old"}
+            deleting = store.deleting if is_needed else store.deleting | {me.name}
+            after = store._replace(judged=store.judged | {me.name}, deleting=deleting)
+            if is_needed:
+                return after, me._replace(step="close")
+            if not rules.close_after_deleting:
+                condemned = after.condemned - {me.name}
+                return after._replace(condemned=condemned), me._replace(step="delete")
+            return after, me._replace(step="delete")
+        case "delete":
+            return store._replace(packs=store.packs - {"old"}), me._replace(step="close")
+        case "close":
+            condemned = store.condemned - {me.name}
+            return store._replace(condemned=condemned), me._replace(step="done")
+    return None

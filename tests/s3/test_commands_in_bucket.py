@@ -1,0 +1,133 @@
+"""Commands that look, mount, practice and recover, with a store in a bucket of a real S3 server."""
+
+import json
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from tests.kit.ceph import ACCESS_KEY, SECRET_KEY
+from tests.kit.machine import Machine
+from tests.kit.mounted import mounted, wait_for
+from tests.kit.served import served
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+
+@pytest.fixture
+def source(tmp_path):
+    top = tmp_path / "source"
+    top.mkdir()
+    (top / "file").write_text("first")
+    (top / "large").write_bytes(os.urandom(300_000))
+    return top
+
+
+@pytest.fixture
+def box(run, tmp_path, monkeypatch):
+    """What the kit needs to run a command that serves."""
+    for name, value in run.environ.items():
+        monkeypatch.setenv(name, value)
+    return SimpleNamespace(directory=tmp_path, config=run.config)
+
+
+@pytest.fixture
+def taken(server, address, tmp_path, source):
+    """Two snapshots; the source has changed since."""
+    machine = Machine(address, server, server.endpoint, tmp_path / "cache")
+    machine.init()
+    found = []
+    for text in ("first", "second"):
+        (source / "file").write_text(text)
+        found.append(machine.take(source).id)
+    (source / "file").write_text("third")
+    return found
+
+
+def test_a_mount_shows_the_bucket_and_what_comes_later(box, taken, source, server, address):
+    old, _ = taken
+    with mounted(box) as shown:
+        assert shown.at(source / "file", old).read_text() == "first"
+        assert shown.at(source / "large").read_bytes() == (source / "large").read_bytes()
+        elsewhere = Machine(address, server, server.endpoint, box.directory / "elsewhere")
+        new = elsewhere.take(source).id
+        wait_for((shown.point / "by-id" / new).exists, "the new snapshot never appeared")
+        assert shown.at(source / "file", new).read_text() == "third"
+
+
+def test_a_drill_is_done_and_recorded(run, taken, tmp_path):
+    said = json.loads(run("drill", "--scratch", str(tmp_path), "--json"))
+
+    assert said["ok"]
+    assert said["recorded"]
+    findings = json.loads(run("doctor", "--json", code=0))["findings"]
+    about = {finding["about"]: finding for finding in findings}
+    assert [one for one in findings if "drill" in one["what"] and one["level"] == "ok"]
+    assert "no daemon serves this store" in about["daemon"]["what"]
+    assert [one for one in findings if "is its cache directory" in one["what"]]
+
+
+def test_checkout_takes_the_files_back(run, taken, source):
+    run("checkout", taken[0], str(source))
+
+    assert (source / "file").read_text() == "first"
+    assert (source / "large").stat().st_size == 300_000
+
+
+def test_recover_puts_a_broken_file_back(run, taken, source, tmp_path):
+    import numpy as np
+
+    np.savez(source / "state.npz", a=np.arange(50_000))
+    whole = (source / "state.npz").read_bytes()
+    run("snapshot")
+    os.truncate(source / "state.npz", 1000)
+
+    assert "state.npz" in run("recover", "--since", "2020-01-01 00:00:00")
+
+    assert (source / "state.npz").read_bytes() == whole
+
+
+def test_the_runbook_names_the_bucket_and_no_secret(run, taken, address):
+    assert address in run("runbook")
+
+
+def test_the_page_shows_and_restores_from_the_bucket(box, taken, source, tmp_path):
+    with served(box) as site:
+        listed = site.ask("/v1/snapshots").document["snapshots"]
+        assert [one["id"] for one in listed] == taken[::-1]
+        overview = site.ask("/v1/overview").document
+        assert overview["free_bytes"] is None
+        job = site.start(
+            do="restore",
+            snapshot=taken[0],
+            paths=[str(source)],
+            destination=str(tmp_path / "out"),
+            dry_run=False,
+        ).document
+        ended = site.ended(job["id"])
+        assert ended["state"] == "done", ended
+        text = json.dumps(ended) + json.dumps(overview)
+    (file,) = (tmp_path / "out").rglob("file")
+    assert file.read_text() == "first"
+    assert SECRET_KEY not in text
+    assert ACCESS_KEY not in text
+
+
+def test_a_clone_at_another_address_has_a_directory_of_its_own(machine, server, source, tmp_path):
+    machine.take(source)
+    clone = Machine(machine.address + "-clone", server, server.endpoint, machine.cache)
+    place, copy = machine.place(), clone.place()
+    for found in place.list():
+        copy.put(found.key, place.get(found.key, 1 << 27))
+    machine.take(source)
+
+    assert len(clone.ids()) == 1
+    assert len(machine.ids()) == 2
+    (source / "file").write_text("only in the clone")
+    clone.take(source)
+
+    shutil.rmtree(machine.cache)
+    assert clone.verify().ok
+    assert machine.verify().ok
+    assert len(list((machine.cache / "ciuic").iterdir())) == 2

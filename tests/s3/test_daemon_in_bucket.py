@@ -1,0 +1,172 @@
+"""The real daemon, with its store in a bucket of a real S3 server."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ciuic.control import request_status
+from tests.kit.ceph import ACCESS_KEY, SECRET_KEY
+from tests.kit.daemon import DEADLINE_S, wait_until
+from tests.kit.machine import Machine
+from tests.kit.place_contract import keys
+from tests.kit.program import environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+MORE = (
+    "snapshot_interval = 365d\nretention_policy = last:2\ntrash = 0s\nscrub_budget = 1h\n"
+    "io_priority = none\n"
+)
+
+
+@pytest.fixture
+def daemon(run, address):
+    """Return functions that start a daemon and run its other commands; all daemons are ended."""
+    started = []
+    state = run.directory / "state"
+    state.mkdir()
+    environ = {**run.environ, "STATE_DIRECTORY": str(state), "TMPDIR": str(run.directory)}
+    text = run.text.replace("retention_policy = last:1\n", "")
+    run.config.write_text(text + MORE)
+
+    class Daemons:
+        log = run.directory / "daemon.log"
+
+        @staticmethod
+        def configure(*lines, interval="365d"):
+            more = "".join(f"{line}\n" for line in lines)
+            run.config.write_text(text + MORE.replace("365d", interval) + more)
+
+        @staticmethod
+        def command(*arguments):
+            return [sys.executable, "-m", "ciuicd", "--config", str(run.config), *arguments]
+
+        def start(self):
+            with self.log.open("ab") as log:
+                process = subprocess.Popen(
+                    self.command(), stdout=log, stderr=log, env=environment(environ)
+                )
+            started.append(process)
+            wait_until("a daemon answers or ends", lambda: self.status() or process.poll())
+            return process
+
+        def status(self):
+            found = list((run.directory / "cache").rglob("control.sock"))
+            return request_status(str(found[0].parent)) if found else None
+
+        def said(self):
+            return self.log.read_text()
+
+        def wait_for(self, text):
+            wait_until(f"{text!r} in the log", lambda: text in self.said())
+
+        def do(self, *arguments, code=0):
+            done = subprocess.run(
+                self.command(*arguments),
+                env=environment(environ),
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            assert done.returncode == code, done.stderr
+            assert SECRET_KEY not in done.stderr
+            return done.stderr
+
+    yield Daemons()
+    for process in started:
+        process.kill()
+        process.wait(DEADLINE_S)
+    if Daemons.log.exists():
+        said = Daemons.log.read_text()
+        print(said)
+        assert SECRET_KEY not in said
+        assert ACCESS_KEY not in said
+        assert "Traceback" not in said
+
+
+@pytest.fixture
+def elsewhere(server, address, tmp_path):
+    """Another machine."""
+    return Machine(address, server, server.endpoint, tmp_path / "elsewhere")
+
+
+def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
+    process = daemon.start()
+
+    daemon.wait_for("snapshot ")
+    assert len(elsewhere.ids()) == 1
+    assert "prune and scrub are left out" in daemon.said()
+    (source / "small" / "1").write_text("second")
+    second = run("snapshot").splitlines()[0]
+    (source / "small" / "1").write_text("third")
+    third = run("snapshot").splitlines()[0]
+    # The daemon took them: it forgets the oldest, and this process does not.
+    daemon.wait_for(f"snapshot {third}")
+    wait_until("the policy applies", lambda: elsewhere.ids() == {third, second})
+    assert f"runs as process {process.pid}" in run("doctor")
+    # It holds its lock: another one ends.
+    assert "another ciuicd serves it" in daemon.do(code=5)
+    secrets = (SECRET_KEY.encode(), ACCESS_KEY.encode())
+    with open(f"/proc/{process.pid}/cmdline", "rb") as file:
+        assert not [secret for secret in secrets if secret in file.read()]
+
+    link = run.directory / "link"
+    daemon.do("--link-store", str(link))
+    daemon.configure(interval="30d")
+    daemon.do("--reload", str(link))
+    assert daemon.status()["snapshot_interval_s"] == 30 * 86_400
+    assert elsewhere.verify().ok
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+    assert daemon.status() is None
+    assert keys(elsewhere.place(), "leases") == []
+
+
+def test_once_takes_a_snapshot_and_metrics_and_alerts_know_it(run, daemon, elsewhere):
+    told = run.directory / "told"
+    metrics = run.directory / "ciuic.prom"
+    daemon.configure(
+        f"metrics_file = {metrics}",
+        "[alert file]",
+        "type = command",
+        f"command = cat >> {told}",
+    )
+    daemon.do("--alert")
+    assert "there is no store at" in told.read_text()
+
+    daemon.do("--once")
+
+    assert len(elsewhere.ids()) == 1
+    assert "ciuic_listed_snapshots 1.0" in metrics.read_text()
+    assert "ciuic_store_free_bytes" not in metrics.read_text()
+    told.unlink()
+    daemon.do("--alert")
+    assert "no longer: there is no store at" in told.read_text()
+
+
+def test_a_bucket_that_was_emptied_gets_no_new_store(daemon, elsewhere):
+    daemon.do("--once")
+    place = elsewhere.place()
+    place.delete(keys(place))
+
+    assert "no longer holds a store" in daemon.do("--once", code=1)
+    assert keys(place) == []
+
+
+def test_a_drill_of_the_daemon_is_on_record(run, daemon):
+    daemon.do("--once")
+    committed_s = time.time()
+    wait_until("the snapshot is older than the interval", lambda: time.time() > committed_s + 1)
+    daemon.configure("drill_interval = 1s")
+    process = daemon.start()
+
+    daemon.wait_for("restored in")
+    daemon.wait_for("and compared")
+
+    assert "not on record" not in daemon.said()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0

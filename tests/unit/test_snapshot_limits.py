@@ -1,0 +1,72 @@
+"""``threads`` and ``buffer_memory`` bound what a snapshot takes."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ciuic.config.load import load_settings
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.directory.create import create_store
+from ciuic.store.packs import writer
+from ciuic.store.packs.frame_queue import FrameQueue
+from ciuic.store.store import open_store
+from tests.kit.clock import ManualClock
+
+MIB = 1024 * 1024
+
+
+class EncodingThreads:
+    """A progress display that notes which threads encode."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def update(self, files: int, size_bytes: int, path: bytes) -> None:
+        names = {thread.name for thread in threading.enumerate()}
+        self.names |= {name for name in names if name.startswith("encode")}
+
+
+def take(tmp_path: Path, request: TakeRequest) -> EncodingThreads:
+    create_store(str(tmp_path / "store"), ManualClock())
+    seen = EncodingThreads()
+    with open_store(str(tmp_path / "store"), write=True) as store:
+        take_snapshot(store, request, clock=ManualClock(), progress=seen)
+    return seen
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.mkdir()
+    for number in range(6):
+        (path / f"{number}.bin").write_bytes(os.urandom(2 * MIB))
+    return path
+
+
+def test_one_thread_encodes_if_one_is_configured(tmp_path: Path, source: Path) -> None:
+    seen = take(tmp_path, TakeRequest(roots=(os.fsencode(source),), threads=1))
+    assert len(seen.names) == 1
+
+
+def test_the_queue_of_the_packs_has_half_of_what_the_readers_have(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def noted(size_bytes: int) -> FrameQueue:
+        made.append(size_bytes)
+        return FrameQueue(size_bytes)
+
+    monkeypatch.setattr(writer, "FrameQueue", noted)
+    take(tmp_path, TakeRequest(roots=(os.fsencode(source),), memory_bytes=8 * MIB))
+    assert made == [4 * MIB]
+
+
+def test_the_default_memory_is_that_of_a_request_without_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "ciuic.conf"
+    config.write_text("")
+    settings = load_settings(str(config))
+    assert settings.buffer_memory_bytes * 2 // 3 == TakeRequest(roots=()).memory_bytes

@@ -1,0 +1,125 @@
+"""Whether a checkpoint is complete, by what its own format says."""
+
+import io
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ciuic.formats.soundness import checksum_fault, fault
+from ciuic.formats.spans import layout
+from tests.kit.tensors import npy, saved, torch_zip
+
+SAVED = [
+    "part.distcp",
+    "state.gguf",
+    "state.h5",
+    "state.keras",
+    "state.latest.h5",
+    "state.npz",
+    "state.pt",
+    "state.safetensors",
+]
+LARGE = bytes(range(256)) * 300
+
+
+def reader(data: bytes):
+    return lambda offset, length: data[offset : offset + length]
+
+
+def fault_of(data: bytes, name: bytes = b"checkpoint") -> str:
+    return fault(reader(data), len(data), name)
+
+
+def checksum_fault_of(data: bytes) -> str:
+    return checksum_fault(reader(data), len(data))
+
+
+def array() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(30_000, dtype="<f4").reshape(300, 100))
+    return file.getvalue()
+
+
+def compressed() -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, a=np.arange(10_000), b=np.zeros(5))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_real_libraries_write_is_sound(name: str) -> None:
+    data = saved(name)
+    assert fault_of(data) == ""
+    assert checksum_fault_of(data) == ""
+
+
+@given(name=st.sampled_from(SAVED), share=st.floats(0, 1, exclude_max=True))
+def test_a_file_that_is_cut_anywhere_is_broken(name: str, share: float) -> None:
+    data = saved(name)
+    spans = layout(reader(data), len(data))
+    assert spans
+    end = max(span.offset_bytes + span.length_bytes for span in spans)
+    kept = int(share * end)
+    # A distributed checkpoint that is cut between two of its archives looks like a shorter one.
+    assume(not data[:kept].endswith(b"PK\x05\x06" + data[max(kept - 18, 0) : kept]))
+    assert fault_of(data[:kept], b"model.pt") != ""
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_an_array_that_is_cut_anywhere_is_broken(share: float) -> None:
+    whole = array()
+    assert fault_of(whole) == ""
+    assert fault_of(whole[: int(share * len(whole))], b"a.npy") != ""
+
+
+def test_the_message_has_both_lengths() -> None:
+    data = saved("state.safetensors")
+    assert fault_of(data[:-5]) == (
+        f"it is cut short: it has {len(data) - 5:,} of {len(data):,} bytes"
+    )
+
+
+def test_an_array_of_objects_or_of_an_unknown_shape_counts_as_sound() -> None:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert fault_of(file.getvalue()) == ""
+    assert fault_of(npy(LARGE)[:-7]) in {"", fault_of(npy(LARGE)[:-7])}
+
+
+def test_an_archive_with_a_changed_byte_differs_from_its_checksum() -> None:
+    for data in (torch_zip([LARGE, LARGE]), compressed()):
+        assert checksum_fault_of(data) == ""
+        at = len(data) // 2
+        changed = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+        assert fault_of(changed) == ""
+        assert "differs from its checksum" in checksum_fault_of(changed)
+
+
+def test_an_archive_that_was_written_without_checksums_counts_as_sound() -> None:
+    """As ``torch.serialization.set_crc32_options(False)`` writes it."""
+    data = torch_zip([LARGE, LARGE[::-1]])
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        sums = {info.CRC for info in archive.infolist()}
+    for number in sums:
+        data = data.replace(struct.pack("<I", number), struct.pack("<I", number ^ 0xFFFF))
+    assert zlib.crc32(LARGE) in sums
+    assert checksum_fault_of(data) == ""
+
+
+def test_files_of_no_known_format_are_never_broken() -> None:
+    for data in (b"", b"x", b"a log\n" * 1000, bytes(5000), b"PK\x03\x04" + bytes(600)):
+        assert fault_of(data, b"train.log") == ""
+        assert checksum_fault_of(data) == ""
+
+
+@pytest.mark.parametrize("name", [b"model.safetensors", b"step_5.PT", b"w.bin"])
+def test_an_empty_file_with_the_name_of_a_checkpoint_is_broken(name: bytes) -> None:
+    assert fault_of(b"", name) == "it is empty"
+    assert fault_of(bytes(9), name) == "it is cut short: it has 9 bytes"
+    assert fault_of(bytes(5000), name) == "its first bytes are zeros"
+    assert fault_of(b"version https://git-lfs.github.com/spec/v1\n", name) == ""

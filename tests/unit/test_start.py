@@ -1,0 +1,152 @@
+"""What a short command imports: each module takes 0.1 ms or more of it."""
+
+import ast
+import random
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+
+from ciuic.system.core import VARIABLE
+
+BIN = Path(sys.executable).parent
+LIST_MODULES_MAX = 89
+"""Each module takes 0.1 to 0.5 ms of every ``ciuic list``."""
+
+
+def loaded_after(program: str) -> set[str]:
+    """Return all modules that a new Python has loaded after a program."""
+    shown = "import sys; print(ascii(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{shown}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+    )
+    return set(ast.literal_eval(done.stdout.splitlines()[-1]))
+
+
+def ran(config, *arguments):
+    """Run ``ciuic`` and return the modules that it has loaded."""
+    return loaded_by_program(["ciuic", "--config", str(config), *map(str, arguments)])
+
+
+def loaded_by_program(command):
+    """Run a command line that succeeds and return the modules that it has loaded."""
+    program = (
+        "import sys, contextlib, io\n"
+        f"sys.argv = {command!r}\n"
+        "from ciuic.cli import main\n"
+        "try:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        "        main()\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0, end.code\n"
+    )
+    return loaded_after(program)
+
+
+def loaded_by(arguments, tmp_path):
+    """Return the modules that ``ciuic`` has loaded after a command in an empty store."""
+    config = tmp_path / "ciuic.conf"
+    config.write_text(
+        f"snapshot_dir = {tmp_path / 'store'}\nsnapshot_paths = /etc\nretention_policy = 7d\n"
+    )
+    made = subprocess.run(
+        [BIN / "ciuic", "--config", config, "init"], capture_output=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    return ran(config, *arguments)
+
+
+def test_importing_ciuic_is_light():
+    heavy = {"torch", "click", "pydantic", "numpy", "msgspec", "blake3", "rich", "sqlite3"}
+
+    assert heavy & loaded_after("import ciuic") == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["list"], ["--version"]])
+def test_commands_that_must_feel_instant_import_nothing_heavy(arguments, tmp_path):
+    heavy = {"pydantic", "pydantic_core", "rich", "numpy", "torch", "psutil", "watchdog"}
+    heavy |= {"zstandard", "concurrent", "logging", "subprocess", "tempfile"}
+
+    assert heavy & {name.split(".")[0] for name in loaded_by(arguments, tmp_path)} == set()
+
+
+def test_a_list_imports_nothing_that_takes_writes_or_restores(tmp_path):
+    folders = ("snapshot", "restore", "verify", "maintain", "chunking", "formats", "view")
+    others = tuple(f"ciuic.{folder}" for folder in folders)
+    loaded = loaded_by(["list"], tmp_path)
+
+    assert "ciuic.store.store" in loaded
+    assert [name for name in loaded if name.startswith(others)] == []
+    assert not {"ciuic.store.adding", "ciuic.store.packs.writer", "ciuic.store.gc"} & loaded
+    assert sum(name.startswith("ciuic.") for name in loaded) <= LIST_MODULES_MAX
+
+
+def test_a_short_command_imports_only_the_packages_that_it_needs(tmp_path):
+    """Each takes 3 to 80 ms of every ``ciuic snapshot`` that finds nothing new."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "notes.txt").write_text("step 1\n")
+    config = tmp_path / "ciuic.conf"
+    config.write_text(
+        f"snapshot_dir = {tmp_path / 'store'}\nsnapshot_paths = {source}\nio_priority = idle\n"
+    )
+    ran(config, "init")
+    ran(config, "snapshot")
+    restore = ("restore", "-s", "latest", "-p", source / "notes.txt", "-d", tmp_path)
+    heavy = {"numpy", "obstore", "psutil", "pydantic", "pyfastcdc", "rich", "torch", "watchdog"}
+    heavy |= {"pickletools", "unicodedata"}
+
+    for command in (
+        ("snapshot",),
+        ("list",),
+        ("show", "latest"),
+        ("ls", "latest"),
+        ("verify", "--all"),
+        ("verify", "--all", "--checksum"),
+        restore,
+        ("forget", "--dry-run", "--policy", "7d"),
+    ):
+        assert heavy & ran(config, *command) == set(), command
+    assert (tmp_path / "notes.txt").read_text() == "step 1\n"
+    assert not {"json", "ciuic.codec.zstd", "ciuic.store.health"} & ran(config, "list")
+    # Threads, processes, and the code for large files are for those who have much to read.
+    assert not {"concurrent.futures", "ciuic.verify.frame_checks"} & ran(config, "verify")
+    (tmp_path / "notes.txt").unlink()
+    assert not {"ciuic.restore.place.large_files", "dataclasses"} & ran(config, *restore)
+
+
+def test_a_command_that_is_told_its_store_loads_nothing_that_reads_configurations(tmp_path):
+    store = str(tmp_path / "store")
+    with_store = ["ciuic", "--store", store]
+    subprocess.run([BIN / with_store[0], *with_store[1:], "init"], check=True, capture_output=True)
+
+    loaded = loaded_by_program([*with_store, "list"])
+
+    assert "ciuic.store.store" in loaded
+    assert not {"ciuic.config.load", "ciuic.config.lines", "ciuic.config.values"} & loaded
+
+
+def test_numbers_that_the_compiled_core_splits_and_joins_need_no_numpy(tmp_path, monkeypatch):
+    """Loading it takes 80 ms of processor time."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    chance = random.Random(1)
+    source = tmp_path / "source"
+    source.mkdir()
+    numbers = array("f", [chance.gauss(0, 0.02) for _ in range(200_000)])
+    (source / "weights.bin").write_bytes(numbers.tobytes())
+    config = tmp_path / "ciuic.conf"
+    config.write_text(f"snapshot_dir = {tmp_path / 'store'}\nsnapshot_paths = {source}\n")
+    ran(config, "init")
+
+    taken = ran(config, "snapshot")
+    restored = ran(config, "restore", "-s", "latest", "-p", source / "weights.bin", "-d", tmp_path)
+    assert (tmp_path / "weights.bin").read_bytes() == numbers.tobytes()
+    for loaded in (taken, restored):
+        assert "ciuic.codec.planes" in loaded
+        assert not {"numpy", "ciuic.codec.columns", "ciuic.codec.differences"} & loaded

@@ -1,0 +1,72 @@
+"""``ciuic log``: the versions of a path."""
+
+from pathlib import Path
+
+from tests.kit.box import Box
+from tests.kit.damage import flip_content
+
+
+def changes(box: Box, path: object, code: int = 0) -> list[tuple[str, str, str, int]]:
+    """Return change, first and last snapshot, and number of snapshots of each version."""
+    outcome = box.ciuic("log", str(path), "--json")
+    assert outcome.code == code, outcome.err
+    return [
+        (one["change"], one["first"]["id"], one["last"]["id"], one["snapshots"])
+        for one in outcome.document
+    ]
+
+
+def test_each_version_of_a_path_has_one_line(box: Box, tmp_path: Path) -> None:
+    other, file = tmp_path / "other", box.source / "notes.txt"
+    other.mkdir()
+    ids = []
+    for content in (None, "one", "one", "two", None, None, "two"):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        ids.append(box.take().id)
+        box.take(other)  # says nothing about the path
+
+    assert changes(box, file) == [
+        ("added", ids[6], ids[6], 1),
+        ("gone", ids[4], ids[5], 2),
+        ("changed", ids[3], ids[3], 1),
+        ("added", ids[1], ids[2], 2),
+    ]
+    lines = box.ciuic("log", str(file)).out.splitlines()
+    assert len(lines) == 5
+    assert [line.split()[0] for line in lines[1:]] == [ids[6], ids[4], ids[3], ids[1]]
+
+
+def test_metadata_alone_makes_no_version_of_a_file(box: Box) -> None:
+    file = box.source / "notes.txt"
+    file.write_text("same")
+    first = box.take().id
+    file.chmod(0o600)
+    second = box.take().id
+
+    assert changes(box, file) == [("added", first, second, 2)]
+
+
+def test_a_path_that_no_snapshot_has(box: Box) -> None:
+    (box.source / "a").write_text("x")
+    box.take()
+
+    outcome = box.ciuic("log", str(box.source / "none"), "--json")
+    assert (outcome.code, outcome.document) == (0, [])
+    assert "no snapshot holds" in outcome.err
+
+
+def test_a_damaged_version_is_named(box: Box) -> None:
+    file = box.source / "notes.txt"
+    file.write_bytes(b"old" * 5000)
+    first = box.take().id
+    file.write_bytes(b"new" * 5000)
+    second = box.take().id
+    flip_content(box.store, b"new" * 5000)
+    assert box.ciuic("scrub").code == 4
+
+    assert changes(box, file, code=4) == [
+        ("damaged", second, second, 1),
+        ("added", first, first, 1),
+    ]

@@ -1,0 +1,321 @@
+"""Prune of a bucket, beside writers and other prunes: docs/protocol.md.
+
+The bucket is a directory here, behind the same interface; tests/s3 has a real server.
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ciuic.copy.copy import CopyRequest, copy_snapshots
+from ciuic.copy.report import CopyReport
+from ciuic.errors import SnapshotNotFoundError, StoreError
+from ciuic.maintain.forget import bring_back
+from ciuic.maintain.label import change_tags
+from ciuic.maintain.prune.bucket.waiting import REVOKE_AFTER_S
+from ciuic.store.records.condemnation import TOMBSTONE_BYTES
+from ciuic.system.clock import SystemClock
+from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
+
+pytestmark = pytest.mark.root
+
+STEP = 1 if os.environ.get("CIUIC_LONG") else 3
+"""Every third moment in the short form."""
+
+
+class World(NamedTuple):
+    """Two machines that share a bucket, and what was taken there."""
+
+    top: Path
+    one: FolderMachine
+    two: FolderMachine
+    source: Path
+    old: Path
+    garbage: list[str]
+    kept: str
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A bucket with a pack that is not needed after a prune, and one that is fragmented."""
+    top = tmp_path_factory.mktemp("prepared")
+    one = FolderMachine(top / "bucket", top / "cache")
+    assert one.init()[0]
+    source = top / "source"
+    write(source, ["a", "b", "c"])
+    first = one.take_at(one.place(), source).id
+    shutil.copytree(source, top / "old")
+    for name in "abc":
+        (source / name).unlink()
+    write(source, ["d", "e"])
+    second = one.take_at(one.place(), source).id
+    (source / "e").unlink()
+    third = one.take_at(one.place(), source).id
+    one.forget(first, second)
+    return top, [first, second], third
+
+
+@pytest.fixture
+def world(prepared, tmp_path):
+    return copied(prepared, tmp_path / "world")
+
+
+def copied(prepared, top):
+    """Return a copy of what was prepared, with two machines that have not seen it."""
+    origin, garbage, kept = prepared
+    shutil.copytree(origin, top, symlinks=True)
+    one, two = (FolderMachine(top / "bucket", top / name) for name in ("one", "two"))
+    return World(top, one, two, origin / "source", origin / "old", garbage, kept)
+
+
+def killed_at(number):
+    """Return a hook: the process is killed before this change, and makes none later."""
+
+    def before(at, _kind, _keys):
+        if at >= number:
+            raise KilledError
+
+    return before
+
+
+def finish(world):
+    """Prune until nothing is left to do; no session is at work any more."""
+    for machine in (world.one, world.two):
+        report = machine.prune(revoke_after_s=0)
+        assert not report.waiting_for
+    assert world.two.names("leases") == []
+    left = [one.size_bytes for one in world.two.place().list("condemned")]
+    assert set(left) <= {TOMBSTONE_BYTES}  # of prunes that were revoked
+    assert report.removed.packs == report.rewritten.packs == 0
+    return report
+
+
+def test_what_no_snapshot_needs_goes(world):
+    before = world.one.names("packs")
+
+    foreseen = world.one.prune(dry_run=True)
+    assert world.one.names("packs") == before
+    assert world.one.names("snapshots") != []
+    report = world.one.prune()
+
+    for field in ("expired", "removed", "rewritten", "written", "kept", "freed_bytes"):
+        assert getattr(report, field) == getattr(foreseen, field), field
+    assert (report.removed.packs, report.rewritten.packs) == (1, 1)
+    assert len(set(before) - set(world.one.names("packs"))) == 2
+    for machine in (world.one, world.two):
+        machine.check(listed=[world.kept])
+    assert world.two.prune().freed_bytes == 0
+    assert world.two.names("leases") == world.two.names("condemned") == []
+
+
+def test_a_prune_that_is_killed_at_any_change_loses_nothing(prepared, tmp_path):
+    number = 0
+    while True:
+        world = copied(prepared, tmp_path / str(number))
+        place = PlaceWithFaults(world.one.place(), killed_at(number))
+        with contextlib.suppress(KilledError):
+            world.one.prune(place=place)
+        world.two.check(listed=[world.kept])
+        finish(world)
+        world.one.check(listed=[world.kept])
+        assert len(world.two.names("packs")) == 2
+        if len(place.changes) <= number:
+            break
+        number += 1
+    assert number > 8
+
+
+def test_a_snapshot_that_began_before_keeps_what_it_relies_on(world):
+    with world.one.opened_at(world.one.place()) as store:
+        report = world.two.prune()
+        assert report.condemned.packs == 2
+        assert report.removed.packs == 0
+        assert len(report.waiting_for) == 1
+        taken = world.one.take_into(store, world.old)
+        assert taken.new_bytes < 2000  # its chunks are in the pack that is condemned
+    world.one.check(listed=[world.kept, taken.id])
+
+    finish(world)
+
+    for machine in (world.one, world.two):
+        machine.check(listed=[world.kept, taken.id])
+
+
+def test_a_snapshot_that_begins_later_does_not_rely_on_condemned_packs(world):
+    with world.one.opened_at(world.one.place()):
+        assert world.two.prune().condemned.packs == 2
+        third = FolderMachine(world.top / "bucket", world.top / "three")
+        taken = third.take_at(third.place(), world.old)
+        again = third.take_at(third.place(), world.old)
+    assert taken.new_bytes > 80_000
+    assert again.new_bytes < 2000
+
+    finish(world)
+
+    for machine in (world.one, world.two, third):
+        machine.check(listed=[world.kept, taken.id, again.id])
+
+
+def test_a_snapshot_at_work_is_waited_for(world):
+    """The writer ends while the prune waits, so that one prune does everything."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(world.one.opened_at(world.one.place()))
+        slept = world.two.clock.sleep
+
+        def sleep(duration_s):
+            stack.close()
+            slept(duration_s)
+
+        world.two.clock.sleep = sleep
+        report = world.two.prune(wait_s=5)
+    assert (report.removed.packs, report.rewritten.packs) == (1, 1)
+    assert not report.waiting_for
+    world.one.check(listed=[world.kept])
+
+
+def test_a_revoked_snapshot_is_not_committed(world):
+    with world.one.opened_at(world.one.place()) as store:
+        report = world.two.prune(revoke_after_s=0)
+        assert len(report.revoked) == 1
+        with pytest.raises(StoreError, match="was revoked"):
+            world.one.take_into(store, world.old)
+
+    for machine in (world.one, world.two):
+        machine.check(listed=[world.kept])
+        with machine.opened() as store:
+            assert store.manifests.ids() == {world.kept}
+    assert len(world.one.names("snapshots")) == 2  # the tombstone stays
+    finish(world)
+    assert len(world.one.names("packs")) == 2  # what the revoked snapshot stored is gone
+
+
+def test_a_session_is_revoked_when_its_lease_has_not_changed_for_long(world):
+    with world.one.opened_at(world.one.place()):
+        (lease,) = world.one.names("leases")
+        for turn in range(3):
+            world.two.clock.advance(REVOKE_AFTER_S - 60)
+            world.two.place().put(f"leases/{lease}", b"%d" % turn)  # as its thread does
+            assert world.two.prune(revoke_after_s=REVOKE_AFTER_S).revoked == ()
+        world.two.clock.advance(REVOKE_AFTER_S - 60)
+        assert world.two.prune(revoke_after_s=REVOKE_AFTER_S).revoked == ()
+        world.two.clock.advance(60)
+        assert world.two.prune(revoke_after_s=REVOKE_AFTER_S).revoked == (lease,)
+    world.two.check(listed=[world.kept])
+
+
+def test_a_lease_of_a_later_version_is_waited_for(world):
+    world.one.place().put("leases/future-1", b"1")
+    report = world.one.prune(revoke_after_s=0)
+    assert report.waiting_for == ("future-1",)
+    assert report.condemned.packs == 2
+    world.one.place().delete(["leases/future-1"])
+    finish(world)
+    world.one.check(listed=[world.kept])
+
+
+@pytest.mark.parametrize("revoke_after_s", [0, 1e9], ids=["revokes", "waits"])
+def test_a_prune_at_any_moment_of_a_snapshot_loses_nothing(prepared, tmp_path, revoke_after_s):
+    number = 0
+    while True:
+        world = copied(prepared, tmp_path / str(number))
+        taken = []
+
+        def prune(at, _kind, _keys, number=number, world=world):
+            if at == number:
+                world.two.prune(revoke_after_s=revoke_after_s)
+
+        place = PlaceWithFaults(world.one.place(), prune)
+        with contextlib.suppress(StoreError):
+            taken.append(world.one.take_at(place, world.old).id)
+        assert revoke_after_s == 0 or taken
+        finish(world)
+        for machine in (world.one, world.two):
+            machine.check(listed=[world.kept, *taken])
+        if len(place.changes) <= number:
+            break
+        number += STEP
+    assert number > 3
+
+
+@pytest.mark.parametrize("revoke_after_s", [0, 1e9], ids=["revokes", "waits"])
+def test_a_prune_at_any_moment_of_a_prune_loses_nothing(prepared, tmp_path, revoke_after_s):
+    number = 0
+    while True:
+        world = copied(prepared, tmp_path / str(number))
+        taken = []
+
+        def prune(at, _kind, _keys, number=number, world=world, taken=taken):
+            if at == number:
+                taken.append(world.two.take_at(world.two.place(), world.old).id)
+                world.two.prune(revoke_after_s=revoke_after_s)
+
+        place = PlaceWithFaults(world.one.place(), prune)
+        with contextlib.suppress(StoreError):
+            world.one.prune(place=place)
+        finish(world)
+        for machine in (world.one, world.two):
+            machine.check(listed=[world.kept, *taken])
+        if len(place.changes) <= number:
+            break
+        number += STEP
+    assert number > 8
+
+
+def test_a_revoked_copy_can_be_copied_again(world, tmp_path):
+    """Its ID is not free any more, and a tombstone of a copy is replaced by the manifest."""
+    source = FolderMachine(tmp_path / "other", tmp_path / "cache")
+    assert source.init()[0]
+    snapshot_id = source.take_at(source.place(), world.old).id
+
+    def copy(place):
+        report = CopyReport("bucket", dry_run=False)
+        with source.opened() as original, world.one.opened_at(place) as store:
+            copy_snapshots(original, store, CopyRequest(), report, clock=SystemClock())
+        return report
+
+    def revoke(_number, kind, keys):
+        if kind in {"create", "replace"} and keys.startswith("snapshots/"):
+            world.two.prune(revoke_after_s=0)
+
+    for _ in range(2):
+        with pytest.raises(StoreError, match="was revoked"):
+            copy(PlaceWithFaults(world.one.place(), revoke))
+        world.two.check(listed=[world.kept])
+    assert [one.id for one in copy(world.one.place()).copied] == [snapshot_id]
+
+    finish(world)
+    for machine in (world.one, world.two):
+        machine.check(listed=[world.kept, snapshot_id])
+
+
+def test_a_mark_that_comes_after_the_manifest_has_gone_is_no_success(world):
+    """Another machine forgets and prunes between the listing of marks and the new mark."""
+    world.two.clock.advance(3600)
+    newest = world.two.take_at(world.two.place(), world.old).id
+
+    def act_at_mark(act, before):
+        def hook(_number, kind, keys):
+            if kind == "create" and keys.startswith("marks/"):
+                before()
+                world.two.prune()
+
+        with world.one.opened() as store:
+            store.bucket._place = PlaceWithFaults(store.bucket.place, hook)
+            with pytest.raises(SnapshotNotFoundError) as caught:
+                act(store)
+        return caught.value.message
+
+    undo = act_at_mark(lambda store: bring_back(store, world.garbage[0]), lambda: None)
+    tag = act_at_mark(
+        lambda store: change_tags(store, world.kept, add=["x"]),
+        lambda: world.two.forget(world.kept),
+    )
+    assert "gone for good" in undo
+    assert "removed for good" in tag
+    finish(world)
+    world.two.check(listed=[newest])
+    assert world.two.names("marks") == []

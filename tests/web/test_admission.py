@@ -1,0 +1,147 @@
+"""Who may ask ``ciuic web``: tokens, cookies, host names, origins."""
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciuic.web.openapi import ENDPOINTS
+from tests.kit.box import Box
+from tests.kit.served import Served, served
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    box = Box(tmp_path_factory.mktemp("site"))
+    (box.source / "notes.txt").write_text("step 1\n")
+    box.take()
+    with served(box) as running:
+        yield running
+
+
+def cookie_of(site: Served) -> str:
+    return site.ask(f"/?token={site.token}", headers={}).headers["set-cookie"].partition(";")[0]
+
+
+def test_nothing_is_answered_without_the_token(site: Served):
+    places = ["/", "/snapshots", "/static/page.js", "/nowhere", *[e.path for e in ENDPOINTS]]
+    wrong = [
+        {},
+        {"Authorization": f"Bearer {site.token}x"},
+        {"Authorization": "Bearer "},
+        {"Authorization": f"Basic {site.token}"},
+        {"Cookie": f"ciuic-session={site.token}"},
+        {"Cookie": "ciuic-session="},
+        {"Cookie": "\x01=;;="},
+    ]
+
+    for place in places:
+        assert site.ask(place.replace("{id}", "latest"), headers={}).status == 401
+    for headers in wrong:
+        assert site.ask("/v1/jobs", headers=headers).status == 401
+    assert site.ask("/v1/jobs?token=wrong", headers={}).status == 401
+    assert site.ask(f"/v1/jobs?token={site.token}", method="POST", headers={}).status == 401
+
+
+def test_the_first_request_trades_the_token_for_a_cookie(site: Served):
+    answer = site.ask(f"/snapshots?text=a%20b&token={site.token}", headers={})
+
+    assert answer.status == 303
+    assert answer.headers["location"] == "/snapshots?text=a+b"
+    cookie, *attributes = answer.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(attributes)
+    assert site.token not in cookie
+    assert site.ask("/snapshots", headers={"Cookie": f"other=1; {cookie}"}).status == 200
+
+
+def test_the_trade_leads_to_no_other_site(site: Served):
+    answer = site.ask(f"//evil.example/x?token={site.token}", headers={})
+
+    assert answer.headers["location"] == "/evil.example/x"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost:x"])
+def test_another_host_name_is_refused(site: Served, host: str):
+    headers = {"Authorization": f"Bearer {site.token}", "Host": host}
+
+    assert site.ask("/v1/jobs", headers=headers).status in {400, 421}
+    assert site.ask("/v1/jobs", headers={**headers, "Host": "LOCALHOST:9"}).status == 200
+
+
+def test_a_cookie_alone_changes_nothing(site: Served):
+    cookie, host = cookie_of(site), site.base.removeprefix("http://")
+    own = {"Cookie": cookie, "X-Ciuic": "1", "Origin": f"http://{host}"}
+    work = {"do": "verify", "snapshot": "latest"}
+
+    for wrong in (
+        {"Cookie": cookie},
+        {**own, "Origin": "http://evil.example"},
+        {**own, "Origin": "null"},
+        {**own, "Sec-Fetch-Site": "cross-site"},
+        {"Cookie": cookie, "Origin": f"http://{host}"},
+    ):
+        assert site.ask("/v1/jobs", method="POST", headers=wrong, body=work).status == 403, wrong
+    assert site.ask("/v1/jobs", method="POST", headers=own, body=work).status == 202
+
+
+@pytest.mark.parametrize("place", ["/", "/v1/jobs", "/static/page.js", "/nowhere", "/v1/nowhere"])
+def test_every_answer_forbids_what_the_page_does_not_need(site: Served, place: str):
+    for headers in ({}, {"Authorization": f"Bearer {site.token}"}):
+        found = site.ask(place, headers=headers).headers
+
+        assert "script-src 'self';" in found["content-security-policy"]
+        assert "unsafe" not in found["content-security-policy"]
+        assert found["x-content-type-options"] == "nosniff"
+        assert found["referrer-policy"] == "no-referrer"
+        assert found["cache-control"] == "no-store"
+        assert "server" not in found
+
+
+def test_a_path_outside_the_static_files_is_not_found(site: Served):
+    for path in ("../models.py", "..%2fmodels.py", "%2e%2e/models.py", "/etc/passwd", ""):
+        assert site.ask(f"/static/{path}").status in {404, 405}
+
+
+def test_a_socket_is_for_its_user_alone(box: Box, tmp_path: Path):
+    (box.source / "notes.txt").write_text("step 1\n")
+    box.take()
+    path = tmp_path / "web.sock"
+
+    with served(box, path=path) as site:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert len(site.ask("/v1/snapshots").document["snapshots"]) == 1
+        assert site.stop() == 0
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it(box: Box, number: signal.Signals):
+    with served(box) as site:
+        assert site.stop(number) == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [("0.0.0.0:80", 2), ("example.org:80", 2), ("80", 2), ("127.0.0.1:99999", 2), ("/" * 200, 2)],
+)
+def test_only_this_machine_is_listened_to(box: Box, address: str, code: int):
+    outcome = box.ciuic("web", "--listen", address)
+
+    assert outcome.code == code
+    assert outcome.out == ""
+
+
+def test_a_place_that_is_taken(box: Box, tmp_path: Path):
+    path = tmp_path / "taken"
+    path.write_text("mine")
+    with served(box) as site:
+        port = site.base.rpartition(":")[2]
+        outcome = box.ciuic("web", "--listen", f"127.0.0.1:{port}")
+
+    assert outcome.code == 1
+    assert "can't be listened on: Address already in use" in outcome.err
+    assert box.ciuic("web", "--listen", str(path)).code == 1
+    assert path.read_text() == "mine"

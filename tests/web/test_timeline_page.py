@@ -1,0 +1,174 @@
+"""Timelines and comparisons: through the API, and in a real browser."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.kit.box import Box
+from tests.kit.mounted import wait_for
+from tests.kit.served import Served, served
+
+LIMIT_MS = 120_000
+MARKUP = "<img src=x onerror=hit()><script>hit()</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs chromium")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    quiet += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=program, args=quiet, timeout=LIMIT_MS)
+        yield found
+        found.close()
+
+
+def add_steps(log: Path, steps: range, field: str = "loss") -> None:
+    with log.open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"step": step, field: 2 - step / 100, "lr": 0.1}) + "\n")
+
+
+@pytest.fixture
+def trained(box: Box) -> tuple[Box, Path, list[str]]:
+    """Two snapshots: of a log of 10 steps, and of 20, with a configuration that differs."""
+    log, ids = box.source / "train.jsonl", []
+    for number in range(2):
+        add_steps(log, range(10 * number, 10 * number + 10))
+        (box.source / "config.yaml").write_text(f"lr: {number}\n")
+        ids.append(box.take(tags=("suspect",) if number else ()).id)
+    return box, log, ids
+
+
+def test_the_timeline_follows_the_log_and_the_store(trained: tuple[Box, Path, list[str]]) -> None:
+    box, log, ids = trained
+    with served(box, "--log", log) as site:
+        first = site.ask("/v1/timeline").document
+        again = site.ask("/v1/timeline").document
+        rate = site.ask("/v1/timeline?field=lr").document
+        add_steps(log, range(20, 30))
+        third = box.take().id
+        found: list[dict[str, object]] = []
+
+        def has_come() -> bool:
+            found[:] = site.ask("/v1/timeline").document["markers"]
+            return len(found) == 3
+
+        wait_for(has_come, "the new snapshot is not on the timeline")
+
+    assert first == again
+    assert first["field"] == "loss"
+    assert first["fields"] == ["loss", "lr"]
+    assert [(one["id"], one["step"], one["state"]) for one in first["markers"]] == [
+        (ids[1], 19, "suspect"),
+        (ids[0], 9, "whole"),
+    ]
+    assert [len(curve) for curve in first["curves"]] == [20]
+    assert rate["markers"][0]["value"] == 0.1
+    assert (found[0]["id"], found[0]["step"]) == (third, 29)
+
+
+def test_a_comparison_is_that_of_the_command(trained: tuple[Box, Path, list[str]]) -> None:
+    box, log, ids = trained
+    wanted = box.ciuic("compare", *ids, "--log", log, "--quick", "--json").document["snapshots"]
+    with served(box, "--log", log) as site:
+        found = site.ask(f"/v1/compare?id={ids[0]}&id={ids[1]}").document["snapshots"]
+        refused = [site.ask("/v1/compare"), site.ask("/v1/compare?" + "&id=latest" * 13)]
+        unknown = site.ask("/v1/compare?id=cs-ffffffffffff&id=latest")
+
+    for one, other in zip(found, wanted, strict=True):
+        assert {metric["name"]: metric["value"] for metric in one["metrics"]} == other["metrics"]
+        assert one["changed_files"] == other["changed_files"]
+        diffs = [(file["path"], file["diff"]) for file in one["configuration"]]
+        assert diffs == [(file["path"], file["diff"]) for file in other["configuration"]]
+        assert one["step"] == other["step"]
+    assert [one.status for one in refused] == [400, 400]
+    assert unknown.status == 404
+
+
+def test_a_log_that_is_gone_is_an_answer_and_not_the_end(box: Box) -> None:
+    (box.source / "a").write_text("x")
+    box.take()
+    with served(box, "--log", box.directory / "gone.jsonl") as site:
+        for place in ("/v1/timeline", "/timeline", "/v1/compare?id=latest"):
+            answer = site.ask(place)
+            assert (answer.status, b"No such file" in answer.body) == (400, True)
+        (box.directory / "gone.jsonl").write_text('{"step": 1, "loss": 1}\n')
+        assert site.ask("/v1/timeline").document["curves"] == [[[1, 1.0]]]
+
+
+def opened(browser: Browser, site: Served, wrong: list[str]) -> Page:
+    page = browser.new_context().new_page()
+    page.context.set_default_timeout(LIMIT_MS)
+    page.context.expose_function("hit", lambda: wrong.append("a script ran"))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("request", lambda ask: None if ask.url.startswith(site.base) else wrong.append(ask.url))
+    page.goto(site.url)
+    return page
+
+
+def test_the_chart_is_read_by_keys_and_a_click_opens_the_snapshot(
+    browser: Browser, trained: tuple[Box, Path, list[str]]
+) -> None:
+    box, log, ids = trained
+    wrong: list[str] = []
+    with served(box, "--log", log) as site:
+        page = opened(browser, site, wrong)
+        page.click("nav >> text=Timeline")
+        page.wait_for_selector("#chart canvas")
+        page.focus("#chart")
+        page.keyboard.press("End")
+        page.wait_for_selector(f"#chosen:has-text('{ids[1]}: step 19')")
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_selector(f"#chosen:has-text('{ids[0]}: step 9')")
+        for key in ("+", "-", "0"):
+            page.keyboard.press(key)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/snapshots/{ids[0]}")
+        page.click("nav >> text=Timeline")
+        page.wait_for_selector("#chart canvas")
+        area = page.locator("#chart .u-over")
+        size = area.bounding_box()
+        assert size is not None
+        area.click(position={"x": size["width"] - 2, "y": size["height"] / 2})
+        page.wait_for_url(f"**/snapshots/{ids[1]}")
+        page.go_back()
+        for number in range(2):
+            page.locator("tbody input").nth(number).check()
+        page.click("text=Compare the chosen ones")
+        page.wait_for_selector("text=+lr: 0")
+        assert page.locator("th:has-text('loss')").count() == 1
+        page.context.close()
+    assert wrong == []
+
+
+def test_no_log_and_no_configuration_runs_a_script(browser: Browser, box: Box) -> None:
+    field = f"{MARKUP}\u202e\ud800 loss"
+    add_steps(box.source / "train.jsonl", range(3), field)
+    add_steps(box.source / "train.jsonl", range(3), MARKUP)
+    (box.source / f"{MARKUP.replace('/', '')}.yaml").write_text("a: 1\n")
+    first = box.take(tags=(MARKUP[:60],)).id
+    (box.source / f"{MARKUP.replace('/', '')}.yaml").write_text(f"{MARKUP}\x1b\n\0\n")
+    (box.source / os.fsdecode(b"\xff.json")).write_text("{{ 7 * 7 }}")
+    second = box.take().id
+    wrong: list[str] = []
+    with served(box, "--log", box.source / "train.jsonl") as site:
+        page = opened(browser, site, wrong)
+        page.goto(f"{site.base}/timeline")
+        page.wait_for_selector("#chart canvas")
+        assert MARKUP in page.inner_text("h1")
+        page.goto(f"{site.base}/compare?id={first}&id={second}")
+        shown = page.inner_text("main")
+        page.context.close()
+    assert f"+{MARKUP}\\x1b" in shown
+    assert "{{ 7 * 7 }}" in shown
+    assert "\\xff.json" in shown
+    assert wrong == []
