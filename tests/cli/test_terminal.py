@@ -1,17 +1,14 @@
 """On a terminal: progress, color, completion. In a pipe: none of them."""
 
-import os
-import pty
 import re
-import select
-import subprocess
 from pathlib import Path
 
 import click
 import pytest
 
 from ciuic.cli import cli
-from tests.kit.installed import Place, environment, run
+from tests.kit import terminal
+from tests.kit.installed import Place, run
 
 ESCAPE = "\x1b"
 DEADLINE_S = 60
@@ -19,31 +16,8 @@ DEADLINE_S = 60
 
 def on_terminal(*command: str | Path, **more: str) -> tuple[int, str]:
     """Run a command whose three streams are a terminal; its exit code and what was shown."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [os.fsencode(part) for part in command],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env=environment({"COLUMNS": "100", **more}),
-        start_new_session=True,
-    )
-    os.close(follower)
-    shown = b""
-    try:
-        while select.select([leader], [], [], DEADLINE_S)[0]:
-            try:
-                part = os.read(leader, 65536)
-            except OSError:
-                break
-            if not part:
-                break
-            shown += part
-        return process.wait(DEADLINE_S), shown.decode(errors="surrogateescape")
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)
+    shown = terminal.on_terminal(100, *command, env={"COLUMNS": "100", **more})
+    return shown.code, shown.raw
 
 
 def commands() -> dict[str, click.Command]:

@@ -9,6 +9,8 @@ import msgspec
 from ciuic.catalog import find_snapshot
 from ciuic.model import SnapshotSummary
 from ciuic.store.adding import begin_adding
+from ciuic.store.directory.folder import Folder
+from ciuic.store.records import layout
 from ciuic.store.records.manifest import encode_manifest
 from ciuic.store.records.recipe_nodes import Piece, RecipeBuilder
 from ciuic.store.records.tree_nodes import TreeBuilder, iter_tree
@@ -65,5 +67,5 @@ def spell(
 def respell_summary(store: Store, summary: SnapshotSummary) -> None:
     """Replace the summary in a manifest and its copy; no operation of ciuic does that."""
     data = encode_manifest(store.manifest(summary.id).with_summary(summary))
-    store.manifests.write(summary.id, data)
+    Folder(store.path, layout.SNAPSHOTS).replace(layout.manifest_name(summary.id), data)
     store.manifests.copies.renew(summary.id, data)

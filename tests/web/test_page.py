@@ -1,12 +1,10 @@
 """The page in a real browser: hostile names, a restore by clicks, keyboards, narrow screens."""
 
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
 from tests.kit.box import Box
 from tests.kit.mounted import wait_for
@@ -25,19 +23,6 @@ NAMES = [
     b"--help",
     b"%2e%2e%2f",
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs chromium")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    quiet += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=program, args=quiet, timeout=LIMIT_MS)
-        yield found
-        found.close()
 
 
 class Watched:

@@ -2,12 +2,10 @@
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tests.kit.box import Box
 from tests.kit.mounted import wait_for
@@ -15,19 +13,6 @@ from tests.kit.served import Served, served
 
 LIMIT_MS = 120_000
 MARKUP = "<img src=x onerror=hit()><script>hit()</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs chromium")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    quiet += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=program, args=quiet, timeout=LIMIT_MS)
-        yield found
-        found.close()
 
 
 def add_steps(log: Path, steps: range, field: str = "loss") -> None:

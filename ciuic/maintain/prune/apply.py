@@ -24,7 +24,7 @@ from ciuic.store.gc.rewrite_output import (
     NewPack,
     Output,
     PackOutput,
-    forget_packs,
+    remove_from_index,
 )
 from ciuic.store.parity.shape import PARITY_DEFAULT
 from ciuic.store.records import layout
@@ -198,7 +198,7 @@ def _remove_unneeded(
     removals.wait()
     try:
         point_at_retained(store.packs, store.index, retained)
-        forget_packs(store.index, unneeded)
+        remove_from_index(store.index, unneeded)
         removals.add(unneeded)
     except StoreFullError:
         store.index_keeper.drop()

@@ -36,8 +36,8 @@ __all__ = [
     "NewPack",
     "Output",
     "PackOutput",
-    "forget_packs",
     "merge_bytes_max",
+    "remove_from_index",
 ]
 
 _PORTION_BYTES_MIN: Final = 1024 * 1024
@@ -56,7 +56,7 @@ def _portion_bytes(free_bytes: int) -> int:
     return max(_PORTION_BYTES_MIN, min(PACK_BYTES, free_bytes // _PORTION_SHARE))
 
 
-def forget_packs(index: ChunkIndex, pack_ids: Sequence[PackId]) -> None:
+def remove_from_index(index: ChunkIndex, pack_ids: Sequence[PackId]) -> None:
     """Durably remove packs from the chunk index, before their files are removed.
 
     The chunk index must not send a reader to a removed pack.
@@ -292,7 +292,7 @@ class PackOutput:
     def _remove(self, emptied: Sequence[PackId]) -> None:
         """Remove emptied packs, and the packs that no snapshot needs."""
         gone = [*emptied, *self.unneeded]
-        forget_packs(self._index, gone)
+        remove_from_index(self._index, gone)
         self._removals.add(gone)
         self.unneeded = []
 

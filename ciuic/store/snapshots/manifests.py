@@ -138,15 +138,6 @@ class Manifests:
                 self._folder.create(layout.manifest_name(snapshot_id), data)
         return is_created
 
-    def write(self, snapshot_id: SnapshotId, data: bytes) -> None:
-        """Durably write a manifest; readers see the old file or the new one.
-
-        Raises:
-            CommitUncertainError: The file is written, and a power cut may still undo that.
-            StoreError: The file is not written.
-        """
-        self._folder.replace(layout.manifest_name(snapshot_id), data)
-
     def remove(self, snapshot_ids: Iterable[SnapshotId]) -> None:
         """Remove manifests; ``sync`` makes the removal durable.
 

@@ -20,14 +20,13 @@ from ciuic.errors import ChunkMissingError, CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.format.frame import Frame
 from ciuic.store.format.pack import PackedFrame
-from ciuic.store.gc.usage import is_fragmented
+from ciuic.store.gc.usage import is_fragmented, read_payload
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.place.packs import OpenPack
 from ciuic.store.records.kinds import KINDS
 from ciuic.store.store import Store
 from ciuic.store.transfer.receiver import CHAIN_HALF, Receiver
-from ciuic.system.hashing import checksum
 
 __all__ = ["Sender", "Sent"]
 
@@ -170,7 +169,7 @@ class Sender:
         if self._receiver.reads:
             self._spend(packed.frame.total_bytes)
             try:
-                payload = _payload(pack, packed)
+                payload = read_payload(pack, packed)
             except CorruptionError:
                 self._send_anew(found)
                 return
@@ -209,19 +208,6 @@ def _lists(frame: Frame, found: Sequence[_Found]) -> bool:
     """Return whether a frame holds these chunks, and is of their kind."""
     listed = {chunk_id for chunk_id, _ in frame.chunks}
     return all(chunk_id in listed and place.kind == frame.kind for chunk_id, place in found)
-
-
-def _payload(pack: OpenPack, packed: PackedFrame) -> bytes:
-    """Read the stored payload of a frame.
-
-    Raises:
-        CorruptionError: The payload is damaged.
-    """
-    frame = packed.frame
-    payload = pack.read(frame.stored_bytes, packed.offset_bytes + frame.header_bytes)
-    if len(payload) != frame.stored_bytes or checksum(payload) != frame.payload_checksum:
-        raise CorruptionError("a frame's payload does not match its checksum")
-    return payload
 
 
 def _announce(pack: OpenPack, places: Sequence[ChunkPlace]) -> None:
