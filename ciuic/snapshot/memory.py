@@ -31,6 +31,7 @@ from ciuic.snapshot.bases.earlier_files import EarlierFiles
 from ciuic.snapshot.bases.last_version import LastVersion
 from ciuic.snapshot.memory_files import MemoryFile, MemoryFiles
 from ciuic.snapshot.plan import SnapshotPlan, TakeRequest, plan_snapshot
+from ciuic.snapshot.read.parent_nodes import keep_content
 from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.read.source_file import Recipe
@@ -275,6 +276,7 @@ class _Run:
         for name, inner in sorted(tree.items()):
             if isinstance(inner, StoredFile):
                 entry = inner.entry
+                keep_content(self._store, self._writer, entry)
             elif isinstance(inner, MemoryFile):
                 entry = self._entry(name, stat.S_IFREG | stat.S_IMODE(inner.mode))
                 recipe = self._store_file(files, inner, above, name)

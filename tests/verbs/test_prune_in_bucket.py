@@ -4,6 +4,7 @@ The bucket is a directory here, behind the same interface; tests/s3 has a real s
 """
 
 import contextlib
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -17,9 +18,14 @@ from ciuic.errors import SnapshotNotFoundError, StoreError
 from ciuic.maintain.forget import bring_back
 from ciuic.maintain.label import change_tags
 from ciuic.maintain.prune.bucket.waiting import REVOKE_AFTER_S
+from ciuic.snapshot.memory import MemoryRequest, StoredFile, take_from_memory
+from ciuic.snapshot.memory_files import MemoryFile
+from ciuic.store.place.bucket import open_bucket
 from ciuic.store.records.condemnation import TOMBSTONE_BYTES
 from ciuic.system.clock import SystemClock
+from ciuic.view.locator import Locator
 from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
+from tests.kit.machine import MIB
 
 pytestmark = pytest.mark.root
 
@@ -319,3 +325,70 @@ def test_a_mark_that_comes_after_the_manifest_has_gone_is_no_success(world):
     finish(world)
     world.two.check(listed=[newest])
     assert world.two.names("marks") == []
+
+
+@pytest.fixture
+def condemned(tmp_path):
+    """A machine whose last snapshot relies on packs that were condemned while it was taken.
+
+    The packs go, as if a prune that saw this snapshot purged had judged them.
+    """
+    top = tmp_path
+    one, two = (FolderMachine(top / "bucket", top / name) for name in ("one", "two"))
+    assert one.init()[0]
+    source = top / "source"
+    write(source, ["large"], 5 * MIB)
+    write(source, ["small"])
+    # The data of the large file stays, and its recipe goes.
+    (top / "other").mkdir()
+    content = bytearray((source / "large").read_bytes())
+    for at in (0, -1):
+        content[at] ^= 1
+        (top / "other" / f"changed at {at}").write_bytes(content)
+        content[at] ^= 1
+    one.take_at(one.place(), top / "other")
+    first = one.take_at(one.place(), source)
+    assert first.new_bytes < 60_000
+    one.take_at(one.place(), top / "other")
+    one.forget(first.id)
+    with one.opened_at(one.place()) as store:
+        assert two.prune().condemned.packs
+        relying = one.take_into(store, source)
+        assert relying.new_bytes < 2000
+
+    def remove():
+        bucket = open_bucket(one.place(), one.environ)
+        for found in bucket.condemned.read():
+            bucket.condemned.delete(found.packs)
+
+    return one, source, relying.id, remove
+
+
+def test_an_unchanged_file_is_stored_again_if_its_packs_are_condemned(condemned, tmp_path):
+    one, source, _, remove = condemned
+
+    one.take_at(one.place(), source)
+
+    remove()
+    three = FolderMachine(tmp_path / "bucket", tmp_path / "three")
+    three.restore(source, tmp_path / "back")
+    for name in ("large", "small"):
+        assert (tmp_path / "back" / "source" / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_a_stored_file_is_stored_again_if_its_packs_are_condemned(condemned, tmp_path):
+    one, source, relying, remove = condemned
+    request = MemoryRequest((MemoryFile(b"state.json", (b"{}",)),))
+
+    with one.opened_at(one.place()) as store:
+        locator = Locator(store, store.manifest(relying))
+        entries = [locator.locate(os.fsencode(source / name)).entry for name in ("large", "small")]
+        one.clock.advance(10)
+        stored = tuple(StoredFile(entry.name, entry) for entry in entries)
+        take_from_memory(store, dataclasses.replace(request, stored=stored), clock=one.clock)
+
+    remove()
+    three = FolderMachine(tmp_path / "bucket", tmp_path / "three")
+    three.restore("/state", tmp_path / "back")
+    for name in ("large", "small"):
+        assert (tmp_path / "back" / "state" / name).read_bytes() == (source / name).read_bytes()

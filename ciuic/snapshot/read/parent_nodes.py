@@ -2,10 +2,14 @@
 
 from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId
+from ciuic.model import Entry
+from ciuic.store.packs.writer import StoreWriter
+from ciuic.store.records.kinds import DATA, RECIPE
 from ciuic.store.records.nodes import GetNode
+from ciuic.store.records.recipe_nodes import iter_pieces
 from ciuic.store.store import Store
 
-__all__ = ["parent_nodes"]
+__all__ = ["can_reuse", "keep_content", "parent_nodes"]
 
 
 def parent_nodes(store: Store) -> GetNode:
@@ -26,3 +30,46 @@ def parent_nodes(store: Store) -> GetNode:
             raise
 
     return get
+
+
+def can_reuse(store: Store, entry: Entry) -> bool:
+    """Return whether a new snapshot may rely on all that a file's entry refers to.
+
+    That is its data and its recipe nodes: a prune of a bucket may have condemned either.
+    """
+    nodes: dict[ChunkId, bytes] = {}
+    try:
+        wanted = _content_of(store, entry, nodes) | nodes.keys()
+    except CorruptionError:
+        return False
+    return store.index.known(list(wanted)) == wanted
+
+
+def keep_content(store: Store, writer: StoreWriter, entry: Entry) -> None:
+    """Store again what a new snapshot may not rely on of an earlier snapshot's file.
+
+    Only a prune of a bucket condemns packs that a listed snapshot needs; elsewhere nothing is read.
+
+    Raises:
+        CorruptionError: It is damaged.
+        StoreError: The store failed.
+    """
+    if not store.index.shut:
+        return
+    nodes: dict[ChunkId, bytes] = {}
+    data = _content_of(store, entry, nodes)
+    for plain in nodes.values():
+        writer.put_node(RECIPE, plain)
+    for chunk_id in writer.lacking(sorted(data)):
+        writer.add_data([(chunk_id, store.reader.chunk(chunk_id, kind=DATA))])
+
+
+def _content_of(store: Store, entry: Entry, nodes: dict[ChunkId, bytes]) -> set[ChunkId]:
+    """Return the data chunks of a file, and add its recipe nodes to ``nodes``."""
+    read = parent_nodes(store)
+
+    def get(kind: int, node_id: ChunkId) -> bytes:
+        nodes[node_id] = plain = read(kind, node_id)
+        return plain
+
+    return {ChunkId(piece.id) for piece in iter_pieces(get, entry) if piece.id}

@@ -8,17 +8,14 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from ciuic.errors import CorruptionError
-from ciuic.ids import ChunkId
 from ciuic.model import Entry
 from ciuic.snapshot.read.content_reader import ContentReader
-from ciuic.snapshot.read.parent_nodes import parent_nodes
+from ciuic.snapshot.read.parent_nodes import can_reuse
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.snapshot.walk.entry_tasks import CopyTask, LargeTask, LookupTask, SmallTask
 from ciuic.snapshot.walk.pending import EntryTask, PendingEntry
 from ciuic.snapshot.walk.walked_directory import FoundEntry
 from ciuic.source.directory import DirectoryHandle
-from ciuic.store.records.recipe_nodes import iter_pieces
 from ciuic.store.store import Store
 from ciuic.system.hashing import ID_BYTES
 
@@ -93,7 +90,7 @@ class ReadQueue:
             if self._lookup.is_started:
                 self._lookup = self._new_lookup()
             return self._lookup.add(directory, old, status, is_frozen=is_frozen)
-        if self._has_all_pieces(old):
+        if can_reuse(self._store, old):
             return old
         return self._large(SourceFile(directory, old.name, status, old.link_dev, is_frozen))
 
@@ -114,14 +111,6 @@ class ReadQueue:
 
     def _new_lookup(self) -> LookupTask:
         return LookupTask(self._content, self._store.index, self._batch_directories)
-
-    def _has_all_pieces(self, old: Entry) -> bool:
-        try:
-            pieces = iter_pieces(parent_nodes(self._store), old)
-            chunk_ids = [ChunkId(piece.id) for piece in pieces if piece.id]
-        except CorruptionError:
-            return False
-        return self._store.index.known(chunk_ids) == set(chunk_ids)
 
     def _small_copy(self, file: SourceFile, size_bytes: int) -> PendingEntry:
         batch = self._held_copies
