@@ -338,7 +338,9 @@ def test_without_enough_memory_a_command_says_so_and_loses_nothing(fresh, limit_
     for command in (("snapshot",), ("verify", "latest", "--checksum")):
         done = run(*limited, *command)
         assert "Traceback" not in done.err, done.said()
-        assert done.code in {0, 1}, done.said()
+        # A library in Rust ends the process when it gets no memory, and says so itself.
+        is_aborted = done.code == -signal.SIGABRT and "memory allocation of" in done.err
+        assert done.code in {0, 1} or is_aborted, done.said()
         assert done.code == 0 or done.err.strip(), done.said()
     listed = fresh.run_here("list", "--machine-readable").out.splitlines()
     assert fresh.run_here("snapshot").code == 0
