@@ -13,9 +13,7 @@ import pytest
 
 from tests.kit.box import Box
 from tests.kit.served import Served, served
-from tests.web.test_timeline_page import browser, opened
-
-__all__ = ["browser"]
+from tests.web.test_timeline_page import opened
 
 MARKUP = "<img src=x onerror=hit()>"
 
