@@ -1,7 +1,7 @@
 """Chooses the snapshots to copy, by what the copy has, had and has forgotten."""
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.copy.report import CopyReport
@@ -9,7 +9,9 @@ from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store.store import Store
 
-__all__ = ["choose_snapshots"]
+__all__ = ["announce_copies", "choose_snapshots"]
+
+_REMOVED: Final = "the copy has removed it for good, and a store uses no ID twice"
 
 
 class _Held(NamedTuple):
@@ -71,6 +73,26 @@ def choose_snapshots(
     return chosen
 
 
+def announce_copies(
+    copy: Store,
+    chosen: Sequence[SnapshotSummary],
+    named: Collection[SnapshotId],
+    report: CopyReport,
+) -> list[SnapshotSummary]:
+    """Announce the snapshots to send; returns them without those that the copy lost meanwhile.
+
+    Raises:
+        CorruptionError: The copy's list of removed snapshots is damaged: it may have forgotten any.
+        StoreError: The copy can't be read, or its bucket can't be written to.
+    """
+    gone = copy.announce([snapshot.id for snapshot in chosen])
+    if named:
+        report.refuse(dict.fromkeys(sorted(gone), _REMOVED), is_damage=False)
+    else:
+        report.forgotten.extend(sorted(gone))
+    return [snapshot for snapshot in chosen if snapshot.id not in gone]
+
+
 def _held(copy: Store | None) -> _Held:
     if copy is None:
         return _Held({}, {}, (), ())
@@ -87,4 +109,4 @@ def _why_gone(copy_path: str, snapshot_id: SnapshotId, *, is_in_trash: bool) -> 
             "the copy has forgotten it;"
             f" 'ciuic --store {copy_path} forget --undo {snapshot_id}' brings it back"
         )
-    return "the copy has removed it for good, and a store uses no ID twice"
+    return _REMOVED

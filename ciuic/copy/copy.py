@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ciuic.catalog import list_snapshots, remember
-from ciuic.copy.choose import choose_snapshots
+from ciuic.copy.choose import announce_copies, choose_snapshots
 from ciuic.copy.limit import BandwidthLimit
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import (
@@ -138,7 +138,7 @@ def copy_snapshots(
     prepare_for_bulk()
     began_s = clock.monotonic_s()
     chosen = choose_snapshots(source, copy, request.named, report)
-    copy.announce([snapshot.id for snapshot in chosen])
+    chosen = announce_copies(copy, chosen, request.named, report)
     now = 0
 
     def check() -> None:

@@ -331,17 +331,26 @@ class Store:
             manifest = manifest.with_summary(other)
         return manifest
 
-    def announce(self, snapshot_ids: Collection[SnapshotId]) -> None:
+    def announce(self, snapshot_ids: Collection[SnapshotId]) -> frozenset[SnapshotId]:
         """Announce snapshots of another store, before this writer relies on packs for ``adopt``.
 
         In a directory, the write lock is enough.
 
+        Returns:
+            Those that were removed for good meanwhile: they must not be adopted.
+
         Raises:
+            CorruptionError: The list of removed snapshots is damaged: it may have any.
             StoreError: The bucket failed.
         """
-        if self.bucket is not None and snapshot_ids:
-            self.bucket.announce(snapshot_ids, self.session_id)
-            self.index_keeper.renew(self.bucket.shut_packs())
+        if self.bucket is None or not snapshot_ids:
+            return frozenset()
+        self.bucket.announce(snapshot_ids, self.session_id)
+        # After the leases: a purge retires an ID, then looks for leases, then deletes the manifest.
+        # If it missed a lease, it leaves no tombstone, and ``adopt`` would succeed.
+        gone = self.trash.retired.check().intersection(snapshot_ids)
+        self.index_keeper.renew(self.bucket.shut_packs())
+        return gone
 
     def adopt(self, snapshot_id: SnapshotId, data: bytes) -> bool:
         """Durably write the manifest of another store's snapshot, which makes it exist here.

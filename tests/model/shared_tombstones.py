@@ -1,6 +1,6 @@
-"""Copies of one snapshot to a bucket, and prunes that revoke them, as a model.
+"""Copies of one snapshot to a bucket, prunes that revoke them, and its purge, as a model.
 
-docs/protocol.md, "Leases, condemnation, verdicts", points 5 to 7. Several sessions may commit under
+docs/protocol.md, "Leases, condemnation, verdicts", points 5 to 9. Several sessions may commit under
 one key, so a tombstone there is replaced. One chunk is at stake: it is in the old pack, and a
 copier that can't rely on that pack adds a pack of its own.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["MANIFEST", "Copier", "Pruner", "Rules", "Store", "explore"]
+__all__ = ["MANIFEST", "Copier", "Pruner", "Purger", "Rules", "Store", "explore"]
 
 MANIFEST: Final = "manifest"
 _FREE: Final = ""
@@ -26,6 +26,14 @@ class Rules:
     """A copier replaces only the tombstone that it has read."""
     condemned_before_packs: bool = True
     close_after_deleting: bool = True
+    read_key_before_lease: bool = True
+    """A copier that is revoked at its first step has read no tombstone that it may replace."""
+    leave_marker: bool = True
+    """A prune that deletes the lease of a copier leaves a note of it."""
+    tombstone_at_purge: bool = True
+    """A purge leaves a tombstone if there is a copier's lease, or such a note."""
+    refuse_retired: bool = True
+    """A copier that has its lease asks whether the ID is retired."""
 
 
 class Store(NamedTuple):
@@ -33,7 +41,10 @@ class Store(NamedTuple):
 
     ``key`` is free, a tombstone's text, or ``MANIFEST``; ``packs`` are names of packs with the
     chunk; ``condemned`` are the prunes that have condemned the old pack, ``judged`` those with a
-    verdict, and ``deleting`` those whose verdict deletes it.
+    verdict, and ``deleting`` those whose verdict deletes it. ``has_other`` means that another
+    snapshot needs the old pack. ``is_purged`` means that the newest mark says so, and
+    ``is_retired`` that the ID must not come back. ``was_dismissed`` means that a prune has noted
+    that it waits for a copier no longer.
     """
 
     key: str = _FREE
@@ -42,6 +53,15 @@ class Store(NamedTuple):
     condemned: frozenset[str] = frozenset()
     judged: frozenset[str] = frozenset()
     deleting: frozenset[str] = frozenset()
+    has_other: bool = False
+    is_purged: bool = False
+    is_retired: bool = False
+    was_dismissed: bool = False
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether users see the snapshot."""
+        return self.key == MANIFEST and not self.is_purged
 
     @property
     def is_shut(self) -> bool:
@@ -67,7 +87,15 @@ class Pruner(NamedTuple):
     waits_for: tuple[str, ...] = ()
 
 
-Process = Copier | Pruner
+class Purger(NamedTuple):
+    """A process that removes the snapshot for good; from the step "other" on, the other one."""
+
+    name: str
+    step: str = "mark"
+    may_return: bool = False
+
+
+Process = Copier | Pruner | Purger
 State = tuple[Store, tuple[Process, ...]]
 
 
@@ -82,7 +110,7 @@ def explore(rules: Rules, store: Store, processes: tuple[Process, ...]) -> tuple
             if after in seen:
                 continue
             seen[after] = f"{seen[state]}{told}; "
-            if after[0].key == MANIFEST and not after[0].packs:
+            if after[0].is_listed and not after[0].packs:
                 return len(seen), seen[after]
             waiting.append(after)
     return len(seen), ""
@@ -94,8 +122,10 @@ def _steps(
     for at, process in enumerate(processes):
         if isinstance(process, Copier):
             found = _copy(rules, store, process)
-        else:
+        elif isinstance(process, Pruner):
             found = _prune(rules, store, process)
+        else:
+            found = _purge(rules, store, process)
         if found is not None:
             after, ahead = found
             told = f"{process.name} {process.step}"
@@ -103,11 +133,13 @@ def _steps(
 
 
 def _copy(rules: Rules, store: Store, me: Copier) -> tuple[Store, Copier] | None:
-    order = ["lease", "key", "condemned", "packs", "store", "commit", "end"]
+    order = ["key", "lease", "retired", "condemned", "packs", "store", "commit", "end"]
+    if not rules.read_key_before_lease:
+        order[:2] = ["lease", "key"]
     if not rules.read_key_before_packs:
-        order = ["lease", "condemned", "packs", "store", "key", "commit", "end"]
+        order = ["lease", "retired", "condemned", "packs", "store", "key", "commit", "end"]
     if not rules.condemned_before_packs:
-        order[2:4] = ["packs", "condemned"]
+        order[3:5] = ["packs", "condemned"]
     if me.step == "done":
         return None
     step = me.step or order[0]
@@ -117,6 +149,9 @@ def _copy(rules: Rules, store: Store, me: Copier) -> tuple[Store, Copier] | None
             return store._replace(leases=store.leases | {me.name}), ahead
         case "key":
             return store, ahead._replace(key=store.key)
+        case "retired":
+            is_refused = rules.refuse_retired and store.is_retired
+            return store, ahead._replace(step="end") if is_refused else ahead
         case "condemned":
             return store, ahead._replace(is_shut=store.is_shut)
         case "packs":
@@ -129,7 +164,8 @@ def _copy(rules: Rules, store: Store, me: Copier) -> tuple[Store, Copier] | None
             is_same = store.key == me.key or (
                 not rules.compare_tombstones and MANIFEST not in {store.key, me.key}
             )
-            if me.key != MANIFEST and is_same:
+            # Whoever has read a manifest has no tombstone to replace: it creates what has gone.
+            if (me.key != MANIFEST and is_same) or (store.key == _FREE and me.key == MANIFEST):
                 return store._replace(key=MANIFEST), ahead
             return store, ahead
     return store._replace(leases=store.leases - {me.name}), ahead
@@ -146,25 +182,60 @@ def _prune(rules: Rules, store: Store, me: Pruner) -> tuple[Store, Pruner] | Non
         case "revoke":
             if not me.waits_for:
                 return store, me._replace(step="judge")
-            lease, *others = me.waits_for
-            ahead = me._replace(waits_for=tuple(others))
-            is_left = store.key and not rules.change_tombstones
-            if store.key == MANIFEST or lease not in store.leases or is_left:
-                return store, ahead
-            return store._replace(key=f"tombstone of {me.name} for {lease}"), ahead
+            if me.waits_for[0] not in store.leases:
+                return store, me._replace(waits_for=me.waits_for[1:])
+            if store.key == MANIFEST:
+                return store, me._replace(step="note")
+            if store.key and not rules.change_tombstones:
+                return store, me._replace(step="note")
+            key = f"tombstone of {me.name} for {me.waits_for[0]}"
+            return store._replace(key=key), me._replace(step="note")
+        case "note":
+            after = store._replace(was_dismissed=rules.leave_marker or store.was_dismissed)
+            return after, me._replace(step="dismiss")
+        case "dismiss":
+            after = store._replace(leases=store.leases - {me.waits_for[0]})
+            return after, me._replace(step="revoke", waits_for=me.waits_for[1:])
         case "judge":
-            is_needed = store.key == MANIFEST and store.packs == {"old"}
-            deleting = store.deleting if is_needed else store.deleting | {me.name}
-            after = store._replace(judged=store.judged | {me.name}, deleting=deleting)
-            if is_needed:
-                return after, me._replace(step="close")
-            if not rules.close_after_deleting:
-                condemned = after.condemned - {me.name}
-                return after._replace(condemned=condemned), me._replace(step="delete")
-            return after, me._replace(step="delete")
+            return _judge(rules, store, me)
         case "delete":
             return store._replace(packs=store.packs - {"old"}), me._replace(step="close")
         case "close":
             condemned = store.condemned - {me.name}
             return store._replace(condemned=condemned), me._replace(step="done")
+    return None
+
+
+def _judge(rules: Rules, store: Store, me: Pruner) -> tuple[Store, Pruner]:
+    is_needed = store.has_other or (store.is_listed and store.packs == {"old"})
+    deleting = store.deleting if is_needed else store.deleting | {me.name}
+    after = store._replace(judged=store.judged | {me.name}, deleting=deleting)
+    if is_needed:
+        return after, me._replace(step="close")
+    if not rules.close_after_deleting:
+        condemned = after.condemned - {me.name}
+        return after._replace(condemned=condemned), me._replace(step="delete")
+    return after, me._replace(step="delete")
+
+
+def _purge(rules: Rules, store: Store, me: Purger) -> tuple[Store, Purger] | None:
+    match me.step:
+        case "mark":
+            if not store.is_listed:
+                return None
+            return store._replace(is_purged=True), me._replace(step="retire")
+        case "retire":
+            return store._replace(is_retired=True), me._replace(step="look")
+        case "look":
+            may_return = rules.tombstone_at_purge and bool(store.leases or store.was_dismissed)
+            return store, me._replace(step="remove", may_return=may_return)
+        case "remove":
+            key = f"tombstone of {me.name}" if me.may_return else _FREE
+            if store.key != MANIFEST:
+                key = store.key
+            return store._replace(key=key), me._replace(step="unmark")
+        case "unmark":
+            return store._replace(is_purged=False), me._replace(step="done")
+        case "other":
+            return store._replace(has_other=False), me._replace(step="done")
     return None

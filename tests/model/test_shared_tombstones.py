@@ -1,24 +1,47 @@
-"""Copies that are revoked and made again: no interleaving loses a chunk, and every rule counts."""
+"""Copies that are revoked, purged and made again: no interleaving loses a chunk.
+
+With CIUIC_LONG=1, a further walk has six processes at once.
+"""
 
 import dataclasses
+import os
 
 import pytest
 
-from tests.model.shared_tombstones import Copier, Pruner, Rules, Store, explore
+from tests.model.shared_tombstones import Copier, Process, Pruner, Purger, Rules, Store, explore
 
-COPIERS = (Copier("C1"), Copier("C2"))
-PRUNERS = (Pruner("P1"), Pruner("P2"))
-STORES = {"free": Store(), "revoked before": Store(key="tombstone of P0 for C0")}
+C1, C2 = Copier("C1"), Copier("C2")
+P1, P2 = Pruner("P1"), Pruner("P2")
+PURGE = Purger("Z")
+END_OF_OTHER = Purger("F", "other")
+FREE = Store()
+REVOKED = Store(key="tombstone of P0 for C0")
+SHARED = Store(has_other=True)
+
+WALKS: list[tuple[Store, tuple[Process, ...]]] = [
+    (FREE, (C1, C2, P1, P2)),
+    (REVOKED, (C1, C2, P1, P2)),
+    (SHARED, (C1, P1, P2, END_OF_OTHER)),
+    (FREE, (C1, C2, P1, PURGE)),
+    (REVOKED, (C1, C2, P1, PURGE)),
+]
+LONG_WALKS: list[tuple[Store, tuple[Process, ...]]] = [
+    (SHARED, (C1, C2, P1, P2, PURGE, END_OF_OTHER))
+]
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_no_interleaving_of_copies_and_prunes_loses_a_chunk(store: str) -> None:
-    states, loss = explore(Rules(), STORES[store], (*COPIERS, *PRUNERS))
+@pytest.mark.parametrize(
+    ("store", "processes"), WALKS + (LONG_WALKS if os.environ.get("CIUIC_LONG") else [])
+)
+def test_no_interleaving_of_copies_and_prunes_loses_a_chunk(
+    store: Store, processes: tuple[Process, ...]
+) -> None:
+    states, loss = explore(Rules(), store, processes)
     assert loss == ""
-    assert states > 5_000
+    assert states > 2_000
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
 def test_without_a_rule_of_copies_a_chunk_is_lost(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
-    assert any(explore(rules, store, (*COPIERS, *PRUNERS))[1] for store in STORES.values())
+    assert any(explore(rules, store, processes)[1] for store, processes in WALKS)

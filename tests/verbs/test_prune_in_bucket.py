@@ -88,12 +88,17 @@ def killed_at(number):
     return before
 
 
+def leases(machine):
+    """Return the leases, without the notes about copies that were given up."""
+    return [name for name in machine.names("leases") if not name.startswith("dismissed-")]
+
+
 def finish(world):
     """Prune until nothing is left to do; no session is at work any more."""
     for machine in (world.one, world.two):
         report = machine.prune(revoke_after_s=0)
         assert not report.waiting_for
-    assert world.two.names("leases") == []
+    assert leases(world.two) == []
     left = [one.size_bytes for one in world.two.place().list("condemned")]
     assert set(left) <= {TOMBSTONE_BYTES}  # of prunes that were revoked
     assert report.removed.packs == report.rewritten.packs == 0
@@ -181,6 +186,50 @@ def test_a_snapshot_at_work_is_waited_for(world):
     assert (report.removed.packs, report.rewritten.packs) == (1, 1)
     assert not report.waiting_for
     world.one.check(listed=[world.kept])
+
+
+class AfterLeases:
+    """A place that is paused when the leases of a copy are there."""
+
+    def __init__(self, place, act):
+        self._place = place
+        self._act = act
+
+    def __getattr__(self, name):
+        return getattr(self._place, name)
+
+    def put(self, key, data):
+        self._place.put(key, data)
+        if key.startswith("leases/copy-"):
+            self._act()
+
+
+class LateCommit(AfterLeases):
+    """A place whose user interrupts the request that creates a manifest; it still arrives later."""
+
+    def create(self, key, data):
+        if not key.startswith("snapshots/"):
+            self._place.create(key, data)
+            return
+        self.arrive = lambda: self._place.create(key, data)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_commit_that_still_arrives_is_waited_for(world):
+    place = LateCommit(world.one.place(), None)
+    with pytest.raises(KeyboardInterrupt), world.one.opened_at(place) as store:
+        assert world.two.prune().condemned.packs == 2
+        world.one.take_into(store, world.old)
+
+    report = world.two.prune()
+    place.arrive()
+
+    assert report.removed.packs == 0
+    assert len(report.waiting_for) == 1
+    finish(world)
+    for machine in (world.one, world.two):
+        assert len(machine.ids()) == 2
+        machine.check(listed=machine.ids())
 
 
 def test_a_revoked_snapshot_is_not_committed(world):
@@ -271,31 +320,155 @@ def test_a_prune_at_any_moment_of_a_prune_loses_nothing(prepared, tmp_path, revo
     assert number > 8
 
 
-def test_a_revoked_copy_can_be_copied_again(world, tmp_path):
-    """Its ID is not free any more, and a tombstone of a copy is replaced by the manifest."""
-    source = FolderMachine(tmp_path / "other", tmp_path / "cache")
-    assert source.init()[0]
-    snapshot_id = source.take_at(source.place(), world.old).id
+class Copies:
+    """Copies of a snapshot of another store to the bucket, by several machines."""
 
-    def copy(place):
+    def __init__(self, world, top):
+        self.source = FolderMachine(top / "other", top / "cache")
+        assert self.source.init()[0]
+        self.id = self.source.take_at(self.source.place(), world.old).id
+
+    def copy(self, machine, place=None):
         report = CopyReport("bucket", dry_run=False)
-        with source.opened() as original, world.one.opened_at(place) as store:
+        place = place or machine.place()
+        with self.source.opened() as original, machine.opened_at(place) as store:
             copy_snapshots(original, store, CopyRequest(), report, clock=SystemClock())
-        return report
+        return [one.id for one in report.copied]
 
-    def revoke(_number, kind, keys):
-        if kind in {"create", "replace"} and keys.startswith("snapshots/"):
-            world.two.prune(revoke_after_s=0)
+    def forget(self, machine, source):
+        """Forget it, after a newer snapshot: the newest one can't be forgotten."""
+        machine.clock.advance(3600)
+        machine.take_at(machine.place(), source)
+        machine.forget(self.id)
+
+
+@pytest.fixture
+def copies(world, tmp_path):
+    return Copies(world, tmp_path)
+
+
+def at_commit(act):
+    """Return a hook: something happens once, just before a manifest is created."""
+    left = [act]
+
+    def before(_number, kind, keys):
+        if kind in {"create", "replace"} and keys.startswith("snapshots/") and left:
+            left.pop()()
+
+    return before
+
+
+def test_a_revoked_copy_can_be_copied_again(world, copies):
+    """Its ID is not free any more, and a tombstone of a copy is replaced by the manifest."""
+
+    def revoke():
+        world.two.prune(revoke_after_s=0)
 
     for _ in range(2):
         with pytest.raises(StoreError, match="was revoked"):
-            copy(PlaceWithFaults(world.one.place(), revoke))
+            copies.copy(world.one, PlaceWithFaults(world.one.place(), at_commit(revoke)))
         world.two.check(listed=[world.kept])
-    assert [one.id for one in copy(world.one.place()).copied] == [snapshot_id]
+    assert copies.copy(world.one) == [copies.id]
 
     finish(world)
     for machine in (world.one, world.two):
-        machine.check(listed=[world.kept, snapshot_id])
+        machine.check(listed=[world.kept, copies.id])
+
+
+def test_a_copy_that_is_revoked_before_it_reads_anything_is_not_committed(world, copies):
+    """No later prune knows of it, so it must not replace the tombstone."""
+    relied_on = world.two.take_at(world.two.place(), world.old).id
+    world.two.take_at(world.two.place(), world.source)
+
+    def revoke():
+        assert world.two.prune(revoke_after_s=0).revoked
+        assert leases(world.two) == []
+
+    def remove():
+        world.two.forget(relied_on)
+        assert world.two.prune().removed.packs
+
+    place = PlaceWithFaults(AfterLeases(world.one.place(), revoke), at_commit(remove))
+    with pytest.raises(StoreError, match="was revoked"):
+        copies.copy(world.one, place)
+
+    assert copies.id not in world.two.ids()
+    world.two.check(listed=world.two.ids())
+
+
+@pytest.mark.parametrize("is_revoked", [True, False])
+def test_a_copy_does_not_bring_back_what_was_copied_and_purged_meanwhile(world, copies, is_revoked):
+    """Another machine copies the same snapshot, and its manifest comes and goes."""
+    three = FolderMachine(world.top / "bucket", world.top / "three")
+
+    def come_and_go():
+        if is_revoked:
+            world.two.prune(revoke_after_s=0)
+        else:
+            assert world.two.prune().condemned.packs
+        assert copies.copy(three) == [copies.id]
+        world.two.prune(revoke_after_s=0)
+        copies.forget(world.two, world.source)
+        for _ in range(2):
+            world.two.prune(revoke_after_s=0)
+        assert copies.id not in world.two.ids()
+
+    with pytest.raises(StoreError, match="was revoked"):
+        copies.copy(world.one, PlaceWithFaults(world.one.place(), at_commit(come_and_go)))
+
+    assert copies.id not in world.two.ids()
+    world.two.check(listed=world.two.ids())
+    assert copies.copy(world.one) == [], "it was removed for good"
+
+
+class BeforeLeases(AfterLeases):
+    """A place that is paused when a copy has read the keys, and has no lease yet."""
+
+    def put(self, key, data):
+        if key.startswith("leases/copy-"):
+            self._act()
+        self._place.put(key, data)
+
+
+class BeforeKeys(AfterLeases):
+    """A place that is paused when a copy has chosen its snapshots, before it reads the keys."""
+
+    listings = 0
+
+    def list(self, prefix=""):
+        self.listings += prefix == "snapshots"
+        if prefix == "snapshots" and self.listings == 2:
+            self._act()
+        return self._place.list(prefix)
+
+
+@pytest.mark.parametrize("left", ["a tombstone", "nothing"])
+@pytest.mark.parametrize("paused", [BeforeKeys, BeforeLeases])
+def test_a_copy_adopts_nothing_that_was_purged_before_it_had_a_lease(world, copies, paused, left):
+    """The purge did not see its lease, and what the purge left can be replaced."""
+    three = FolderMachine(world.top / "bucket", world.top / "three")
+    plain = world.two.place()
+    acted = []
+
+    def come_and_go():
+        if acted:
+            return
+        acted.append(copies.copy(three))
+        copies.forget(world.two, world.source)
+        other = f"leases/copy-{copies.id}-{'0' * 16}"
+        if left == "a tombstone":
+            plain.put(other, b"1")
+        with three.opened_at(three.place(), removes=True) as store:
+            store.trash.empty([copies.id])
+        plain.delete([other])
+        assert (f"{copies.id}.json" in three.names("snapshots")) == (left == "a tombstone")
+
+    assert copies.copy(world.one, paused(world.one.place(), come_and_go)) == []
+    assert acted == [[copies.id]]
+
+    assert copies.id not in world.one.ids()
+    finish(world)
+    world.one.check(listed=world.one.ids())
 
 
 def test_a_mark_that_comes_after_the_manifest_has_gone_is_no_success(world):

@@ -35,12 +35,13 @@ from ciuic.store.place.records import Records
 from ciuic.store.place.sessions.condemned import Condemned
 from ciuic.store.place.sessions.leases import (
     HeldLeases,
+    copied_ids,
     copy_lease,
     prune_lease,
     snapshot_lease,
 )
 from ciuic.store.records import layout
-from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone
+from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone, new_tombstone
 from ciuic.store.records.header import FORMAT, Chunking, Header, decode_header
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.records.mark import MARK_BYTES_MAX
@@ -150,8 +151,18 @@ class StoreInBucket:
             return False
 
     def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
-        """Delete manifests; missing ones are skipped."""
-        self._place.delete(map(_manifest_key, snapshot_ids))
+        """Delete manifests; missing ones are skipped.
+
+        If a session that copied one of them may still be at work, a tombstone takes its place: the
+        session could create it again, after what it relies on was removed.
+        """
+        copied = copied_ids(self._place).intersection(snapshot_ids) if snapshot_ids else set()
+        for snapshot_id in sorted(copied):
+            key = _manifest_key(snapshot_id)
+            with contextlib.suppress(LostRaceError, MissingError):  # another purge was first
+                found = self._place.get_versioned(key, MANIFEST_BYTES_MAX)
+                self._place.replace(key, new_tombstone(), found.version)
+        self._place.delete(_manifest_key(one) for one in snapshot_ids if one not in copied)
 
     def remove_marks(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete all marks of snapshots that are gone for good."""

@@ -65,15 +65,15 @@ class Retired:
             return frozenset().union(*self._read(strict=False).values())
         return frozenset()
 
-    def check(self) -> None:
-        """Check every record.
+    def check(self) -> frozenset[SnapshotId]:
+        """Check every record; returns their IDs.
 
         Raises:
             CorruptionError: A record is damaged.
             UnknownFormatError: A later version wrote a record.
             StoreError: A record can't be read.
         """
-        self._read(strict=True)
+        return frozenset[SnapshotId]().union(*self._read(strict=True).values())
 
     def damage(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the damaged records and those of a later version, each with what is wrong."""

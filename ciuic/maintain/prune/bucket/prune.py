@@ -161,18 +161,13 @@ class _Run:
             if not self._waiting.finish(self._own_lease):
                 return False
             deleted = self._judge(condemnation)
-            if deleted is None:
-                return False
         self._delete(condemnation, deleted)
         return True
 
-    def _judge(self, condemnation: Condemnation) -> frozenset[PackId] | None:
-        """Create the verdict; returns the packs to delete, or None if a session may go on."""
+    def _judge(self, condemnation: Condemnation) -> frozenset[PackId]:
+        """Create the verdict; returns the packs to delete."""
         store, bucket = self._store, self._bucket
         bucket.fetch()
-        if self._waiting.copied & store.trash.purged():
-            # The manifest that ended the wait for a copy goes, and the copy could create it again.
-            return None
         others = frozenset[PackId]().union(
             *(
                 found.shut

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ciuic.errors import LostRaceError
-from ciuic.ids import SnapshotId
 from ciuic.store.place.bucket import StoreInBucket
-from ciuic.store.place.sessions.leases import Lease, is_decided, list_leases, revoke
+from ciuic.store.place.sessions.leases import Lease, dismiss, is_decided, list_leases, revoke
 from ciuic.store.place.sessions.seen import SeenLeases
 from ciuic.system.clock import Clock
 
@@ -47,7 +46,6 @@ class Waiting:
     Attributes:
         left: The leases of sessions that have not ended.
         revoked: The leases of sessions that this prune revoked.
-        copied: The snapshots whose manifests count as the end of a session that copies them.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class Waiting:
         self._until_s = clock.monotonic_s() + patience.wait_s
         self.left: list[Lease] = []
         self.revoked: list[Lease] = []
-        self.copied: set[SnapshotId] = set()
 
     def finish(self, own_key: str) -> bool:
         """Wait for each session that has a lease now; returns whether all have ended.
@@ -100,19 +97,15 @@ class Waiting:
                 return False
             try:
                 if not revoke(self._bucket.place, lease):
-                    return is_decided(self._bucket.place, lease) and self._note_end(lease)
+                    return is_decided(self._bucket.place, lease) and self._dismiss(lease)
             except LostRaceError:
                 return False  # it is asked again
             self.revoked.append(lease)
-            self._bucket.place.delete([lease.key])
-            return True
-        return self._note_end(lease)
+        return self._dismiss(lease)
 
-    def _note_end(self, lease: Lease) -> bool:
-        if lease.shared_id is not None:
-            self.copied.add(lease.shared_id)
+    def _dismiss(self, lease: Lease) -> bool:
         # A decided session needs no lease. Its process may have been killed before it deleted it.
-        self._bucket.place.delete([lease.key])
+        dismiss(self._bucket.place, lease)
         return True
 
     def _is_dead(self, lease: Lease) -> bool:

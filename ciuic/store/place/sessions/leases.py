@@ -3,8 +3,9 @@
     leases/snapshot-<id>          a writer that will commit this snapshot
     leases/copy-<id>-<session>    a writer that copies this snapshot from another store
     leases/prune-<session>        a prune that will commit its condemnation
+    leases/dismissed-<id>         no lease: a prune waits no longer for a writer that copies this
 
-Each names the key where its session is decided. While its process runs, a thread changes the
+Each lease names the key where its session is decided. While its process runs, a thread changes the
 lease's number every minute, so that a prune can tell a session at work from a dead one without
 comparing the clocks of two machines.
 """
@@ -31,7 +32,9 @@ __all__ = [
     "RENEW_S",
     "HeldLeases",
     "Lease",
+    "copied_ids",
     "copy_lease",
+    "dismiss",
     "is_decided",
     "list_leases",
     "prune_lease",
@@ -46,6 +49,12 @@ _NAME: Final = re.compile(
     r"(?:snapshot-(?P<taken>cs-[0-9a-f]{6,64})|copy-(?P<copied>cs-[0-9a-f]{6,64})-[0-9a-f]{16}"
     r"|prune-(?P<prune>[0-9a-f]{16}))"
 )
+_COPIED: Final = re.compile(
+    r"(?:copy-(cs-[0-9a-f]{6,64})-[0-9a-f]{16}|dismissed-(cs-[0-9a-f]{6,64}))"
+)
+# This sorts behind the leases of copies. A listing arrives in pages, in the order of the keys, so a
+# reader that misses a deleted lease comes to what was put before the deletion.
+_DISMISSED: Final = "dismissed-"
 
 
 class Lease(NamedTuple):
@@ -162,7 +171,8 @@ def list_leases(place: Place) -> list[Lease]:
     Raises:
         StoreError: They can't be read.
     """
-    keys = [found.key for found in place.list(layout.LEASES)]
+    found = [listed.key for listed in place.list(layout.LEASES)]
+    keys = [key for key in found if not key.startswith(f"{layout.LEASES}/{_DISMISSED}")]
 
     def read(key: str) -> Lease | None:
         try:
@@ -180,6 +190,31 @@ def list_leases(place: Place) -> list[Lease]:
 
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "leases") as pool:
         return [lease for lease in pool.map(read, keys) if lease is not None]
+
+
+def copied_ids(place: Place) -> set[SnapshotId]:
+    """Return the snapshots that a session copies, or copied when a prune stopped waiting for it.
+
+    Such a session may still create the manifest, unless something else is at its key.
+
+    Raises:
+        StoreError: The bucket can't be read.
+    """
+    names = [found.key.partition("/")[2] for found in place.list(layout.LEASES)]
+    matches = [match for match in map(_COPIED.fullmatch, names) if match is not None]
+    return {SnapshotId(match[1] or match[2]) for match in matches}
+
+
+def dismiss(place: Place, lease: Lease) -> None:
+    """Delete the lease of a session that no prune waits for any more; it may still be at work.
+
+    Raises:
+        StoreError: The bucket can't be written to.
+    """
+    if lease.shared_id is not None:
+        # First: whoever deletes the manifest must know that this session could create it again.
+        place.put(f"{layout.LEASES}/{_DISMISSED}{lease.shared_id}", b"")
+    place.delete([lease.key])
 
 
 def is_decided(place: Place, lease: Lease) -> bool:
