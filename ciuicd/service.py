@@ -193,7 +193,7 @@ class Service:
         store_path = self._settings.snapshot_dir
         _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._plan())
         if is_url(store_path):
-            _log.info("prune and scrub are left out in a bucket: run 'ciuic prune' there")
+            _log.info("scrub is left out in a bucket")
         self._show_status()
 
     def _plan(self) -> str:

@@ -6,7 +6,8 @@
     scrub    up to ``scrub_budget`` a day, whatever program read; each pack at most once a week
     drill    every ``drill_interval``
 
-In a bucket, prune and scrub are left out.
+In a bucket, scrub is left out. A prune there waits for no session: what one of them may rely on
+goes with the next look, an hour later.
 
 All stop for a snapshot that is due or requested, and for the end of the daemon. Finished work
 is kept, and the next run continues. Each prune plans from scratch. After three interrupted plans in
@@ -30,6 +31,7 @@ from ciuic.errors import BusyError, CancelledError, CiuicError
 from ciuic.maintain.forget import apply_forget, plan_forget
 from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
+from ciuic.maintain.prune.report import PruneReport
 from ciuic.maintain.scrub.budget import Budget
 from ciuic.maintain.scrub.pack_health import read_since_s
 from ciuic.maintain.scrub.scrub import scrub
@@ -245,17 +247,22 @@ class Upkeep:
             raise failure[0]
 
     def _should_prune(self, settings: Settings) -> bool:
-        if is_url(settings.snapshot_dir):
-            return False
         now_ns = self._clock.now_ns()
         is_recent = self._pruned_ns is not None and 0 <= now_ns - self._pruned_ns < _DAY_NS
-        if is_recent and not is_short_of_space(settings.snapshot_dir, PRUNE_RESERVE):
+        if is_recent and (
+            is_url(settings.snapshot_dir)
+            or not is_short_of_space(settings.snapshot_dir, PRUNE_RESERVE)
+        ):
             return False
         with open_configured(settings) as store:
+            # An interrupted prune emptied the trash, and did not remove all its packs.
             if store.prune_mark.is_set:
-                return (
-                    True  # an interrupted prune emptied the trash, and did not remove all its packs
-                )
+                return True
+            if store.bucket is not None:
+                from ciuic.maintain.prune.bucket.prune import is_unfinished
+
+                if is_unfinished(store):
+                    return True
             limit_ns = now_ns - round(settings.trash_s * _NS)
             if any(entry.forgotten_ns <= limit_ns for entry in store.trash.read()):
                 return True
@@ -270,27 +277,22 @@ class Upkeep:
             _log.info(
                 "prune was interrupted %d times; it now plans to the end", self._interruptions
             )
-        with open_configured(settings, write=True) as store:
+        with open_configured(settings, write=True, removes=True) as store:
             self._refuse_other(store)
-            began_s = self._clock.monotonic_s()
-            plan = plan_prune(
-                store,
-                trash_s=settings.trash_s,
-                now_ns=self._clock.now_ns(),
-                cancelled=stop if may_stop else is_ending,
-            )
-            self._interruptions = 0
-            until_s = planned_s = self._clock.monotonic_s()
-            if not may_stop:
-                # A snapshot waited for this plan: use it for as long as planning took.
-                until_s += planned_s - began_s
+            if store.bucket is None:
+                report = self._prune_directory(settings, store, stop, is_ending)
+            else:
+                # Imported here because the clients of object stores are heavy.
+                from ciuic.maintain.prune.bucket.prune import prune_bucket
 
-            def must_stop() -> bool:
-                return is_ending() or (stop() and self._clock.monotonic_s() >= until_s)
-
-            report = apply_prune(
-                store, plan, parity=settings.parity, clock=self._clock, cancelled=must_stop
-            )
+                report = prune_bucket(
+                    store,
+                    trash_s=settings.trash_s,
+                    now_ns=self._clock.now_ns(),
+                    clock=self._clock,
+                    cancelled=stop if may_stop else is_ending,
+                )
+                self._interruptions = 0
         self._note("prune", **report.as_json())
         _log.info(
             "pruned: %s removed for good, %s freed, %s removed, %s rewritten, %s",
@@ -299,6 +301,41 @@ class Upkeep:
             counted(report.removed.packs, "pack"),
             report.rewritten.packs,
             format_duration(report.total_s),
+        )
+        if report.waiting_for:
+            self._pruned_ns = None
+            _log.info(
+                "%s can go when these sessions have ended: %s",
+                counted(report.condemned.packs, "more pack"),
+                first_few(list(report.waiting_for)),
+            )
+
+    def _prune_directory(
+        self,
+        settings: Settings,
+        store: Store,
+        stop: Callable[[], bool],
+        is_ending: Callable[[], bool],
+    ) -> PruneReport:
+        may_stop = self._interruptions < _INTERRUPTIONS_MAX
+        began_s = self._clock.monotonic_s()
+        plan = plan_prune(
+            store,
+            trash_s=settings.trash_s,
+            now_ns=self._clock.now_ns(),
+            cancelled=stop if may_stop else is_ending,
+        )
+        self._interruptions = 0
+        until_s = planned_s = self._clock.monotonic_s()
+        if not may_stop:
+            # A snapshot waited for this plan: use it for as long as planning took.
+            until_s += planned_s - began_s
+
+        def must_stop() -> bool:
+            return is_ending() or (stop() and self._clock.monotonic_s() >= until_s)
+
+        return apply_prune(
+            store, plan, parity=settings.parity, clock=self._clock, cancelled=must_stop
         )
 
     def _refuse_other(self, store: Store) -> None:

@@ -17,6 +17,7 @@ def open_configured(
     *,
     write: bool = False,
     only_adds: bool = False,
+    removes: bool = False,
     wait_s: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> AbstractContextManager[Store]:
@@ -24,8 +25,9 @@ def open_configured(
 
     Args:
         settings: The configuration.
-        write: See ``open_store``. In a bucket, writers can only add.
+        write: See ``open_store``. In a bucket, others may write meanwhile.
         only_adds: See ``open_store``.
+        removes: In a bucket: packs are removed, and no snapshot is added.
         wait_s: How long to wait for another writer on this machine.
         cancelled: Ends that wait once it turns true.
     """
@@ -36,6 +38,7 @@ def open_configured(
         settings.place_options if is_url(address) else None,
         write=write,
         only_adds=only_adds,
+        removes=removes,
         wait_s=wait_s,
         cancelled=cancelled,
         owner=settings.store_owner if write else None,

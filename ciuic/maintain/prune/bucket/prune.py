@@ -32,7 +32,7 @@ from ciuic.store.place.sessions.leases import Lease, prune_lease
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 
-__all__ = ["prune_bucket"]
+__all__ = ["is_unfinished", "prune_bucket"]
 
 _STOPPED = "prune was stopped; what was removed stays removed; run it again to continue"
 
@@ -68,9 +68,7 @@ def prune_bucket(
         StoreError: The bucket failed, or another prune revoked this one. The next prune goes on.
         CancelledError: ``cancelled`` turned true; what was done stays done.
     """
-    bucket = store.bucket
-    if not isinstance(bucket, StoreInBucket):
-        raise ValueError(f"{store.name} is not in a bucket")
+    bucket = _bucket(store)
     check = cancel_check(cancelled, _STOPPED)
     waiting = Waiting(bucket, patience, clock, check=check, told=told)
     run = _Run(store, bucket, waiting, check, progress)
@@ -90,6 +88,21 @@ def prune_bucket(
         )
     work = prune_work(store, plan, 0.0, clock, cancelled=cancelled, progress=progress)
     return run.prune(work)
+
+
+def is_unfinished(store: Store) -> bool:
+    """Return whether an earlier prune of some machine has condemned packs that are not deleted yet.
+
+    Raises:
+        StoreError: The bucket can't be read.
+    """
+    return bool(_bucket(store).condemned.read())
+
+
+def _bucket(store: Store) -> StoreInBucket:
+    if not isinstance(store.bucket, StoreInBucket):
+        raise ValueError(f"{store.name} is not in a bucket")
+    return store.bucket
 
 
 class _Run:
