@@ -171,6 +171,30 @@ def test_a_snapshot_that_begins_later_does_not_rely_on_condemned_packs(world):
         machine.check(listed=[world.kept, taken.id, again.id])
 
 
+def test_no_snapshot_relies_on_a_pack_that_comes_back(world):
+    """The upload of a session that was paused arrives again, and so does a prune's deletion."""
+    place = world.two.place()
+    packs = {name: place.get(f"packs/{name}", 10**9) for name in world.two.names("packs")}
+    world.one.prune()
+    deleted = packs.keys() - set(world.two.names("packs"))
+    assert len(deleted) == 2
+    for name in deleted:
+        place.put(f"packs/{name}", packs[name])
+
+    three = FolderMachine(world.top / "bucket", world.top / "three")
+    taken = [machine.take_at(machine.place(), world.old).id for machine in (world.one, three)]
+    assert deleted <= set(world.two.names("packs"))
+    place.delete(f"packs/{name}" for name in deleted)
+    for machine in (world.one, world.two, three):
+        machine.check(listed=[world.kept, *taken])
+    for name in deleted:
+        place.put(f"packs/{name}", packs[name])
+
+    assert world.two.prune().removed.packs == 2, "a later prune removes it"
+    for machine in (world.one, world.two, three):
+        machine.check(listed=[world.kept, *taken])
+
+
 def test_a_snapshot_at_work_is_waited_for(world):
     """The writer ends while the prune waits, so that one prune does everything."""
     with contextlib.ExitStack() as stack:

@@ -186,7 +186,7 @@ class StoreInBucket:
         Raises:
             StoreError: They can't be read.
         """
-        return frozenset[PackId]().union(*(found.shut for found in self.condemned.read()))
+        return self.condemned.shut()
 
     def mark(self, name: str) -> bytes:
         """Read a mark from the bucket.

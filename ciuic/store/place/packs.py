@@ -180,7 +180,7 @@ class Bucket(Protocol):
         ...
 
     def shut_packs(self) -> frozenset[PackId]:
-        """Return the packs that a prune has condemned: no session may rely on them."""
+        """Return the packs that a prune has condemned or deleted: no session may rely on them."""
         ...
 
     def mark(self, name: str) -> bytes:

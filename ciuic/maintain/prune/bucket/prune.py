@@ -125,9 +125,13 @@ class _Run:
         self._own_lease = prune_lease(store.session_id)
 
     def finish_earlier(self) -> None:
-        """Finish what earlier prunes have condemned, as far as no session is waited for."""
+        """Finish what earlier prunes have condemned, as far as no session is waited for.
+
+        Packs that were deleted and have come back go at once: nobody relies on them.
+        """
         for condemnation in self._bucket.condemned.read():
             self._finish(condemnation)
+        self._delete(self._bucket.condemned.deleted())
         self._store.index_keeper.renew(self._bucket.shut_packs())
 
     def prune(self, work: Work) -> PruneReport:
@@ -174,21 +178,15 @@ class _Run:
             if not self._waiting.finish(self._own_lease):
                 return False
             deleted = self._judge(condemnation)
-        self._delete(condemnation, deleted)
+        self._delete(deleted)
+        self._bucket.condemned.close(condemnation.session)
         return True
 
     def _judge(self, condemnation: Condemnation) -> frozenset[PackId]:
         """Create the verdict; returns the packs to delete."""
         store, bucket = self._store, self._bucket
         bucket.fetch()
-        others = frozenset[PackId]().union(
-            *(
-                found.shut
-                for found in bucket.condemned.read()
-                if found.session != condemnation.session
-            )
-        )
-        shut = others | condemnation.packs
+        shut = bucket.condemned.shut(besides=condemnation.session) | condemnation.packs
         store.index_keeper.renew(shut)
         sizes = store.pack_files()
         marks = mark_needed(store, frozenset(), self._check, self._progress)
@@ -200,14 +198,13 @@ class _Run:
         store.index.commit()
         return bucket.condemned.judge(condemnation.session, condemnation.packs - judgment.spared)
 
-    def _delete(self, condemnation: Condemnation, deleted: frozenset[PackId]) -> None:
-        """Delete packs, and then their condemnation."""
+    def _delete(self, deleted: frozenset[PackId]) -> None:
+        """Delete those of the packs that are there."""
         sizes = self._store.pack_files()
         there = sorted(deleted & sizes.keys())
         self._store.index.remove_packs(there)
         self._store.index.commit()
         self._bucket.condemned.delete(there)
-        self._bucket.condemned.close(condemnation.session)
         self._removed |= {pack_id: sizes[pack_id] for pack_id in there}
 
     def _report(

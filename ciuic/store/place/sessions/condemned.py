@@ -8,7 +8,9 @@ goes when its packs are gone; its verdict stays.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from ciuic.errors import (
@@ -31,6 +33,8 @@ from ciuic.store.records.condemnation import (
 )
 
 __all__ = ["Condemnation", "Condemned"]
+
+_REQUESTS_AT_ONCE: Final = 16
 
 _Decode = Callable[[bytes], frozenset[PackId]]
 _HINT: Final = "No snapshot can be added and nothing removed until it is put back or deleted."
@@ -77,10 +81,9 @@ class Condemned:
         """
         listed = [found.key.rpartition("/")[2] for found in self._place.list(layout.CONDEMNED)]
         names = {name: layout.parse_session_name(name) for name in listed}
-        for folder in self._copies.values():
-            old = folder.names(lambda name: name) - names.keys()
-            with contextlib.suppress(StoreError):
-                folder.remove_all(old)
+        copies = self._copies[layout.CONDEMNED]
+        with contextlib.suppress(StoreError):
+            copies.remove_all(copies.names(lambda name: name) - names.keys())
         found = []
         for name, session_id in sorted(names.items()):
             if session_id is None:
@@ -90,6 +93,35 @@ class Condemned:
                 deleted = self._read(layout.VERDICTS, name, decode_verdict)
                 found.append(Condemnation(session_id, packs, deleted))
         return found
+
+    def shut(self, *, besides: SessionId | None = None) -> frozenset[PackId]:
+        """Return the packs on which no session may rely: it holds its lease, and asks then.
+
+        Args:
+            besides: A condemnation that does not count.
+
+        Raises:
+            StoreError: They can't be read.
+        """
+        # In this order: when a condemnation has gone, its verdict is there.
+        found = [one.shut for one in self.read() if one.session != besides]
+        return self.deleted().union(*found)
+
+    def deleted(self) -> frozenset[PackId]:
+        """Return every pack that some verdict deletes.
+
+        They are shut for good: the upload of a session that was paused can bring one back, and a
+        prune that was paused can delete it once more.
+
+        Raises:
+            StoreError: The verdicts can't be read.
+        """
+        listed = [one.key.rpartition("/")[2] for one in self._place.list(layout.VERDICTS)]
+        names = [name for name in listed if layout.parse_session_name(name) is not None]
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "verdicts") as pool:
+            read = functools.partial(self._read, layout.VERDICTS, decode=decode_verdict)
+            found = [packs for packs in pool.map(read, names) if packs is not None]
+        return frozenset[PackId]().union(*found)
 
     def condemn(self, session_id: SessionId, packs: Collection[PackId]) -> bool:
         """Condemn packs; returns false if the session was revoked.
