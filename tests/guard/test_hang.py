@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -228,6 +229,50 @@ def test_a_gpu_counts_if_the_job_uses_it(monkeypatch, tmp_path, pids, busy, work
         gpus = Gpus()
         assert gpus.count == 3
         assert gpus.work_for({os.getpid()}) == works
+    finally:
+        sys.modules.pop("pynvml", None)
+
+
+STUCK = """
+import threading
+class NVMLError(Exception): pass
+ANSWERS = threading.Event()
+def nvmlInit(): AT == "start" and ANSWERS.wait()
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(number): return number
+def nvmlDeviceGetComputeRunningProcesses(device):
+    ANSWERS.wait()
+    return []
+"""
+
+
+@pytest.mark.parametrize("at", ["start", "question"])
+def test_a_driver_that_does_not_answer_stops_no_rule(told, monkeypatch, tmp_path, at) -> None:
+    """With a module in the place of NVIDIA's, which waits as a driver of a failed GPU does."""
+    (tmp_path / "pynvml.py").write_text(f"AT = {at!r}\n{STUCK}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    try:
+        gpus = Gpus(answer_s=0.05)
+        assert gpus.hangs == (at == "start")
+        assert not gpus.work_for({os.getpid()})
+        assert gpus.hangs
+        threads = threading.active_count()
+        assert not any(gpus.work_for({os.getpid()}) for _ in range(5))
+        assert threading.active_count() == threads, "nothing is asked until it answers"
+        idleness = Idleness([parse_rule("a", {"when": "job idle for 6s"})], told.clock, gpus)
+        found = []
+        for _ in range(4):
+            told.clock.advance(5)
+            found += idleness.poll(lambda: told.pids, lines=0, step=None, is_paused=False)
+        assert [one.rule.name for one in found] == ["a"]
+        assert "NVIDIA's driver does not answer" in found[0].what
+
+        sys.modules["pynvml"].ANSWERS.set()
+        wait_until("an answer comes", lambda: not gpus.hangs)
+        assert not gpus.work_for({os.getpid()})
+        assert gpus.count == 1
+        assert not gpus.hangs
     finally:
         sys.modules.pop("pynvml", None)
 

@@ -98,7 +98,8 @@ class Idleness:
         for rule in self._rules:
             if idle_s >= rule.idle_s and rule not in self._fired:
                 self._fired.append(rule)
-                found.append(Finding(rule, step, what=_what(idle_s, pids)))
+                hangs = self._gpus is not None and self._gpus.hangs
+                found.append(Finding(rule, step, what=_what(idle_s, pids, driver_hangs=hangs)))
         return found
 
     def _is_active(self, last: _Reading, current: _Reading) -> bool:
@@ -157,9 +158,11 @@ def _states(pids: Collection[int]) -> list[str]:
     return found
 
 
-def _what(idle_s: float, pids: Collection[int]) -> str:
+def _what(idle_s: float, pids: Collection[int], *, driver_hangs: bool) -> str:
     blocked = _states(pids).count("D")
     processes = counted(len(pids), "process", "processes")
     text = f"for {format_duration(idle_s)}, its {processes} used no processor and no GPU"
     text += ", moved no data and logged nothing"
+    if driver_hangs:
+        text += "; NVIDIA's driver does not answer"
     return text + (f"; {counted(blocked, 'thread')} of them wait for a disk" if blocked else "")
