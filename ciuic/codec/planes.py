@@ -85,7 +85,7 @@ def _split(packed: bytes, plain: bytes | memoryview, skip: int, count: int, out:
 def _join(
     packed: bytes, bodies: Sequence[bytes | memoryview], count: int, out: memoryview, skip: int
 ) -> None:
-    """Undo ``_split``: two bodies for each column, of which the second may be empty."""
+    """Undo ``_split``: two bodies for each column; the second may be empty."""
     compiled = core()
     if compiled is not None:
         compiled.functions.planes_join(compiled.targets, packed, bodies, count, out, skip)

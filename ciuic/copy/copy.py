@@ -95,7 +95,7 @@ def foresee_copy(
     began_s = clock.monotonic_s()
     there = set() if copy is None else copy.listed_ids()
     if copy is not None:
-        run.mend(copy)
+        run.send_lost(copy)
     for snapshot in choose_snapshots(source, copy, request.named, report):
         ready = run.send(snapshot)
         if ready is None:
@@ -154,7 +154,7 @@ def copy_snapshots(
     has_parity = bool(request.parity) and copy.bucket is None
     commits = _Commits(copy, receiver, report, on_copied, has_parity=has_parity)
     try:
-        run.mend(copy)
+        run.send_lost(copy)
         for now, snapshot in enumerate(chosen):  # noqa: B007 - ``check`` reads it
             ready = run.send(snapshot)
             if ready is not None:
@@ -181,7 +181,7 @@ class _Run:
         self._sender = sender
         self._trees = trees
 
-    def mend(self, copy: Store) -> None:
+    def send_lost(self, copy: Store) -> None:
         """Send the chunks that a scrub of the copy has found to be lost, if they are here."""
         lost = list(copy.index.lost_chunks())
         here = self._source.reader.places(lost) if lost else {}

@@ -44,6 +44,6 @@ def examine_contacts(plan: Plan | None) -> Iterator[Finding]:
         what = f"{plan.contacts}; 'ciuic runbook' writes the page with the steps"
         yield Finding(OK, "contacts", what)
     else:
-        what = "the configuration names nobody who can help with a recovery"
+        what = "the configuration does not say who can help with a recovery"
         advice = "Set 'contacts', and keep what 'ciuic runbook' prints on another machine."
         yield Finding(NOTE, "contacts", what, advice)

@@ -252,7 +252,7 @@ class StoreInBucket:
             UnknownFormatError: Writers of this store must know something that is unknown here.
         """
         # Before the leases: a prune that revokes one of them changes its key later than this. If a
-        # key were read after such a prune had deleted the lease, the next prune would find nobody
+        # key were read after such a prune had deleted the lease, the next prune would find no lease
         # to wait for, and the manifest would still replace the tombstone.
         for found in self._place.list(layout.SNAPSHOTS):
             snapshot_id = layout.parse_manifest_name(_name_of(found))

@@ -35,7 +35,7 @@ class Manifests:
 
     Args:
         store_path: The store's directory, or that of this machine for a store in a bucket.
-        bucket: Has the manifests, of which the directory then has copies; None: the directory has
+        bucket: Has the manifests, and the directory then has copies; None: the directory has
             them.
 
     Attributes:

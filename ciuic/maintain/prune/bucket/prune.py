@@ -127,7 +127,7 @@ class _Run:
     def finish_earlier(self) -> None:
         """Finish what earlier prunes have condemned, as far as no session is waited for.
 
-        Packs that were deleted and have come back go at once: nobody relies on them.
+        Packs that were deleted and have come back go at once: no session relies on them.
         """
         for condemnation in self._bucket.condemned.read():
             self._finish(condemnation)

@@ -212,7 +212,7 @@ def dismiss(place: Place, lease: Lease) -> None:
         StoreError: The bucket can't be written to.
     """
     if lease.shared_id is not None:
-        # First: whoever deletes the manifest must know that this session could create it again.
+        # First: a purge of the snapshot must know that this session could create it again.
         place.put(f"{layout.LEASES}/{_DISMISSED}{lease.shared_id}", b"")
     place.delete([lease.key])
 
