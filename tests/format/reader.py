@@ -35,6 +35,8 @@ PACK_CONTEXT = "ciuic store format 1 pack footer"
 WHOLE, BEING_WRITTEN, UNREADABLE, SKIPPED = 0, 1, 2, 3
 FRAME = struct.Struct("<4sBBHIIII32sQQ")
 TRAILER = struct.Struct("<QIIQ8s")
+SEGMENT = struct.Struct("<8sII")
+SEGMENT_ROW = struct.Struct("<32sQII")
 ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 LEVEL_MAX = 8
 NAME_MAX = 1023
@@ -225,9 +227,18 @@ def frames_of_pack(data: bytes, name: str) -> list[tuple[int, Frame]]:
 def _frames_of_footer(data: bytes, name: str) -> list[tuple[int, Frame]]:
     if len(data) < 8 + TRAILER.size:
         raise FormatError("a pack is cut short")
-    offset, length, count, own_sum, magic = TRAILER.unpack(data[-TRAILER.size :])
-    footer = data[offset : offset + length]
-    if magic != b"CIUICEND" or offset + length + TRAILER.size != len(data):
+    offset = TRAILER.unpack(data[-TRAILER.size :])[0]
+    return frames_of_end(data[offset:], len(data), name)
+
+
+def frames_of_end(end: bytes, size: int, name: str) -> list[tuple[int, Frame]]:
+    """Offset and header of each frame, from footer and trailer of a pack of this size."""
+    if len(end) < TRAILER.size:
+        raise FormatError("a pack has no footer")
+    offset, length, count, own_sum, magic = TRAILER.unpack(end[-TRAILER.size :])
+    footer = end[:length]
+    is_all = length + TRAILER.size == len(end) and offset + len(end) == size
+    if magic != b"CIUICEND" or not is_all:
         raise FormatError("a pack has no footer")
     if xxh3(footer) != own_sum or pack_identity(footer).hex() != name:
         raise FormatError("a pack's footer is damaged, or another pack's")
@@ -264,6 +275,23 @@ def _walked(data: bytes) -> Iterator[tuple[int, Frame]]:
             return
         yield at, frame
         at += frame.header_length + frame.stored_length
+
+
+# Section 22: index segments
+
+
+def ends_of_segment(data: bytes) -> dict[str, tuple[int, bytes]]:
+    """The size of each pack that an index segment lists, and its footer and trailer."""
+    magic, count, flags = SEGMENT.unpack(data[: SEGMENT.size])
+    if magic != b"CIUICSG1" or flags:
+        raise FormatError("not an index segment, or one of a later version")
+    found = {}
+    for row in range(count):
+        name, size, begin, length = SEGMENT_ROW.unpack_from(
+            data, SEGMENT.size + row * SEGMENT_ROW.size
+        )
+        found[name.hex()] = (size, data[begin : begin + length])
+    return found
 
 
 # Section 9: codecs

@@ -25,7 +25,8 @@ from ciuic.restore.targets import RestoreRequest
 from ciuic.store.directory.find import read_header
 from ciuic.store.directory.pack_file import read_footer, walk_frames
 from ciuic.store.format.frame import decode_frame, parse_header
-from ciuic.store.format.pack import encode_footer
+from ciuic.store.format.pack import encode_footer, end_of
+from ciuic.store.format.segment import PackEnd, encode_segment
 from ciuic.store.records import layout, nodes, recipe_nodes, tree_nodes
 from ciuic.store.records.header import Chunking, Header
 from ciuic.store.records.kinds import DATA, RECIPE, TREE, check_chunk
@@ -298,6 +299,17 @@ def test_the_pack(tmp_path):
     pack, footer = encode_footer(packed, len(again), data[-48:-32])
     assert (pack.hex(), again + footer) == (name, data)
     assert from_hex("frame") in data
+
+
+def test_the_segment():
+    pack, name = from_hex("pack"), rows("packname")[0][0]
+    data = from_hex("segment")
+    ends = [PackEnd(bytes.fromhex(name), len(pack), end_of(pack))]
+
+    assert encode_segment(ends) == data
+    assert layout.segment_name(data) == rows("segmentname")[0][0]
+    assert reader.ends_of_segment(data) == {name: (len(pack), end_of(pack))}
+    assert f"section 7, has {len(data)} bytes" in PAGE.read_text()
 
 
 def test_the_pack_is_as_long_as_the_page_says():

@@ -13,6 +13,7 @@ from ciuic.errors import CommitUncertainError, OfflineError, StoreError, Unsuppo
 from ciuic.store.store import open_store
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import SECRET_KEY
+from tests.kit.machine import Machine
 from tests.kit.place_contract import keys
 from tests.kit.program import CIUIC, environment
 
@@ -79,6 +80,23 @@ def test_a_snapshot_of_nothing_new_takes_few_requests(machine, proxy, source):
     machine.take(source)
 
     assert len(proxy.requests) - before <= 15, proxy.requests[before:]
+
+
+def test_a_machine_without_an_index_asks_for_no_pack(machine, server, proxy, source, tmp_path):
+    for number in range(18):
+        (source / "small/1").write_text(str(number))
+        machine.take(source)
+    new = Machine(machine.address, server, proxy.endpoint, tmp_path / "new")
+    before = len(proxy.requests)
+
+    with new.opened() as store:
+        packs = store.index.packs()
+
+    asked = proxy.requests[before:]
+    assert len(packs) >= 18
+    assert not [one for one in asked if "/packs/" in one], asked
+    assert len([one for one in asked if "/segments/" in one]) == 3  # sixteen of the 18 are merged
+    assert new.verify().ok
 
 
 @pytest.mark.parametrize(

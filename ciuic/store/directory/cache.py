@@ -1,8 +1,8 @@
 """The directory that a machine keeps for a store in a bucket.
 
-It has the chunk index, copies of manifests and marks, locks, unfinished packs and the control
-socket of a daemon. It may be deleted at any time. It has no header, so that no program takes
-it for a store.
+It has the chunk index, copies of manifests, marks and index segments, locks, unfinished packs and
+the control socket of a daemon. It may be deleted at any time. It has no header, so that no program
+takes it for a store.
 """
 
 import os
@@ -86,6 +86,8 @@ def _clear(path: str) -> None:
         snapshots.remove_all(map(layout.manifest_name, snapshots.names(layout.parse_manifest_name)))
         marks = Folder(path, layout.MARKS)
         marks.remove_all(layout.mark_name(*mark) for mark in marks.names(layout.parse_mark_name))
+        segments = Folder(path, layout.SEGMENTS)
+        segments.remove_all(segments.names(layout.parse_segment_name))
         top = Folder(path)
         top.remove_all(
             [layout.CACHE, layout.CATALOG, *(layout.CATALOG + s for s in layout.CATALOG_SUFFIXES)]

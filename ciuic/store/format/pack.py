@@ -25,9 +25,12 @@ from ciuic.system.hashing import PACK_LABEL_BYTES, checksum, pack_id_of
 
 __all__ = [
     "MAGIC",
+    "TRAILER_BYTES",
     "PackedFrame",
     "encode_footer",
+    "end_of",
     "footer_frames",
+    "is_end",
     "new_label",
     "walk_frames",
 ]
@@ -35,6 +38,7 @@ __all__ = [
 MAGIC: Final = b"CIUICPK1"
 _END_MAGIC: Final = b"CIUICEND"
 _TRAILER: Final = struct.Struct("<QIIQ8s")
+TRAILER_BYTES: Final = _TRAILER.size
 _OFFSET: Final = struct.Struct("<Q")
 
 
@@ -65,6 +69,27 @@ def encode_footer(
     footer = b"".join([*listed, label])
     trailer = _TRAILER.pack(footer_offset, len(footer), len(frames), checksum(footer), _END_MAGIC)
     return pack_id_of(footer), footer + trailer
+
+
+def end_of(pack: bytes) -> bytes:
+    """Return footer and trailer of a complete pack."""
+    footer_offset = _TRAILER.unpack_from(pack, len(pack) - TRAILER_BYTES)[0]
+    return pack[footer_offset:]
+
+
+def is_end(data: bytes, pack_id: PackId, size_bytes: int) -> bool:
+    """Return whether bytes are footer and trailer of a pack of this ID and length."""
+    if len(data) < TRAILER_BYTES + PACK_LABEL_BYTES or len(data) > size_bytes:
+        return False
+    footer = data[:-TRAILER_BYTES]
+    offset, length, _, own_sum, magic = _TRAILER.unpack_from(data, len(footer))
+    return (
+        magic == _END_MAGIC
+        and offset == size_bytes - len(data)
+        and length == len(footer)
+        and own_sum == checksum(footer)
+        and pack_id_of(footer) == pack_id
+    )
 
 
 def footer_frames(

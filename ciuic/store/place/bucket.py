@@ -32,6 +32,7 @@ from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Listed, Place, Version
 from ciuic.store.place.probe import probe
 from ciuic.store.place.records import Records
+from ciuic.store.place.segments.segments import Segments
 from ciuic.store.place.sessions.condemned import Condemned
 from ciuic.store.place.sessions.leases import (
     HeldLeases,
@@ -63,6 +64,7 @@ class StoreInBucket:
         path: The directory of this machine for the chunk index, manifests, locks and new packs.
         header: The store's own record.
         packs: Its packs.
+        segments: Its index segments.
         place: Has its objects.
         condemned: What prunes have condemned.
     """
@@ -71,7 +73,8 @@ class StoreInBucket:
         self.name = place.name
         self.path = path
         self.header = header
-        self.packs = PackObjects(place)
+        self.segments = Segments(place, path)
+        self.packs = PackObjects(place, self.segments)
         self.place = self._place = place
         self.condemned = Condemned(place, path)
         self._leases = HeldLeases(place)
@@ -273,6 +276,7 @@ class StoreInBucket:
             leases: The key of each, and what it says.
         """
         self._leases.hold(leases)
+        self.segments.learns = True
         # Read again: what a removal needs of writers is in the header before it looks for leases.
         self.header = _read_header(self._place)
         self._refuse_unknown()
@@ -284,6 +288,9 @@ class StoreInBucket:
     def end_writing(self) -> None:
         """Delete the leases; one that can't be deleted only delays a removal of packs."""
         self._leases.end()
+        # Segments are no part of what a session commits, so no prune needs to wait for this.
+        with contextlib.suppress(StoreError):
+            self.segments.tidy()
 
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
         """Read a manifest from the bucket.

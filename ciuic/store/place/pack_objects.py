@@ -1,7 +1,8 @@
 """The packs of a store in a bucket: one object each. See ``store.place.packs``.
 
 A pack is read in parts. What follows a part is often read next, so a part that is read in sequence
-grows up to 8 MiB, and a few parts stay in memory.
+grows up to 8 MiB, and a few parts stay in memory. The end of a pack, with its list of frames, is in
+an index segment as a rule.
 """
 
 import os
@@ -13,7 +14,9 @@ from typing import Final
 from ciuic.errors import ChunkMissingError, MissingError, StoreError
 from ciuic.ids import PackId
 from ciuic.store.directory.faults import store_faults
+from ciuic.store.format.pack import TRAILER_BYTES
 from ciuic.store.place.place import ByteRange, Place
+from ciuic.store.place.segments.segments import Segments
 from ciuic.store.records import layout
 from ciuic.system import durable
 
@@ -33,8 +36,9 @@ class ObjectPack:
 
     fd = -1
 
-    def __init__(self, place: Place, pack_id: PackId, size_bytes: int) -> None:
+    def __init__(self, place: Place, pack_id: PackId, size_bytes: int, segments: Segments) -> None:
         self._place = place
+        self._segments = segments
         self._key = _key(pack_id)
         self._pack_id = pack_id
         self.name = f"{place.name}/{self._key}"
@@ -56,21 +60,37 @@ class ObjectPack:
         if end <= offset_bytes:
             return b""
         with self._lock:
-            for begin, part in self._parts.items():
-                if begin <= offset_bytes and end <= begin + len(part):
-                    self._parts.move_to_end(begin)
-                    return part[offset_bytes - begin : end - begin]
-            begin, part_end = self._part_for(offset_bytes, end)
-            try:
-                wanted = ByteRange(begin, part_end - begin)
-                (part,) = self._place.get_ranges(self._key, [wanted])
-            except MissingError as error:
-                raise ChunkMissingError(f"pack {self._pack_id.hex()[:12]} is gone") from error
-            self._parts[begin] = part
-            self._end_bytes = part_end
-            while len(self._parts) > _PARTS_MAX:
-                self._parts.popitem(last=False)
-        return part[offset_bytes - begin : end - begin]
+            data = self._read(offset_bytes, end)
+            if end == self._size_bytes - TRAILER_BYTES and self._segments.learns:  # the footer
+                trailer = self._read(end, self._size_bytes)
+                self._segments.learn(self._pack_id, self._size_bytes, data + trailer)
+        return data
+
+    def _read(self, begin: int, end: int) -> bytes:
+        for part_begin, part in self._parts.items():
+            if part_begin <= begin and end <= part_begin + len(part):
+                self._parts.move_to_end(part_begin)
+                return part[begin - part_begin : end - part_begin]
+        part_begin, part = self._part_of(begin, end)
+        self._parts[part_begin] = part
+        while len(self._parts) > _PARTS_MAX:
+            self._parts.popitem(last=False)
+        return part[begin - part_begin : end - part_begin]
+
+    def _part_of(self, begin: int, end: int) -> tuple[int, bytes]:
+        """Fetch a part that has this range; returns where it begins."""
+        if end == self._size_bytes:
+            listed = self._segments.end(self._pack_id, self._size_bytes)
+            if listed and end - len(listed) <= begin:
+                return end - len(listed), listed
+        part_begin, part_end = self._part_for(begin, end)
+        try:
+            wanted = ByteRange(part_begin, part_end - part_begin)
+            (part,) = self._place.get_ranges(self._key, [wanted])
+        except MissingError as error:
+            raise ChunkMissingError(f"pack {self._pack_id.hex()[:12]} is gone") from error
+        self._end_bytes = part_end
+        return part_begin, part
 
     def expect(self, offset_bytes: int, length_bytes: int) -> None:
         """See ``OpenPack``: the next reads in this range are larger."""
@@ -100,10 +120,12 @@ class PackObjects:
 
     Args:
         place: The place of the store.
+        segments: Its index segments.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, segments: Segments) -> None:
         self._place = place
+        self._segments = segments
         self._lock = threading.Lock()
         self._sizes: dict[PackId, int] = {}
         self._open: OrderedDict[PackId, ObjectPack] = OrderedDict()
@@ -121,6 +143,7 @@ class PackObjects:
                 found[pack_id] = listed.size_bytes
         with self._lock:
             self._sizes = found
+        self._segments.outdate()
         return dict(found)
 
     def names(self) -> set[str]:
@@ -150,7 +173,8 @@ class PackObjects:
         with self._lock:
             pack = self._open.get(pack_id)
             if pack is None:
-                pack = self._open[pack_id] = ObjectPack(self._place, pack_id, size_bytes)
+                pack = ObjectPack(self._place, pack_id, size_bytes, self._segments)
+                self._open[pack_id] = pack
             self._open.move_to_end(pack_id)
             while len(self._open) > _OPEN_MAX:
                 self._open.popitem(last=False)
@@ -177,7 +201,7 @@ class PackObjects:
             durable.remove_file(path)
 
     def sync(self) -> None:
-        """Wait until every pack is uploaded, which makes it durable.
+        """Wait until every pack is uploaded, which makes it durable, and list them in a segment.
 
         Raises:
             StoreError: Not all are; every later call raises this, too.
@@ -189,6 +213,7 @@ class PackObjects:
         self._raise_failure()
         with self._lock:
             self._uploads = {}
+        self._segments.publish()
 
     def close(self) -> None:
         """See ``Packs``."""
@@ -199,6 +224,7 @@ class PackObjects:
         try:
             self._raise_failure()
             self._place.put(_key(pack_id), data)
+            self._segments.add(pack_id, data)
         except StoreError as error:
             self._failure = error
             raise

@@ -5,6 +5,7 @@ import re
 from typing import Final
 
 from ciuic.ids import PackId, SessionId, SnapshotId
+from ciuic.system.hashing import data_id
 
 __all__ = [
     "ADD_LOCK",
@@ -25,6 +26,7 @@ __all__ = [
     "READ_LOCK",
     "RESERVE",
     "RETIRED",
+    "SEGMENTS",
     "SNAPSHOTS",
     "TEMPORARY",
     "VERDICTS",
@@ -37,9 +39,11 @@ __all__ = [
     "parse_mark_name",
     "parse_pack_name",
     "parse_retired_name",
+    "parse_segment_name",
     "parse_session_name",
     "parse_set_aside_name",
     "retired_name",
+    "segment_name",
     "session_name",
 ]
 
@@ -63,12 +67,14 @@ PRUNING: Final = "prune.unfinished"
 QUARANTINE: Final = "quarantine"
 RESERVE: Final = "reserve"
 RETIRED: Final = "retired"
+SEGMENTS: Final = "segments"
 SNAPSHOTS: Final = "snapshots"
 TEMPORARY: Final = "tmp"
 VERDICTS: Final = "verdicts"
 
 _SNAPSHOT_ID = re.compile(r"cs-[0-9a-f]{6,64}")
 _PACK = re.compile(r"[0-9a-f]{64}")
+_SEGMENT = re.compile(r"[0-9a-f]{64}")
 _RETIRED = re.compile(r"[0-9a-f]{16}-[1-9][0-9]{0,17}\.json")
 _SESSION = re.compile(r"([0-9a-f]{16})\.json")
 _MARK = re.compile(r"(cs-[0-9a-f]{6,64})-([1-9][0-9]{0,17})\.json")
@@ -118,6 +124,16 @@ def retired_name(session_id: SessionId, number: int) -> str:
 def parse_retired_name(name: str) -> str | None:
     """Return the name of a record in ``retired/``; None if it is not one's name."""
     return name if _RETIRED.fullmatch(name) else None
+
+
+def segment_name(data: bytes) -> str:
+    """Return the name of an index segment in ``segments/``: the hash of its bytes."""
+    return data_id(data).hex()
+
+
+def parse_segment_name(name: str) -> str | None:
+    """Return the name of an index segment; None if it is not one's name."""
+    return name if _SEGMENT.fullmatch(name) else None
 
 
 def session_name(session_id: SessionId) -> str:

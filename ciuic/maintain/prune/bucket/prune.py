@@ -8,10 +8,12 @@ condemn    name all these packs in one object; from then on, no new session reli
 wait       for each session that is at work, or revoke it
 judge      read again what is needed; the packs that are needed after all are spared
 delete     the other packs
+tidy       merge index segments, without the packs that are gone
 
 It can be stopped at any moment, and any prune of any machine does the rest.
 """
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -148,6 +150,9 @@ class _Run:
             condemnation = self._condemn(packs)
             if not self._finish(condemnation):
                 condemned = PruneCounts(len(packs), sum([sizes[pack_id] for pack_id in packs]))
+        if self._removed or earlier.packs:
+            with contextlib.suppress(StoreError):  # only readers without a chunk index need it
+                self._bucket.segments.tidy(self._bucket.condemned.deleted())
         return self._report(work, rewritten, earlier, condemned)
 
     def _purge(self, plan: PrunePlan) -> None:
