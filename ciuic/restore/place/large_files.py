@@ -18,6 +18,7 @@ from ciuic.restore.place.present_files import PresentFiles
 from ciuic.restore.place.target import target_faults
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.stability import same_content
+from ciuic.store.records.kinds import ALONE_BYTES
 from ciuic.view.chunk_plan import Part, group_by_frame, matching_parts, read_parts, windows
 
 __all__ = ["LargeFiles"]
@@ -156,6 +157,8 @@ class LargeFiles:
             output.copy(present_fd, offset, length_bytes)
 
         def write(group: list[Part]) -> None:
+            if self._write_straight(job, output, group):
+                return
             for offset, plain in read_parts(self._reader, group):
                 with target_faults(job.place):
                     output.write(plain, offset)
@@ -163,6 +166,18 @@ class LargeFiles:
         tasks = [functools.partial(copy, *stretch) for stretch in _stretches(copied)]
         groups = group_by_frame(self._reader, fresh)
         run_all(self._pool, tasks + [functools.partial(write, group) for group in groups])
+
+    def _write_straight(self, job: Job, output: Output, group: list[Part]) -> bool:
+        """Decode a chunk to where it is written from; False if there are slices, or damage."""
+        offset, piece = group[0]
+        if len(group) > 1 or piece.start_bytes or piece.length_bytes < ALONE_BYTES:
+            return False
+        with output.memory(piece.length_bytes, offset) as plain:
+            if plain is None or not self._reader.read_into(piece.id, plain):
+                return False
+            with target_faults(job.place):
+                output.write(plain, offset, is_lent=True)
+        return True
 
 
 def _stretches(parts: Iterable[Part]) -> Iterator[tuple[int, int]]:

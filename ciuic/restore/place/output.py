@@ -1,7 +1,9 @@
 """Writing a large file, past the page cache where the file system allows it."""
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from ciuic.system.buffers import BufferPool
@@ -11,7 +13,11 @@ __all__ = ["Output", "write_all"]
 _ALIGNMENT: Final = 4096
 _BUFFER_BYTES: Final = 1024 * 1024
 
+_LENT_BYTES: Final = 2 * _BUFFER_BYTES
+"""A chunk of a checkpoint has 1 MiB; a longer one takes the way of ``write`` with a copy."""
+
 _buffers: Final = BufferPool(_BUFFER_BYTES)
+_lent: Final = BufferPool(_LENT_BYTES)
 
 
 class Output:
@@ -46,13 +52,32 @@ class Output:
             offset += copied
             length -= copied
 
-    def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write at an offset of the file."""
+    @contextlib.contextmanager
+    def memory(self, length: int, offset: int) -> Iterator[memoryview | None]:
+        """Lend memory for bytes that ``write`` can write at this offset without a copy.
+
+        None if they are too many. The memory is reused: fresh memory costs page faults.
+        """
+        begin = offset % _ALIGNMENT
+        if begin + length > _LENT_BYTES:
+            yield None
+            return
+        buffer = _lent.take()
+        try:
+            yield memoryview(buffer)[begin : begin + length]
+        finally:
+            _lent.give_back(buffer)
+
+    def write(self, data: bytes | memoryview, offset: int, *, is_lent: bool = False) -> None:
+        """Write at an offset of the file; ``is_lent``: bytes in the memory for this offset."""
         view = memoryview(data)
         if self._direct_fd >= 0:
             begin = min(-offset % _ALIGNMENT, len(view))
             end = begin + (len(view) - begin) // _ALIGNMENT * _ALIGNMENT
-            self._write_direct(view[begin:end], offset + begin)
+            if is_lent:
+                self._write_block(view[begin:end], offset + begin)
+            else:
+                self._write_direct(view[begin:end], offset + begin)
             # Tensors begin and end anywhere. The unaligned ends go through the page cache, and
             # later: buffered and direct writes to one file wait for each other.
             self._edges += [(offset, bytes(view[:begin])), (offset + end, bytes(view[end:]))]

@@ -135,7 +135,7 @@ class StoreReader:
         Returns:
             Whether ``out`` has the chunk. If not, ``chunk`` repairs it or says what is wrong.
         """
-        # Imported here: only a training program reads into its own memory.
+        # Imported here: most commands read no large chunk.
         from ciuic.store.packs.straight import read_straight
 
         return read_straight(self._packs, self._expected, chunk_id, out)
