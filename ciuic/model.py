@@ -107,6 +107,11 @@ class Entry(msgspec.Struct, array_like=True):
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
+    def file_type(self) -> int:
+        """The type bits of the mode, as ``stat.S_IFREG``."""
+        return stat.S_IFMT(self.mode)
+
+    @property
     def is_directory(self) -> bool:
         """The entry is a directory."""
         return stat.S_ISDIR(self.mode)

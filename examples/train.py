@@ -15,7 +15,7 @@ from ciuic import Best, SnapshotManager
 STEPS = 2000
 
 
-def main(store: str) -> None:
+def main(store: str = "./snapshots") -> None:
     """Train, from the latest snapshot if there is one."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)

@@ -54,7 +54,7 @@ def command(session: Session, *, path: str, as_json: bool) -> None:
         found = history(store, snapshots, wanted)
         if as_json:
             print_json_array(_json(change, wanted) for change in found)
-        else:
+        elif found:
             _print(found, shown_ids(store))
     if not found:
         click.echo(f"no snapshot holds {printable(wanted)}", err=True)

@@ -237,6 +237,14 @@ def _place(place: str | None, destination: str | None) -> bytes | None:
     return absolute(os.path.join(destination, place))
 
 
+def _owner_remedy() -> str:
+    if os.geteuid():
+        return "only root can restore the owner"
+    return (
+        "here root can't restore the owner either: it lacks CAP_CHOWN, or the file system refuses"
+    )
+
+
 def print_restored(snapshot_id: str, report: RestoreReport) -> None:
     """Print what a restore did, or would do."""
     for place in report.would_delete:
@@ -259,8 +267,14 @@ def print_restored(snapshot_id: str, report: RestoreReport) -> None:
         click.echo(
             f"ciuic: {counted(report.owner_refused, 'path')} had"
             f" {inflected(report.owner_refused, 'another owner', 'other owners')} and now"
-            f" {inflected(report.owner_refused, 'belongs', 'belong')} to you; only root can restore"
-            " the owner",
+            f" {inflected(report.owner_refused, 'belongs', 'belong')} to you; {_owner_remedy()}",
+            err=True,
+        )
+    if report.repaired_frames:
+        click.echo(
+            f"ciuic: the store is damaged: {counted(report.repaired_frames, 'frame')} had to be"
+            " read with parity or from another copy; what was restored is right\n"
+            "       Run 'ciuic repair' to see the damage, and check the disk.",
             err=True,
         )
     for note in report.notes:

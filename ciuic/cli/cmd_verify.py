@@ -145,7 +145,7 @@ def _print_summary(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> 
         click.echo(
             f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}", err=True
         )
-    read = f", {format_bytes(report.read_bytes)} read" if checksum else ""
+    read = f", {format_bytes(report.read_bytes)} read" if checksum else ", content not read"
     click.echo(
         f"{len(report.snapshots)} verified, {counted(report.chunks, 'chunk')}{read},"
         f" {format_duration(report.total_s)}",

@@ -117,10 +117,16 @@ class Session:
             checked: Refuse a configuration that has a mistake in any of its lines.
 
         Raises:
-            ConfigError: Neither the command line nor a configuration names a store.
+            ConfigError: Neither the command line nor a configuration names a store, or ``--config``
+                names no file.
             UsageError: The URL names a file of another machine.
         """
         if self.store is not None:
+            if self.config is not None and not os.path.lexists(self.config):
+                raise ConfigError(
+                    f"{self.config}: there is no such file",
+                    hint="Name the file that you mean, or leave --config out.",
+                )
             return _absolute(self.store)
         path = self.config_path
         if path is None:

@@ -30,6 +30,7 @@ class Fallback:
         self._run = run
         self._targets = {target.path: target for target in targets}
         self._wanted: _Wanted = {}
+        self._types: dict[bytes, int] = {}
 
     def restore(self, being_written: list[bytes]) -> None:
         """Restore the damaged paths of the report, and the files that were not placed.
@@ -41,12 +42,19 @@ class Fallback:
         lost = {path.path: path for path in report.failed if path.path in report.damaged_paths}
         report.failed = [path for path in report.failed if path.path not in lost]
         self._wanted = {**dict.fromkeys(being_written), **lost}
+        self._types = self._own_types()
         try:
             self._search()
         finally:
             left = [warning for warning in self._wanted.values() if warning is not None]
             report.failed.extend(left)
             report.damaged_paths = set(self._wanted)
+
+    def _own_types(self) -> dict[bytes, int]:
+        """What each path is in the snapshot itself, as far as its directory can be read."""
+        locator = Locator(self._run.store, self._run.manifest)
+        entries = {path: _find(locator, path) for path in sorted(self._wanted, key=_names)}
+        return {path: entry.file_type for path, entry in entries.items() if entry is not None}
 
     def _search(self) -> None:
         if self._wanted:
@@ -132,8 +140,8 @@ class Fallback:
                 entry = _find(locator, path)
                 if entry is None or (entry.state == BEING_WRITTEN and whole_only):
                     continue
-                if wanted[path] is None and not entry.is_file:
-                    continue
+                if self._types.get(path, entry.file_type) != entry.file_type:
+                    continue  # a directory is no version of a file
                 tried[path] = None
                 for outer in _holders(path, self._targets):
                     if parent is None or parent.path != outer.parent:

@@ -23,6 +23,8 @@ class RestoreReport(msgspec.Struct):
         damaged_paths: Paths that could not be restored because of damage in the store or of a
             failed read when the snapshot was taken; ``--fallback`` looks for older versions.
         damaged: The store is damaged, even if an older version was found.
+        repaired_frames: Damaged frames of the store that were read with parity, or from another
+            copy. What was restored from them is right.
         unmatched: Options whose pattern matched nothing.
     """
 
@@ -40,6 +42,7 @@ class RestoreReport(msgspec.Struct):
     flux: list[bytes] = msgspec.field(default_factory=list)
     damaged_paths: set[bytes] = msgspec.field(default_factory=set)
     damaged: bool = False
+    repaired_frames: int = 0
     unmatched: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -63,4 +66,5 @@ class RestoreReport(msgspec.Struct):
             "notes": [note.as_json() for note in self.notes],
             "flux": [path_text(path) for path in self.flux],
             "unmatched": self.unmatched,
+            "repaired_frames": self.repaired_frames,
         }

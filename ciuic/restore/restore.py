@@ -76,8 +76,10 @@ def restore(
         if request.fallback:
             Fallback(run, targets).restore(being_written)
     except CiuicError as error:
+        report.repaired_frames = store.reader.repaired_frames
         error.done = report.as_json()
         raise
+    report.repaired_frames = store.reader.repaired_frames
     report.unmatched = selection.unmatched
     report.total_s = clock.monotonic_s() - began_s
     return report

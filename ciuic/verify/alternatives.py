@@ -84,16 +84,26 @@ class _Search:
         The outer loop is over snapshots, so that the chunks of all paths are looked up together.
         """
         found: dict[bytes, SnapshotId] = {}
+        types: dict[bytes, int] = {}
         for snapshot in older:
             waiting = [path for path in paths if path not in found][: self._tries_left]
             if not waiting:
                 break
             self._tries_left -= len(waiting)
-            found.update(dict.fromkeys(self._whole_in(snapshot.id, waiting), snapshot.id))
+            found.update(dict.fromkeys(self._whole_in(snapshot.id, waiting, types), snapshot.id))
         return found
 
-    def _whole_in(self, snapshot_id: SnapshotId, paths: list[bytes]) -> list[bytes]:
-        """The paths that this snapshot has intact."""
+    def _whole_in(
+        self, snapshot_id: SnapshotId, paths: list[bytes], types: dict[bytes, int]
+    ) -> list[bytes]:
+        """The paths that this snapshot has intact.
+
+        Args:
+            snapshot_id: The snapshot.
+            paths: The paths.
+            types: What each path is in the first snapshot that has it: a directory is no version of
+                a file.
+        """
         manifest = self._manifest(snapshot_id)
         if manifest is None:
             return []
@@ -102,7 +112,12 @@ class _Search:
         for path in paths:
             with contextlib.suppress(CorruptionError, UnknownFormatError):
                 found = locator.find(path)
-                if found is not None and found.entry.state not in {BEING_WRITTEN, UNREADABLE}:
+                if (
+                    found is None
+                    or types.setdefault(path, found.entry.file_type) != found.entry.file_type
+                ):
+                    continue
+                if found.entry.state not in {BEING_WRITTEN, UNREADABLE}:
                     located.append(found)
         sound = self._survey.entries_are_sound([found.entry for found in located])
         return [found.path for found, is_sound in zip(located, sound, strict=True) if is_sound]

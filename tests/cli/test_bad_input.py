@@ -122,6 +122,8 @@ def test_a_configuration_that_is_missing_or_no_file_is_named(tmp_path):
 
     refused(run_here("--config", missing, "snapshot"), 2, str(missing), "no such file")
     refused(run_here("--config", missing, "list"), 2, str(missing), "no such file")
+    with_store = ("--config", missing, "--store", tmp_path / "store")
+    refused(run_here(*with_store, "list"), 2, str(missing), "no such file")
     refused(run_here("--config", tmp_path, "list"), 2, str(tmp_path), "is a directory")
     refused(run_here("--config", fifo, "list"), 2, str(fifo), "not a regular file")
     refused(run("ciuic", "list", env={"CIUIC_CONFIG": str(missing)}), 2, str(missing))

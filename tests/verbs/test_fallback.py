@@ -316,7 +316,7 @@ def test_a_large_file_with_a_known_damaged_chunk_is_not_read(
     assert report.failed == []
     assert len(report.notes) == 1
     assert (out / "model").read_bytes() == begins[0] + whole
-    assert frames[lost] == 1
+    assert frames[lost] == 2  # straight to the memory that is written, and then with parity
     assert [frames[one] for one in between] == [0] * 9
 
 
@@ -383,3 +383,40 @@ def test_an_older_snapshot_that_can_not_be_read_is_named_where_it_may_have_been_
     assert done.code == 4
     named = [one["path"] for one in done.document["notes"]]
     assert named == ([unread] if which == "older" else [])
+
+
+def test_a_directory_is_no_older_version_of_a_file(box: Box, tmp_path: Path) -> None:
+    versions = [os.urandom(MIB) for _ in range(2)]
+    model = box.source / "model"
+    model.write_bytes(versions[0])
+    first = box.take().id
+    model.unlink()
+    (model / "inner").mkdir(parents=True)
+    box.take()
+    shutil.rmtree(model)
+    model.write_bytes(versions[1])
+    box.take()
+    flip_content(box.store, versions[1])
+    found = box.ciuic("verify", "latest", "--checksum", "--json").document["snapshots"][0]
+    assert [one["intact_in"] for one in found["damaged"]] == [first]
+    report = box.restore(to=tmp_path / "out", fallback=True)
+    assert report.failed == []
+    assert (tmp_path / "out" / "source" / "model").read_bytes() == versions[0]
+
+
+def test_a_restore_says_that_it_read_damaged_frames_with_parity(box: Box, tmp_path: Path) -> None:
+    box.parity = 0.04
+    content = os.urandom(2 * MIB)
+    (box.source / "model").write_bytes(content)
+    box.take()
+    restore = ("restore", "-s", "latest", "-p", box.source, "--no-hot")
+    sound = box.ciuic(*restore, "-d", tmp_path / "sound", "--json")
+    assert sound.document["repaired_frames"] == 0
+    flip_content(box.store, content[MIB:])
+    told = box.ciuic(*restore, "-d", tmp_path / "told")
+    assert told.code == 0
+    assert "1 frame had to be read with parity" in told.err
+    assert "ciuic repair" in told.err
+    out = box.ciuic(*restore, "-d", tmp_path / "out", "--json")
+    assert out.document["repaired_frames"] == 1
+    assert (tmp_path / "out" / "source" / "model").read_bytes() == content

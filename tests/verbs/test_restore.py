@@ -940,6 +940,27 @@ def test_another_user_gets_what_he_may_have_and_the_rest_named(public_box: Box) 
 
 
 @pytest.mark.root
+def test_root_without_the_right_to_give_files_away_is_told_so_in_one_line(
+    box: Box, tmp_path: Path
+) -> None:
+    """As in a container: the content is right, so it is no failure, and a drill succeeds."""
+    for name in ("one", "two"):
+        write(box.source / name, os.urandom(1000))
+        os.chown(box.source / name, 65534, 65534)
+    box.take()
+    no_chown = ("setpriv", "--bounding-set", "-chown")
+    arguments = ("--config", box.config, "restore", "-s", "latest", "-p", box.source)
+    restored = ciuic(*arguments, "-d", tmp_path / "out", wrapper=no_chown)
+    assert restored.code == 0, restored.err
+    assert "2 paths had other owners" in restored.err
+    assert "CAP_CHOWN" in restored.err
+    assert len(restored.err.splitlines()) == 1
+    drilled = ciuic("--config", box.config, "drill", "--json", wrapper=no_chown)
+    assert drilled.code == 0, drilled.err
+    assert drilled.document["files"] == 2
+
+
+@pytest.mark.root
 def test_an_ordinary_user_owns_the_files_of_others_that_it_restores(public_box: Box) -> None:
     """As with tar, cp and restic, it succeeds, and one line reports it."""
     box = public_box

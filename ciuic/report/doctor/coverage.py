@@ -42,5 +42,8 @@ def examine_coverage(roots: Sequence[bytes], store_path: str | None) -> Iterator
         what = "no program of this user has a checkpoint open outside the directories of snapshots"
         yield Finding(NOTE, "coverage", what, "Run doctor as root to see all programs.")
     else:
-        what = "outside containers, no program has a checkpoint open that snapshots do not have"
+        what = (
+            "every checkpoint that a program has open is in a directory of snapshots; programs in"
+            " containers were not looked at"
+        )
         yield Finding(OK, "coverage", what)

@@ -1,6 +1,5 @@
 """The record of what a pass of a restore has done so far: counts, failures and notes."""
 
-import os
 import threading
 from collections.abc import Iterable
 from typing import Final
@@ -103,11 +102,12 @@ class Ledger:
         """Note metadata of a restored path that this user may not set.
 
         As with tar and restic, files that a user restores belong to that user. The report counts
-        the owners that were refused; only for root is that a failure.
+        the owners that were refused. In containers and on some network file systems, that
+        happens to root as well.
         """
         with self._lock:
             for what in refused:
-                if what.endswith(OWNER_REFUSED) and os.geteuid() != 0:
+                if what.endswith(OWNER_REFUSED):
                     self._report.owner_refused += 1
                 else:
                     self.failures.append(PathWarning(path, what))

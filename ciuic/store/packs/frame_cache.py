@@ -28,12 +28,16 @@ class CachedFrame(NamedTuple):
 
 
 class FrameCache:
-    """A bounded number of bytes of decoded frames. May be used from any thread."""
+    """A bounded number of bytes of decoded frames. May be used from any thread.
+
+    Attributes:
+        restored: The frames that parity has restored: pack and offset.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._frames: OrderedDict[_Key, CachedFrame] = OrderedDict()
-        self._restored: set[_Key] = set()
+        self.restored: set[_Key] = set()
         self._cached_bytes = 0
 
     def clear(self) -> None:
@@ -52,7 +56,7 @@ class FrameCache:
         """
         key = (place.pack_id, place.offset_bytes)
         with self._lock:
-            if not repair and key in self._restored:
+            if not repair and key in self.restored:
                 return None
             found = self._frames.get(key)
             if found is not None:
@@ -74,4 +78,4 @@ class FrameCache:
 
     def note_restored(self, place: ChunkPlace) -> None:
         """Note that the frame at ``place`` was restored with parity."""
-        self._restored.add((place.pack_id, place.offset_bytes))
+        self.restored.add((place.pack_id, place.offset_bytes))

@@ -87,6 +87,12 @@ class StoreReader:
         self._expected: Mapping[ChunkId, ChunkPlace] = {}
         self._too_long: set[ChunkId] = set()
 
+    @property
+    def repaired_frames(self) -> int:
+        """How many damaged frames were read with parity or elsewhere; a prune removes packs."""
+        keys = self.damaged.keys() | self._cache.restored
+        return sum([self.pack_size(pack_id) is not None for pack_id, _ in keys])
+
     def close(self) -> None:
         """Close the packs and clear the cache."""
         self._packs.close()
