@@ -59,6 +59,7 @@ class Prepared:
         known: The listed snapshots.
         spare: A listed snapshot that may be forgotten.
         trashed: A forgotten snapshot.
+        calls: The calls of a clean run of each command that has run: see ``calls_of``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -81,6 +82,7 @@ class Prepared:
         (box.source / "large").write_bytes(rng.randbytes(MIB))
         (box.source / "new").mkdir()
         (box.source / "new" / "file").write_bytes(rng.randbytes(2000))
+        self.calls: dict[str, list[Call]] = {}
 
 
 class Command(NamedTuple):
@@ -154,11 +156,17 @@ def run(box: Box, command: tuple[str | Path, ...], trace: Path, *options: str) -
     return ciuic("--config", box.config, *command, "--json", wrapper=wrapper)
 
 
-def calls_of(made: Prepared, command: Command, directory: Path) -> list[Call]:
+def calls_of(made: Prepared, name: str, directory: Path) -> list[Call]:
     """Return all calls of a clean run that touch the store or the target.
 
     Calls are counted for each thread. Calls of the first thread that load a library are left out.
     """
+    if name not in made.calls:
+        made.calls[name] = traced_calls(made, COMMANDS[name], directory)
+    return made.calls[name]
+
+
+def traced_calls(made: Prepared, command: Command, directory: Path) -> list[Call]:
     box, out, trace = copy_of(made, directory / "clean"), directory / "clean-out", directory / "log"
     command.damages(box)
     outcome = run(box, command.arguments(made, out), trace, "-e", f"trace={','.join(CALLS)}")
@@ -195,7 +203,7 @@ def test_any_single_call_may_fail_or_be_the_last(
     made: Prepared, tmp_path: Path, name: str, fault: str
 ) -> None:
     command = COMMANDS[name]
-    calls = calls_of(made, command, tmp_path)
+    calls = calls_of(made, name, tmp_path)
     if fault == "error=ENOSPC":
         calls = [one for one in calls if one.name not in READS]
     assert calls

@@ -10,7 +10,6 @@ import errno
 import json
 import mmap
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -149,7 +148,6 @@ def content(size: int) -> bytes:
 
 def fill(source: Path) -> None:
     """Files of every kind."""
-    shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
     for name, (size, _) in FILES.items():
         (source / name).write_bytes(content(size))
@@ -211,23 +209,28 @@ def _count(one: Pages, other: Pages) -> int:
     return sum(before < after for before, after in zip(one, other, strict=True))
 
 
-@pytest.fixture(params=["ext4", "xfs", "btrfs"])
-def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    """A file system of each kind."""
-    with disk(request.param, tmp_path, size_mib=1024) as made:
+@pytest.fixture(scope="module", params=["ext4", "xfs", "btrfs"])
+def mounted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Disk]:
+    """A file system of each kind, with files of every kind in ``source``."""
+    with disk(request.param, tmp_path_factory.mktemp(request.param), size_mib=2048) as made:
+        fill(made.path / "source")
         yield made
 
 
-@pytest.fixture
-def ext4(tmp_path: Path) -> Iterator[Disk]:
-    """A file system without clones, where files are read in place."""
-    with disk("ext4", tmp_path, size_mib=1024) as made:
-        yield made
+on_ext4 = pytest.mark.parametrize("mounted", ["ext4"], indirect=True)
+"""There are no reflinks: files are read in place."""
 
 
-def configure(source: Path, store: Path, directory: Path) -> Path:
-    config = directory / "ciuic.conf"
-    config.write_text(f"snapshot_paths = {source}\nsnapshot_dir = {store}\nbase_interval = 0\n")
+def configure(source: Path, directory: Path) -> Path:
+    """Make a store beside the source, with a name of its own."""
+    config, store = directory / "ciuic.conf", source.parent / f"store of {directory.name}"
+    # With the default priority, it would wait for all tests beside it.
+    config.write_text(
+        f"snapshot_paths = {source}\nsnapshot_dir = {store}\n"
+        "base_interval = 0\nio_priority = none\n"
+    )
     outcome = ciuic("--config", config, "init")
     assert outcome.code == 0, outcome.err
     return config
@@ -240,8 +243,7 @@ def snapshot(config: Path, *options: str, wrapper: tuple[str, ...] = ()) -> None
 
 def test_a_snapshot_leaves_the_page_cache_as_it_was(mounted: Disk, tmp_path: Path) -> None:
     source = mounted.path / "source"
-    fill(source)
-    config = configure(source, mounted.path / "store", tmp_path)
+    config = configure(source, tmp_path)
     check(source, lambda: snapshot(config))
     check(source, lambda: snapshot(config))
     check(source, lambda: snapshot(config, "--base"))
@@ -251,8 +253,7 @@ def test_files_that_changed_since_the_last_snapshot_are_left_as_they_were(
     mounted: Disk, tmp_path: Path
 ) -> None:
     source = mounted.path / "source"
-    fill(source)
-    config = configure(source, mounted.path / "store", tmp_path)
+    config = configure(source, tmp_path)
     snapshot(config)
     for name in ("windows every third", "large every other MiB", "6 KB cold", "100 KB half"):
         with (source / name).open("r+b") as file:
@@ -261,15 +262,15 @@ def test_files_that_changed_since_the_last_snapshot_are_left_as_they_were(
     check(source, lambda: snapshot(config))
 
 
+@on_ext4
 @pytest.mark.parametrize("kernel", OLDER_KERNELS)
 def test_older_kernels_need_more_calls_for_the_same(
-    ext4: Disk, tmp_path: Path, kernel: str
+    mounted: Disk, tmp_path: Path, kernel: str
 ) -> None:
     if PREADV2 is None:
         pytest.skip("the numbers of this machine's system calls are not known")
-    source = ext4.path / "source"
-    fill(source)
-    config = configure(source, ext4.path / "store", tmp_path)
+    source = mounted.path / "source"
+    config = configure(source, tmp_path)
     refusing = (sys.executable, "-c", REFUSE, json.dumps(OLDER_KERNELS[kernel]))
     asked = subprocess.run(
         [*refusing, sys.executable, "-c", ASK], capture_output=True, text=True, check=False
@@ -281,7 +282,6 @@ def test_older_kernels_need_more_calls_for_the_same(
 @pytest.mark.parametrize("refusing", [False, True])
 def test_files_read_in_place_one_by_one(mounted: Disk, *, refusing: bool) -> None:
     source = mounted.path / "source"
-    fill(source)
     device = source.stat().st_dev
     directory = os.open(source, os.O_RDONLY)
     if refusing:
@@ -317,17 +317,18 @@ def read_large(
         opened.close()
 
 
+@on_ext4
 def test_the_empty_parts_of_a_sparse_file_are_not_looked_at_page_by_page(
-    ext4: Disk, monkeypatch: pytest.MonkeyPatch
+    mounted: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of 1 TiB has 16,384 windows of 16,384 pages: a minute, for ten thousand blocks."""
     size = 1 << 40
-    with (ext4.path / "sparse").open("wb") as file:
+    with (mounted.path / "sparse").open("wb") as file:
         file.truncate(size)
         file.write(b"x")
     page_by_page: list[int] = []
     monkeypatch.setattr(page_cache, "_absent_by_page", lambda *of: page_by_page.append(of[1]) or [])
-    with (ext4.path / "sparse").open("rb") as file:
+    with (mounted.path / "sparse").open("rb") as file:
         keeper = CacheKeeper(file.fileno(), size, private=False)
         for at in range(0, size, size // 500):
             keeper.reach(at, PAGE)
@@ -346,7 +347,6 @@ def test_the_empty_parts_of_a_sparse_file_are_not_looked_at_page_by_page(
 
 def test_ranges_are_read_without_the_bytes_between_them(mounted: Disk) -> None:
     source = mounted.path / "source"
-    fill(source)
     directory = os.open(source, os.O_RDONLY)
     large = [name for name, (size, _) in FILES.items() if size > MIB]
     seen: list[int] = []
@@ -371,7 +371,6 @@ def test_a_reader_that_stops_in_the_middle_leaves_at_most_what_was_under_way(
     mounted: Disk,
 ) -> None:
     source = mounted.path / "source"
-    fill(source)
     name = "windows every third"
     directory = os.open(source, os.O_RDONLY)
     try:
@@ -409,7 +408,6 @@ def test_of_a_frozen_copy_nothing_stays(tmp_path: Path, kind: str) -> None:
 
 def test_no_page_stays_of_a_file_that_no_other_process_reads(mounted: Disk) -> None:
     source = mounted.path / "source"
-    fill(source)
     directory = os.open(source, os.O_RDONLY)
     try:
         for name in ("windows every third", "large hot", "large every other page"):
@@ -423,11 +421,9 @@ def test_no_page_stays_of_a_file_that_no_other_process_reads(mounted: Disk) -> N
         os.close(directory)
 
 
-def test_pages_mapped_meanwhile_stay_and_their_writes_are_not_lost(
-    ext4: Disk,
-) -> None:
-    source = ext4.path / "source"
-    fill(source)
+@on_ext4
+def test_pages_mapped_meanwhile_stay_and_their_writes_are_not_lost(mounted: Disk) -> None:
+    source = mounted.path / "source"
     name = "large cold"
     warm(source / name, [])
     directory = os.open(source, os.O_RDONLY)

@@ -71,11 +71,12 @@ class Box:
         self.configure()
 
     def configure(self, *roots: Path, exclude: str = "") -> None:
-        """Write the configuration."""
+        """Write the configuration; a snapshot of it does not wait for the tests beside it."""
         paths = ", ".join(str(root) for root in roots or (self.source,))
         self.config.write_text(
             f"snapshot_paths = {paths}\nsnapshot_dir = {self.store}\n"
             f"exclude_patterns = {exclude}\nbase_interval = 0\nparity = {self.parity:%}\n"
+            "io_priority = none\n"
         )
 
     def take(
