@@ -452,7 +452,9 @@ def test_who_may_not_ask_drops_nothing_that_was_there(public_box: Box) -> None:
         source = made.path / "source"
         fill(source)
         config = place / "ciuic.conf"
-        config.write_text(f"snapshot_paths = {source}\nsnapshot_dir = {place / 'store'}\n")
+        config.write_text(
+            f"snapshot_paths = {source}\nsnapshot_dir = {place / 'store'}\nio_priority = none\n"
+        )
         assert ciuic("--config", config, "init", user=NOBODY).code == 0
         always: dict[str, Pages] = {}
         for _ in range(ATTEMPTS):
