@@ -34,8 +34,8 @@ import ciuic
 top = pathlib.Path(ciuic.__file__).parents[1]
 for path in (top / "ciuic").rglob("*.py"):
     name = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
-    # Torch takes a second, and no command imports it.
-    if "dcp" not in name:
+    # No command imports torch, which takes two seconds; these do, or the packages of a web server.
+    if not {"dcp", "integrations", "web"} & set(name.split(".")):
         # Without libfuse, or without one of the packages that ciuic can be used with.
         with contextlib.suppress(OSError, ImportError):
             importlib.import_module(name)
