@@ -154,8 +154,8 @@ def newest_taken_ns(settings: Settings, clock: Clock) -> int | None:
     """Return when the newest snapshot that serves the settings' schedule began.
 
     A snapshot without a schedule, which a user took, counts if it covers the directories and leaves
-    out no more than the daemon would. One of another schedule does not: it may be forgotten sooner.
-    Nor does one of another machine.
+    out no more than the daemon would. A snapshot of another schedule does not count, because it may
+    be forgotten sooner. A snapshot of another machine does not count either.
 
     Raises:
         CiuicError: The store can't be read.

@@ -32,7 +32,7 @@ _CLASS: Final = struct.Struct("<IB")
 def probe(
     plain: bytes | memoryview, delta_base: bytes | memoryview, width: int, skip: int, step: int = 1
 ) -> DeltaPlan:
-    """Choose a plan from two samples of the same places, of which it takes each ``step``th number.
+    """Choose a plan from each ``step``th number of two samples of the same places.
 
     This loads numpy, with the compiled core as well.
     """

@@ -25,8 +25,6 @@ __all__ = [
     "parse_request",
 ]
 
-"""A message, or a part of one."""
-
 LINE_BYTES_MAX: Final = 64 * 1024
 # pydantic quotes what it refuses.
 _QUOTED_MAX: Final = 200

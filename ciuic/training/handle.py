@@ -18,8 +18,8 @@ class SaveHandle:
 
     Args:
         answer: Gets the writer's answer.
-        hurry: Called when somebody waits: gives the writer the priority of this program. It is
-            called again until it returns True.
+        hurry: Gives the writer the priority of this program. The handle calls it when the
+            program waits for the save, until it returns True.
 
     Attributes:
         was_raised: ``wait`` has raised the failure of this save.

@@ -44,7 +44,7 @@ class ChunkIndex(Records):
 
     Attributes:
         shut: Packs that a prune of another session has condemned. A snapshot that relied on them
-            could lose chunks, so ``known`` leaves theirs out; they can be read all the same.
+            could lose chunks, so ``known`` leaves their chunks out. Reads still find them.
     """
 
     shut: frozenset[PackId] = frozenset()
@@ -200,7 +200,7 @@ class ChunkIndex(Records):
     def known(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that are in a pack with their whole delta chains.
 
-        Those that a snapshot may not rely on, because of ``shut``, are left out.
+        Leaves out chunks in packs of ``shut``: a snapshot may not rely on them.
         """
         found = set(chunk_ids)
         deltas: dict[ChunkId, tuple[ChunkId, ...]] = {}

@@ -247,7 +247,7 @@ class StoreReader:
         if failure is not None:
             raise CorruptionError(failure)
         place = self._expected.get(chunk_id)
-        # A prune may have moved it since. From a pack that is open, it can be read all the same.
+        # A prune may have moved it since. It can still be read from a pack that is open.
         if place is None or not self._packs.is_open(place.pack_id):
             place = self.places([chunk_id]).get(chunk_id)
         if place is None:

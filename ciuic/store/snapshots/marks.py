@@ -66,8 +66,8 @@ class Marks:
 
     Args:
         store_path: The store's directory, or that of this machine for a store in a bucket.
-        bucket: Has the marks, of which the directory then has the newest; None: the directory has
-            them.
+        bucket: Has all marks, and the directory only the newest ones; None: the directory has
+            all.
     """
 
     def __init__(self, store_path: str, bucket: Bucket | None = None) -> None:

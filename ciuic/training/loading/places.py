@@ -1,7 +1,7 @@
 """The memory of the user's own tensors, which a load can read to without a copy.
 
-A load then takes no memory beside the state. ``load_state_dict`` is called all the same: it checks
-the names, and a copy of a tensor to itself does nothing.
+A load then takes no memory beside the state. ``load_state_dict`` is still called, because it
+checks the names. Its copy of a tensor to itself does nothing.
 """
 
 import sys
