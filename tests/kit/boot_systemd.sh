@@ -55,7 +55,7 @@ done
 
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
-mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup" || missing "there is no cgroup2 to be had"
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup" || missing "cgroup2 can't be mounted"
 mount -t tmpfs -o mode=755 run "$root/run"
 mount -t tmpfs -o mode=755 dev "$root/dev"
 make_device() { mknod -m "$4" "$root/dev/$1" c "$2" "$3"; }

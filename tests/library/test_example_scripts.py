@@ -19,7 +19,7 @@ def started(store: Path) -> subprocess.Popen:
     run = subprocess.Popen(
         [sys.executable, TRAIN, store], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
-    # The pipe and Python's buffer hold 500 lines: so many steps a run may be ahead of its reader.
+    # The pipe and Python's buffer hold 500 lines: a run may be 500 steps ahead of its reader.
     fcntl.fcntl(run.stdout, fcntl.F_SETPIPE_SZ, 4096)
     return run
 

@@ -243,7 +243,7 @@ def test_a_chunk_is_read_straight_only_if_it_hashes_to_its_id(manager, tmp_path,
         piece = max(pieces, key=lambda one: one.length_bytes)
         (place,) = store.reader.places([piece.id]).values()
         out = memoryview(bytearray(piece.length_bytes))
-        assert not store.reader.read_into(piece.id, out), "nobody has told the reader of it"
+        assert not store.reader.read_into(piece.id, out), "the reader was not told of it"
         store.reader.expect({piece.id: place})
         assert store.reader.read_into(piece.id, out)
         plain = bytes(out)

@@ -164,7 +164,7 @@ def _stepped(rules: Rules, state: _State, index: int) -> _State:
     moved = runner._replace(answers=(*runner.answers, answer))
     said = state.said
     if newest(store) != newest(state.store) and newest(store)[1] == "forgotten":
-        said -= {"undo"}  # somebody has forgotten it again, as is his right
+        said -= {"undo"}  # another process has forgotten it again, as it may
     try:
         process.send(answer)
     except StopIteration as end:
@@ -180,7 +180,7 @@ def _broken(state: _State) -> str:
     """Return the promise that a state breaks; empty: none."""
     store = state.store
     if not store.has_manifest and not store.is_retired:
-        return "a manifest is gone that nobody may remove: it counts as lost"
+        return "a manifest is gone that no process may remove: it counts as lost"
     if store.has_manifest and newest(store)[1] in {"listed", "pinned"} and not store.chunks:
         return "a listed snapshot has no chunks"
     if store.has_manifest and newest(store)[1] == "forgotten" and not store.chunks:

@@ -164,7 +164,7 @@ def _copy(rules: Rules, store: Store, me: Copier) -> tuple[Store, Copier] | None
             is_same = store.key == me.key or (
                 not rules.compare_tombstones and MANIFEST not in {store.key, me.key}
             )
-            # Whoever has read a manifest has no tombstone to replace: it creates what has gone.
+            # Who has read a manifest has no tombstone to replace, and creates what has gone.
             if (me.key != MANIFEST and is_same) or (store.key == _FREE and me.key == MANIFEST):
                 return store._replace(key=MANIFEST), ahead
             return store, ahead

@@ -329,6 +329,28 @@ def test_a_store_is_never_called_a_repository():
     assert not found
 
 
+RIDDLES = re.compile(
+    r"\b(all the same|be had|hence|nobody|of which|so many|whoever)\b", re.IGNORECASE
+)
+"""Words that leave out who acts, or what is meant."""
+
+
+def test_text_for_readers_names_the_actor():
+    """CONTRIBUTING.md, which has the rule, quotes some of these words."""
+    texts = [
+        path
+        for name in ("core", "docs", "etc", "systemd")
+        for path in REPOSITORY.glob(f"{name}/**/*")
+    ]
+    texts += [
+        *MODULES,
+        *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")),
+    ]
+    for path in texts:
+        if path.suffix in {".c", ".conf", ".h", ".md", ".py", ".service"}:
+            assert RIDDLES.findall(path.read_text()) == [], path
+
+
 def test_every_dependency_is_imported_somewhere():
     text = (REPOSITORY / "pyproject.toml").read_text()
     block = re.search(r"^dependencies = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)

@@ -241,7 +241,7 @@ def test_a_signal_unmounts_even_while_a_file_is_open(box: Box, number: signal.Si
         shown.process.send_signal(number)
         assert shown.process.wait(LIMIT_S) == 0
         wait_for(lambda: not is_mounted(shown.point), "it is still mounted")
-        with contextlib.suppress(OSError):  # the file has nobody to tell that it is closed
+        with contextlib.suppress(OSError):  # no file system is left to hear of it
             os.close(fd)
         assert os.listdir(shown.point) == []
 
@@ -317,7 +317,7 @@ def test_a_user_without_rights_mounts_what_the_user_can_read(public_box: Box) ->
     subprocess.run(["chown", "-R", f"{user}:{user}", box.store], check=True, timeout=LIMIT_S)
 
     with mounted(box, user=user) as shown:
-        # Nobody but that user can look into it, not even root.
+        # Only that user can look into it: root can't.
         with pytest.raises(PermissionError):
             os.listdir(shown.point)
         reading = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
