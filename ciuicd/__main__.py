@@ -92,6 +92,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.link_metrics is not None:
         _link_metrics(path, options.link_metrics)
         return DONE
+    if options.link_copies is not None:
+        _link_copies(path, options.link_copies)
+        return DONE
     if options.serve_metrics:
         _serve_metrics(load_settings(path))
         return DONE
@@ -99,6 +102,8 @@ def _run(options: argparse.Namespace) -> int:
         from ciuicd.alerting.notices import notify
 
         return DONE if notify(load_settings(path), os.environ, SystemClock()) else FAILED
+    if options.copy:
+        return DONE if _copy(load_settings(path)) else FAILED
     refuse_in_hook(os.environ)
     settings = load_settings(path)
     service = Service(
@@ -165,6 +170,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "[alert NAME] its new messages, and exit; $STATE_DIRECTORY holds what each has received",
     )
     what.add_argument(
+        "--copy",
+        action="store_true",
+        help="take no snapshots: bring the configured copies up to date, and exit",
+    )
+    what.add_argument(
+        "--link-copies",
+        metavar="DIRECTORY",
+        help="make DIRECTORY/0, /1 and so on symlinks to the store and to the copies in "
+        "directories, and exit: for the same purpose as --link-store",
+    )
+    what.add_argument(
         "--reload",
         metavar="STORE",
         help="tell the daemon that serves STORE (or a symlink to it) to reload its configuration, "
@@ -224,6 +240,31 @@ def _link_metrics(config: str, link: str) -> None:
             link = os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))
             durable.remove_file(link)
             os.symlink(os.path.dirname(path), link)
+
+
+def _link_copies(config: str, directory: str) -> None:
+    with contextlib.suppress(CiuicError, OSError):
+        settings = load_settings(config)
+        store = settings.snapshot_dir
+        if is_url(store):
+            store, _ = local_directory(store, os.environ, settings.place_options)
+        copies = [one.address for one in settings.copies if not is_url(one.address)]
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        directory = os.path.realpath(directory)
+        for number, place in enumerate([store, *copies]):
+            link = os.path.join(directory, str(number))
+            durable.remove_file(link)
+            os.symlink(place, link)
+
+
+def _copy(settings: Settings) -> bool:
+    """Bring the copies up to date, until a signal comes; returns whether they are."""
+    from ciuicd.copying.run import copy_all
+
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stopped.set())
+    return copy_all(settings, SystemClock(), stopped.is_set)
 
 
 def _serve_metrics(settings: Settings) -> None:

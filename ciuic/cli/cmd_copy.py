@@ -16,13 +16,15 @@ from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy
+from ciuic.copy.keep import Keeping
+from ciuic.copy.labels import NOTHING_SENT
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, MissingError, StoreError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
 from ciuic.store.place.keys import is_url
-from ciuic.store.place.location import bucket_url, split_address
+from ciuic.store.place.location import PlaceOptions, bucket_url, split_address
 from ciuic.store.store import Store, open_store
 from ciuic.system import nofollow
 from ciuic.system.clock import SystemClock, local_time_text
@@ -36,9 +38,11 @@ __all__ = ["command"]
 _LIMIT_BYTES_MIN: Final = 1024
 
 
-def _limit_bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int:
-    limit_bytes = size_bytes(context, parameter, value) or 0
-    if 0 < limit_bytes < _LIMIT_BYTES_MIN:  # most likely a number without its unit
+def _limit_bytes(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | None:
+    limit_bytes = size_bytes(context, parameter, value)
+    if 0 < (limit_bytes or 0) < _LIMIT_BYTES_MIN:  # most likely a number without its unit
         what = f"'{value}' is less than 1 KiB a second; write a unit, such as 5MiB"
         raise click.BadParameter(what, context, parameter)
     return limit_bytes
@@ -48,7 +52,7 @@ def _limit_bytes(context: click.Context, parameter: click.Parameter, value: str 
 @click.argument("ids", nargs=-1, type=SNAPSHOT, metavar="[ID]...")
 @click.option(
     "--to", "place", metavar="PLACE", required=True, callback=given, shell_complete=local_directory,
-    help="The store that gets the snapshots: a directory, or s3://BUCKET/PREFIX.",
+    help="The store that gets them: a directory, s3://BUCKET/PREFIX, or a configured copy's name.",
 )  # fmt: skip
 @click.option("--init", is_flag=True, help="Create that store if it does not exist.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
@@ -72,7 +76,7 @@ def command(
     place: str,
     init: bool,
     dry_run: bool,
-    limit_bytes: int,
+    limit_bytes: int | None,
     verifies: bool,
     wait_s: float,
     as_json: bool,
@@ -85,26 +89,35 @@ def command(
     If you name a snapshot that the copy has, ciuic sends the chunks of it that the copy lost. You
     can interrupt copy at any moment, and run it again: it continues.
     """
-    path = _copy_path(place)
+    configured = session.find_copy(place)
+    path = configured.address if configured is not None else _copy_path(place)
+    configured = configured or session.find_copy(path)
+    if limit_bytes is None:
+        limit_bytes = 0 if configured is None else configured.settings.copy_limit_bytes
+    options = (
+        session.store_settings() if configured is None else configured.settings
+    ).place_options
     report = CopyReport(copy=path, dry_run=dry_run)
     checked: VerifyReport | None = None
     try:
         with interruptible() as cancelled, opened(session) as source:
             _refuse_itself(source, path)
             request = CopyRequest(_named(session, source, ids), session.parity(), limit_bytes)
-            _prepare(session, path, source, init=init, dry_run=dry_run)
+            _prepare(options, path, source, init=init, dry_run=dry_run)
             if dry_run:
-                with _opened_if_there(session, path, init=init) as copy:
+                with _opened_if_there(options, path, init=init) as copy:
                     foresee_copy(source, copy, request, report, clock=SystemClock())
             else:
-                with _opened(session, path, write=True, wait_s=wait_s, cancelled=cancelled) as copy:
-                    with progress("copy") as shown:
+                with _opened(options, path, write=True, wait_s=wait_s, cancelled=cancelled) as copy:
+                    keeping = None if configured is None else Keeping(source, path, SystemClock())
+                    with _recorded(keeping, copy, request, report), progress("copy") as shown:
                         copy_snapshots(
                             source,
                             copy,
                             request,
                             report,
                             clock=SystemClock(),
+                            sent=NOTHING_SENT if keeping is None else keeping.record.sent(),
                             cancelled=cancelled,
                             progress=_Shown(shown),
                             on_copied=(lambda _one: None) if as_json else _print_copied,
@@ -154,7 +167,20 @@ def _named(session: Session, source: Store, ids: tuple[str, ...]) -> frozenset[S
     return frozenset([find_snapshot(session, source, text).id for text in ids])
 
 
-def _prepare(session: Session, path: str, source: Store, *, init: bool, dry_run: bool) -> None:
+@contextlib.contextmanager
+def _recorded(
+    keeping: Keeping | None, copy: Store, request: CopyRequest, report: CopyReport
+) -> Iterator[None]:
+    """Record how far a configured copy is."""
+    if keeping is None:
+        yield
+        return
+    keeping.check(copy)
+    with keeping.recorded(report, is_all=not request.named):
+        yield
+
+
+def _prepare(options: PlaceOptions, path: str, source: Store, *, init: bool, dry_run: bool) -> None:
     """Create the copy if that was asked for; refuse what is not a store.
 
     Raises:
@@ -165,7 +191,6 @@ def _prepare(session: Session, path: str, source: Store, *, init: bool, dry_run:
             # Imported here because the client of object stores is heavy.
             from ciuic.store.addressed import create_at_address
 
-            options = session.store_settings().place_options
             create_at_address(path, os.environ, SystemClock(), source.header.chunking, options)
     elif init and not dry_run:
         refuse_unmounted(path, os.environ)
@@ -197,7 +222,7 @@ def _can_be_created(path: str) -> bool:
 
 
 def _opened(
-    session: Session,
+    options: PlaceOptions,
     path: str,
     *,
     write: bool = False,
@@ -209,20 +234,19 @@ def _opened(
         return open_store(path, write=write, wait_s=wait_s, cancelled=cancelled)
     from ciuic.store.addressed import open_at_address
 
-    options = session.store_settings().place_options
     return open_at_address(
         path, os.environ, options, write=write, wait_s=wait_s, cancelled=cancelled
     )
 
 
 @contextlib.contextmanager
-def _opened_if_there(session: Session, path: str, *, init: bool) -> Iterator[Store | None]:
+def _opened_if_there(options: PlaceOptions, path: str, *, init: bool) -> Iterator[Store | None]:
     """Open the copy for reading; yield None if it does not exist yet."""
     with contextlib.ExitStack() as stack:
         copy: Store | None = None
         if is_url(path) or nofollow.exists(path):
             try:
-                copy = stack.enter_context(_opened(session, path))
+                copy = stack.enter_context(_opened(options, path))
             except StoreError as error:
                 if not (init and isinstance(error.__cause__, MissingError)):
                     raise

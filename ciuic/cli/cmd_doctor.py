@@ -137,6 +137,7 @@ def subject_of(session: Session) -> Subject:
             io_priority=settings.io_priority,
             contacts=settings.contacts,
             channels=tuple(one.name for one in settings.sections if one.kind == "alert"),
+            copies=session.copies(),
         )
     except ConfigError:
         pass  # _check_configuration reports it

@@ -11,6 +11,7 @@ import click
 from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
+from ciuic.cli.copies import copies_of
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option
 from ciuic.cli.render import brief, labels, print_json_array, printable
@@ -134,6 +135,7 @@ def command(
         snapshots = list_snapshots(store)
         warn_damaged(session, store)
         short = shown_ids(store)
+        held = copies_of(session, store)
         if wanted.path is not None:
             form = _Form(short, as_json=as_json, machine_readable=machine_readable)
             _list_path(store, snapshots, wanted.path, wanted, form)
@@ -142,7 +144,12 @@ def command(
     chains = snapshot_chains(snapshots)
     if as_json:
         print_json_array(
-            {**summary.as_json(), **chains[summary.id].as_json()} for summary in matching
+            {
+                **summary.as_json(),
+                **chains[summary.id].as_json(),
+                "copies": held.get(summary.id, []),
+            }
+            for summary in matching
         )
     elif machine_readable:
         for summary in matching:

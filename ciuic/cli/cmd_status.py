@@ -9,12 +9,13 @@ from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     json_option,
 )
-from ciuic.cli.render import print_json
+from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import (
     print_pair,
 )
 from ciuic.control import request_status
+from ciuic.copy.record import standings
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.units import (
@@ -28,13 +29,14 @@ __all__ = ["command"]
 @json_option
 @click.pass_obj
 def command(session: Session, *, as_json: bool) -> None:
-    """Show what the daemon is doing, and the age of the newest snapshot."""
+    """Show what the daemon is doing, the age of the newest snapshot, and how far copies are."""
     path = session.store_path()
     with opened(session) as store:
         newest = latest_snapshot(store)
         warn_damaged(session, store)
         checks = health(store)
         control_path = store.path
+        copies = standings(store, session.copies(), SystemClock().now_ns())
     daemon = request_status(control_path)
     if as_json:
         print_json(
@@ -43,6 +45,7 @@ def command(session: Session, *, as_json: bool) -> None:
                 "daemon": daemon,
                 "newest": None if newest is None else newest.as_json(),
                 "checks": checks.as_json(),
+                "copies": [copy.as_json() for copy in copies],
                 "damaged_snapshots": session.damaged_snapshots,
             }
         )
@@ -55,6 +58,7 @@ def command(session: Session, *, as_json: bool) -> None:
         when = local_time_text(newest.taken_ns)
         lines.append(("newest", f"{newest.id} of {when}, {format_duration(age_s)} ago"))
     lines += check_lines(checks)
+    lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
     lines += [("daemon", "not running on this store")] if daemon is None else daemon_lines(daemon)
     for key, value in lines:
         print_pair(f"{key}:", value, 9)

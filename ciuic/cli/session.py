@@ -6,7 +6,7 @@ What reads configurations is imported where one is read: ``--store`` needs none.
 import os
 from typing import Final
 
-from ciuic.config.settings import Settings
+from ciuic.config.settings import CopyTo, Settings
 from ciuic.errors import ConfigError, UsageError
 from ciuic.model import ExcludeRules
 from ciuic.store.place.keys import is_url
@@ -103,6 +103,16 @@ class Session:
         if self.store is not None or self.config_path is None:
             return None
         return self._settings_for_store()
+
+    def find_copy(self, text: str) -> CopyTo | None:
+        """Return the configured copy of this name or address; none with ``--store``."""
+        settings = self._configured()
+        return None if settings is None else settings.find_copy(text)
+
+    def copies(self) -> tuple[tuple[str, str], ...]:
+        """Return the name and the address of each configured copy; none with ``--store``."""
+        settings = self._configured()
+        return () if settings is None else settings.copy_addresses
 
     def store_settings(self) -> Settings:
         """Return the settings of the configuration's own store; the defaults for ``--store``."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from ciuic.config.lines import Lines, Value, read_lines, read_values, wrong_line
-from ciuic.config.settings import DEFAULTS, Section, Settings
+from ciuic.config.settings import DEFAULTS, CopyTo, Section, Settings
 from ciuic.config.values import CONVERTERS
 from ciuic.ids import DEFAULT_SCHEDULE
 
@@ -67,7 +67,8 @@ def load_settings(path: str) -> Settings:
     schedules = _schedules(settings, lines, path)
     hot = {one.schedule: one.hot_snapshots for one in schedules}
     first, *others = (one._replace(hot_by_schedule=hot) for one in schedules)
-    return first._replace(sections=lines.sections, others=tuple(others))
+    copies = _copies(settings, schedules, lines, path)
+    return first._replace(sections=lines.sections, others=tuple(others), copies=copies)
 
 
 def default_settings(store_path: str) -> Settings:
@@ -118,6 +119,8 @@ def _checked(values: Mapping[str, Value], path: str) -> Settings:
         store_path_style=found["store_path_style"],
         store_allow_http=found["store_allow_http"],
         control_group=found["control_group"],
+        copy_retention=found["copy_retention"],
+        copy_limit_bytes=found["copy_limit"],
         top_retention_policy=found["retention_policy"],
     )
     if settings.store_endpoint.startswith("http://") and not settings.store_allow_http:
@@ -168,10 +171,74 @@ def _schedules(top: Settings, lines: Lines, path: str) -> list[Settings]:
     return [top, *found] if is_named or not found else found
 
 
+def _copies(
+    top: Settings, schedules: Sequence[Settings], lines: Lines, path: str
+) -> tuple[CopyTo, ...]:
+    """Return the copies: those of the key ``copies``, then those with sections of their own."""
+    listed = lines.values["copies"]
+    found = [
+        (CopyTo(address, top._replace(snapshot_dir=address)), listed.line)
+        for address in cast("tuple[str, ...]", _value("copies", listed, path))
+    ]
+    for section in lines.sections:
+        if section.kind == "copy":
+            own = {key: Value(text, section.lines[key]) for key, text in section.values.items()}
+            to = own.pop("to")
+            address = cast("str", _value("to", to, path))
+            settings = _checked({**lines.values, **own}, path)._replace(snapshot_dir=address)
+            found.append((CopyTo(section.name, settings), to.line))
+    seen: set[str] = set()
+    for copy, line in found:
+        what = _unfit(copy.address, top.snapshot_dir)
+        if what is None and {copy.name, copy.address} & seen:
+            what = f"{copy.address} is named twice"
+        if what is not None:
+            raise wrong_line(path, line, what, hint="Name each copy once, best on another disk.")
+        seen |= {copy.name, copy.address}
+        _refuse_in_root(copy.address, schedules, line, path)
+    return tuple(copy for copy, _ in found)
+
+
+def _unfit(address: str, store: str) -> str | None:
+    """Return why a store can't be a copy of another one."""
+    if address == store:
+        return f"the copy {address} is the store itself"
+    if f"{address}/".startswith(f"{store}/"):
+        return f"the copy {address} is inside the store {store}"
+    if f"{store}/".startswith(f"{address}/"):
+        return f"the store {store} is inside the copy {address}"
+    return None
+
+
+def _refuse_in_root(address: str, schedules: Sequence[Settings], line: int, path: str) -> None:
+    """Refuse a copy that would become a part of the snapshots that it gets."""
+    for one in schedules if address.startswith("/") else ():
+        for root in one.snapshot_paths:
+            is_inside = f"{address}/".startswith(f"{root.rstrip('/')}/")
+            if is_inside and not _leaves_out(one, root, address):
+                what = f"the copy {address} is inside {root}, so snapshots would contain it"
+                hint = f"Add {address} to exclude_patterns, or put the copy elsewhere."
+                raise wrong_line(path, line, what, hint=hint)
+
+
+def _leaves_out(settings: Settings, root: str, address: str) -> bool:
+    """Return whether a pattern leaves out a directory below a root, or one above it."""
+    from ciuic.source.exclusions import Exclusions
+
+    exclusions = Exclusions(settings.exclude_patterns)
+    place = address
+    while len(place) > len(root) and place != "/":
+        above, name = os.path.split(place)
+        if exclusions.match_path(os.fsencode(above), os.fsencode(name)):
+            return True
+        place = above
+    return False
+
+
 def _check_sections(sections: Sequence[Section], path: str) -> None:
     for section in sections:
-        if section.kind == "schedule":
-            continue  # _schedules checks its keys as those at the top
+        if section.kind in {"copy", "schedule"}:
+            continue  # their keys are checked as those at the top
         # Most files have no sections, and every command reads the file.
         from ciuic.guard.alerts.channels import parse_alert
         from ciuic.guard.rules.language import parse_rule

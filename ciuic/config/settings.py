@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ciuic.ids import DEFAULT_SCHEDULE
 
-__all__ = ["DEFAULTS", "SECTION_KEYS", "Section", "Settings"]
+__all__ = ["DEFAULTS", "SECTION_KEYS", "CopyTo", "Section", "Settings"]
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "snapshot_paths": "/",
@@ -43,6 +43,9 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "store_path_style": "yes",
     "store_allow_http": "no",
     "control_group": "",
+    "copies": "",
+    "copy_retention": "",
+    "copy_limit": "0",
 }
 """Every key with its default, written as in a file."""
 
@@ -57,6 +60,16 @@ SECTION_KEYS: Final[Mapping[str, Mapping[str, bool]]] = {
         "exclude_caches": False,
         "exclude_if_present": False,
         "hot_snapshots": False,
+    },
+    "copy": {
+        "to": True,
+        "copy_retention": False,
+        "copy_limit": False,
+        "store_endpoint": False,
+        "store_region": False,
+        "store_credentials": False,
+        "store_path_style": False,
+        "store_allow_http": False,
     },
     "rule": {"when": True, "then": False, "severity": False},
     "alert": {
@@ -93,6 +106,24 @@ class Section(NamedTuple):
     line: int
     values: Mapping[str, str]
     lines: Mapping[str, int]
+
+
+class CopyTo(NamedTuple):
+    """Another store that gets every snapshot.
+
+    Attributes:
+        name: The name of its section; its address if it has none.
+        settings: The settings of the configuration with the copy as ``snapshot_dir``, and with its
+            own values for the keys of its section.
+    """
+
+    name: str
+    settings: "Settings"
+
+    @property
+    def address(self) -> str:
+        """The directory, or the URL of the bucket."""
+        return self.settings.snapshot_dir
 
 
 class Settings(NamedTuple):
@@ -138,6 +169,10 @@ class Settings(NamedTuple):
         store_allow_http: ``store_endpoint`` may be a server without encryption.
         control_group: ID of the group whose members may ask the daemon for snapshots of the
             configured directories; None: none.
+        copy_retention: The retention policy of copies; empty: a copy forgets what is forgotten
+            here.
+        copy_limit_bytes: What may be sent to a copy in a second, on average; 0: no limit.
+        copies: The other stores that get every snapshot.
         sections: In the order of the file.
         schedule: The name of the schedule that ``snapshot_paths``, ``snapshot_interval_s``,
             ``base_interval_s``, ``retention_policy``, ``hot_snapshots`` and the exclude rules are
@@ -182,6 +217,9 @@ class Settings(NamedTuple):
     store_path_style: bool
     store_allow_http: bool
     control_group: int | None
+    copy_retention: str
+    copy_limit_bytes: int
+    copies: tuple[CopyTo, ...] = ()
     sections: tuple[Section, ...] = ()
     schedule: str = DEFAULT_SCHEDULE
     top_retention_policy: str = ""
@@ -236,6 +274,15 @@ class Settings(NamedTuple):
             one.schedule: Terms(parse_policy(one.retention_policy), one.exclude_rules)
             for one in self.schedules
         }
+
+    @property
+    def copy_addresses(self) -> tuple[tuple[str, str], ...]:
+        """The name and the address of each copy."""
+        return tuple((one.name, one.address) for one in self.copies)
+
+    def find_copy(self, text: str) -> CopyTo | None:
+        """Return the copy of this name or address."""
+        return next((one for one in self.copies if text in {one.name, one.address}), None)
 
     def find_schedule(self, name: str) -> "Settings | None":
         """Return the settings of the schedule of this name."""

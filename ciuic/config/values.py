@@ -22,6 +22,7 @@ _THREADS_MAX: Final = 64
 _RATE_BYTES_MIN: Final = 1024**2
 _MEMORY_BYTES_MIN: Final = 12 * 1024**2
 _MEMORY_BYTES_MAX: Final = 64 * 1024**3
+_LIMIT_BYTES_MIN: Final = 1024
 _USERS_MAX: Final = 2**32 - 1
 # "\," is a comma that belongs to the name: experiment tools make directories "lr=0.1,batch=32".
 _COMMA: Final = re.compile(r"(?<!\\),")
@@ -85,6 +86,18 @@ def _store_directory(text: str) -> str:
     if path == "/":
         raise ValueError("the store needs a directory of its own, not /")
     return path
+
+
+def _stores(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_store_directory(item) for item in _list_items(text)))
+
+
+def _copy_limit_bytes(text: str) -> int:
+    limit_bytes = _size_bytes(text)
+    if 0 < limit_bytes < _LIMIT_BYTES_MIN:
+        what = f"'{shortened(text)}' is less than 1 KiB a second; write a unit, such as 5 MiB"
+        raise ValueError(what)
+    return limit_bytes
 
 
 def _bucket(text: str) -> str:
@@ -311,5 +324,9 @@ CONVERTERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "store_path_style": _yes_or_no,
     "store_allow_http": _yes_or_no,
     "control_group": _group,
+    "copies": _stores,
+    "copy_retention": lambda text: _retention(text) if text else "",
+    "copy_limit": _copy_limit_bytes,
+    "to": _store_directory,
 }
 """For each key, the function that converts its text; it raises ``ValueError``."""

@@ -11,13 +11,14 @@ the copy, with or without a manifest. A snapshot whose chunks can't be read is r
 and the others are copied.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ciuic.catalog import list_snapshots, remember
+from ciuic.catalog import remember
 from ciuic.copy.choose import announce_copies, choose_snapshots
+from ciuic.copy.labels import NOTHING_SENT, label, label_present
 from ciuic.copy.limit import BandwidthLimit
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import (
@@ -25,12 +26,10 @@ from ciuic.errors import (
     CiuicError,
     CorruptionError,
     SnapshotNotFoundError,
-    StoreError,
     UnknownFormatError,
 )
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
-from ciuic.store.records.mark import Mark
 from ciuic.store.store import Store
 from ciuic.store.transfer.receiver import CountingReceiver, StoreReceiver
 from ciuic.store.transfer.sender import Sender
@@ -38,7 +37,15 @@ from ciuic.store.transfer.trees import TreeSender
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
 
-__all__ = ["CopyRequest", "OnCopied", "copy_snapshots", "foresee_copy"]
+__all__ = [
+    "CopyRequest",
+    "OnCopied",
+    "OnProgress",
+    "copy_snapshots",
+    "foresee_copy",
+    "never_ends",
+    "shows_nothing",
+]
 
 _COMMIT_BYTES: Final = 64 * 1024 * 1024
 """Snapshots are committed together until this much was sent: each commit costs several syncs."""
@@ -56,11 +63,13 @@ class CopyRequest:
         named: The snapshots; empty: all.
         parity: The share of each new pack that its parity takes, 0 to 1.
         limit_bytes_per_s: The bandwidth limit; 0: none.
+        is_checked: Every chunk is decoded, and compared with its ID, before it is sent.
     """
 
     named: frozenset[SnapshotId] = frozenset()
     parity: float = 0.0
     limit_bytes_per_s: int = 0
+    is_checked: bool = False
 
 
 class _Ready(NamedTuple):
@@ -72,8 +81,13 @@ class _Ready(NamedTuple):
     data: bytes
 
 
-def _never() -> bool:
+def never_ends() -> bool:
+    """Never cancel."""
     return False
+
+
+def shows_nothing(_snapshot_id: SnapshotId, _done: int, _total: int, _sent_bytes: int) -> None:
+    """Show no progress."""
 
 
 def foresee_copy(
@@ -115,8 +129,9 @@ def copy_snapshots(
     report: CopyReport,
     *,
     clock: Clock,
-    cancelled: Callable[[], bool] = _never,
-    progress: OnProgress = lambda _snapshot_id, _done, _total, _sent_bytes: None,
+    sent: Mapping[SnapshotId, int] = NOTHING_SENT,
+    cancelled: Callable[[], bool] = never_ends,
+    progress: OnProgress = shows_nothing,
     on_copied: OnCopied = lambda _copied: None,
 ) -> None:
     """Copy snapshots to a store that is open for writing.
@@ -127,6 +142,7 @@ def copy_snapshots(
         request: What to copy.
         report: Receives what was done, also if an error ends the copy.
         clock: Measures, and waits for the bandwidth limit.
+        sent: See ``label_present``.
         cancelled: Asked often.
         progress: Called often.
         on_copied: Receives each snapshot when it is committed.
@@ -149,7 +165,7 @@ def copy_snapshots(
 
     receiver = StoreReceiver(copy, parity=request.parity)
     limit = BandwidthLimit(request.limit_bytes_per_s, clock, check)
-    sender = Sender(source, receiver, limit.spend)
+    sender = Sender(source, receiver, limit.spend, is_checked=request.is_checked)
     run = _Run(source, report, sender, TreeSender(source, sender, check))
     has_parity = bool(request.parity) and copy.bucket is None
     commits = _Commits(copy, receiver, report, on_copied, has_parity=has_parity)
@@ -164,7 +180,7 @@ def copy_snapshots(
         receiver.abort()
         raise
     else:
-        _label_present(source, copy, report)
+        label_present(source, copy, report, sent)
     finally:
         report.sent_bytes = sender.sent.size_bytes
         report.total_s = clock.monotonic_s() - began_s
@@ -261,49 +277,17 @@ class _Commits:
     def _note_failures(self, one: _Ready) -> None:
         """Do what may fail after a commit; the snapshot is in the copy even if it fails."""
         snapshot_id = one.copied.id
+        remembering = remember(self._copy, one.summary)
+        labelling = label(self._copy, one.summary, one.state, has_copy=self._has_parity)
         failures: Collection[CiuicError | None] = (
-            remember(self._copy, one.summary),
+            remembering,
             self._copy.manifests.copies.keep(snapshot_id, self._copy.header)
             if self._has_parity
             else None,
-            _label(self._copy, one.summary, one.state, has_copy=self._has_parity),
+            labelling,
         )
+        if labelling is not None:
+            self._report.unlabelled.append(snapshot_id)
         for error in failures:
             if error is not None:
                 self._report.notes.append(f"{snapshot_id} was copied, but {error.message}")
-
-
-def _label_present(source: Store, copy: Store, report: CopyReport) -> None:
-    """Give snapshots that are there their tags, pin and note, if a copy ended before it did."""
-    present = set(report.present)
-    if not present:
-        return
-    there = {one.id: one for one in list_snapshots(copy) if one.id in present}
-    has_copies = copy.manifests.copies.ids()
-    for state in list_snapshots(source):
-        old = there.get(state.id)
-        if old is not None:
-            error = _label(copy, old, state, has_copy=state.id in has_copies)
-            if error is not None:
-                report.notes.append(f"{state.id} is there, but {error.message}")
-
-
-def _label(
-    copy: Store, old: SnapshotSummary, state: SnapshotSummary, *, has_copy: bool
-) -> StoreError | None:
-    """Give a snapshot the tags, the pin and the note that it has in the source.
-
-    They are changed after the commit, so the manifest does not have them. From the first mark on,
-    those of the copy are its own.
-
-    Returns:
-        The error, if it failed.
-    """
-    mark = Mark(state.tags, state.pinned, note=state.note)
-    if old.mark or mark == Mark(old.tags, old.pinned, note=old.note):
-        return None
-    try:
-        new = copy.marks.add(old, mark, copy=has_copy)
-    except StoreError as error:
-        return error
-    return None if new is None else remember(copy, new)

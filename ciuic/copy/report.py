@@ -51,6 +51,7 @@ class CopyReport:
         mended_chunks: Lost chunks of the copy that were sent again.
         sent_bytes: Stored bytes of all chunks that were sent.
         stored_bytes: Bytes of the copy's new packs.
+        unlabelled: Snapshots in the copy that did not get their tags, pin and note.
         notes: What failed after a snapshot was in the copy; nothing is lost.
         total_s: How long it took.
     """
@@ -65,6 +66,7 @@ class CopyReport:
     mended_chunks: int = 0
     sent_bytes: int = 0
     stored_bytes: int = 0
+    unlabelled: list[SnapshotId] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     total_s: float = 0.0
 

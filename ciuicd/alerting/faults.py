@@ -9,6 +9,7 @@ from ciuic.catalog import list_snapshots
 from ciuic.config.opening import configured_control_directory, open_configured
 from ciuic.config.settings import Settings
 from ciuic.control import request_status
+from ciuic.copy.record import standings
 from ciuic.drill.drill import last_drill
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
@@ -32,8 +33,8 @@ class Fault:
     """Something wrong that a person must learn of.
 
     Attributes:
-        key: The same as long as the fault lasts: store, snapshot, damage, drill or space. With
-            several schedules, "snapshot NAME".
+        key: The same as long as the fault lasts: store, snapshot, damage, drill, space, or
+            "copy NAME". With several schedules, "snapshot NAME".
         severity: How urgent it is.
         text: A sentence without a period.
     """
@@ -60,6 +61,11 @@ def _of_store(store: Store, settings: Settings, clock: Clock) -> Iterator[Fault]
     for one in settings.schedules:
         key = f"{_SNAPSHOT} {one.schedule}" if settings.others else _SNAPSHOT
         yield from _of_snapshots(key, one, newest_taken_ns(one, clock), now_s)
+    every_s = max(one.snapshot_interval_s for one in settings.schedules)
+    for copy in standings(store, settings.copy_addresses, clock.now_ns()):
+        if copy.late_s > _LATE * every_s + _GRACE_S:
+            what = f"the copy {copy.name} {copy.sentence()}; 'ciuic doctor' says what helps"
+            yield Fault(f"copy {copy.name}", "warning", what)
     # A bucket is not scrubbed.
     found = health(store) if store.bucket is None else None
     if found is not None and (found.damaged or found.lost_chunks):

@@ -17,6 +17,7 @@ import ciuic
 from ciuic.catalog import list_snapshots
 from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
+from ciuic.copy.record import standings
 from ciuic.drill.drill import last_drill
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
@@ -118,6 +119,7 @@ class Metrics:
             ):
                 self._look(store)
                 self._look_at_schedules(settings)
+                self._look_at_copies(store, settings)
         path = settings.metrics_file
         try:
             durable.write_whole(
@@ -153,6 +155,16 @@ class Metrics:
             if newest_ns is not None:
                 name = "schedule_last_success_timestamp_seconds"
                 self._set(name, what, newest_ns / _NS, schedule=one.schedule)
+
+    def _look_at_copies(self, store: Store, settings: Settings) -> None:
+        for name in ("copy_missing_snapshots", "copy_behind_seconds"):
+            if name in self._gauges:
+                self._gauges[name].clear()  # a reload may have removed copies
+        for copy in standings(store, settings.copy_addresses, self._clock.now_ns()):
+            what = "Snapshots that a copy lacks."
+            self._set("copy_missing_snapshots", what, copy.missing, copy=copy.name)
+            what = "How long ago the oldest of them was taken."
+            self._set("copy_behind_seconds", what, copy.behind_s, copy=copy.name)
 
     def _look_at_health(self, store: Store) -> None:
         if store.bucket is None:

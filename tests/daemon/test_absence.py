@@ -186,3 +186,18 @@ def test_without_a_channel_or_a_place_for_its_state_it_says_what_to_do(machine: 
     Watched(machine)
     assert "$STATE_DIRECTORY is not set" in refused()
     assert not Path("alerts.json").exists()
+
+
+def test_a_copy_that_falls_behind_is_one_message(watched: Watched) -> None:
+    machine = watched.machine
+    copy = machine.directory / "nas"
+    watched.configure(copies=str(copy))
+    watched.take(hours_ago=0)
+    assert watched.look() == [], "the first copy has two intervals"
+    watched.take(hours_ago=3)
+    began = [("began", "warning", f"copy {copy}".rpartition("/")[2])]
+    assert watched.look() == began
+    assert watched.look() == began, "it is said once"
+    assert watched.messages[0]["text"].startswith(f"the copy {copy} has nothing yet")
+    assert ciuic("--config", machine.config, "copy", "--to", copy, "--init").code == 0
+    assert watched.look() == [*began, ("ended", "warning", began[0][2])]

@@ -18,8 +18,10 @@ from tests.kit.daemon import REPOSITORY, wait_until
 UNIT = REPOSITORY / "systemd" / "ciuicd.service"
 METRICS_UNIT = UNIT.with_name("ciuic-metrics.service")
 ALERTS_UNIT = UNIT.with_name("ciuic-alerts.service")
+COPY_UNIT = UNIT.with_name("ciuic-copy.service")
 BUCKET = UNIT.with_name("bucket.conf")
-UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, ALERTS_UNIT.with_suffix(".timer")]
+UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, COPY_UNIT, COPY_UNIT.with_suffix(".path")]
+UNITS += [one.with_suffix(".timer") for one in (ALERTS_UNIT, COPY_UNIT)]
 BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
 BOOT_S = 120.0
@@ -142,7 +144,7 @@ CONFIG = "snapshot_paths = /srv/training\nsnapshot_interval = 365d\n"
 ELSEWHERE = CONFIG + "snapshot_dir = /data/deep/store\n"
 
 
-@pytest.mark.parametrize("source", UNITS[:3], ids=lambda unit: unit.stem)
+@pytest.mark.parametrize("source", UNITS[:4], ids=lambda unit: unit.stem)
 def test_systemd_finds_no_mistake_in_a_unit(tmp_path, source):
     unit = tmp_path / source.name
     unit.write_text(source.read_text().replace("/usr/local/bin/ciuicd", sys.executable))
@@ -171,7 +173,10 @@ def test_the_drop_in_for_a_bucket_fits_the_unit(tmp_path, source):
     assert "nowhere" in done.stderr
 
 
-@pytest.mark.parametrize(("unit", "limit"), [(UNIT, 25), (METRICS_UNIT, 11), (ALERTS_UNIT, 35)])
+@pytest.mark.parametrize(
+    ("unit", "limit"),
+    [(UNIT, 25), (METRICS_UNIT, 11), (ALERTS_UNIT, 35), (COPY_UNIT, 40)],
+)
 def test_the_sandbox_is_as_tight_as_it_was(unit, limit):
     command = ["systemd-analyze", "security", "--offline=true", f"--threshold={limit}", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -292,6 +297,38 @@ def test_metrics_and_alerts_come_from_units_of_their_own(boot):
     assert systemd.output("systemctl", "show", "--value", "-p", "Result", "ciuic-metrics") == (
         "success\n"
     )
+
+
+def test_a_copy_follows_each_snapshot_in_a_unit_of_its_own(boot):
+    systemd = boot(f"{CONFIG}copies = /mnt/nas\n")
+    systemd.output("systemctl", "start", "ciuicd")
+    systemd.wait_for_journal("snapshot cs-")
+    systemd.output("systemctl", "start", "ciuic-copy.path")
+    # Nothing is made where a disk may be missing.
+    assert systemd.run("systemctl", "start", "ciuic-copy").returncode != 0
+    assert systemd.run("test", "-e", "/mnt/nas").returncode == 1
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from ciuic.cli import main; main()"
+    )
+    main = (sys.executable, "-c", code)
+    systemd.output(*main, "copy", "--to", "/mnt/nas", "--init")
+
+    for number in (2, 3):
+        systemd.output("sh", "-c", f"echo {number} > /srv/training/new")
+        systemd.output(*main, "snapshot")
+        wait_until(
+            "the copy has it",
+            lambda number=number: (
+                len(systemd.output(*main, "--store", "/mnt/nas", "list").splitlines()) == number + 1
+            ),
+        )
+    snapshot = systemd.output(*main, "pin", "latest").split()[0]
+    wait_until(
+        "the pin is there",
+        lambda: '"pinned": true' in systemd.output(*main, "--store", "/mnt/nas", "list", "--json"),
+    )
+    assert snapshot in systemd.output(*main, "--store", "/mnt/nas", "list")
+    assert systemd.show("IPAddressDeny"), "the daemon itself still has no network"
 
 
 @pytest.fixture

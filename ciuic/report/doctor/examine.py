@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 
 from ciuic.catalog import list_snapshots
+from ciuic.copy.record import standings
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import newest_first
@@ -19,7 +20,12 @@ from ciuic.report.doctor.machine import examine_alerting, examine_daemon, examin
 from ciuic.report.doctor.practice import examine_practice
 from ciuic.report.doctor.roots import examine_root
 from ciuic.report.doctor.snapshots import examine_snapshots
-from ciuic.report.doctor.store import examine_checks, examine_copies, examine_store
+from ciuic.report.doctor.store import (
+    examine_checks,
+    examine_copies,
+    examine_standing,
+    examine_store,
+)
 from ciuic.store.addressed import open_at_address
 from ciuic.system.clock import Clock
 
@@ -41,6 +47,9 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
                 if store.bucket is None:
                     yield from examine_checks(health(store), clock.now_ns())
                 yield from examine_copies(store, roots, plan)
+                if plan is not None:
+                    for copy in standings(store, plan.copies, clock.now_ns()):
+                        yield examine_standing(copy)
                 yield from examine_practice(store, clock.now_ns())
         except CiuicError as error:
             yield Finding(PROBLEM, "store", error.message, error.hint or "")

@@ -71,6 +71,7 @@ class Plan:
         schedules: At least one.
         hot_snapshots: The largest of all schedules.
         channels: The names of the alerts.
+        copies: The name and the address of each copy.
     """
 
     roots: tuple[bytes, ...]
@@ -79,6 +80,7 @@ class Plan:
     io_priority: str
     contacts: str
     channels: tuple[str, ...]
+    copies: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from ciuic.copy.record import Standing
 from ciuic.maintain.scrub.pack_health import Health
 from ciuic.model import path_text
 from ciuic.report.doctor.findings import NOTE, NS, OK, PROBLEM, WARNING, Finding, Plan, join
@@ -17,7 +18,7 @@ from ciuic.system.free_space import COPIES_RESERVE, SNAPSHOT_RESERVE, free_space
 from ciuic.system.priority import schedulers_of
 from ciuic.units import counted, format_bytes, format_duration, inflected
 
-__all__ = ["examine_checks", "examine_copies", "examine_store"]
+__all__ = ["examine_checks", "examine_copies", "examine_standing", "examine_store"]
 
 _CHECKED_S: Final = 60 * 86_400
 """Every pack should be read within this time, before damage grows beyond the reach of parity."""
@@ -45,6 +46,13 @@ def examine_store(store: Store, roots: Iterable[bytes]) -> Iterator[Finding]:
             f"on the same disk as {join(together)}: if that disk dies, both are lost",
             "Put the store on another disk, or copy it to another machine regularly.",
         )
+
+
+def examine_standing(copy: Standing) -> Finding:
+    """Report how far a copy is behind."""
+    if copy.is_behind:
+        return Finding(WARNING, f"copy {copy.name}", copy.sentence(), copy.advice)
+    return Finding(OK, f"copy {copy.name}", copy.sentence())
 
 
 def _free_space(store_path: str) -> Finding:

@@ -14,6 +14,7 @@ __all__ = [
     "CATALOG_SUFFIXES",
     "CONDEMNED",
     "CONTROL_SOCKET",
+    "COPIES",
     "DAEMON_LOCK",
     "HEADER",
     "LEASES",
@@ -56,6 +57,7 @@ CATALOG_SUFFIXES: Final = ("-journal", "-wal", "-shm")
 WRITE_LOCK: Final = "lock.write"
 ADD_LOCK: Final = "lock.add"
 READ_LOCK: Final = "lock.read"
+COPIES: Final = "copies"
 DAEMON_LOCK: Final = "daemon.lock"
 CONDEMNED: Final = "condemned"
 CONTROL_SOCKET: Final = "control.sock"

@@ -6,6 +6,7 @@ and encoded again on the other side, in these cases only:
     its frame, or the list of the pack, is damaged: the reader looks for parity and other copies
     a fifth of the frame is not wanted, or some of it is there already
     it is a delta, and its delta base is not there
+    it replaces what the other store has lost: then it is compared with its ID
 
 A delta whose base may still come waits until the end of the snapshot.
 """
@@ -55,16 +56,25 @@ class Sender:
         receiver: Receives them.
         spend: Receives a number of bytes before they are sent; waits for the bandwidth limit, and
             raises to end the work.
+        is_checked: Every chunk is decoded, and compared with its ID, before it is sent.
 
     Attributes:
         sent: What was sent.
     """
 
-    def __init__(self, store: Store, receiver: Receiver, spend: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        receiver: Receiver,
+        spend: Callable[[int], None],
+        *,
+        is_checked: bool = False,
+    ) -> None:
         self.sent = Sent()
         self._store = store
         self._receiver = receiver
         self._spend = spend
+        self._is_checked = is_checked
         self._listed = ListedFrames(store.index_keeper.list_pack)
         self._waiting: dict[ChunkId, None] = {}
 
@@ -144,7 +154,8 @@ class Sender:
             return
         names = {chunk_id for chunk_id, _ in wanted}
         is_whole = len(lacking) == len(listed)
-        if not is_whole or is_fragmented(frame, [chunk_id in names for chunk_id in listed]):
+        wants = [chunk_id in names for chunk_id in listed]
+        if self._is_checked or not is_whole or is_fragmented(frame, wants):
             self._send_anew(wanted)
         elif frame.is_delta and not self._can_send_delta(frame):
             if is_last:

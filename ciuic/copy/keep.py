@@ -1,0 +1,99 @@
+"""Keeps a configured copy up to date, and records how far it is."""
+
+import contextlib
+from collections.abc import Iterator
+
+from ciuic.catalog import list_snapshots
+from ciuic.copy.record import UNSENT, read_record, write_record
+from ciuic.copy.report import CopyReport
+from ciuic.errors import CiuicError, StoreError
+from ciuic.ids import SnapshotId
+from ciuic.store.records.copy_record import CopyRecord
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+from ciuic.units import counted
+
+__all__ = ["Keeping"]
+
+
+class Keeping:
+    """The record of one copy while snapshots are copied to it.
+
+    Args:
+        source: The store that is copied.
+        address: The copy's directory or URL.
+        clock: Tells the time.
+
+    Attributes:
+        record: What is known of the copy.
+        is_other: The store there is not the one that was there before.
+        failure: Why the record could not be written.
+    """
+
+    def __init__(self, source: Store, address: str, clock: Clock) -> None:
+        self._source = source
+        self._clock = clock
+        self._marks = {snapshot.id: snapshot.mark for snapshot in list_snapshots(source)}
+        now_ns = clock.now_ns()
+        self.record = read_record(source.path, address) or CopyRecord.new(address, now_ns)
+        self.record.tried_ns = now_ns
+        self.is_other = False
+        self.failure: StoreError | None = None
+
+    @contextlib.contextmanager
+    def recorded(self, report: CopyReport, *, is_all: bool) -> Iterator[None]:
+        """Record what the report has at the end of a ``with`` block, also if an error ends it.
+
+        Args:
+            report: The report of the copy.
+            is_all: All snapshots are copied, and not only some that were named.
+        """
+        try:
+            yield
+        except CiuicError as error:
+            self._note(report, error.message, is_complete=False)
+            raise
+        else:
+            self._note(report, _refusals(report), is_complete=is_all)
+
+    def check(self, copy: Store) -> None:
+        """Begin a new record if the store at the address is another one."""
+        store_id = copy.header.store_id
+        self.is_other = self.record.store_id not in {"", store_id}
+        if self.is_other:
+            self.record = CopyRecord.new(self.record.address, self.record.tried_ns)
+        self.record.store_id = store_id
+
+    def is_outdated(self) -> bool:
+        """Return whether a snapshot or mark came here since the copy began."""
+        marks = {snapshot.id: snapshot.mark for snapshot in list_snapshots(self._source)}
+        return marks != self._marks
+
+    def _note(self, report: CopyReport, problem: str, *, is_complete: bool) -> None:
+        record, old = self.record, self.record.marks
+        there = [*[one.id for one in report.copied], *report.present, *report.forgotten]
+        found: dict[str, int] = {one: self._marks.get(one, UNSENT) for one in there}
+        found |= dict.fromkeys(report.unlabelled, UNSENT)
+        if is_complete:
+            # Those in the trash may come back, and the copy may have them then.
+            kept = {one: number for one, number in old.items() if one not in self._marks}
+        else:
+            # The state of those that were there is sent at the end.
+            kept = old
+            found = {one: found[one] for one in found if one not in report.present}
+        known = self._marks.keys() | set(self._source.trash.ids())
+        record.marks = {one: n for one, n in {**kept, **found}.items() if SnapshotId(one) in known}
+        record.followed = [one for one in record.followed if SnapshotId(one) in known]
+        record.problem = problem
+        if is_complete and not problem:
+            record.done_ns = self._clock.now_ns()
+        self.failure = write_record(self._source.path, record)
+
+
+def _refusals(report: CopyReport) -> str:
+    if not report.refused:
+        return ""
+    name, what = next(iter(report.refused.items()))
+    others = len(report.refused) - 1
+    more = f", and {counted(others, 'other')}" if others else ""
+    return f"{name} could not be copied: {what}{more}"

@@ -1,0 +1,174 @@
+"""What this machine knows of a copy, so that ``status`` need not ask a server: ``copies/*.json``.
+
+The files are beside the chunk index, in the store's directory, or in that of this machine for a
+store in a bucket. One that is missing or damaged costs a walk through the copy, and no snapshot.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ciuic.catalog import list_snapshots
+from ciuic.documents import Document
+from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.ids import SnapshotId
+from ciuic.store.directory.folder import Folder
+from ciuic.store.records import layout
+from ciuic.store.records.copy_record import CopyRecord, decode_copy_record, encode_copy_record
+from ciuic.store.store import Store
+from ciuic.system import durable
+from ciuic.system.clock import rfc3339
+from ciuic.system.hashing import data_id
+from ciuic.units import counted, format_duration
+
+__all__ = ["UNSENT", "Standing", "holders", "read_record", "standings", "write_record"]
+
+UNSENT: Final = -1
+"""Instead of the number of a mark: the copy has the snapshot, and its state was not sent."""
+_BYTES_MAX: Final = 64 * 1024 * 1024
+_NAME_DIGITS: Final = 32
+_NS: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a copy is behind.
+
+    Attributes:
+        name: Its name in the configuration, or its address.
+        address: The copy's directory or URL.
+        missing: How many listed snapshots the copy has never had.
+        behind_s: How long ago the oldest of them was taken; 0: none is missing.
+        late_s: The same, but no longer than copies were tried.
+        tried_ns: When a copy was tried last; None: never.
+        done_ns: When the last one that copied everything ended; None: none has.
+        problem: Why the last one did not copy everything; empty: it did.
+    """
+
+    name: str
+    address: str
+    missing: int
+    behind_s: float
+    late_s: float
+    tried_ns: int | None
+    done_ns: int | None
+    problem: str
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether snapshots are missing, or the last try did not do everything."""
+        return bool(self.missing or self.problem)
+
+    def sentence(self) -> str:
+        """Return what to tell a person, without a period."""
+        if self.tried_ns is None:
+            return "has nothing yet"
+        if not self.missing:
+            text = "has every snapshot"
+        else:
+            age = format_duration(self.behind_s)
+            text = f"lacks {counted(self.missing, 'snapshot')}, the oldest taken {age} ago"
+        return f"{text}; the last try failed: {self.problem}" if self.problem else text
+
+    @property
+    def advice(self) -> str:
+        """How to bring it up to date."""
+        init = " --init" if self.tried_ns is None else ""
+        return (
+            f"Run 'ciuic copy --to {self.name}{init}', and 'systemctl enable --now ciuic-copy.path"
+            " ciuic-copy.timer' to have it done after each snapshot."
+        )
+
+    def as_json(self) -> Document:
+        """Return its fields in JSON documents."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "missing": self.missing,
+            "behind_s": round(self.behind_s, 3),
+            "tried": None if self.tried_ns is None else rfc3339(self.tried_ns),
+            "done": None if self.done_ns is None else rfc3339(self.done_ns),
+            "problem": self.problem or None,
+        }
+
+
+def read_record(store_path: str, address: str) -> CopyRecord | None:
+    """Return the record of a copy; None if there is none that can be used."""
+    try:
+        data = Folder(store_path, layout.COPIES).read(_file_name(address), _BYTES_MAX)
+        record = decode_copy_record(data)
+    except (FileNotFoundError, StoreError, CorruptionError, UnknownFormatError):
+        return None
+    return record if record.address == address else None
+
+
+def write_record(store_path: str, record: CopyRecord) -> StoreError | None:
+    """Replace the record of a copy.
+
+    Returns:
+        The error, if it failed. It is not raised, because the copy is what it is.
+    """
+    directory = os.path.join(store_path, layout.COPIES)
+    path = os.path.join(directory, _file_name(record.address))
+    try:
+        durable.make_directory(directory, 0o700)
+        # Not in tmp/, which the next writer of the store empties.
+        durable.write_whole(
+            path, encode_copy_record(record), temporary_directory=directory, mode=0o600
+        )
+    except OSError as error:
+        return StoreError(f"{path} can't be written: {os.strerror(error.errno or 0)}")
+    return None
+
+
+def standings(store: Store, copies: Sequence[tuple[str, str]], now_ns: int) -> tuple[Standing, ...]:
+    """Return how far each copy is behind, from the records alone.
+
+    Args:
+        store: The store that is copied.
+        copies: The name and the address of each.
+        now_ns: The time.
+    """
+    if not copies:
+        return ()
+    taken = {snapshot.id: snapshot.taken_ns for snapshot in list_snapshots(store)}
+    return tuple(_standing(store.path, one, taken.items(), now_ns) for one in copies)
+
+
+def holders(store_path: str, copies: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Map each snapshot that copies have or had to the names of these copies."""
+    found: dict[str, list[str]] = {}
+    for name, address in copies:
+        record = read_record(store_path, address)
+        for snapshot_id in () if record is None else record.marks:
+            found.setdefault(snapshot_id, []).append(name)
+    return found
+
+
+def _standing(
+    store_path: str,
+    copy: tuple[str, str],
+    taken: Iterable[tuple[SnapshotId, int]],
+    now_ns: int,
+) -> Standing:
+    name, address = copy
+    record = read_record(store_path, address)
+    there = {} if record is None else record.marks
+    missing = [taken_ns for snapshot_id, taken_ns in taken if snapshot_id not in there]
+    oldest_ns = min(missing, default=now_ns)
+    since_ns = oldest_ns if record is None else max(oldest_ns, record.since_ns)
+    return Standing(
+        name=name,
+        address=address,
+        missing=len(missing),
+        behind_s=max(0.0, (now_ns - oldest_ns) / _NS),
+        late_s=max(0.0, (now_ns - since_ns) / _NS) if missing else 0.0,
+        tried_ns=None if record is None else record.tried_ns,
+        done_ns=None if record is None else record.done_ns,
+        problem="" if record is None else record.problem,
+    )
+
+
+def _file_name(address: str) -> str:
+    return f"{data_id(os.fsencode(address)).hex()[:_NAME_DIGITS]}.json"

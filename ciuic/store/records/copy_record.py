@@ -1,0 +1,63 @@
+"""The record of a copy of this store: what the copy is known to have. Not part of the format."""
+
+from typing import Final
+
+import msgspec
+
+from ciuic.ids import SnapshotId
+from ciuic.store.records.sealed import seal, unseal_version
+
+__all__ = ["CopyRecord", "decode_copy_record", "encode_copy_record"]
+
+FORMAT: Final = 1
+
+
+class CopyRecord(msgspec.Struct):
+    """What the last copies to a place have found.
+
+    Attributes:
+        address: The copy's directory or URL.
+        store_id: The ID of the store there; empty: it was never opened.
+        since_ns: When the first copy was tried.
+        tried_ns: When the last one was.
+        done_ns: When the last one that copied everything ended; None: none has.
+        problem: Why the last one did not copy everything; empty: it did.
+        marks: Each snapshot that is or was there, with the number of the mark here whose state was
+            sent; 0 is the state in the manifest.
+        followed: Snapshots that the copy has forgotten because they were forgotten here.
+    """
+
+    format: int
+    address: str
+    store_id: str
+    since_ns: int
+    tried_ns: int
+    done_ns: int | None = None
+    problem: str = ""
+    marks: dict[str, int] = msgspec.field(default_factory=dict)
+    followed: list[str] = msgspec.field(default_factory=list)
+    checksum: str = ""
+
+    @classmethod
+    def new(cls, address: str, now_ns: int) -> "CopyRecord":
+        """Return the record of a copy that is tried for the first time."""
+        return cls(FORMAT, address, "", now_ns, now_ns)
+
+    def sent(self) -> dict[SnapshotId, int]:
+        """Return the number of the mark that was sent for each snapshot."""
+        return {SnapshotId(name): number for name, number in self.marks.items()}
+
+
+def encode_copy_record(record: CopyRecord) -> bytes:
+    """Encode a record."""
+    return seal(record)
+
+
+def decode_copy_record(data: bytes) -> CopyRecord:
+    """Check and decode a record.
+
+    Raises:
+        CorruptionError: It is damaged.
+        UnknownFormatError: A later version wrote it.
+    """
+    return unseal_version(data, CopyRecord, FORMAT, "the record of a copy")

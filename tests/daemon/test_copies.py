@@ -1,0 +1,253 @@
+"""``ciuicd --copy``: copies of the configuration, by the real process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ciuic.catalog import list_snapshots
+from ciuic.config.load import load_settings
+from ciuic.copy.record import Standing, read_record, standings
+from ciuic.model import SnapshotSummary
+from ciuic.snapshot.plan import TakeRequest
+from ciuic.snapshot.take import take_snapshot
+from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
+from tests.kit.daemon import REPOSITORY, Machine, wait_until
+from tests.kit.program import ciuic
+
+STANDING = {"name", "address", "missing", "behind_s", "tried", "done", "problem"}
+
+
+class Copied:
+    """A machine whose store has a copy."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.copy = machine.directory / "nas"
+        self.configure()
+
+    def configure(self, more: str = "", **values: str) -> None:
+        if "[copy" not in more:
+            values = {"copies": str(self.copy)} | values
+        self.machine.configure(**values)
+        with self.machine.config.open("a") as file:
+            file.write(more)
+
+    def take(self, text: str = "") -> str:
+        if text:
+            (self.machine.source / "note.txt").write_text(text)
+        with open_store(str(self.machine.store), write=True) as store:
+            request = TakeRequest(roots=(os.fsencode(self.machine.source),))
+            return str(take_snapshot(store, request, clock=SystemClock()).id)
+
+    def start(self) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "ciuicd", "--config", self.machine.config, "--copy"]
+        return subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+
+    def run(self, code: int = 0) -> str:
+        process = self.start()
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == code, said
+        assert "Traceback" not in said
+        return said
+
+    def ciuic(self, *command: object, code: int = 0):
+        done = ciuic("--config", self.machine.config, *command)
+        assert done.code == code, done.out + done.err
+        return done
+
+    def there(self, *command: object):
+        done = ciuic("--store", self.copy, *command)
+        assert done.code == 0, done.err
+        return done
+
+    def listed(self) -> dict[str, SnapshotSummary]:
+        with open_store(str(self.copy)) as store:
+            return {one.id: one for one in list_snapshots(store)}
+
+    def standing(self) -> Standing:
+        with open_store(str(self.machine.store)) as store:
+            copies = load_settings(str(self.machine.config)).copy_addresses
+            (found,) = standings(store, copies, time.time_ns())
+        return found
+
+
+@pytest.fixture
+def copied(machine: Machine) -> Copied:
+    made = Copied(machine)
+    made.ciuic("init")
+    return made
+
+
+def test_a_copy_gets_every_snapshot_and_status_list_and_doctor_say_how_far_it_is(copied):
+    first = copied.take()
+    assert copied.standing().tried_ns is None
+    said = copied.run(code=1)
+    assert "there is no store at" in said
+    assert f"'ciuic copy --to {copied.copy} --init' makes the first copy" in said
+    assert not copied.copy.exists(), "its disk may not be mounted"
+    found = copied.standing()
+    assert (found.missing, found.done_ns) == (1, None)
+    assert "there is no store" in found.problem
+
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    assert (copied.standing().missing, copied.standing().problem) == (0, "")
+    second = copied.take("new")
+    assert f"copy {copied.copy}: lacks 1 snapshot" in copied.ciuic("list").err
+    assert "lacks 1 snapshot, the oldest taken" in copied.ciuic("status").out
+    (shown,) = json.loads(copied.ciuic("status", "--json").out)["copies"]
+    assert shown.keys() == STANDING
+    assert shown["missing"] == 1
+    held = {one["id"]: one["copies"] for one in json.loads(copied.ciuic("list", "--json").out)}
+    assert held == {first: [str(copied.copy)], second: []}
+    findings = json.loads(ciuic("--config", copied.machine.config, "doctor", "--json").out)
+    about = [one for one in findings["findings"] if one["about"] == f"copy {copied.copy}"]
+    assert [one["level"] for one in about] == ["warning"]
+
+    assert "1 snapshot copied" in copied.run()
+    assert copied.listed().keys() == {first, second}
+    assert copied.standing().missing == 0
+    assert copied.run() == "", "nothing is new"
+    copied.there("verify", "--all", "--checksum")
+
+
+def test_changes_of_tags_pins_and_notes_reach_the_copy_and_the_later_change_counts(copied):
+    snapshot = copied.take()
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    copied.ciuic("tag", "--add", "good", snapshot)
+    copied.ciuic("pin", snapshot)
+    copied.run()
+    assert copied.listed()[snapshot].tags == ("good",)
+    assert copied.listed()[snapshot].pinned
+
+    copied.there("tag", "--add", "there", snapshot)
+    copied.run()
+    assert copied.listed()[snapshot].tags == ("good", "there"), "nothing has changed here"
+    copied.ciuic("note", snapshot, "the best one")
+    copied.run()
+    assert copied.listed()[snapshot].note == "the best one"
+    assert copied.listed()[snapshot].tags == ("good",)
+
+
+def test_a_copy_without_a_policy_forgets_what_is_forgotten_here_and_brings_it_back(copied):
+    first, second, third = (copied.take(text) for text in ("1", "2", "3"))
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    copied.there("pin", second)
+    copied.ciuic("forget", first, second)
+    assert "forgot 1 snapshot, as here" in copied.run()
+    assert copied.listed().keys() == {second, third}, "a pin over there holds"
+    copied.ciuic("forget", "--undo", first)
+    assert "1 snapshot brought back" in copied.run()
+    assert copied.listed().keys() == {first, second, third}
+
+    copied.configure(trash="0s")
+    copied.ciuic("forget", first)
+    copied.ciuic("prune")
+    copied.run()
+    assert copied.listed().keys() == {second, third}
+    with open_store(str(copied.copy)) as store:
+        assert store.trash.ids() == [], "the copy is pruned by the same run"
+
+
+def test_a_copy_with_a_policy_keeps_by_its_own_rules(copied):
+    section = f"[copy nas]\nto = {copied.copy}\ncopy_retention = last:2\n"
+    copied.configure(section)
+    names = [copied.take(text) for text in ("1", "2", "3")]
+    copied.ciuic("copy", "--to", "nas", "--init")
+    copied.ciuic("forget", names[1])
+    assert "not kept by retention_policy last:2" in copied.run()
+    assert copied.listed().keys() == {names[1], names[2]}
+    assert copied.standing().missing == 0, "what the copy has forgotten is not missing"
+    assert copied.standing().name == "nas"
+    assert copied.run() == ""
+
+
+def test_a_copy_that_is_killed_or_stopped_continues(copied):
+    for number in range(4):
+        (copied.machine.source / f"big{number}").write_bytes(os.urandom(3_000_000))
+        copied.take(str(number))
+    assert ciuic("--store", copied.copy, "init").code == 0
+    copied.configure(copy_limit="1 MiB")
+    for number, delay in ((signal.SIGKILL, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 3)):
+        process = copied.start()
+        packs = copied.copy / "tmp"
+        before = _bytes(copied.copy)
+        wait_until(
+            "some of it is there",
+            lambda before=before, delay=delay: _bytes(copied.copy) > before + delay * 100_000,
+        )
+        assert packs.exists()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode in {1, -signal.SIGKILL}
+        assert number == signal.SIGKILL or "it continues later" in said
+    copied.configure()
+    copied.run()
+    assert len(copied.listed()) == 4
+    copied.there("verify", "--all", "--checksum")
+
+
+def test_what_is_damaged_here_is_one_error_and_the_rest_is_copied(copied):
+    first = copied.take()
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    (copied.machine.source / "extra").write_bytes(os.urandom(100_000))
+    packs = set((copied.machine.store / "packs").iterdir())
+    second = copied.take()
+    (new,) = set((copied.machine.store / "packs").iterdir()) - packs
+    new.unlink()
+    for path in (copied.machine.store / "parity").glob(f"{new.name}*"):
+        path.unlink()
+    said = copied.run(code=1)
+    assert f"{second} could not be copied" in said
+    assert copied.listed().keys() == {first}
+    assert copied.standing().missing == 1
+
+
+def test_a_record_that_is_damaged_costs_nothing_but_a_look(copied):
+    snapshot = copied.take()
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    (record,) = (copied.machine.store / "copies").iterdir()
+    for junk in (b"", b"{}", record.read_bytes()[:-9], b"\xff" * 100, b"[" * 100_000):
+        record.write_bytes(junk)
+        assert copied.standing().missing == 1
+        copied.run()
+        assert copied.standing().missing == 0
+    assert copied.listed().keys() == {snapshot}
+    assert read_record(str(copied.machine.store), "/elsewhere") is None
+
+
+def test_another_store_at_the_place_gets_everything(copied):
+    snapshot = copied.take()
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    copied.copy.rename(copied.machine.directory / "old")
+    assert ciuic("--store", copied.copy, "init").code == 0
+    assert "has another store than before" in copied.run()
+    assert copied.listed().keys() == {snapshot}
+
+
+def test_without_copies_the_process_says_so(copied):
+    copied.machine.configure()
+    assert "names no copies" in copied.run(code=2)
+
+
+def test_the_store_itself_under_another_name_is_refused(copied):
+    copied.take()
+    copied.copy.symlink_to(copied.machine.store)
+    assert "is the store itself" in copied.run(code=1)
+
+
+def _bytes(directory: Path) -> int:
+    total = 0
+    for name in ("tmp", "packs"):
+        for path in (directory / name).glob("*"):
+            try:
+                total += path.stat().st_size
+            except FileNotFoundError:
+                continue
+    return total
