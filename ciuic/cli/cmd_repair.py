@@ -7,14 +7,18 @@ import click
 
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
+from ciuic.cli.mending import mend_from, opened_source, print_mended, sources_of
 from ciuic.cli.opening import opened, refuse_in_bucket
 from ciuic.cli.options import (
+    given,
     json_option,
+    local_directory,
     wait_option,
 )
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
+from ciuic.copy.mend import Mended
 from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError
 from ciuic.maintain.repair.apply import apply_repair
 from ciuic.maintain.repair.entrance import repair_entrance
@@ -39,17 +43,25 @@ __all__ = ["command"]
 
 
 @click.command("repair")
+@click.option(
+    "--from", "place", metavar="PLACE", callback=given, shell_complete=local_directory,
+    help="Also take what is lost from this copy: a directory, s3://BUCKET/PREFIX, or a name.",
+)  # fmt: skip
 @click.option("--apply", is_flag=True, help="Repair; without it, only show what would be done.")
 @wait_option
 @json_option
 @click.pass_obj
-def command(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> None:
+def command(
+    session: Session, *, place: str | None, apply: bool, wait_s: float, as_json: bool
+) -> None:
     """Find damage in the store, and repair it with --apply.
 
     ciuic reads every pack. It computes damaged chunks from the pack's parity, or takes them from
-    another pack, from a reflink copy, or from the live file if that still has the same bytes. It
-    moves damaged files to the store's directory quarantine, and deletes nothing. You can interrupt
-    repair at any moment, and run it again.
+    another pack, from a reflink copy, or from the live file if that still has the same bytes. What
+    is lost even so comes from the copies that the configuration names, or from the store of --from:
+    ciuic compares each chunk with its ID before it stores it. It moves damaged files to the store's
+    directory quarantine, and deletes nothing. You can interrupt repair at any moment, and run it
+    again.
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()
@@ -58,24 +70,39 @@ def command(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> N
     if entrance and not apply:
         _stop_at_entrance(entrance, as_json=as_json)
     parity = session.parity()
+    sources = sources_of(session, place)
     quarantined: tuple[str, ...] = ()
     with (
         interruptible() as cancelled,
         opened(session, write=apply, wait_s=wait_s, cancelled=cancelled) as store,
         progress("repair") as shown,
     ):
+        if place is not None:
+            # Before anything is changed.
+            with opened_source(sources[0], store):
+                pass
         plan = plan_repair(store, parity=parity, cancelled=cancelled, progress=shown.stage)
         if apply:
             quarantined = apply_repair(
                 store, plan, parity=parity, clock=clock, cancelled=cancelled, progress=shown.stage
             )
+        plan, mended = mend_from(
+            sources,
+            store,
+            plan,
+            apply=apply,
+            parity=parity,
+            cancelled=cancelled,
+            progress=lambda _snapshot_id, done, count, _bytes: shown.stage("copies", done, count),
+        )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
     if as_json:
-        print_json({**report.as_json(), "entrance": list(entrance)})
+        copies = [one.as_json() for one in mended]
+        print_json({**report.as_json(), "copies": copies, "entrance": list(entrance)})
     else:
         for sentence in entrance:
             click.echo(f"repaired: {printable(sentence)}")
-        _print_report(report)
+        _print_report(report, mended)
     sys.exit(0 if report.ok else DAMAGE)
 
 
@@ -89,7 +116,7 @@ def _stop_at_entrance(entrance: tuple[str, ...], *, as_json: bool) -> None:
     sys.exit(DAMAGE)
 
 
-def _print_report(report: RepairReport) -> None:
+def _print_report(report: RepairReport, mended: list[Mended]) -> None:
     plan, would = report.plan, "" if report.applied else "would be "
     given = "wrote" if report.applied else "would write"
     for pack in shown_part(plan.packs):
@@ -106,6 +133,7 @@ def _print_report(report: RepairReport) -> None:
     if plan.stale_catalog:
         click.echo(f"the chunk index {would}rebuilt from the packs")
     _print_additions(plan, given)
+    print_mended(mended, applied=report.applied)
     _print_remaining(plan)
     for name in shown_part(report.quarantined, err=True):
         click.echo(f"set aside: quarantine/{name}", err=True)

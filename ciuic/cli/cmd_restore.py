@@ -7,6 +7,7 @@ import click
 
 from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
+from ciuic.cli.copies import print_holders
 from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
@@ -178,6 +179,8 @@ def command(
         print_json(report.as_json())
     else:
         print_restored(manifest.summary.id, report)
+        if report.damaged:
+            print_holders(session, store.path, [manifest.summary.id])
     sys.exit(restore_exit_code(report))
 
 

@@ -8,6 +8,7 @@ import click
 from ciuic.catalog import HOW_TO_TAKE, LATEST, passed_over
 from ciuic.catalog import find_snapshot as find_named
 from ciuic.cli.candidates import SNAPSHOT
+from ciuic.cli.copies import print_holders
 from ciuic.cli.opening import opened
 from ciuic.cli.options import json_option
 from ciuic.cli.progress import Reporter, progress
@@ -88,6 +89,7 @@ def _verify(
             click.echo("only the newest; --all verifies every snapshot", err=True)
         in_bucket = store.bucket is not None
         _print_summary(report, checksum=checksum, in_bucket=in_bucket)
+        print_holders(session, store.path, [one.id for one in report.snapshots if one.damaged])
     return report.ok
 
 

@@ -1,5 +1,7 @@
 """What commands say about the configured copies."""
 
+from collections.abc import Iterable
+
 import click
 
 from ciuic.cli.render import printable
@@ -7,7 +9,7 @@ from ciuic.cli.session import Session
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 
-__all__ = ["copies_of"]
+__all__ = ["copies_of", "print_holders"]
 
 
 def copies_of(session: Session, store: Store) -> dict[str, list[str]]:
@@ -27,3 +29,28 @@ def copies_of(session: Session, store: Store) -> dict[str, list[str]]:
         if copy.is_behind:
             click.echo(printable(f"copy {copy.name}: {copy.sentence()}"), err=True)
     return holders(store.path, copies)
+
+
+def print_holders(session: Session, store_path: str, damaged: Iterable[str]) -> None:
+    """Name on stderr the copies that have damaged snapshots, and how to take them from there.
+
+    Args:
+        session: Has the configuration, and so the copies.
+        store_path: The directory of the store, or of this machine for a store in a bucket.
+        damaged: IDs of the snapshots.
+    """
+    copies = session.copies()
+    if not copies:
+        return
+    from ciuic.copy.record import holders
+
+    held = holders(store_path, copies)
+    names = {name: None for snapshot_id in damaged for name in held.get(snapshot_id, ())}
+    for name, address in copies:
+        if name in names:
+            where = printable(address)
+            click.echo(
+                f"the copy {where} has what is damaged: 'ciuic repair --apply' takes it from there,"
+                f" 'ciuic --store {where} restore' restores from there",
+                err=True,
+            )

@@ -25,6 +25,7 @@ __all__ = [
 
 PARITY: Final = "parity"
 OTHER_PACK: Final = "another pack"
+COPY: Final = "a copy"
 SAME_PACK: Final = "the same pack"
 """Only the first of the two copies of its frame's header is damaged."""
 
@@ -141,6 +142,7 @@ class RepairPlan:
         unread: What a later version wrote, by path in the store: it is left as it is.
         read_bytes: Bytes of packs that were read.
         pack_count: Number of packs.
+        from_copies: Chunks of ``packs`` that another store has given, or has.
     """
 
     packs: tuple[BadPack, ...]
@@ -157,6 +159,7 @@ class RepairPlan:
     unread: dict[str, str]
     read_bytes: int
     pack_count: int
+    from_copies: frozenset[ChunkId] = frozenset()
 
     @property
     def is_damaged(self) -> bool:
@@ -263,6 +266,10 @@ def chunk_counts(bad: BadPack, plan: RepairPlan) -> dict[str, int]:
     for saved in bad.saved.values():
         counts[saved.source] = counts.get(saved.source, 0) + 1
     for chunk_id in bad.lost:
-        how = plan.origins[chunk_id].how if chunk_id in plan.origins else "lost"
+        how = "lost"
+        if chunk_id in plan.origins:
+            how = plan.origins[chunk_id].how
+        elif chunk_id in plan.from_copies:
+            how = COPY
         counts[how] = counts.get(how, 0) + 1
     return counts

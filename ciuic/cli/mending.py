@@ -1,0 +1,153 @@
+"""Has a repair take what is lost from copies: of the option --from, or of the configuration."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import click
+
+from ciuic.cli.render import printable
+from ciuic.cli.session import Session
+from ciuic.copy.copy import OnProgress
+from ciuic.copy.mend import Mended, foresee_mend, mend
+from ciuic.errors import CancelledError, CiuicError, UsageError
+from ciuic.ids import SnapshotId
+from ciuic.maintain.repair.report import RepairPlan
+from ciuic.store.addressed import absolute_address, open_at_address
+from ciuic.store.place.location import PlaceOptions
+from ciuic.store.store import Store
+from ciuic.system.clock import SystemClock
+from ciuic.units import counted, listed
+
+__all__ = ["Source", "mend_from", "opened_source", "print_mended", "sources_of"]
+
+
+class Source(NamedTuple):
+    """A store that may have what is lost here.
+
+    Attributes:
+        address: Its directory or URL.
+        options: How to reach it.
+        is_named: The command line names it: it must be there.
+    """
+
+    address: str
+    options: PlaceOptions
+    is_named: bool
+
+
+def sources_of(session: Session, place: str | None) -> tuple[Source, ...]:
+    """Return the store of --from, or without it the copies of the configuration."""
+    settings = session.store_settings()
+    if place is None:
+        return tuple(
+            Source(one.address, one.settings.place_options, is_named=False)
+            for one in settings.copies
+        )
+    copy = session.find_copy(place) or session.find_copy(absolute_address(place))
+    if copy is not None:
+        return (Source(copy.address, copy.settings.place_options, is_named=True),)
+    return (Source(absolute_address(place), settings.place_options, is_named=True),)
+
+
+@contextlib.contextmanager
+def opened_source(source: Source, store: Store) -> Iterator[Store]:
+    """Open such a store.
+
+    Raises:
+        UsageError: It is the damaged store itself.
+        StoreError: It can't be read.
+    """
+    with open_at_address(source.address, os.environ, source.options) as other:
+        if other.name == store.name:
+            raise UsageError(
+                f"{source.address} is the store itself", hint="Name another store with --from."
+            )
+        yield other
+
+
+def mend_from(
+    sources: Sequence[Source],
+    store: Store,
+    plan: RepairPlan,
+    *,
+    apply: bool,
+    parity: float,
+    cancelled: Callable[[], bool],
+    progress: OnProgress,
+) -> tuple[RepairPlan, list[Mended]]:
+    """Take what a repair can't find in the store from others, or show which have it.
+
+    Returns:
+        The plan without what was mended, and what each store gave.
+
+    Raises:
+        CiuicError: The store failed, or that of --from.
+    """
+    found: list[Mended] = []
+    for source in sources:
+        damaged = _damaged(plan)
+        if not damaged:
+            break
+        try:
+            with opened_source(source, store) as other:
+                if apply:
+                    mended = mend(
+                        store,
+                        other,
+                        damaged,
+                        parity=parity,
+                        clock=SystemClock(),
+                        cancelled=cancelled,
+                        progress=progress,
+                    )
+                else:
+                    mended = foresee_mend(other, damaged)
+                plan = _without(plan, mended, store if apply else other)
+        except CancelledError:
+            raise
+        except CiuicError as error:
+            if source.is_named:
+                raise
+            mended = Mended(source.address, problem=error.message)
+        found.append(mended)
+    return plan, found
+
+
+def print_mended(found: Sequence[Mended], *, applied: bool) -> None:
+    """Print what other stores gave, or have."""
+    for one in found:
+        where = printable(one.address)
+        if one.healed:
+            click.echo(
+                f"taken from {where}: {counted(one.chunks, 'chunk')};"
+                f" {listed(one.healed[:5], len(one.healed))} can be restored in full again"
+            )
+        elif one.has and not applied:
+            click.echo(
+                f"{where} has {listed(one.has[:5], len(one.has))}: what is lost here would be taken"
+                " from there"
+            )
+        if one.problem:
+            click.echo(f"{where}: {printable(one.problem)}", err=True)
+
+
+def _damaged(plan: RepairPlan) -> list[SnapshotId]:
+    """Return the snapshots that a repair leaves damaged, each once."""
+    without = [bad.id for bad in plan.manifests if not bad.has_copy and not bad.in_trash]
+    return list(dict.fromkeys([*[one.id for one in plan.remaining], *without]))
+
+
+def _without(plan: RepairPlan, mended: Mended, holder: Store) -> RepairPlan:
+    """Return a plan without what was mended. ``holder`` has the chunks that count as found."""
+    lost = {*plan.lost, *[chunk_id for pack in plan.packs for chunk_id in pack.lost]}
+    places = holder.reader.places(sorted(lost - plan.origins.keys()))
+    return replace(
+        plan,
+        from_copies=plan.from_copies | frozenset(places),
+        lost=plan.lost - places.keys(),
+        remaining=tuple([one for one in plan.remaining if one.id not in mended.healed]),
+        manifests=tuple([bad for bad in plan.manifests if bad.id not in mended.healed]),
+    )

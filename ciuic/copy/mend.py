@@ -1,0 +1,92 @@
+"""Takes what a damaged store has lost from another store that has the same snapshots.
+
+Every chunk is decoded there and compared with its ID before it is stored here: a frame that matches
+its checksums is not enough to replace what is lost. Manifests are taken to the byte.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, never_ends, shows_nothing
+from ciuic.copy.report import CopyReport
+from ciuic.documents import Document
+from ciuic.ids import SnapshotId
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+from ciuic.view.damage import DamageSurvey, known_lost
+
+__all__ = ["Mended", "foresee_mend", "mend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What another store gave, or can give.
+
+    Attributes:
+        address: Its directory or URL.
+        has: The damaged snapshots that it has.
+        healed: Those that are undamaged now; without ``--apply``, none.
+        chunks: Chunks that were taken.
+        problem: Why not everything was; empty: everything was.
+    """
+
+    address: str
+    has: tuple[SnapshotId, ...] = ()
+    healed: tuple[SnapshotId, ...] = ()
+    chunks: int = 0
+    problem: str = ""
+
+    def as_json(self) -> Document:
+        """Return an element of ``copies`` of ``ciuic repair --json``."""
+        return {
+            "address": self.address,
+            "has": list(self.has),
+            "healed": list(self.healed),
+            "chunks": self.chunks,
+            "problem": self.problem or None,
+        }
+
+
+def foresee_mend(other: Store, damaged: Collection[SnapshotId]) -> Mended:
+    """Return which damaged snapshots another store has. Changes nothing, and reads no content."""
+    return Mended(other.name, has=tuple(sorted(other.listed_ids() & set(damaged))))
+
+
+def mend(
+    store: Store,
+    other: Store,
+    damaged: Sequence[SnapshotId],
+    *,
+    parity: float,
+    clock: Clock,
+    cancelled: Callable[[], bool] = never_ends,
+    progress: OnProgress = shows_nothing,
+) -> Mended:
+    """Take what damaged snapshots lack from another store.
+
+    Args:
+        store: The damaged store, open for writing, after its own repair.
+        other: The other store.
+        damaged: The damaged snapshots.
+        parity: The share of each new pack that its parity takes, 0 to 1.
+        clock: Measures.
+        cancelled: Asked often.
+        progress: Called often.
+
+    Raises:
+        StoreError: One of the stores failed. What was taken by then stays.
+        CancelledError: ``cancelled`` turned true; the same.
+    """
+    has = foresee_mend(other, damaged).has
+    report = CopyReport(copy=store.name, dry_run=False)
+    if has:
+        request = CopyRequest(frozenset(has), parity, is_checked=True)
+        copy_snapshots(
+            other, store, request, report, clock=clock, cancelled=cancelled, progress=progress
+        )
+    survey = DamageSurvey(store, known_lost(store))
+    listed = store.listed_ids()
+    healed = tuple([one for one in has if one in listed and survey.is_sound(one)])
+    chunks = report.mended_chunks + sum([one.chunks for one in report.copied])
+    problem = "; ".join([f"{one}: {what}" for one, what in report.refused.items()])
+    return Mended(other.name, has, healed, chunks, problem)

@@ -1,0 +1,156 @@
+"""``ciuic repair --from``: what is lost in one store comes from another one that has it."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ciuic.store.adding import begin_adding
+from ciuic.store.directory.create import create_store
+from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
+from tests.kit.box import Box
+from tests.kit.damage import flip_content, packs
+from tests.kit.program import Outcome, ciuic
+from tests.kit.trees import differences, photograph
+
+
+@pytest.fixture
+def pair(box: Box) -> Box:
+    """A store with two snapshots, its copy, and no live files."""
+    rng = random.Random(1)
+    for number in range(30):
+        path = box.source / f"d{number % 3}" / f"f{number}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(rng.randbytes(4000))
+    (box.source / "large").write_bytes(rng.randbytes(2_500_000))
+    box.take()
+    (box.source / "d0" / "f0").write_bytes(b"changed")
+    box.take(tags=("second",))
+    assert box.ciuic("copy", "--to", copy_of(box), "--init").code == 0
+    box.photo = photograph(box.source)
+    shutil.rmtree(box.source)
+    return box
+
+
+def copy_of(box: Box) -> Path:
+    return box.directory / "copy"
+
+
+def repair(box: Box, *arguments: str | Path, code: int = 0) -> Outcome:
+    outcome = box.ciuic("repair", *arguments)
+    assert outcome.code == code, outcome
+    assert "Traceback" not in outcome.err
+    return outcome
+
+
+def assert_whole(box: Box) -> None:
+    assert box.verify().ok
+    restored = box.directory / "out"
+    assert box.ciuic("restore", "-s", "latest", "-p", box.source, "-d", restored).code == 0
+    assert not differences(box.photo, photograph(restored / "source"))
+
+
+def test_every_pack_is_lost_and_the_copy_gives_everything_back(pair: Box) -> None:
+    for pack in packs(pair.store):
+        pack.unlink()
+    before = photograph(copy_of(pair) / "packs")
+    names = sorted(one.id for one in pair.snapshots())
+    foreseen = repair(pair, "--from", copy_of(pair), code=4)
+    assert f"{copy_of(pair)} has {names[0]}" in foreseen.out
+    assert not packs(pair.store), "nothing was changed"
+
+    found = repair(pair, "--from", copy_of(pair), "--apply", "--json").document
+    (given,) = found["copies"]
+    assert found["ok"]
+    assert sorted(given["healed"]) == names
+    assert given["chunks"] > 30
+    assert_whole(pair)
+    assert photograph(copy_of(pair) / "packs") == before
+    assert "nothing is damaged" in repair(pair).out
+
+
+def test_a_damaged_pack_gets_only_what_it_has_lost(pair: Box) -> None:
+    flip_content(pair.store, b"changed")
+    found = repair(pair, "--from", copy_of(pair), "--apply", "--json").document
+    assert found["copies"][0]["chunks"] <= 2
+    assert {how for pack in found["packs"] for how in pack["chunks"]} == {"a copy"}
+    assert_whole(pair)
+
+
+def test_a_manifest_without_a_copy_comes_back_to_the_byte(pair: Box) -> None:
+    paths = sorted((pair.store / "snapshots").iterdir())
+    old = [path.read_bytes() for path in paths]
+    paths[0].unlink()
+    paths[1].write_bytes(b"{}")
+    for copy in (pair.store / "parity").glob("cs-*"):
+        copy.unlink()
+    found = repair(pair, "--from", copy_of(pair), "--apply", "--json").document
+    assert found["ok"], found
+    assert [path.read_bytes() for path in paths] == old
+    assert_whole(pair)
+
+
+def test_a_copy_is_mended_from_the_store_in_the_same_way(pair: Box) -> None:
+    for pack in packs(copy_of(pair)):
+        pack.unlink()
+    done = ciuic("--store", copy_of(pair), "repair", "--from", pair.store, "--apply")
+    assert done.code == 0, done
+    assert ciuic("--store", copy_of(pair), "verify", "--all", "--checksum").code == 0
+
+
+def test_configured_copies_are_asked_without_being_named(pair: Box) -> None:
+    gone = pair.directory / "gone"
+    text = pair.config.read_text()
+    pair.config.write_text(f"{text}copies = {gone}, {copy_of(pair)}\n")
+    flip_content(pair.store, b"changed")
+    # Which copies have it is on record after a copy by the configuration.
+    assert pair.ciuic("copy", "--to", copy_of(pair)).code == 0
+    hint = f"the copy {copy_of(pair)} has what is damaged: 'ciuic repair --apply'"
+    assert hint in pair.ciuic("verify", "--checksum").err
+    target = pair.directory / "broken"
+    assert hint in pair.ciuic("restore", "-s", "latest", "-p", pair.source, "-d", target).err
+
+    outcome = repair(pair, "--apply")
+    assert f"{gone}: there is no store at {gone}" in outcome.err
+    assert f"taken from {copy_of(pair)}: " in outcome.out
+    assert_whole(pair)
+
+
+def test_wrong_content_under_the_right_name_is_not_taken(box: Box) -> None:
+    right, wrong = b"right" * 1000, b"wrong" * 1000
+    (box.source / "file").write_bytes(right)
+    box.take()
+    create_store(str(copy_of(box)), box.clock)
+    with open_store(str(copy_of(box)), write=True) as store:
+        writer = begin_adding(store)
+        writer.add_data([(data_id(right), wrong)])
+        writer.finish()
+    assert box.ciuic("copy", "--to", copy_of(box)).code == 0
+    shutil.rmtree(box.source)
+    flip_content(box.store, right)
+    found = repair(box, "--from", copy_of(box), "--apply", "--json", code=4).document
+    assert found["copies"][0]["healed"] == []
+    assert found["copies"][0]["problem"]
+    assert [one["damaged_count"] for one in found["snapshots"]] == [1]
+
+
+def test_what_can_not_be_a_source_is_refused_before_anything_changes(pair: Box) -> None:
+    flip_content(pair.store, b"changed")
+    before = photograph(pair.store / "packs")
+    for place, said in (
+        (pair.store, "is the store itself"),
+        (pair.directory / "nothing", "there is no store at"),
+        ("s3://user:secret@bucket/x", "holds a user name or a password"),
+        ("ftp://host/x", "ciuic"),
+    ):
+        outcome = box_repair(pair, place)
+        assert outcome.code not in {0, 4}
+        assert said in outcome.err
+        assert "secret" not in outcome.err
+    assert photograph(pair.store / "packs") == before
+
+
+def box_repair(box: Box, place: str | Path) -> Outcome:
+    return box.ciuic("repair", "--from", place, "--apply")
