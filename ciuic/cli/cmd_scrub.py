@@ -1,13 +1,14 @@
 """``ciuic scrub``."""
 
+import functools
 import os
 import sys
+from typing import Final
 
 import click
 
 from ciuic.cli.interrupt import interrupted_code, interruptible
 from ciuic.cli.lists import shown_part
-from ciuic.cli.opening import refuse_in_bucket
 from ciuic.cli.options import given, json_option
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
@@ -17,6 +18,8 @@ from ciuic.maintain.scrub.budget import Budget, parse_budget
 from ciuic.maintain.scrub.damage_cost import DamagedFile
 from ciuic.maintain.scrub.report import DamagedPack, ScrubReport
 from ciuic.maintain.scrub.scrub import scrub
+from ciuic.maintain.scrub.subject import Subject
+from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.units import (
     counted,
@@ -29,6 +32,13 @@ from ciuic.units import (
 __all__ = ["command"]
 
 _NAMED_MAX = 5
+_HINT: Final = (
+    "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it; if files"
+    " still hold lost chunks, 'ciuic snapshot' stores them again"
+)
+_IN_BUCKET: Final = (
+    "put back the objects from a copy or an older version of the bucket, if there is one"
+)
 
 
 @click.command("scrub")
@@ -51,10 +61,9 @@ def command(session: Session, *, budget: str | None, as_json: bool) -> None:
         amount = Budget() if budget is None else parse_budget(budget)
     except ValueError as error:
         raise UsageError(f"--budget: {error}", hint="Nothing was read.") from error
-    refuse_in_bucket(session.store_path())
     with interruptible() as cancelled, progress("scrub") as shown:
         report = scrub(
-            session.store_path(),
+            _subject(session),
             clock=SystemClock(),
             budget=amount,
             cancelled=cancelled,
@@ -63,16 +72,25 @@ def command(session: Session, *, budget: str | None, as_json: bool) -> None:
     if as_json:
         print_json(report.as_json())
     else:
-        _print_scrub(report)
+        _print_damage(report)
+        _print_summary(report, _IN_BUCKET if is_url(session.store_path()) else _HINT)
     if not report.ok:
         sys.exit(DAMAGE)
     was_interrupted = report.stopped == "asked"
     sys.exit((interrupted_code() or FAILED) if was_interrupted else DONE)
 
 
-def _print_scrub(report: ScrubReport) -> None:
-    _print_damage(report)
-    _print_summary(report)
+def _subject(session: Session) -> str | Subject:
+    address = session.store_path()
+    if not is_url(address):
+        return address
+    # Imported here because most stores are directories.
+    from ciuic.cli.addresses import place_options
+    from ciuic.maintain.scrub.bucket import Bucket
+    from ciuic.store.addressed import open_at_address
+
+    options = place_options(session, address)
+    return Bucket(functools.partial(open_at_address, address, os.environ, options))
 
 
 def _print_damage(report: ScrubReport) -> None:
@@ -90,7 +108,7 @@ def _print_damage(report: ScrubReport) -> None:
         click.echo(f"not read: {printable(unread.path)}: {printable(unread.what)}", err=True)
 
 
-def _print_summary(report: ScrubReport) -> None:
+def _print_summary(report: ScrubReport, hint: str) -> None:
     health = report.health
     click.echo(
         f"{report.read_packs:,} of {counted(health.packs, 'pack')} read,"
@@ -108,11 +126,7 @@ def _print_summary(report: ScrubReport) -> None:
     if report.not_remembered:
         click.echo(f"the results could not be saved: {printable(report.not_remembered)}", err=True)
     if not report.ok:
-        click.echo(
-            "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it;"
-            " if files still hold lost chunks, 'ciuic snapshot' stores them again",
-            err=True,
-        )
+        click.echo(hint, err=True)
 
 
 def _print_pack(damage: DamagedPack) -> None:

@@ -30,8 +30,7 @@ __all__ = [
 
 NEWER: Final = "is newer and can't be read"
 """Why a damaged snapshot is named: an older one is used as ``latest``."""
-_NOT_IN_BUCKETS: Final = frozenset(["scrub", "repair"])
-"""The commands that read or replace parity, which a bucket does not have."""
+_NOT_IN_BUCKETS: Final = frozenset(["repair"])
 _WHAT_WORKS: Final = "All other commands work there."
 CLOSER: Final = "may be closer to that time and can't be read"
 """Why a damaged snapshot is named: another one is used for a time."""

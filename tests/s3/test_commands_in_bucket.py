@@ -88,6 +88,21 @@ def test_recover_puts_a_broken_file_back(run, taken, source, tmp_path):
     assert (source / "state.npz").read_bytes() == whole
 
 
+def test_scrub_reads_the_bucket_and_names_damage(run, taken, server, address, tmp_path):
+    assert "no damage" in run("scrub")
+    place = Machine(address, server, server.endpoint, tmp_path / "cache").place()
+    pack = max(place.list("packs"), key=lambda listed: listed.size_bytes)
+    data = bytearray(place.get(pack.key, pack.size_bytes))
+    data[200_000] ^= 1
+    place.put(pack.key, bytes(data))
+
+    said = run("scrub", code=4)
+
+    assert f"pack {pack.key[6:18]}: DAMAGED" in said
+    assert "source/large" in said
+    assert f"pack {pack.key[6:18]}: DAMAGED" in run("scrub", "--budget", "1KiB", code=4)
+
+
 def test_the_runbook_names_the_bucket_and_no_secret(run, taken, address):
     assert address in run("runbook")
 

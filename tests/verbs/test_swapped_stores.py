@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ciuic.errors import CorruptionError, StoreError
-from ciuic.maintain.scrub import damage_cost
+from ciuic.maintain.scrub import damage_cost, subject
 from ciuic.maintain.scrub import scrub as scrubbing
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.maintain.scrub.report import (
@@ -135,14 +135,15 @@ def test_chunks_missing_after_the_store_disappeared_are_not_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """In the middle of a step that has found the store."""
-    before = getattr(scrubbing, step)
+    module = subject if step == "damaged_manifests" else scrubbing
+    before = getattr(module, step)
 
     def swapped(*arguments: Any) -> Any:
         if not place.is_swapped:
             place.swap()
         return before(*arguments)
 
-    monkeypatch.setattr(scrubbing, step, swapped)
+    monkeypatch.setattr(module, step, swapped)
     with pytest.raises(StoreError) as caught:
         place.scrub()
     assert not isinstance(caught.value, CorruptionError)

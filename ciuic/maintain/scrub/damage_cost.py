@@ -8,10 +8,10 @@ from ciuic.catalog import list_snapshots
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, SnapshotNotFoundError, StoreError
 from ciuic.ids import ChunkId, PackId, SnapshotId
+from ciuic.maintain.scrub.subject import Subject
 from ciuic.maintain.watch import cancel_check
 from ciuic.model import path_text
-from ciuic.store.directory.find import refuse_other_store
-from ciuic.store.store import Store, open_store
+from ciuic.store.store import Store
 from ciuic.view.damage import DamageSurvey, known_lost
 
 __all__ = ["CostSearch", "DamagedFile", "FileCost"]
@@ -78,7 +78,7 @@ class CostSearch:
         self._found: dict[bytes, _Found] = {}
 
     def find(
-        self, store_path: str, cancelled: Callable[[], bool] = lambda: False
+        self, subject: Subject, cancelled: Callable[[], bool] = lambda: False
     ) -> list[FileCost] | None:
         """Walk snapshots until all were walked, or ``cancelled`` turns true.
 
@@ -89,11 +89,11 @@ class CostSearch:
             StoreError: The store can't be used, or a different store is at its path; the next call
                 starts again.
         """
-        with open_store(store_path) as store, contextlib.suppress(CancelledError):
+        with subject.opened() as store, contextlib.suppress(CancelledError):
             try:
-                refuse_other_store(store_path, self._store_id)
+                store.refuse_other(self._store_id)
                 self._walk(store, cancel_check(cancelled, "scrub was stopped"))
-                refuse_other_store(store_path, self._store_id)
+                store.refuse_other(self._store_id)
             except StoreError:
                 self._survey = None
                 raise

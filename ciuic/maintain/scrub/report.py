@@ -7,6 +7,7 @@ from ciuic.documents import Document
 from ciuic.ids import ChunkId
 from ciuic.maintain.scrub.damage_cost import CostSearch, DamagedFile, FileCost
 from ciuic.maintain.scrub.pack_health import Health, KnownDamage
+from ciuic.maintain.scrub.subject import Directory, Subject
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.store import Store
@@ -147,7 +148,7 @@ def search_for(report: ScrubReport, store_id: str) -> CostSearch:
 
 
 def complete_costs(
-    report: ScrubReport, store_path: str, cancelled: Callable[[], bool] = lambda: False
+    report: ScrubReport, store: str | Subject, cancelled: Callable[[], bool] = lambda: False
 ) -> bool:
     """Continue the search for damaged files; returns whether it has finished.
 
@@ -158,7 +159,8 @@ def complete_costs(
             searches from the beginning.
     """
     if report.pending is not None:
-        costs = report.pending.find(store_path, cancelled)
+        subject = Directory(store) if isinstance(store, str) else store
+        costs = report.pending.find(subject, cancelled)
         if costs is not None:
             report.add_costs(costs)
             report.pending = None

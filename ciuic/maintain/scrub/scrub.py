@@ -6,7 +6,8 @@ moment, and the next scrub continues: a little every day is enough.
 
 Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that no pack has any
 more are removed from the chunk index. The next snapshot that still finds their bytes stores them
-again, which repairs every snapshot that needs them.
+again, which repairs every snapshot that needs them. In a bucket, the chunk index is that of one
+machine, and what is damaged stays in it.
 
 No lock keeps the store at its path while packs are read. If its disk is unmounted, or a different
 store appears at its path, the scrub ends: a pack that is missing there is not damage.
@@ -20,13 +21,7 @@ from typing import Final, NamedTuple
 from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
-from ciuic.maintain.scrub.checks import (
-    check_with_parity,
-    damaged_manifests,
-    is_readable,
-    recorded_packs,
-    sound_copies,
-)
+from ciuic.maintain.scrub.checks import is_readable, recorded_packs, sound_copies
 from ciuic.maintain.scrub.pack_health import health, recorded_checks
 from ciuic.maintain.scrub.report import (
     DamagedPack,
@@ -35,12 +30,12 @@ from ciuic.maintain.scrub.report import (
     complete_costs,
     search_for,
 )
+from ciuic.maintain.scrub.subject import Directory, Subject
 from ciuic.model import PathWarning
-from ciuic.store.directory.find import read_header, refuse_other_store
-from ciuic.store.health.inspect import PackCheck, inspect_pack, pack_frames
+from ciuic.store.health.inspect import PackCheck
 from ciuic.store.index.places import CheckRecord
 from ciuic.store.records import layout
-from ciuic.store.store import Store, open_store
+from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
 
@@ -57,7 +52,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def scrub(
-    store_path: str,
+    store: str | Subject,
     *,
     clock: Clock,
     budget: Budget = UNLIMITED,
@@ -72,7 +67,7 @@ def scrub(
     No lock is held while packs are read: snapshots and prunes can run meanwhile.
 
     Args:
-        store_path: The store's directory.
+        store: The store's directory, or a store in another place.
         clock: The clock.
         budget: How much to read.
         rest_s: Packs that were checked more recently than this are not read.
@@ -87,7 +82,8 @@ def scrub(
             is reported, not raised.
     """
     prepare_for_bulk()
-    run = _Scrub(store_path, read_header(store_path).store_id, clock, cancelled, found)
+    subject = Directory(store) if isinstance(store, str) else store
+    run = _Scrub(subject, clock, cancelled, found)
     return run.run(budget, rest_s, progress, manifests=manifests)
 
 
@@ -110,14 +106,12 @@ class _Scrub:
 
     def __init__(
         self,
-        store_path: str,
-        store_id: str,
+        subject: Subject,
         clock: Clock,
         cancelled: Callable[[], bool],
         found: OnDamage,
     ) -> None:
-        self._store_path = store_path
-        self._store_id = store_id
+        self._subject = subject
         self._clock = clock
         self._cancelled = cancelled
         self._found = found
@@ -146,8 +140,8 @@ class _Scrub:
             self._remember(wait_s=wait_s)
         report.has_read_all = not report.stopped and len(turn) == len(start.packs)
         if report.damaged or report.unreachable or report.has_read_all:
-            report.pending = search_for(report, self._store_id)
-            complete_costs(report, self._store_path, self._cancelled)
+            report.pending = search_for(report, self._subject.store_id)
+            complete_costs(report, self._subject, self._cancelled)
         with self._opened() as store:
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - self._began_s
@@ -159,7 +153,7 @@ class _Scrub:
             recorded = recorded_packs(store)
             start = _Start(store.pack_files(), recorded, store.unreachable_packs())
             if manifests:
-                self._report.manifests = damaged_manifests(store)
+                self._report.manifests = self._subject.damaged_manifests(store)
         return start
 
     def _in_turn(self, packs: Iterable[PackId], rest_s: float) -> list[PackId]:
@@ -208,7 +202,7 @@ class _Scrub:
     def _read(self, pack_id: PackId) -> None:
         report = self._report
         try:
-            check = inspect_pack(self._store_path, pack_id, cancelled=self._cancelled)
+            check = self._subject.inspect(pack_id, self._cancelled)
         except UnreachableError as error:
             self._note_unreachable(pack_id, error)
             return
@@ -217,13 +211,12 @@ class _Scrub:
             report.unread.append(PathWarning(path, check.unknown))
             if not check.what:
                 return
-        if not check.read_bytes and check.what and not self._is_recorded(pack_id):
+        if not check.read_bytes and check.what and self._subject.was_removed(pack_id):
             return  # pruned meanwhile
         for number in check.unknown_codecs:
             path = os.fsencode(f"packs/{pack_id.hex()}")
             what = f"its frames of codec {number} can't be decoded by this version of ciuic"
             report.unread.append(PathWarning(path, what))
-        check = check_with_parity(self._store_path, check)
         report.read_packs += 1
         report.read_bytes += check.read_bytes
         if check.what:
@@ -238,30 +231,24 @@ class _Scrub:
     def _opened(self, *, write: bool = False, wait_s: float = 0.0) -> Iterator[Store]:
         """Open the store; checks before and after that it is still the same store."""
         # Check before opening it: a writer removes leftovers.
-        refuse_other_store(self._store_path, self._store_id)
-        with open_store(
-            self._store_path, write=write, wait_s=wait_s, cancelled=self._cancelled
-        ) as store:
+        self._subject.refuse_other()
+        with self._subject.opened(write=write, wait_s=wait_s, cancelled=self._cancelled) as store:
             # Open the chunk index now: later, a reader could create it in another store.
             _ = store.existing_index
             yield store
-            refuse_other_store(self._store_path, self._store_id)
+            self._subject.refuse_other()
+            store.refuse_other(self._subject.store_id)
 
     def _note_unreachable(self, pack_id: PackId, error: UnreachableError) -> None:
-        refuse_other_store(self._store_path, self._store_id)
+        self._subject.refuse_other()
         path = os.path.join(layout.PACKS, layout.pack_name(pack_id))
         self._report.unreachable.append(PathWarning(os.fsencode(path), error.message))
 
     def _note_gone(self, pack_ids: Iterable[PackId]) -> None:
         for pack_id in pack_ids:
-            if self._is_recorded(pack_id):
+            if not self._subject.was_removed(pack_id):
                 check = PackCheck(pack_id, 0, footer_ok=False, bad=(), what="it is gone")
                 self._note(DamagedPack(check, is_new=True))
-
-    def _is_recorded(self, pack_id: PackId) -> bool:
-        """Whether the chunk index still names the pack: a prune removes it from there first."""
-        with self._opened() as store:
-            return pack_id in recorded_packs(store)
 
     def _note_damage(self, check: PackCheck) -> None:
         before = self._checks.get(check.pack_id, _NEVER).what
@@ -299,9 +286,14 @@ class _Scrub:
         index = store.index
         if self._checks.get(check.pack_id, _NEVER).what and not check.what:
             # The pack was repaired, or only a cable was faulty: it has its chunks again.
-            frames = pack_frames(store.path, check.pack_id)
-            index.add_pack(check.pack_id, check.read_bytes, frames)
+            index.add_pack(
+                check.pack_id, check.read_bytes, store.index_keeper.list_pack(check.pack_id)
+            )
         index.put_check(check.pack_id, checked_ns, check.read_bytes, check.what)
+        if store.bucket is not None:
+            # If a snapshot stored them again, the prune of a machine that does not know of the
+            # damage could keep the damaged copies and remove the new ones.
+            return
         lost = [chunk_id for chunk_id, pack_id in self._lost.items() if pack_id == check.pack_id]
         for chunk_id, place in index.places(lost).items():
             if place.pack_id != check.pack_id:  # a snapshot has stored it again since
@@ -315,6 +307,6 @@ class _Scrub:
         index.drop_chunks(list(copies))
         for pack_id in set(copies.values()):
             known = index.checks().get(pack_id)
-            index.add_pack(pack_id, index.packs()[pack_id], pack_frames(store.path, pack_id))
+            index.add_pack(pack_id, index.packs()[pack_id], store.index_keeper.list_pack(pack_id))
             if known is not None:
                 index.put_check(pack_id, *known)

@@ -21,7 +21,7 @@ from ciuic.store.health.salvage import by_offset, find_frames, frame_fault, salv
 from ciuic.store.health.window import Window
 from ciuic.store.records import layout
 
-__all__ = ["BadFrame", "PackCheck", "inspect_pack", "pack_frames"]
+__all__ = ["BadFrame", "PackCheck", "inspect_bytes", "inspect_pack", "pack_frames"]
 
 
 _CODECS: Final = frozenset([RAW, ZSTD, PLANES, *DIFFERENCES])
@@ -97,6 +97,24 @@ def inspect_pack(
                 return _inspect(window, pack_id)
         finally:
             os.close(fd)
+
+
+def inspect_bytes(
+    data: bytes, pack_id: PackId, *, cancelled: Callable[[], bool] = lambda: False
+) -> PackCheck:
+    """Compare a whole pack, which was read from an object store, with its checksums.
+
+    Raises:
+        CancelledError: ``cancelled`` returned true.
+    """
+    fd = os.memfd_create("pack")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        with Window(fd, cancelled) as window:
+            return _inspect(window, pack_id)
+    finally:
+        os.close(fd)
 
 
 def pack_frames(store_path: str, pack_id: PackId) -> list[PackedFrame]:

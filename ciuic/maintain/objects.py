@@ -1,0 +1,95 @@
+"""Checks the objects of a store in a bucket against their checksums."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from ciuic.catalog import lost_manifest, lost_snapshots
+from ciuic.errors import CorruptionError, MissingError, UnknownFormatError
+from ciuic.ids import PackId, SnapshotId
+from ciuic.model import PathWarning
+from ciuic.store.health.inspect import PackCheck, inspect_bytes
+from ciuic.store.place.bucket import StoreInBucket
+from ciuic.store.records import layout
+from ciuic.store.records.manifest import decode_manifest
+from ciuic.store.records.mark import decode_mark
+from ciuic.store.store import Store
+
+__all__ = ["bucket_of", "damaged_documents", "inspect_object", "pack_object"]
+
+_PACK_BYTES_MAX: Final = 1 << 30
+_REQUESTS_AT_ONCE: Final = 8
+
+
+def bucket_of(store: Store) -> StoreInBucket:
+    """Return the bucket of a store that is in one."""
+    if not isinstance(store.bucket, StoreInBucket):
+        raise ValueError(f"{store.name} is not in a bucket")
+    return store.bucket
+
+
+def inspect_object(
+    bucket: StoreInBucket, pack_id: PackId, cancelled: Callable[[], bool] = lambda: False
+) -> PackCheck:
+    """Read a pack of a bucket whole and compare it with its checksums.
+
+    A pack that seems to be damaged is read a second time: what a network or a proxy does to an
+    answer is not damage.
+
+    Raises:
+        CancelledError: ``cancelled`` returned true.
+        StoreError: The bucket can't be read. Damage is not raised.
+    """
+
+    def read() -> PackCheck:
+        try:
+            data = pack_object(bucket, pack_id)
+        except MissingError:
+            return PackCheck(pack_id, 0, footer_ok=False, bad=(), what="it is gone")
+        return inspect_bytes(data, pack_id, cancelled=cancelled)
+
+    check = read()
+    return read() if check.what else check
+
+
+def pack_object(bucket: StoreInBucket, pack_id: PackId) -> bytes:
+    """Read a whole pack.
+
+    Raises:
+        MissingError: It is gone.
+        StoreError: The bucket can't be read.
+    """
+    return bucket.place.get(f"{layout.PACKS}/{layout.pack_name(pack_id)}", _PACK_BYTES_MAX)
+
+
+def damaged_documents(store: Store) -> Iterator[PathWarning]:
+    """Yield the manifests and newest marks that are damaged or lost, as the bucket has them."""
+    bucket = bucket_of(store)
+
+    def manifest(snapshot_id: SnapshotId) -> PathWarning | None:
+        path = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
+        return _problem(path, lambda: decode_manifest(bucket.manifest(snapshot_id), snapshot_id))
+
+    def mark(key: tuple[SnapshotId, int]) -> PathWarning | None:
+        name = layout.mark_name(*key)
+        return _problem(f"{layout.MARKS}/{name}", lambda: decode_mark(bucket.mark(name), *key))
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "documents") as pool:
+        found = [
+            *pool.map(manifest, sorted(store.manifests.files())),
+            *pool.map(mark, sorted(store.marks.newest().items())),
+        ]
+    yield from (problem for problem in found if problem is not None)
+    for snapshot_id in lost_snapshots(store):
+        path = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
+        yield PathWarning(path.encode(), lost_manifest(store, snapshot_id).message)
+
+
+def _problem(path: str, read: Callable[[], object]) -> PathWarning | None:
+    try:
+        read()
+    except MissingError:
+        return None  # removed since the listing
+    except (CorruptionError, UnknownFormatError) as error:
+        return PathWarning(path.encode(), error.message)
+    return None

@@ -1,0 +1,97 @@
+"""What is scrubbed: a store in a directory."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from ciuic.ids import PackId
+from ciuic.maintain.scrub.checks import check_with_parity, damaged_manifests, recorded_packs
+from ciuic.model import PathWarning
+from ciuic.store.directory.find import read_header, refuse_other_store
+from ciuic.store.health.inspect import PackCheck, inspect_pack
+from ciuic.store.store import Store, open_store
+
+__all__ = ["Directory", "Subject"]
+
+
+class Subject(Protocol):
+    """A store that is scrubbed. All methods raise StoreError if the store fails.
+
+    Attributes:
+        store_id: Its ID.
+    """
+
+    store_id: str
+
+    def opened(
+        self,
+        *,
+        write: bool = False,
+        wait_s: float = 0.0,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> AbstractContextManager[Store]:
+        """Open the store, for one step; see ``open_store``."""
+        ...
+
+    def refuse_other(self) -> None:
+        """Refuse a different store that is at its place now."""
+        ...
+
+    def inspect(self, pack_id: PackId, cancelled: Callable[[], bool]) -> PackCheck:
+        """Read a whole pack, and its parity: see ``inspect_pack``."""
+        ...
+
+    def was_removed(self, pack_id: PackId) -> bool:
+        """Return whether a pack is gone because a prune has removed it."""
+        ...
+
+    def damaged_manifests(self, store: Store) -> list[PathWarning]:
+        """Return the manifests and marks that are damaged or lost."""
+        ...
+
+
+class Directory:
+    """A store in a directory. See ``Subject``.
+
+    No lock keeps the store at its path: if its disk is unmounted, or a different store appears at
+    its path, a pack that is missing there is not damage.
+
+    Args:
+        path: The directory.
+
+    Raises:
+        StoreError: There is no store.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.store_id = read_header(path).store_id
+
+    def opened(
+        self,
+        *,
+        write: bool = False,
+        wait_s: float = 0.0,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> AbstractContextManager[Store]:
+        """See ``Subject``."""
+        return open_store(self._path, write=write, wait_s=wait_s, cancelled=cancelled)
+
+    def refuse_other(self) -> None:
+        """See ``Subject``."""
+        refuse_other_store(self._path, self.store_id)
+
+    def inspect(self, pack_id: PackId, cancelled: Callable[[], bool]) -> PackCheck:
+        """See ``Subject``."""
+        check = inspect_pack(self._path, pack_id, cancelled=cancelled)
+        return check if check.unknown and not check.what else check_with_parity(self._path, check)
+
+    def was_removed(self, pack_id: PackId) -> bool:
+        """See ``Subject``: a prune removes a pack from the chunk index first."""
+        self.refuse_other()
+        with self.opened() as store:
+            return pack_id not in recorded_packs(store)
+
+    def damaged_manifests(self, store: Store) -> list[PathWarning]:
+        """See ``Subject``."""
+        return damaged_manifests(store)
