@@ -2,13 +2,14 @@
 
 import os
 import sys
+from typing import NoReturn
 
 import click
 
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.mending import mend_from, opened_source, print_mended, sources_of
-from ciuic.cli.opening import opened, refuse_in_bucket
+from ciuic.cli.opening import opened
 from ciuic.cli.options import (
     given,
     json_option,
@@ -19,7 +20,7 @@ from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.copy.mend import Mended
-from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError
+from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError, UsageError
 from ciuic.maintain.repair.apply import apply_repair
 from ciuic.maintain.repair.entrance import repair_entrance
 from ciuic.maintain.repair.plan import plan_repair
@@ -30,6 +31,7 @@ from ciuic.maintain.repair.report import (
     RepairReport,
     chunk_counts,
 )
+from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.units import (
     counted,
@@ -65,7 +67,9 @@ def command(
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()
-    refuse_in_bucket(session.store_path())
+    if is_url(session.store_path()):
+        _refuse_source(session, place)
+        _repair_bucket(session, apply=apply, wait_s=wait_s, as_json=as_json)
     entrance = repair_entrance(session.store_path(), apply=apply, owner=session.store_owner())
     if entrance and not apply:
         _stop_at_entrance(entrance, as_json=as_json)
@@ -103,6 +107,50 @@ def command(
         for sentence in entrance:
             click.echo(f"repaired: {printable(sentence)}")
         _print_report(report, mended)
+    sys.exit(0 if report.ok else DAMAGE)
+
+
+def _refuse_source(session: Session, place: str | None) -> None:
+    if place is not None:
+        raise UsageError(
+            "repair --from takes nothing from a copy for a store in a bucket",
+            hint=f"Run 'ciuic --store {place} copy --to {session.store_path()} ID': it sends the"
+            " chunks that the bucket lost.",
+        )
+
+
+def _repair_bucket(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> NoReturn:
+    # Imported here because most stores are directories.
+    from ciuic.maintain.prune.bucket.prune import finish_condemned
+    from ciuic.maintain.prune.bucket.waiting import Patience
+    from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+
+    clock = SystemClock()
+    began_s = clock.monotonic_s()
+    quarantined: tuple[str, ...] = ()
+    left = 0
+    with (
+        interruptible() as cancelled,
+        opened(session, write=apply, removes=apply, wait_s=wait_s, cancelled=cancelled) as store,
+        progress("repair") as shown,
+    ):
+        plan = plan_in_bucket(store, cancelled=cancelled, progress=shown.stage)
+        if apply:
+            quarantined = apply_in_bucket(store, plan, cancelled=cancelled)
+        if quarantined:
+            patience = Patience(wait_s)
+            left = len(finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled))
+    report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
+    if as_json:
+        print_json({**report.as_json(), "copies": [], "entrance": []})
+    else:
+        _print_report(report, [])
+    if left:
+        click.echo(
+            f"{counted(left, 'session')} of other writers may rely on the damaged packs;"
+            " 'ciuic prune' removes these later",
+            err=True,
+        )
     sys.exit(0 if report.ok else DAMAGE)
 
 

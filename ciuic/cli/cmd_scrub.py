@@ -37,7 +37,8 @@ _HINT: Final = (
     " still hold lost chunks, 'ciuic snapshot' stores them again"
 )
 _IN_BUCKET: Final = (
-    "put back the objects from a copy or an older version of the bucket, if there is one"
+    "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it from other"
+    " packs and from live files"
 )
 
 

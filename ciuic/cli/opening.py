@@ -11,7 +11,7 @@ from ciuic import catalog
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
-from ciuic.errors import UnreachableError, UnsupportedError
+from ciuic.errors import UnreachableError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.directory.leftovers import IS_DIRECTORY
@@ -23,15 +23,12 @@ __all__ = [
     "NEWER",
     "find_snapshot",
     "opened",
-    "refuse_in_bucket",
     "shown_ids",
     "warn_damaged",
 ]
 
 NEWER: Final = "is newer and can't be read"
 """Why a damaged snapshot is named: an older one is used as ``latest``."""
-_NOT_IN_BUCKETS: Final = frozenset(["repair"])
-_WHAT_WORKS: Final = "All other commands work there."
 CLOSER: Final = "may be closer to that time and can't be read"
 """Why a damaged snapshot is named: another one is used for a time."""
 
@@ -83,7 +80,6 @@ def _in_bucket(
     wait_s: float,
     cancelled: Callable[[], bool],
 ) -> Iterator[Store]:
-    refuse_in_bucket(address)
     # Imported here because most stores are directories.
     from ciuic.cli.addresses import place_options
     from ciuic.store.addressed import open_at_address
@@ -93,28 +89,6 @@ def _in_bucket(
         address, os.environ, options, **access, wait_s=wait_s, cancelled=cancelled
     ) as store:
         yield store
-
-
-def refuse_in_bucket(address: str, option: str = "") -> None:
-    """Refuse a command that can't work on a store in a bucket.
-
-    Args:
-        address: The store's directory or URL.
-        option: The option that can't; empty: it depends on the command.
-
-    Raises:
-        UnsupportedError: The command is one of them.
-    """
-    if not is_url(address):
-        return
-    # Another thread than the command's has no context.
-    context = click.get_current_context(silent=True)
-    command = None if context is None else context.command.name
-    if option or command in _NOT_IN_BUCKETS:
-        raise UnsupportedError(
-            f"'ciuic {f'{command} {option}'.strip()}' can't work on a store in a bucket yet",
-            hint=_WHAT_WORKS,
-        )
 
 
 def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] = ()) -> None:

@@ -79,7 +79,7 @@ def open_store(
     if is_url(path):
         raise UnsupportedError(
             "the store is in a bucket, and this can't be done there yet",
-            hint="All commands but repair work there.",
+            hint="All commands work there.",
         )
     access = _Access(write, only_adds, wait_s, cancelled, owner)
     with _locked(Store(path), access) as store:

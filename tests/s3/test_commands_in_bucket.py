@@ -88,7 +88,7 @@ def test_recover_puts_a_broken_file_back(run, taken, source, tmp_path):
     assert (source / "state.npz").read_bytes() == whole
 
 
-def test_scrub_reads_the_bucket_and_names_damage(run, taken, server, address, tmp_path):
+def test_damage_is_named_and_repaired(run, taken, server, address, tmp_path):
     assert "no damage" in run("scrub")
     place = Machine(address, server, server.endpoint, tmp_path / "cache").place()
     pack = max(place.list("packs"), key=lambda listed: listed.size_bytes)
@@ -101,6 +101,10 @@ def test_scrub_reads_the_bucket_and_names_damage(run, taken, server, address, tm
     assert f"pack {pack.key[6:18]}: DAMAGED" in said
     assert "source/large" in said
     assert f"pack {pack.key[6:18]}: DAMAGED" in run("scrub", "--budget", "1KiB", code=4)
+    assert "1 chunk would be stored again" in run("repair", code=4)
+    assert f"quarantine/{pack.key[6:]}" in run("repair", "--apply")
+    assert "no damage" in run("scrub")
+    assert not {pack.key} & place.keys("packs")
 
 
 def test_the_runbook_names_the_bucket_and_no_secret(run, taken, address):

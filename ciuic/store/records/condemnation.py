@@ -6,7 +6,7 @@ bucket"; docs/protocol.md says what they are for.
 
 import os
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ciuic.store.records.sealed import seal, unseal_version
 __all__ = [
     "CONDEMNATION_BYTES_MAX",
     "TOMBSTONE_BYTES",
+    "CondemnedPacks",
     "decode_condemnation",
     "decode_verdict",
     "encode_condemnation",
@@ -35,6 +36,7 @@ _NONCE_BYTES: Final = 16
 class _Condemnation(msgspec.Struct):
     format: int
     packs: list[str]
+    damaged: bool = False
     checksum: str = ""
 
 
@@ -50,12 +52,25 @@ class _Tombstone(msgspec.Struct):
     checksum: str = ""
 
 
-def encode_condemnation(packs: Collection[PackId]) -> bytes:
-    """Encode the packs on which no session may rely any more."""
-    return seal(_Condemnation(FORMAT, sorted(map(layout.pack_name, packs))))
+class CondemnedPacks(NamedTuple):
+    """What a condemnation says.
+
+    Attributes:
+        packs: The packs on which no session may rely any more.
+        damaged: They are damaged, and what is sound in them is in other packs: they go, whatever
+            is needed.
+    """
+
+    packs: frozenset[PackId]
+    damaged: bool = False
 
 
-def decode_condemnation(data: bytes) -> frozenset[PackId]:
+def encode_condemnation(packs: Collection[PackId], *, damaged: bool = False) -> bytes:
+    """Encode a condemnation: see ``CondemnedPacks``."""
+    return seal(_Condemnation(FORMAT, sorted(map(layout.pack_name, packs)), damaged))
+
+
+def decode_condemnation(data: bytes) -> CondemnedPacks:
     """Decode a condemnation; a tombstone in its place condemns nothing.
 
     Raises:
@@ -63,8 +78,9 @@ def decode_condemnation(data: bytes) -> frozenset[PackId]:
         UnknownFormatError: A later version wrote it.
     """
     if is_tombstone(data):
-        return frozenset()
-    return _packs(unseal_version(data, _Condemnation, FORMAT, "a condemnation").packs)
+        return CondemnedPacks(frozenset())
+    found = unseal_version(data, _Condemnation, FORMAT, "a condemnation")
+    return CondemnedPacks(_packs(found.packs), found.damaged)
 
 
 def encode_verdict(deleted: Collection[PackId]) -> bytes:

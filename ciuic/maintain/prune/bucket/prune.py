@@ -34,7 +34,7 @@ from ciuic.store.place.sessions.leases import Lease, prune_lease
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 
-__all__ = ["is_unfinished", "prune_bucket"]
+__all__ = ["finish_condemned", "is_unfinished", "prune_bucket"]
 
 _STOPPED = "prune was stopped; what was removed stays removed; run it again to continue"
 
@@ -90,6 +90,34 @@ def prune_bucket(
         )
     work = prune_work(store, plan, 0.0, clock, cancelled=cancelled, progress=progress)
     return run.prune(work)
+
+
+def finish_condemned(
+    store: Store,
+    *,
+    clock: Clock,
+    patience: Patience = Patience(),  # noqa: B008 - it is immutable
+    cancelled: Callable[[], bool] = lambda: False,
+) -> list[Lease]:
+    """Delete the packs that prunes and repairs have condemned, as far as no session is waited for.
+
+    Args:
+        store: Open for writing, with ``removes``.
+        clock: Measures, and waits.
+        patience: How long to wait for other sessions.
+        cancelled: Asked often.
+
+    Returns:
+        The leases of the sessions that are waited for.
+
+    Raises:
+        StoreError: The bucket failed. The next prune goes on.
+        CancelledError: ``cancelled`` turned true; what was done stays done.
+    """
+    bucket, check = _bucket(store), cancel_check(cancelled, _STOPPED)
+    waiting = Waiting(bucket, patience, clock, check=check, told=lambda _leases: None)
+    _Run(store, bucket, waiting, check, lambda _what, _done, _total: None).finish_earlier()
+    return waiting.left
 
 
 def is_unfinished(store: Store) -> bool:
@@ -190,6 +218,8 @@ class _Run:
     def _judge(self, condemnation: Condemnation) -> frozenset[PackId]:
         """Create the verdict; returns the packs to delete."""
         store, bucket = self._store, self._bucket
+        if condemnation.damaged:
+            return bucket.condemned.judge(condemnation.session, condemnation.packs)
         bucket.fetch()
         shut = bucket.condemned.shut(besides=condemnation.session) | condemnation.packs
         store.index_keeper.renew(shut)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ciuic.errors import (
     CorruptionError,
@@ -36,7 +36,8 @@ __all__ = ["Condemnation", "Condemned"]
 
 _REQUESTS_AT_ONCE: Final = 16
 
-_Decode = Callable[[bytes], frozenset[PackId]]
+T = TypeVar("T")
+
 _HINT: Final = "No snapshot can be added and nothing removed until it is put back or deleted."
 
 
@@ -47,11 +48,13 @@ class Condemnation(NamedTuple):
         session: The session that created it.
         packs: The packs that it names.
         deleted: Those that its verdict says are deleted; None: it has no verdict yet.
+        damaged: A repair created it: see ``CondemnedPacks``.
     """
 
     session: SessionId
     packs: frozenset[PackId]
     deleted: frozenset[PackId] | None
+    damaged: bool = False
 
     @property
     def shut(self) -> frozenset[PackId]:
@@ -88,10 +91,10 @@ class Condemned:
         for name, session_id in sorted(names.items()):
             if session_id is None:
                 raise UnknownFormatError(f"{self._url(layout.CONDEMNED, name)} is not known")
-            packs = self._read(layout.CONDEMNED, name, decode_condemnation)
-            if packs:
+            said = self._read(layout.CONDEMNED, name, decode_condemnation)
+            if said is not None and said.packs:
                 deleted = self._read(layout.VERDICTS, name, decode_verdict)
-                found.append(Condemnation(session_id, packs, deleted))
+                found.append(Condemnation(session_id, said.packs, deleted, said.damaged))
         return found
 
     def shut(self, *, besides: SessionId | None = None) -> frozenset[PackId]:
@@ -123,8 +126,15 @@ class Condemned:
             found = [packs for packs in pool.map(read, names) if packs is not None]
         return frozenset[PackId]().union(*found)
 
-    def condemn(self, session_id: SessionId, packs: Collection[PackId]) -> bool:
+    def condemn(
+        self, session_id: SessionId, packs: Collection[PackId], *, damaged: bool = False
+    ) -> bool:
         """Condemn packs; returns false if the session was revoked.
+
+        Args:
+            session_id: The session.
+            packs: The packs.
+            damaged: See ``CondemnedPacks``.
 
         Raises:
             OfflineError: They may be condemned, or may still be; the next prune sees it.
@@ -132,7 +142,7 @@ class Condemned:
         """
         key = f"{layout.CONDEMNED}/{layout.session_name(session_id)}"
         try:
-            self._place.create(key, encode_condemnation(packs))
+            self._place.create(key, encode_condemnation(packs, damaged=damaged))
         except LostRaceError:
             return False
         return True
@@ -157,7 +167,7 @@ class Condemned:
         """Delete a condemnation whose packs are deleted."""
         self._place.delete([f"{layout.CONDEMNED}/{layout.session_name(session_id)}"])
 
-    def _read(self, prefix: str, name: str, decode: _Decode) -> frozenset[PackId] | None:
+    def _read(self, prefix: str, name: str, decode: Callable[[bytes], T]) -> T | None:
         """Read an object, from its copy if there is one; None if it is gone."""
         folder = self._copies[prefix]
         if folder.has(name):
@@ -165,7 +175,7 @@ class Condemned:
                 return decode(folder.read(name, CONDEMNATION_BYTES_MAX))
         try:
             data = self._place.get(f"{prefix}/{name}", CONDEMNATION_BYTES_MAX)
-            packs = decode(data)
+            decoded = decode(data)
         except MissingError:
             return None
         except CorruptionError as error:
@@ -173,7 +183,7 @@ class Condemned:
             raise CorruptionError(message, hint=_HINT) from error
         with contextlib.suppress(StoreError):  # without a copy, the next run reads it again
             folder.make_and_replace(name, data)
-        return packs
+        return decoded
 
     def _url(self, prefix: str, name: str) -> str:
         return f"{self._place.name}/{prefix}/{name}"

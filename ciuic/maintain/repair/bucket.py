@@ -1,0 +1,231 @@
+"""Repairs a store in a bucket, beside other writers. docs/protocol.md has the rules.
+
+find       read every pack; look for the bytes of damaged chunks in other packs and in live files
+store      store these chunks again, and the sound frames of the damaged packs, in new packs
+keep       copy each damaged pack to ``quarantine/``
+condemn    name the damaged packs in one object: no later session relies on them
+
+A prune then deletes the damaged packs, when every session that may rely on them has ended. It does
+not ask what they hold: what was sound there is in new packs, and the rest is lost.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+
+from ciuic.errors import CancelledError, CorruptionError, OfflineError, StoreError
+from ciuic.ids import ChunkId, PackId, SnapshotId
+from ciuic.maintain.bad_marks import MarkSurvey
+from ciuic.maintain.objects import bucket_of, damaged_documents, inspect_object, pack_object
+from ciuic.maintain.repair.lost_chunks import LostChunkSearch
+from ciuic.maintain.repair.report import OTHER_PACK, BadManifest, BadPack, RepairPlan, SavedChunk
+from ciuic.maintain.repair.sources import read_origin
+from ciuic.maintain.watch import OnProgress
+from ciuic.model import PathWarning
+from ciuic.store.adding import begin_adding
+from ciuic.store.directory.files import read_at
+from ciuic.store.gc.upload_output import UploadOutput
+from ciuic.store.health.inspect import PackCheck
+from ciuic.store.health.salvage import listed_or_salvaged
+from ciuic.store.health.soundness import sound_payload
+from ciuic.store.records import layout
+from ciuic.store.records.kinds import DATA
+from ciuic.store.store import Store
+
+__all__ = ["apply_in_bucket", "plan_in_bucket"]
+
+
+def plan_in_bucket(
+    store: Store,
+    *,
+    cancelled: Callable[[], bool] = lambda: False,
+    progress: OnProgress | None = None,
+) -> RepairPlan:
+    """Read every pack of a bucket, and find out what is damaged and what can be done.
+
+    Changes nothing. Packs that a prune or a repair has condemned are left out.
+
+    Raises:
+        StoreError: The bucket can't be read.
+        CancelledError: ``cancelled`` turned true.
+    """
+    bucket = bucket_of(store)
+    sizes = store.pack_files()
+    for pack_id in bucket.shut_packs():
+        sizes.pop(pack_id, None)
+    damaged: list[BadPack] = []
+    unread: dict[str, str] = {}
+    read_bytes = 0
+    for pack_id in sorted(sizes):
+        if cancelled():
+            raise CancelledError("the repair was stopped")
+        check = inspect_object(bucket, pack_id, cancelled)
+        read_bytes += check.read_bytes
+        if check.unknown:
+            unread[f"{layout.PACKS}/{layout.pack_name(pack_id)}"] = check.unknown
+        if check.what and check.read_bytes:
+            damaged.append(_diagnosed(store, check))
+        if progress is not None:
+            progress("read packs", read_bytes, sum(sizes.values()))
+    search = LostChunkSearch(store, {key for bad in damaged for key in bad.lost}, cancelled)
+    remaining = search.run(progress)
+    return RepairPlan(
+        packs=tuple(damaged),
+        origins=search.origins,
+        lost=frozenset(search.lost),
+        manifests=tuple(map(_bad_document, damaged_documents(store))),
+        marks=MarkSurvey([], [], {}, {}),
+        retired={},
+        bare=(),
+        uncopied=(),
+        stale_catalog=False,
+        remaining=remaining,
+        unreachable={},
+        unread=unread,
+        read_bytes=read_bytes,
+        pack_count=len(sizes),
+    )
+
+
+def apply_in_bucket(
+    store: Store, plan: RepairPlan, *, cancelled: Callable[[], bool] = lambda: False
+) -> tuple[str, ...]:
+    """Carry out a plan in a store that is open with ``removes``.
+
+    If it is stopped, nothing is condemned, and the next repair begins anew.
+
+    Returns:
+        The names in ``quarantine/`` of the packs that were copied there.
+
+    Raises:
+        StoreError: The bucket failed, or a prune revoked this session.
+        CancelledError: ``cancelled`` turned true.
+    """
+    bucket = bucket_of(store)
+    replaced = [bad.pack_id for bad in plan.packs if not bad.stays]
+    _store_chunks(store, plan)
+    output = UploadOutput(store, bucket.packs)
+    for pack_id in replaced:
+        if cancelled():
+            raise CancelledError("the repair was stopped")
+        data = pack_object(bucket, pack_id)
+        _copy_sound_frames(output, pack_id, data)
+        bucket.place.put(f"{layout.QUARANTINE}/{layout.pack_name(pack_id)}", data)
+    output.finish([])
+    if replaced:
+        _condemn(store, replaced)
+    return tuple(map(layout.pack_name, replaced))
+
+
+def _diagnosed(store: Store, check: PackCheck) -> BadPack:
+    """Find out which chunks of a damaged pack can be read from elsewhere."""
+    saved: dict[ChunkId, SavedChunk] = {}
+    lost: dict[ChunkId, int] = {}
+    for chunk_id, kind in _damaged_chunks(store, check).items():
+        try:
+            store.reader.chunk(chunk_id, kind=kind)
+            saved[chunk_id] = SavedChunk(kind, OTHER_PACK)
+        except CorruptionError:
+            lost[chunk_id] = kind
+    return BadPack(check.pack_id, check.what, False, saved, lost, stays=bool(check.unknown))
+
+
+def _bad_document(bad: PathWarning) -> BadManifest:
+    """Report a manifest or a mark that is damaged: a repair has no copy of it."""
+    path = os.fsdecode(bad.path)
+    snapshot_id = SnapshotId(os.path.basename(path).removesuffix(".json"))
+    hint = "Put the object back from a copy or an older version of the bucket."
+    return BadManifest(snapshot_id, f"{path}: {bad.what}", False, is_gone=True, hint=hint)
+
+
+def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
+    """Return the chunks of damaged frames, and their kinds."""
+    found = {chunk_id: bad.kind for bad in check.bad for chunk_id in bad.chunks}
+    with contextlib.suppress(StoreError):
+        # An index segment may have the list of frames, if it is damaged in the pack.
+        for packed in store.index_keeper.list_pack(check.pack_id):
+            begin, end = packed.offset_bytes, packed.offset_bytes + packed.frame.total_bytes
+            is_bad = end > check.read_bytes or any(
+                bad.offset_bytes < end and begin < bad.offset_bytes + bad.length_bytes
+                for bad in check.bad
+            )
+            if is_bad:
+                found.update((chunk_id, packed.frame.kind) for chunk_id, _ in packed.frame.chunks)
+    return found
+
+
+def _store_chunks(store: Store, plan: RepairPlan) -> None:
+    """Store damaged chunks again, also those that another pack has: a prune may remove that."""
+    found = [
+        (chunk_id, saved.kind, bytes(store.reader.chunk(chunk_id, kind=saved.kind)))
+        for bad in plan.packs
+        for chunk_id, saved in bad.saved.items()
+    ]
+    for origin in plan.origins.values():
+        data = read_origin(store, origin)
+        if data is not None:
+            found.append((origin.chunk_id, DATA, data))
+    if not found:
+        return
+    # Their recorded places are wrong: drop these, so that the chunks count as new.
+    store.index.drop_chunks([chunk_id for chunk_id, _, _ in found])
+    writer = begin_adding(store, parity=0.0)
+    try:
+        for chunk_id, kind, plain in found:
+            if kind == DATA:
+                writer.add_data([(chunk_id, plain)])
+            else:
+                writer.put_node(kind, plain)
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _copy_sound_frames(output: UploadOutput, pack_id: PackId, data: bytes) -> None:
+    """Copy the sound frames of a damaged pack to a new pack."""
+    with _in_memory(data) as fd:
+        read = functools.partial(read_at, fd)
+        pack = output.new_pack(len(data))
+        try:
+            for packed in listed_or_salvaged(fd, pack_id):
+                with contextlib.suppress(CorruptionError):
+                    # A damaged header in front of it is written anew from the list's copy.
+                    payload = sound_payload(read, packed)
+                    if payload is not None:
+                        pack.add(packed.frame, payload)
+            if pack.frames:
+                output.publish(pack, pack.complete(), [])
+        except BaseException:
+            pack.discard()
+            raise
+        if not pack.frames:
+            pack.discard()
+
+
+@contextlib.contextmanager
+def _in_memory(data: bytes) -> Iterator[int]:
+    fd = os.memfd_create("pack")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _condemn(store: Store, packs: list[PackId]) -> None:
+    """Commit: from now on, no session relies on the damaged packs."""
+    bucket = bucket_of(store)
+    try:
+        is_condemned = bucket.condemned.condemn(store.session_id, packs, damaged=True)
+    except OfflineError:
+        bucket.keep_leases()  # the request may still arrive
+        raise
+    if not is_condemned:
+        raise StoreError(
+            "a prune has revoked this repair, because it seemed to be dead",
+            hint="Run it again.",
+        )
+    bucket.end_writing()
