@@ -3,8 +3,8 @@
     from ciuic import SnapshotManager
 
 Importing this package loads nothing but the version, so that a training process pays nothing
-for having it at hand. ``SnapshotManager`` and the policies for its argument ``keep`` (``Best``,
-``EverySteps``, ``Younger``) are loaded when they are first used.
+for having it at hand. ``SnapshotManager``, the policies for its argument ``keep`` (``Best``,
+``EverySteps``, ``Younger``) and ``Layer`` are loaded when they are first used.
 """
 
 import importlib
@@ -19,6 +19,7 @@ _MODULES = {
     "Best": _POLICIES,
     "EverySteps": _POLICIES,
     "Younger": _POLICIES,
+    "Layer": "ciuic.training.layers.groups",
 }
 
 

@@ -23,7 +23,7 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.ids import SnapshotId, matching_ids
-from ciuic.model import SnapshotSummary, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, newest_first
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
@@ -192,8 +192,8 @@ def lost_manifest(store: Store, snapshot_id: SnapshotId) -> CorruptionError:
 
 
 def latest_snapshot(store: Store) -> SnapshotSummary | None:
-    """Return the snapshot that was committed last; None in a store without snapshots."""
-    return next(iter(newest_first(list_snapshots(store))), None)
+    """Return the complete snapshot that was committed last; None in a store without one."""
+    return next(iter(newest_first(complete_ones(list_snapshots(store)))), None)
 
 
 def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> SnapshotSummary:
@@ -202,6 +202,7 @@ def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> 
     A time means the newest snapshot that is not after it. ``latest`` is the snapshot that was
     committed last, which is not the newest by time if the clock was set back. ``latest-valid`` is
     the last snapshot that can be restored in full, as far as is known without reading file content.
+    Only an ID means a snapshot that is not complete.
 
     Args:
         store: The open store.
@@ -216,7 +217,7 @@ def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> 
     """
     if _PREFIX.fullmatch(text):
         return _by_prefix(store, text)
-    snapshots = _holding(list_snapshots(store), holding)
+    snapshots = _holding(complete_ones(list_snapshots(store)), holding)
     if text in {LATEST, LATEST_VALID}:
         if not snapshots:
             for snapshot_id, what in damaged_manifests(store).items():

@@ -34,6 +34,7 @@ __all__ = [
     "PathWarning",
     "Root",
     "SnapshotSummary",
+    "complete_ones",
     "newest_first",
     "path_text",
 ]
@@ -239,6 +240,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
         forgotten_ns: When it was forgotten; None: it is listed.
         purged: It is being deleted for good.
         note: What a person has written about it; empty: nothing.
+        is_complete: False: it holds the first parts of a state whose save has not ended.
     """
 
     id: SnapshotId
@@ -263,6 +265,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     forgotten_ns: int | None = None
     purged: bool = False
     note: str = ""
+    is_complete: bool = True
 
     def unmarked(self) -> "SnapshotSummary":
         """Return what is the same in every store: the other fields are each store's own."""
@@ -307,7 +310,13 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "machine": self.machine,
             "origin": self.origin,
             "schedule": self.schedule,
+            "complete": self.is_complete,
         }
+
+
+def complete_ones(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:
+    """Return the complete snapshots, in their order: no search for the newest finds another."""
+    return [summary for summary in snapshots if summary.is_complete]
 
 
 def newest_first(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:

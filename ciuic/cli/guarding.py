@@ -18,7 +18,7 @@ from ciuic.guard.alerts.channels import Channel
 from ciuic.guard.job.guarding import Ended
 from ciuic.guard.rules.language import Rule, default_rules
 from ciuic.guard.rules.watching import Finding
-from ciuic.model import SUSPECT_TAG
+from ciuic.model import SUSPECT_TAG, complete_ones
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_duration
 
@@ -169,7 +169,8 @@ class JobEvents:
         from ciuic.maintain.label import set_pinned
 
         with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
-            before = [one for one in list_snapshots(store) if one.taken_ns <= good_ns]
+            complete = complete_ones(list_snapshots(store))
+            before = [one for one in complete if one.taken_ns <= good_ns]
             if not before:
                 say("no snapshot is from before the fault")
                 return

@@ -23,7 +23,7 @@ from ciuic.catalog import (
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, UnreachableError, UnsupportedError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
-from ciuic.model import ExcludeRules, Owner, SnapshotSummary
+from ciuic.model import ExcludeRules, Owner, SnapshotSummary, complete_ones
 from ciuic.retention import NEWEST, PINNED, UNDAMAGED, Decision, Policy, plan_retention, protected
 from ciuic.store.store import Store
 from ciuic.system.clock import rfc3339
@@ -194,11 +194,12 @@ def plan_forget_by_id(
             if name not in given_up
         )
     }
-    if chosen and chosen.keys() >= {snapshot.id for snapshot in snapshots}:
+    complete = complete_ones(snapshots)
+    if chosen and chosen.keys() >= {snapshot.id for snapshot in complete or snapshots}:
         raise UsageError(
             "that would forget every snapshot", hint="Name fewer: nothing could be restored."
         )
-    kept = _protected(snapshots, now_ns, _soundness(store), each_set=not last_whole)
+    kept = _protected(complete, now_ns, _soundness(store), each_set=not last_whole)
     for snapshot in snapshots:
         if snapshot.id in chosen and snapshot.id in kept:
             raise _refused(snapshot.id, kept[snapshot.id][0])

@@ -10,7 +10,7 @@ from typing import Final
 from ciuic.catalog import LATEST, LATEST_VALID, find_snapshot, list_snapshots, unreadable
 from ciuic.errors import CiuicError, StoreError
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, newest_first
 from ciuic.mount.nodes import Directory, Node, Owned
 from ciuic.mount.snapshots import MountedSnapshot, added_entry
 from ciuic.mount.trees import Trees
@@ -106,7 +106,7 @@ class Top(Directory):
         if listed == self._listed:
             return
         self._listed = listed
-        self._latest = next(iter([one.id for one in newest_first(summaries)]), None)
+        self._latest = next(iter([one.id for one in newest_first(complete_ones(summaries))]), None)
         self._knows_valid = False
         self._times = time_names(summaries)
         self._tags = {}

@@ -45,9 +45,10 @@ from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
 
-__all__ = ["STATE_ROOT", "MemoryRequest", "StoredFile", "take_from_memory"]
+__all__ = ["STATE_ROOT", "MemoryRequest", "StoredFile", "is_full_due", "take_from_memory"]
 
 STATE_ROOT: Final = b"/state"
+_FULL: Final = "base"
 _DIRECTORY_MODE: Final = stat.S_IFDIR | 0o700
 _NO_NAMES: Final = frozenset([b"", b".", b".."])
 
@@ -82,7 +83,9 @@ class MemoryRequest:
         chain_cost: See ``TakeRequest``.
         stored: Further files, which an earlier snapshot has. Their chunks must stay until this
             snapshot is committed.
-        replaces: This snapshot gets the parent and the kind of that one, to stand in its place.
+        replaces: This snapshot gets the parent and the kind of that one, to stand in its place. If
+            that one is incomplete, what it has added to the store counts for this one.
+        is_complete: False: more files of the same state follow, in a snapshot that replaces this.
     """
 
     files: tuple[MemoryFile, ...]
@@ -93,6 +96,12 @@ class MemoryRequest:
     chain_cost: float = CHAIN_COST_DEFAULT
     stored: tuple[StoredFile, ...] = ()
     replaces: SnapshotSummary | None = None
+    is_complete: bool = True
+
+
+def is_full_due(store: Store, request: MemoryRequest, clock: Clock) -> bool:
+    """Return whether ``take_from_memory`` would take a full snapshot now."""
+    return plan_snapshot(store, _asked(request), clock).is_full
 
 
 def take_from_memory(
@@ -124,6 +133,16 @@ def take_from_memory(
         run.give_up()
         raise
     return run.report(manifest, run.tidy(manifest.summary))
+
+
+def _asked(request: MemoryRequest) -> TakeRequest:
+    return TakeRequest(
+        (STATE_ROOT,),
+        base_interval_s=request.base_interval_s,
+        tags=request.tags,
+        origin=LIBRARY,
+        schedule="",
+    )
 
 
 def _tree_of(files: Sequence[_File]) -> _Tree:
@@ -167,14 +186,7 @@ class _Run:
     ) -> None:
         self._began_s = clock.monotonic_s()
         self._store, self._request, self._clock = store, request, clock
-        asked = TakeRequest(
-            (STATE_ROOT,),
-            base_interval_s=request.base_interval_s,
-            tags=request.tags,
-            origin=LIBRARY,
-            schedule="",
-        )
-        self._plan: SnapshotPlan = plan_snapshot(store, asked, clock)
+        self._plan: SnapshotPlan = plan_snapshot(store, _asked(request), clock)
         self._taken_ns = request.taken_ns or self._plan.taken_ns
         self._id = store.new_snapshot_id()
         self._writer: StoreWriter = begin_adding(
@@ -196,11 +208,13 @@ class _Run:
 
     @property
     def _makes_deltas(self) -> bool:
-        return self._writer.makes_deltas and not self._plan.is_full
+        return self._writer.makes_deltas and self._kind != _FULL
 
     @property
     def _kind(self) -> str:
-        return "base" if self._plan.is_full else "delta"
+        if self._request.replaces is not None:
+            return self._request.replaces.kind
+        return _FULL if self._plan.is_full else "delta"
 
     def gather(self, tree: _Tree) -> Root:
         """Store the files and their trees."""
@@ -221,15 +235,16 @@ class _Run:
         replaced = self._request.replaces
         machine = self._plan.owner.machine
         stored = [file.entry.size_bytes for file in self._request.stored]
+        begun = replaced if replaced is not None and not replaced.is_complete else None
         summary = SnapshotSummary(
             id=self._id,
-            kind=self._kind if replaced is None else replaced.kind,
+            kind=self._kind,
             parent=parent if replaced is None else replaced.parent,
             taken_ns=self._taken_ns,
             files=len(self._request.files) + len(stored),
             logical_bytes=sum([file.size_bytes for file in self._request.files]) + sum(stored),
-            new_bytes=self._totals.new_bytes,
-            stored_bytes=self._totals.stored_bytes,
+            new_bytes=self._totals.new_bytes + (begun.new_bytes if begun else 0),
+            stored_bytes=self._totals.stored_bytes + (begun.stored_bytes if begun else 0),
             tags=tuple(dict.fromkeys(self._request.tags)),
             trouble_count=0,
             roots=(STATE_ROOT,),
@@ -237,6 +252,7 @@ class _Run:
             machine=machine.id,
             origin=LIBRARY,
             schedule="",
+            is_complete=self._request.is_complete,
         )
         return Manifest(
             summary=summary,

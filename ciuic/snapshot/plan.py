@@ -16,6 +16,7 @@ from ciuic.model import (
     Owner,
     PathWarning,
     SnapshotSummary,
+    complete_ones,
 )
 from ciuic.snapshot.walk.walked_directory import OldTree
 from ciuic.source.directory import DirectoryHandle
@@ -77,7 +78,7 @@ class SnapshotPlan(NamedTuple):
 
     Attributes:
         roots: Normalized and sorted paths.
-        snapshots: The existing snapshots, newest first.
+        snapshots: The existing complete snapshots, newest first.
         owner: Whose snapshot this will be.
         parent: The snapshot that it is compared with.
         is_full: The snapshot is full: every file is read.
@@ -105,7 +106,7 @@ def plan_snapshot(store: Store, request: TakeRequest, clock: Clock) -> SnapshotP
     check_tags(request.tags)
     exclusions = _exclusions(request.exclude)
     taken_ns = clock.now_ns()
-    snapshots = list_snapshots(store)
+    snapshots = complete_ones(list_snapshots(store))
     owner = Owner(this_machine(), is_library=request.origin == LIBRARY)
     own = [snapshot for snapshot in snapshots if snapshot.owner.is_same(owner)]
     series = [snapshot for snapshot in own if snapshot.schedule == request.schedule]

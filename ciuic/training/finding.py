@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ciuic.catalog import find_snapshot, list_snapshots
 from ciuic.errors import SnapshotNotFoundError, UsageError
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, newest_first
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.store import Store
 
@@ -15,6 +15,7 @@ __all__ = [
     "FULL",
     "WEIGHTS",
     "SavedSnapshot",
+    "begun_snapshots",
     "dcp_snapshots",
     "find_saved",
     "run_of",
@@ -44,6 +45,7 @@ class SavedSnapshot:
         logical_bytes: Length of its files.
         stored_bytes: What it added to the store.
         run: The name of the run that saved it; None for a run without a name.
+        complete: False: a save has ended before all of its layers were durable.
     """
 
     id: SnapshotId
@@ -55,6 +57,7 @@ class SavedSnapshot:
     logical_bytes: int
     stored_bytes: int
     run: str | None
+    complete: bool = True
 
     @classmethod
     def of(cls, summary: SnapshotSummary) -> "SavedSnapshot":
@@ -69,6 +72,7 @@ class SavedSnapshot:
             summary.logical_bytes,
             summary.stored_bytes,
             run_of(summary.tags),
+            summary.is_complete,
         )
 
 
@@ -92,7 +96,12 @@ def run_of(tags: Collection[str]) -> str | None:
 
 
 def saved_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Return the snapshots of ``SnapshotManager`` in a store, of all runs, newest first."""
+    """Return the complete snapshots of ``SnapshotManager`` in a store, newest first."""
+    return complete_ones(begun_snapshots(store))
+
+
+def begun_snapshots(store: Store) -> list[SnapshotSummary]:
+    """Do as ``saved_snapshots``, with the incomplete snapshots."""
     return [summary for summary in _of_library(store) if DCP not in summary.tags]
 
 

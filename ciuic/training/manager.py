@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from ciuic.catalog import check_tags, list_snapshots
 from ciuic.errors import CiuicError, SnapshotNotFoundError, UsageError
 from ciuic.ids import SnapshotId
-from ciuic.model import newest_first
+from ciuic.model import complete_ones, newest_first
 from ciuic.report.tensor_documents import tensor_diff_json
 from ciuic.store.addressed import absolute_address, ensure_store, open_at_address
 from ciuic.store.place.keys import is_url
@@ -24,19 +24,19 @@ from ciuic.training.finding import (
     FULL,
     WEIGHTS,
     SavedSnapshot,
+    begun_snapshots,
     find_saved,
-    run_of,
-    saved_snapshots,
     tags_of,
 )
 from ciuic.training.handle import SaveHandle
-from ciuic.training.loading.latest import LoadOptions, newest_state, read_state
+from ciuic.training.layers.groups import Layer, as_json, checked_layers
+from ciuic.training.loading.latest import LoadOptions, check_mixture, newest_state, read_state
 from ciuic.training.loading.places import place_finder
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.objects import fill, sections_of
 from ciuic.training.preemption import Preemption
 from ciuic.training.ranks.agreement import Agreement
-from ciuic.training.ranks.job import Job, job_of_torchrun
+from ciuic.training.ranks.job import check_ranks, job_of_torchrun
 from ciuic.training.retention.planning import RetentionPlan, Rules, of_channel, plan_retention
 from ciuic.training.retention.policies import Best, Policy, metric_tags
 from ciuic.training.saves import Saves
@@ -67,6 +67,9 @@ class SnapshotManager:
         keep_optimizer: Number of newest full states that stay complete. Older ones that stay keep
             their weights alone, under a new ID and with the tag ``reduced``; pinned ones stay
             complete. None: every full state that stays is complete.
+        layers: Groups of the model's parameters, the most important first: ``Layer`` of ``ciuic``.
+            Each has a file of its own, and becomes durable in this order: if a save is interrupted,
+            an incomplete snapshot has the first ones. None: all parameters are in one file.
         run: A name for this run, if several use the store. Each run counts its own snapshots, and
             loads its own latest one. None: the run without a name.
         preemption_grace: Seconds, or a duration such as ``"60s"``, from SIGTERM or SIGUSR1 until
@@ -93,6 +96,7 @@ class SnapshotManager:
         weights_every: int | None = None,
         keep: Sequence[Policy] = (),
         keep_optimizer: int | None = None,
+        layers: Sequence[Layer] | None = None,
         run: str | None = None,
         preemption_grace: float | str | None = None,
         ranks: Literal["torchrun"] | None = None,
@@ -105,17 +109,23 @@ class SnapshotManager:
                 hint="Leave it out; max_snapshots works there.",
             )
         self._rules = Rules(max_snapshots, tuple(keep), keep_optimizer)
+        self._layers = checked_layers(layers or ())
         self._clock = SystemClock()
         self._cadence = Cadence(interval, full_every, weights_every, self._clock.monotonic_s())
         grace_s = duration_s("preemption_grace", preemption_grace)
         self._run = run
         names = {policy.metric: 0 for policy in keep if isinstance(policy, Best)}
         check_tags([*tags_of(FULL, run, None, None), *metric_tags(keep, names)])
-        self._job = None if ranks is None else self._job_of(ranks, interval, grace_s, rank_timeout)
+        self._job = None
+        if ranks is not None:
+            timeout_s = duration_s("rank_timeout", rank_timeout) or 0.0
+            schedule = interval if self._cadence.counts_seconds else None
+            check_ranks(ranks, seconds=schedule, grace_s=grace_s)
+            self._job = job_of_torchrun(os.environ, self._path, run, timeout_s)
         if self._job is None or self._job.rank == 0:
             ensure_store(self._path, os.environ, self._clock)
         self._lock = threading.RLock()
-        self._saves = Saves(self._path, self._job, self._clock)
+        self._saves = Saves(self._path, self._job, self._clock, self._layers)
         self._agreement = None if self._job is None else Agreement(self._job, self._saves.ask)
         # Last: a constructor that fails leaves no handlers.
         self._preemption = None if grace_s is None else Preemption(grace_s, self._clock)
@@ -257,6 +267,8 @@ class SnapshotManager:
         optimizer: object = None,
         map_location: object = None,
         strict: bool = True,
+        fill_layers: bool = False,
+        join_optimizer: bool = False,
     ) -> LoadedState | None:
         """Load the newest undamaged snapshot of this run; every byte is checked.
 
@@ -269,6 +281,11 @@ class SnapshotManager:
             optimizer: Also load the optimizer's state into this object.
             map_location: The device for tensors of torch; None: the CPU.
             strict: See ``torch.nn.Module.load_state_dict``.
+            fill_layers: Take a damaged or missing layer from the newest older snapshot that has it.
+                Incomplete snapshots then count as weights alone. ``layers`` of the state says what
+                is from where, and a warning too if the layers are of several steps.
+            join_optimizer: Take the newest weights, also those of the channel ``weights``, and with
+                them the optimizer, scheduler and scaler of an older full state, with a warning.
 
         Returns:
             The state; None if the store has no snapshot of this run.
@@ -278,15 +295,12 @@ class SnapshotManager:
             CiuicError: An earlier save has failed, or the store can't be read. After any error,
                 ``model`` and ``optimizer`` may hold parts of a snapshot.
         """
-        options = self._options(model, optimizer, map_location, strict=strict)
-
-        def choose(store: Store) -> LoadedState | None:
-            saved = [one for one in saved_snapshots(store) if run_of(one.tags) == self._run]
-            channels = [channel] if channel is not None else [FULL, WEIGHTS]
-            candidates = [found for name in channels for found in saved if name in found.tags]
-            return newest_state(store, candidates, options)
-
-        state = self._load(choose, options)
+        check_mixture(self._job, channel, fill_layers=fill_layers, join_optimizer=join_optimizer)
+        options = self._options(model, optimizer, map_location, strict=strict, fills=fill_layers)
+        state = self._load(
+            lambda store: newest_state(store, self._run, channel, options, joins=join_optimizer),
+            options,
+        )
         if state is not None:
             fill(state, model, optimizer, strict=strict)
         return state
@@ -299,17 +313,20 @@ class SnapshotManager:
         optimizer: object = None,
         map_location: object = None,
         strict: bool = True,
+        fill_layers: bool = False,
     ) -> LoadedState:
         """Load the snapshot of a step, tag, ID, prefix of an ID, or time; every byte is checked.
 
         A step or tag means a snapshot of this run, and an ID or a time one of any run. Objects are
-        loaded as ``load_latest_snapshot`` says.
+        loaded as ``load_latest_snapshot`` says, and layers filled. Only an ID means an incomplete
+        snapshot; without ``fill_layers``, its state has the layers that it holds.
 
         Raises:
             SnapshotNotFoundError: There is none.
             CorruptionError: It is damaged.
         """
-        options = self._options(model, optimizer, map_location, strict=strict)
+        check_mixture(self._job, None, fill_layers=fill_layers, join_optimizer=False)
+        options = self._options(model, optimizer, map_location, strict=strict, fills=fill_layers)
 
         def choose(store: Store) -> LoadedState:
             summary = find_saved(store, ref, self._run)
@@ -324,7 +341,7 @@ class SnapshotManager:
     def list(self) -> "list[SavedSnapshot]":
         """Return the snapshots of the library in the store, of all runs, newest first."""
         with self._lock, self._reading() as store:
-            return [SavedSnapshot.of(summary) for summary in saved_snapshots(store)]
+            return [SavedSnapshot.of(summary) for summary in begun_snapshots(store)]
 
     def verify(self, ref: int | str | None = None) -> dict[str, Any]:
         """Read and check every byte of a snapshot, or of all of them, in the other process.
@@ -368,7 +385,7 @@ class SnapshotManager:
         A save carries it out for its channel, with the new snapshot counted.
         """
         with self._lock, self._reading() as store:
-            snapshots = newest_first(list_snapshots(store))
+            snapshots = newest_first(complete_ones(list_snapshots(store)))
             found = of_channel(snapshots, channel, self._run)
             return plan_retention(found, self._rules, self._clock.now_ns(), snapshots)
 
@@ -392,29 +409,13 @@ class SnapshotManager:
                 return
             try:
                 self._saves.settle()
+            except KeyboardInterrupt:
+                self._saves.close(timeout_s=0.0)  # the other process finishes by itself
+                raise
             finally:
                 if self._preemption is not None:
                     self._preemption.close()
                 self._saves.close()
-
-    def _job_of(
-        self, ranks: str, interval: object, grace_s: object, rank_timeout: float | str
-    ) -> Job:
-        if ranks != "torchrun":
-            raise UsageError(f"ranks={ranks!r} is not 'torchrun'")
-        if self._cadence.counts_seconds:
-            raise UsageError(
-                f"interval={interval!r} is a time, and ranks reach it at different steps",
-                hint="Give a number of steps, such as interval='500 steps'.",
-            )
-        if grace_s is not None:
-            raise UsageError(
-                "preemption_grace can't be combined with ranks: a signal reaches the ranks at"
-                " different steps",
-                hint="Leave it out, and save every few steps.",
-            )
-        timeout_s = duration_s("rank_timeout", rank_timeout) or 0.0
-        return job_of_torchrun(os.environ, self._path, self._run, timeout_s)
 
     @property
     def _is_urgent(self) -> bool:
@@ -433,6 +434,7 @@ class SnapshotManager:
             "tags": tags,
             "channel": channel,
             "rules": self._rules.as_json(),
+            "layers": as_json(self._layers),
             "label": [step, channel],
         }
         handle = self._saves.begin(take, request)
@@ -441,10 +443,10 @@ class SnapshotManager:
         return handle
 
     def _options(
-        self, model: object, optimizer: object, map_location: object, *, strict: bool
+        self, model: object, optimizer: object, map_location: object, *, strict: bool, fills: bool
     ) -> LoadOptions:
         find = place_finder(model, optimizer, map_location, strict=strict)
-        return LoadOptions(map_location, self._job, find)
+        return LoadOptions(map_location, self._job, find, fills)
 
     def _load(
         self, choose: Callable[[Store], LoadedState | None], options: LoadOptions
@@ -483,4 +485,8 @@ def _close_loudly(manager: SnapshotManager) -> None:
 @atexit.register
 def _close_all() -> None:
     for manager in list(_managers):
-        _close_loudly(manager)
+        try:
+            _close_loudly(manager)
+        except KeyboardInterrupt:
+            # Python would print a traceback, and the user has seen enough: the save is not lost.
+            sys.stderr.write("ciuic: interrupted; the last save goes on in another process\n")

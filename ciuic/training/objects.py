@@ -1,10 +1,12 @@
 """The states of a user's objects: anything with ``state_dict``, or containers of arrays."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from ciuic.errors import UsageError
 from ciuic.training import rng
+from ciuic.training.fitting import fitting_state
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.ranks.job import Job
 
@@ -82,6 +84,7 @@ def load_into(target: object, state: Any, *, strict: bool, name: str) -> None:
     """
     load = getattr(target, "load_state_dict", None)
     if callable(load):
+        state = fitting_state(target, state, strict=strict, name=name)
         # Only modules have the option, and False is the only value that changes anything.
         load(state) if strict else load(state, strict=False)
     elif type(target) is dict and isinstance(state, Mapping) and target.keys() == state.keys():
@@ -96,10 +99,16 @@ def load_into(target: object, state: Any, *, strict: bool, name: str) -> None:
 def fill(state: LoadedState, model: object, optimizer: object, *, strict: bool) -> None:
     """Load a state into the objects that the caller gave; None: not asked for.
 
+    Warns of a state whose parts are of several steps: a training that goes on with it is another
+    one than that which was saved.
+
     Raises:
         UsageError: The snapshot holds only the weights.
         TypeError: An object has no method ``load_state_dict``.
     """
+    mixture = _mixture(state)
+    if mixture:
+        warnings.warn(f"ciuic: {mixture}", RuntimeWarning, stacklevel=3)
     for target, key, is_strict in (
         (model, "model_state_dict", strict),
         (optimizer, "optimizer_state_dict", True),
@@ -112,6 +121,20 @@ def fill(state: LoadedState, model: object, optimizer: object, *, strict: bool) 
                 hint="Load a snapshot of the channel 'full'.",
             )
         load_into(target, state[key], strict=is_strict, name=key.removesuffix("_state_dict"))
+
+
+def _mixture(state: LoadedState) -> str:
+    """Return what is of which step, if a state is of several; else an empty text."""
+    parts = {f"the layer {name}": origin for name, origin in state.layers.items()}
+    if state.joined is not None:
+        parts["the optimizer"] = state.joined
+    is_one = all(origin == (state.get("step"), state.snapshot_id) for origin in parts.values())
+    if is_one:
+        return ""
+    said = [
+        f"{what} is of step {origin.step} ({origin.snapshot_id})" for what, origin in parts.items()
+    ]
+    return f"the state of step {state.get('step')} is of several steps: {', '.join(said)}"
 
 
 def _holds_objects(value: object) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["REDUCED", "weights_alone"]
+__all__ = ["REDUCED", "arrays_in", "weights_alone"]
 
 REDUCED: Final = "reduced"
 """The tag of a snapshot that had the full state, and keeps the weights alone."""
@@ -17,17 +17,17 @@ def weights_alone(document: dict[str, Any]) -> tuple[dict[str, Any], frozenset[s
         document: The JSON of ``state.json``, of either channel.
     """
     state = {name: value for name, value in document["state"].items() if name in _KEPT}
-    return {**document, "state": state}, frozenset(_files(state))
+    return {**document, "state": state}, frozenset([array["file"] for array in arrays_in(state)])
 
 
-def _files(value: Any) -> Iterator[str]:
-    """Yield the file of each array in a structure."""
+def arrays_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the description of each array in a structure."""
     if isinstance(value, dict):
         # An object of a user that has this key is written as a list of pairs.
         if "$" in value and isinstance(value.get("file"), str):
-            yield value["file"]
+            yield value
         for inner in value.values():
-            yield from _files(inner)
+            yield from arrays_in(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _files(inner)
+            yield from arrays_in(inner)

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ciuic.errors import CiuicError, ReadOnlyError, StoreFullError, UsageError
@@ -10,6 +10,7 @@ from ciuic.ids import SnapshotId
 from ciuic.system.clock import Clock
 from ciuic.training.client import WriterProcess
 from ciuic.training.handle import SaveHandle
+from ciuic.training.layers.groups import Layer
 from ciuic.training.preemption import Preemption
 from ciuic.training.ranks.client import RankClient
 from ciuic.training.ranks.job import Job
@@ -31,18 +32,21 @@ class Saves:
         store_path: The store.
         job: Which of several ranks this is; None: there are no others.
         clock: Gives the time.
+        layers: The groups of the model's parameters.
 
     Raises:
         StoreError: The other ranks can't be reached.
     """
 
-    def __init__(self, store_path: str, job: Job | None, clock: Clock) -> None:
+    def __init__(
+        self, store_path: str, job: Job | None, clock: Clock, layers: Sequence[Layer] = ()
+    ) -> None:
         self._path = store_path
         self._job = job
         self._clock = clock
         self._process_id = os.getpid()
         self._buffer = StagingBuffer()
-        self._stager = Stager(self._buffer)
+        self._stager = Stager(self._buffer, layers)
         self._writer: WriterProcess | RankClient | None = None
         self._under_way: SaveHandle | None = None
         self._is_closed = False
@@ -165,11 +169,15 @@ class Saves:
             warnings.warn(f"ciuic: a save failed: {error.message}", RuntimeWarning, stacklevel=4)
         return None
 
-    def close(self) -> None:
-        """End the writer's process when it has finished; no save follows. Harmless twice."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the writer's process when it has finished; no save follows. Harmless twice.
+
+        Args:
+            timeout_s: How long to wait for it; it finishes in any case.
+        """
         self._is_closed = True
         if self._writer is not None:
-            self._writer.close()
+            self._writer.close(timeout_s)
         if self._listener is not None:
             self._listener.close()
         self._stager.close()

@@ -9,12 +9,14 @@ from typing import Final
 
 from ciuic.errors import CiuicError, StoreFullError
 from ciuic.ids import SnapshotId
-from ciuic.snapshot.memory import MemoryRequest, take_from_memory
+from ciuic.snapshot.memory import MemoryRequest
 from ciuic.snapshot.memory_files import MemoryFile
 from ciuic.store.addressed import open_at_address
 from ciuic.system.clock import Clock
 from ciuic.training.files import STATE_NAME, encoded
 from ciuic.training.finding import FULL, run_of
+from ciuic.training.layers.commits import take_in_order
+from ciuic.training.layers.groups import Layer
 from ciuic.training.ranks.job import rank_directory
 from ciuic.training.reducing import weights_alone
 from ciuic.training.retention.keeping import Keeper
@@ -55,41 +57,46 @@ class Saver:
         self._clock = clock
         self._keeper = Keeper(clock)
 
-    def save(self, request: MemoryRequest, channel: str, rules: Rules) -> Saved:
+    def save(
+        self, request: MemoryRequest, channel: str, rules: Rules, layers: Sequence[Layer] = ()
+    ) -> Saved:
         """Commit a state, then remove what is too old.
 
         If the disk is full, a prune makes room, and the oldest snapshot of the channel goes if this
         save would remove it anyway. The state is tried again only if that removed a snapshot. If a
-        full state still does not fit, its weights are saved alone.
+        full state still does not fit, its weights are saved alone. Layers that were committed stay
+        as an incomplete snapshot until the next save.
 
         Raises:
             StoreFullError: The weights do not fit either. What the attempt has written is removed.
             StoreError: The store failed.
         """
         try:
-            return self._save(request, channel, rules)
+            return self._save(request, channel, rules, layers)
         except StoreFullError:
             has_removed = self._make_room(request, channel, rules)
         if has_removed:
             with contextlib.suppress(StoreFullError):
-                return self._save(request, channel, rules)
+                return self._save(request, channel, rules, layers)
             self._make_room(request, channel, rules)
         try:
             if channel != FULL:
-                return self._save(request, channel, rules)
-            saved = self._save(_reduced(request), FULL, rules)
+                return self._save(request, channel, rules, layers)
+            saved = self._save(_reduced(request), FULL, rules, layers)
         except StoreFullError:
             self._make_room(request, channel, rules)
             raise
         note = f"the disk is full: {saved.id} has the weights of the state alone"
         return replace(saved, notes=(note, *saved.notes), is_reduced=True)
 
-    def _save(self, request: MemoryRequest, channel: str, rules: Rules) -> Saved:
+    def _save(
+        self, request: MemoryRequest, channel: str, rules: Rules, layers: Sequence[Layer] = ()
+    ) -> Saved:
         with open_at_address(
             self._store_path, os.environ, write=True, wait_s=_LOCK_WAIT_S
         ) as store:
-            report = take_from_memory(store, request, clock=self._clock)
-            notes = [note.what for note in report.notes]
+            report, notes = take_in_order(store, request, layers, clock=self._clock)
+            notes += [note.what for note in report.notes]
             try:
                 self._keeper.keep(store, channel, rules, run_of(request.tags))
             except (CiuicError, OSError, MemoryError) as error:

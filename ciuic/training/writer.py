@@ -5,8 +5,8 @@ it finishes the save that it has begun. It never loads torch.
 
 A request and its answer are one line of JSON each. Requests, by ``do``:
 
-    save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, label (the
-            step and the channel, if there are other ranks)
+    save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, layers,
+            label (the step and the channel, if there are other ranks)
     give-up label, why: the state of this step can't be saved
     publish number, message: what the other ranks get when they load for this time
     verify  id, or null for all snapshots of the library
@@ -38,6 +38,7 @@ from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock, SystemClock
 from ciuic.system.priority import lower_priority
 from ciuic.training.client import IGNORED_SIGNALS
+from ciuic.training.layers.groups import as_layers
 from ciuic.training.ranks.server import RankServer
 from ciuic.training.retention.planning import Rules
 from ciuic.training.saving import Saver
@@ -158,7 +159,8 @@ class _Worker:
             for name, parts in request["files"]
         )
         asked = MemoryRequest((*files, *parts), request["taken_ns"], tuple(request["tags"]))
-        saved = self._saver.save(asked, request["channel"], Rules.of_json(request["rules"]))
+        rules, layers = Rules.of_json(request["rules"]), as_layers(request["layers"])
+        saved = self._saver.save(asked, request["channel"], rules, layers)
         return asdict(saved)
 
     def verify(self, request: Request) -> Request:

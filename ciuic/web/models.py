@@ -126,6 +126,7 @@ class Snapshot(BaseModel):
     machine: str
     origin: str
     schedule: Text
+    complete: bool
     chain_length: int
     chain_complete: bool
 

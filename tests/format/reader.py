@@ -635,7 +635,9 @@ class Store:
         for snapshot in self.snapshots():
             with contextlib.suppress(FormatError):
                 if not self.is_forgotten(snapshot):
-                    manifests[snapshot] = self.manifest(snapshot)
+                    manifest = self.manifest(snapshot)
+                    if manifest.get("complete", True):
+                        manifests[snapshot] = manifest
         return latest_of(manifests)
 
     def _names(self, directory: str, form: str) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from ciuic import SnapshotManager
+from ciuic.store.store import open_store
 from tests.kit.chance import drawn_seed
 from tests.kit.kills import EPOCHS, VICTIMS, kill_once
 
@@ -41,16 +42,51 @@ def test_the_last_staged_state_survives_the_training_program(tmp_path):
         check=False,
     )
     assert done.returncode == -signal.SIGKILL
-    writer = int(done.stdout)
-    try:
-        handle = os.pidfd_open(writer)
-    except ProcessLookupError:
-        pass
-    else:
-        assert select.select([handle], [], [], 60)[0], "the writer ends by itself"
-        os.close(handle)
+    wait_for_end(int(done.stdout))
 
     with SnapshotManager(tmp_path / "store") as manager:
         latest = manager.load_latest_snapshot()
     assert latest is not None
     assert latest["model_state_dict"]["w"][-1] == 2_999_999
+
+
+def test_an_interrupt_while_the_program_ends_does_not_cost_its_last_state(tmp_path):
+    """Ctrl-C while Python exits and waits for the save: it ends at once, and the save goes on."""
+    program = (
+        "import atexit, os, signal, sys, numpy as np; from ciuic import SnapshotManager\n"
+        "manager = SnapshotManager(sys.argv[1])\n"
+        "print('made', flush=True); input()\n"
+        "manager.save_snapshot({'w': np.arange(1_000.)}, epoch=1)\n"
+        "print(manager._saves.writer_pid, flush=True)\n"
+        "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+        "atexit.register(signal.setitimer, signal.ITIMER_REAL, 0.2)\n"
+    )
+    # A file: the other process holds a pipe open until the save has ended.
+    with (
+        open(tmp_path / "errors", "w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", program, tmp_path / "store"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout.readline() == "made\n"
+        # While this process has the store, the save can't end, and the program waits for it.
+        with open_store(str(tmp_path / "store"), write=True):
+            out, _ = process.communicate("\n", timeout=120)
+    said = (tmp_path / "errors").read_text()
+    assert said == "ciuic: interrupted; the last save goes on in another process\n"
+    wait_for_end(int(out))
+    with SnapshotManager(tmp_path / "store") as manager:
+        assert manager.load_latest_snapshot()["epoch"] == 1
+
+
+def wait_for_end(writer: int) -> None:
+    try:
+        handle = os.pidfd_open(writer)
+    except ProcessLookupError:
+        return
+    assert select.select([handle], [], [], 60)[0], "the writer ends by itself"
+    os.close(handle)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.training.manager import SnapshotManager
-from ciuic.training.structure import StructureWriter, read_structure
+from ciuic.training.values.structure import StructureWriter, read_structure
 from tests.kit.program import ciuic
 
 PLAIN = ["f8", "f4", "f2", "c16", "c8", "b1", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8"]

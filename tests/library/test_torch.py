@@ -24,7 +24,8 @@ TRAINING = Path(__file__).with_name("training.py")
 DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
 )
-QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+PACKED = {torch.quint4x2, torch.quint2x4}
+QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, *PACKED}
 WITHOUT_BYTES = {
     value for value in DTYPES if re.fullmatch(r"torch\.(u?int[1-7]|bits\dx\d)", str(value))
 }
@@ -101,7 +102,7 @@ def test_tensors_of_every_element_type_come_back(manager, dtype, tmp_path):
     assert set(loaded) == set(state)
 
 
-@pytest.mark.parametrize("dtype", sorted(QUANTIZED | WITHOUT_BYTES, key=str), ids=str)
+@pytest.mark.parametrize("dtype", sorted(PACKED | WITHOUT_BYTES, key=str), ids=str)
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_an_element_type_without_plain_bytes_is_refused_by_name(manager, dtype):
     try:
@@ -115,15 +116,16 @@ def test_an_element_type_without_plain_bytes_is_refused_by_name(manager, dtype):
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: torch.eye(3).to_sparse(), "is a sparse tensor"),
+        (lambda: torch.eye(3).to_mkldnn(), "of the layout torch._mkldnn"),
         (lambda: torch.empty(3, device="meta"), "without data"),
         (torch.nn.UninitializedParameter, "UninitializedParameter"),
+        (lambda: torch.empty(3, dtype=torch.qint8), "quantized tensor without a scale"),
         (
             lambda: torch.masked.masked_tensor(torch.ones(1), torch.tensor([True])),
             "not a plain tensor",
         ),
     ],
-    ids=["sparse", "meta", "uninitialized", "subclass"],
+    ids=["layout", "meta", "uninitialized", "scale", "subclass"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_tensor_without_plain_bytes_is_refused_by_name(manager, make, what):
@@ -230,7 +232,42 @@ def test_a_wrong_model_is_refused_by_torch_s_own_message(manager):
     target = torch.nn.Linear(3, 4, bias=False)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         manager.load_latest_snapshot(model=target)
-    manager.load_latest_snapshot(model=target, strict=False)
+    with pytest.warns(RuntimeWarning, match="not in the object: bias"):
+        manager.load_latest_snapshot(model=target, strict=False)
+
+
+def test_parameters_that_were_renamed_resized_or_retyped_are_named(manager):
+    def made(width, head, dtype=torch.float32):
+        parts = {"body": torch.nn.Linear(3, 3, dtype=dtype), head: torch.nn.Linear(3, width)}
+        return torch.nn.ModuleDict(parts)
+
+    saved = made(4, "head")
+    manager.save_snapshot(saved, wait=True)
+    with pytest.raises(RuntimeError, match=r"size mismatch for head\.weight"):
+        manager.load_latest_snapshot(model=made(5, "head"))
+    other = made(5, "head", torch.bfloat16)
+    kept = other["head"].weight.detach().clone()
+    with pytest.warns(RuntimeWarning) as caught:
+        manager.load_latest_snapshot(model=other, strict=False)
+    said = str(caught[0].message)
+    assert "body.weight (torch.float32 to torch.bfloat16), body.bias" in said
+    assert "another shape: head.weight ((4, 3) to (5, 3)), head.bias" in said
+    assert caught[0].filename == __file__
+    assert torch.equal(other["head"].weight, kept)
+    assert torch.equal(other["body"].weight, saved["body"].weight.bfloat16())
+
+    renamed = made(4, "top")
+    kept = renamed["top"].weight.detach().clone()
+    with pytest.warns(RuntimeWarning) as caught:
+        manager.load_latest_snapshot(model=renamed, strict=False)
+    said = str(caught[0].message)
+    assert "because the snapshot lacks them: top.weight, top.bias" in said
+    assert "not in the object: head.weight, head.bias" in said
+    assert torch.equal(renamed["top"].weight, kept)
+    assert torch.equal(renamed["body"].weight, saved["body"].weight)
+    # The names may not differ with strict, and the types may: that is said as well.
+    with pytest.warns(RuntimeWarning, match=r"body\.weight \(torch.float32 to torch.bfloat16\)"):
+        manager.load_latest_snapshot(model=made(4, "head", torch.bfloat16))
 
 
 def test_diff_names_the_tensors_that_changed(manager):

@@ -97,6 +97,7 @@ class _Record(msgspec.Struct):
     exclude_caches: bool | msgspec.UnsetType = msgspec.UNSET
     exclude_if_present: list[str] | msgspec.UnsetType = msgspec.UNSET
     required: list[str] | msgspec.UnsetType = msgspec.UNSET
+    complete: bool | msgspec.UnsetType = msgspec.UNSET
     checksum: str = ""
 
 
@@ -140,6 +141,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             machine=summary.machine,
             origin=summary.origin,
             schedule=summary.schedule,
+            complete=msgspec.UNSET if summary.is_complete else False,
             exclude_larger_than=rules.larger_than_bytes or msgspec.UNSET,
             exclude_caches=rules.caches or msgspec.UNSET,
             exclude_if_present=_escaped_all(rules.if_present) or msgspec.UNSET,
@@ -190,6 +192,7 @@ def decode_manifest(data: bytes, snapshot_id: SnapshotId) -> Manifest:
         machine=record.machine,
         origin=record.origin,
         schedule=record.schedule,
+        is_complete=record.complete is not False,
     )
     return Manifest(
         summary=summary,

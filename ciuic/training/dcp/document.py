@@ -14,7 +14,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.training.structure import Json, Path, StructureWriter, read_structure, written_path
+from ciuic.training.values.structure import (
+    Json,
+    Path,
+    StructureWriter,
+    read_structure,
+    written_path,
+)
 
 __all__ = ["DOCUMENT_NAME", "Stored", "read_document", "write_document"]
 

@@ -19,12 +19,12 @@ from ciuic.model import SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.addressed import absolute_address, open_at_address
 from ciuic.store.store import Store
-from ciuic.training.arrays import rebuild
 from ciuic.training.dcp.document import DOCUMENT_NAME, Stored, read_document
 from ciuic.training.dcp.shards import check_bytes
 from ciuic.training.dcp.writer import tag_of
 from ciuic.training.finding import DCP, dcp_snapshots
 from ciuic.training.loading.files import StateFiles
+from ciuic.training.values.arrays import rebuild
 
 __all__ = ["CiuicReader"]
 

@@ -9,10 +9,16 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 
-from ciuic.training.arrays import ArrayLeaf, UnstorableError, copy_arrays, describe, place_for
 from ciuic.training.dcp.handover import Part
 from ciuic.training.files import TensorFile, header
 from ciuic.training.staging.buffer import StagingBuffer
+from ciuic.training.values.arrays import (
+    ArrayLeaf,
+    UnstorableError,
+    copy_arrays,
+    describe,
+    place_for,
+)
 
 __all__ = ["StagedShard", "check_bytes", "shard_name", "stage_shard"]
 

@@ -47,6 +47,17 @@ class StateFiles:
         """
         return self._locator.find(self._path(name)) is not None
 
+    def entry(self, name: str) -> Entry:
+        """Return the entry of a file.
+
+        Raises:
+            CorruptionError: The file is damaged or missing.
+        """
+        try:
+            return self._locator.locate(self._path(name)).entry
+        except PathNotFoundError as error:
+            raise CorruptionError(f"{self._id} lacks the file {name}") from error
+
     def size_bytes(self, name: str) -> int:
         """Return the length of a file.
 
@@ -128,10 +139,7 @@ class StateFiles:
     def _pieces_of(self, name: str) -> tuple[list[Piece], list[int]]:
         """Return the pieces of a file, and where each begins, and the end of the last."""
         if name not in self._pieces:
-            try:
-                entry: Entry = self._locator.locate(self._path(name)).entry
-            except PathNotFoundError as error:
-                raise CorruptionError(f"{self._id} lacks the file {name}") from error
+            entry = self.entry(name)
             pieces = list(iter_pieces(self._store.reader.node, entry))
             ends = list(accumulate([piece.length_bytes for piece in pieces], initial=0))
             if ends[-1] != entry.size_bytes:

@@ -1,18 +1,23 @@
 """Load the newest snapshot that is undamaged, or a certain one."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any, Final, NamedTuple
 
 from ciuic.catalog import damaged_manifests
-from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.errors import CorruptionError, UnknownFormatError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
+from ciuic.training.finding import FULL, WEIGHTS, begun_snapshots, run_of
 from ciuic.training.loading.places import FindPlaces
 from ciuic.training.loading.state import LoadedState, load
 from ciuic.training.ranks.job import Job
 
-__all__ = ["LoadOptions", "newest_state", "read_state"]
+__all__ = ["LoadOptions", "check_mixture", "newest_state", "read_state"]
+
+_OPTIMIZER: Final = "optimizer_state_dict"
+_OF_OPTIMIZER: Final = frozenset([_OPTIMIZER, "scheduler_state_dict", "scaler_state_dict", "step"])
+"""What a state takes from an older one, whose own step tells how old it is."""
 
 
 class LoadOptions(NamedTuple):
@@ -22,32 +27,68 @@ class LoadOptions(NamedTuple):
         map_location: The device for tensors of torch; None: the CPU.
         job: Which of several ranks reads its state; None: there are no others.
         find_places: See ``load``.
+        fills: Take damaged and missing layers from older snapshots.
     """
 
     map_location: object
     job: Job | None
     find_places: FindPlaces
+    fills: bool = False
+
+
+def check_mixture(
+    job: Job | None, channel: str | None, *, fill_layers: bool, join_optimizer: bool
+) -> None:
+    """Refuse arguments of a load that do not go together.
+
+    Raises:
+        UsageError: They do not.
+    """
+    if job is not None and (fill_layers or join_optimizer):
+        raise UsageError(
+            "fill_layers and join_optimizer can't be combined with ranks yet",
+            hint="Leave them out, or load in one process without ranks.",
+        )
+    if channel is not None and join_optimizer:
+        raise UsageError(
+            "join_optimizer can't be combined with channel",
+            hint="Leave channel out: the newest weights of all channels are loaded.",
+        )
 
 
 def newest_state(
-    store: Store, candidates: Iterable[SnapshotSummary], options: LoadOptions
+    store: Store, run: str | None, channel: str | None, options: LoadOptions, *, joins: bool
 ) -> LoadedState | None:
-    """Read the first of some snapshots that is undamaged; None: there is no snapshot.
+    """Read the newest state of a run that is undamaged; None: there is no snapshot.
 
     Args:
         store: The open store.
-        candidates: The snapshots, the best first.
+        run: The run.
+        channel: ``full`` or ``weights``; None: the first of these that has one.
         options: How to load it.
+        joins: Take the newest weights, and the optimizer of an older full state.
 
     Raises:
         CorruptionError: There are snapshots, and all are damaged.
     """
+    begun = [one for one in begun_snapshots(store) if run_of(one.tags) == run]
+    full = [one for one in begun if one.is_complete and FULL in one.tags]
+    others = [one for one in begun if one not in full and (one.is_complete or options.fills)]
     skipped = dict(damaged_manifests(store))
+    if joins:
+        candidates = [one for one in begun if one in full or one in others]
+    else:
+        candidates = {None: [*full, *others], FULL: full, WEIGHTS: others}[channel]
     for summary in candidates:
         try:
-            return read_state(store, summary, skipped, options)
+            state = read_state(store, summary, skipped, options)
         except (CorruptionError, UnknownFormatError) as error:
             skipped[summary.id] = error.message
+            continue
+        if joins and _OPTIMIZER not in state:
+            older = begun[begun.index(summary) :]
+            _join(store, state, [one for one in older if one in full], options)
+        return state
     if not skipped:
         return None
     first, what = next(iter(skipped.items()))
@@ -58,11 +99,26 @@ def newest_state(
     )
 
 
+def _join(
+    store: Store, state: LoadedState, full: Iterable[SnapshotSummary], options: LoadOptions
+) -> None:
+    """Add the optimizer of the first of some full states that is undamaged."""
+    for summary in full:
+        try:
+            other = read_state(store, summary, {}, options, sections=_OF_OPTIMIZER)
+        except (CorruptionError, UnknownFormatError) as error:
+            state.skipped[summary.id] = error.message
+            continue
+        state.join(other)
+        return
+
+
 def read_state(
     store: Store,
     summary: SnapshotSummary,
     skipped: dict[SnapshotId, str],
     options: LoadOptions,
+    sections: Collection[str] | None = None,
 ) -> LoadedState:
     """Read a state.
 
@@ -71,6 +127,7 @@ def read_state(
         summary: The snapshot.
         skipped: Snapshots that could not be loaded before this one, and why.
         options: How to load it.
+        sections: Read only these; None: all.
 
     Raises:
         CorruptionError: A byte of the snapshot is damaged or missing.
@@ -88,4 +145,14 @@ def read_state(
         rank=rank,
         rank_count=rank_count,
         find_places=options.find_places,
+        older=_older(store, summary) if options.fills else (),
+        sections=sections,
     )
+
+
+def _older(store: Store, summary: SnapshotSummary) -> list[SnapshotSummary]:
+    """Return the older snapshots of the same run, newest first."""
+    run = run_of(summary.tags)
+    begun = [one for one in begun_snapshots(store) if run_of(one.tags) == run]
+    ids = [one.id for one in begun]
+    return begun[ids.index(summary.id) + 1 :]

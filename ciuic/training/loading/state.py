@@ -1,10 +1,11 @@
 """Read a snapshot of the library: every byte is checked before a value is used."""
 
+import contextlib
 import json
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,12 +14,19 @@ from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.training import rng
-from ciuic.training.arrays import rebuild
 from ciuic.training.files import STATE_FORMAT, STATE_NAME
 from ciuic.training.loading.files import StateFiles
+from ciuic.training.loading.layers import (
+    LayerOrigin,
+    OlderLayers,
+    Source,
+    origins_of,
+    without_files,
+)
 from ciuic.training.loading.places import FindPlaces, Places
 from ciuic.training.ranks.job import rank_directory
-from ciuic.training.structure import UNREADABLE, read_structure
+from ciuic.training.values.arrays import rebuild
+from ciuic.training.values.structure import UNREADABLE, Json, read_structure
 from ciuic.units import counted
 
 __all__ = ["LoadedState", "load"]
@@ -37,6 +45,9 @@ class LoadedState(Mapping[str, Any]):
         snapshot_id: The snapshot.
         skipped: Snapshots that could not be loaded before this one, and why.
         versions: The versions of ciuic, numpy, Python and torch that saved it.
+        layers: For each layer that it has, the step and the snapshot that the layer is from; empty
+            if the state was saved without layers.
+        joined: The step and the snapshot that the optimizer is from, if it is another one.
     """
 
     def __init__(
@@ -45,10 +56,13 @@ class LoadedState(Mapping[str, Any]):
         values: dict[str, Any],
         skipped: Mapping[SnapshotId, str],
         versions: Mapping[str, str],
+        layers: Mapping[str, LayerOrigin],
     ) -> None:
         self.snapshot_id = snapshot_id
         self.skipped = dict(skipped)
         self.versions = dict(versions)
+        self.layers = dict(layers)
+        self.joined: LayerOrigin | None = None
         self._rng = values.pop(_RNG, None)
         self._values = values
 
@@ -60,6 +74,11 @@ class LoadedState(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def join(self, other: "LoadedState") -> None:
+        """Take what this state lacks from another one, such as the optimizer of an older state."""
+        self.joined = LayerOrigin(other.get("step"), other.snapshot_id)
+        self._values = {**other, **self._values}
 
     def restore_rng(self) -> None:
         """Put the random number generators of Python, numpy and torch into the saved state.
@@ -83,6 +102,8 @@ def load(
     rank: int = 0,
     rank_count: int = 1,
     find_places: FindPlaces = lambda _: {},
+    older: Sequence[SnapshotSummary] = (),
+    sections: Collection[str] | None = None,
 ) -> LoadedState:
     """Read the state that a snapshot holds for a rank.
 
@@ -98,6 +119,8 @@ def load(
             comes without generators and data loader, and with a warning.
         find_places: Receives the structure of the state, and returns tensors of the user to read
             to. If this raises, their content is arbitrary.
+        older: Snapshots that a damaged or missing layer is taken from, newest first.
+        sections: Read only these; the state then has no more of the ranks than rank 0 has.
 
     Raises:
         CorruptionError: A byte of the snapshot is damaged or missing.
@@ -106,11 +129,15 @@ def load(
     # Each of several ranks has a directory; that of rank 0 also has what all have in common.
     has_ranks = not StateFiles(store, summary).has(STATE_NAME)
     directory = rank_directory(0) if has_ranks else ""
-    values, versions = _read(store, summary, directory, place, find_places)
+    own_files = StateFiles(store, summary, directory)
+    filling = OlderLayers(store, older, directory) if older else None
+    values, versions, layers = _read(
+        own_files, summary, place, find_places, older=filling, sections=sections
+    )
     saved_count = values.pop(_RANKS, 1)
     if _RNG not in values:
         # The weights alone are the same for all ranks.
-        return LoadedState(summary.id, values, skipped, versions)
+        return LoadedState(summary.id, values, skipped, versions, layers)
     if saved_count != rank_count:
         del values[_RNG]
         values.pop(_LOADER, None)
@@ -123,23 +150,32 @@ def load(
         )
     elif rank == 0:
         for other in range(1, rank_count):
-            _read(store, summary, rank_directory(other), place)
+            _read(StateFiles(store, summary, rank_directory(other)), summary, place)
     else:
-        own, _ = _read(store, summary, rank_directory(rank), place)
+        own = _read(StateFiles(store, summary, rank_directory(rank)), summary, place).values
         kept = {name: value for name, value in values.items() if name not in _OF_EACH_RANK}
         values = {**kept, **own}
-    return LoadedState(summary.id, values, skipped, versions)
+    return LoadedState(summary.id, values, skipped, versions, layers)
+
+
+class _Read(NamedTuple):
+    """What a directory of a snapshot holds."""
+
+    values: dict[str, Any]
+    versions: dict[str, str]
+    layers: dict[str, LayerOrigin]
 
 
 def _read(
-    store: Store,
+    files: StateFiles,
     summary: SnapshotSummary,
-    directory: str,
     place: Callable[[Any], Any],
     find_places: FindPlaces = lambda _: {},
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of the state in a directory of a snapshot, and the versions."""
-    files = StateFiles(store, summary, directory)
+    *,
+    older: OlderLayers | None = None,
+    sections: Collection[str] | None = None,
+) -> _Read:
+    """Read the state in a directory of a snapshot. Arguments: see ``load``."""
     try:
         document = json.loads(files.bytes_of(STATE_NAME).tobytes())
         version = document["format"]
@@ -150,16 +186,36 @@ def _read(
             f"{summary.id} has a state of version {version}, and this ciuic knows {STATE_FORMAT}"
         )
     try:
-        places = find_places(document["state"])
+        origins = origins_of(document, summary.id)
+        names = {group["file"]: str(group["name"]) for group in document.get("layers", ())}
+        state = document["state"]
+        if sections is not None:
+            state = {name: value for name, value in state.items() if name in sections}
+        if older is None and not summary.is_complete:
+            missing = [file for file in origins if not files.has(file)]
+            state = without_files(state, missing)
+            origins = {file: found for file, found in origins.items() if file not in missing}
+    except UNREADABLE as error:
+        raise CorruptionError(f"{STATE_NAME} of {summary.id} is not a state: {error!r}") from error
+    try:
+        places = find_places(state)
     except UNREADABLE:
         # What is wrong with the structure, its reader says.
         places = {}
-    values: dict[str, Any] = read_structure(document["state"], _Arrays(files, place, places).get)
-    return values, document["versions"]
+    arrays = _Arrays(files, place, places)
+    if older is not None:
+        arrays.fill(state, older, origins)
+    values: dict[str, Any] = read_structure(state, arrays.get)
+    layers = {names[file]: origin for file, origin in {**origins, **arrays.filled}.items()}
+    return _Read(values, document["versions"], layers)
 
 
 class _Arrays:
-    """The arrays of one snapshot; an array that the state holds twice is built once."""
+    """The arrays of one snapshot; an array that the state holds twice is built once.
+
+    Attributes:
+        filled: The files that were read from older snapshots, and where they are from.
+    """
 
     def __init__(self, files: StateFiles, place: Callable[[Any], Any], places: Places) -> None:
         self._files = files
@@ -167,6 +223,12 @@ class _Arrays:
         self._places = places
         self._data: dict[str, dict[str, np.ndarray]] = {}
         self._built: dict[tuple[str, str], Any] = {}
+        self._older: Callable[[str], Iterator[Source]] = lambda _: iter(())
+        self.filled: dict[str, LayerOrigin] = {}
+
+    def fill(self, state: Json, older: OlderLayers, files: Collection[str]) -> None:
+        """Read these files from older snapshots if they are damaged or missing."""
+        self._older = lambda file: older.sources(state, file) if file in files else iter(())
 
     def get(self, description: dict[str, Any]) -> Any:
         file, name = description["file"], description["name"]
@@ -180,29 +242,46 @@ class _Arrays:
         return self._built[file, name]
 
     def _of_file(self, file: str) -> dict[str, np.ndarray]:
-        """Read a file; returns the bytes of each of its tensors."""
+        """Return the bytes of each tensor of a file."""
         if file not in self._data:
-            start = 8 + int.from_bytes(self._files.bytes_of(file, 0, 8).tobytes(), "little")
-            rows = _rows(json.loads(self._files.bytes_of(file, 8, start).tobytes()))
-            sizes = {name: end - begin for name, (begin, end) in rows.items()}
-            if start + sum(sizes.values()) > self._files.size_bytes(file):
-                raise CorruptionError(f"{file} is shorter than its header says")
-            own = {
-                name: found[1]
-                for name, size_bytes in sizes.items()
-                if (found := self._places.get((file, name))) and found[1].nbytes == size_bytes
-            }
-            # One large piece of memory: it is much faster to get than many small ones.
-            left = {name: size for name, size in sizes.items() if name not in own}
-            shared = np.empty(sum(left.values()), np.uint8)
-            at = 0
-            for name, size_bytes in left.items():
-                own[name] = shared[at : at + size_bytes]
-                at += size_bytes
-            targets = [(start + rows[name][0], data) for name, data in own.items() if data.size]
-            self._files.read_into(file, targets)
-            self._data[file] = own
+            try:
+                self._data[file] = self._read(self._files, file)
+            except CorruptionError:
+                if not self._fill(file):
+                    raise
         return self._data[file]
+
+    def _fill(self, file: str) -> bool:
+        """Read a file from the newest older snapshot that has it undamaged, if there is one."""
+        for source in self._older(file):
+            with contextlib.suppress(CorruptionError):
+                self._data[file] = self._read(source.files, file)
+                self.filled[file] = source.origin
+                return True
+        return False
+
+    def _read(self, files: StateFiles, file: str) -> dict[str, np.ndarray]:
+        """Read a file; returns the bytes of each of its tensors."""
+        start = 8 + int.from_bytes(files.bytes_of(file, 0, 8).tobytes(), "little")
+        rows = _rows(json.loads(files.bytes_of(file, 8, start).tobytes()))
+        sizes = {name: end - begin for name, (begin, end) in rows.items()}
+        if start + sum(sizes.values()) > files.size_bytes(file):
+            raise CorruptionError(f"{file} is shorter than its header says")
+        own = {
+            name: found[1]
+            for name, size_bytes in sizes.items()
+            if (found := self._places.get((file, name))) and found[1].nbytes == size_bytes
+        }
+        # One large piece of memory: it is much faster to get than many small ones.
+        left = {name: size for name, size in sizes.items() if name not in own}
+        shared = np.empty(sum(left.values()), np.uint8)
+        at = 0
+        for name, size_bytes in left.items():
+            own[name] = shared[at : at + size_bytes]
+            at += size_bytes
+        targets = [(start + rows[name][0], data) for name, data in own.items() if data.size]
+        files.read_into(file, targets)
+        return own
 
 
 def _rows(table: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ciuic.errors import StoreError, UsageError
 from ciuic.system.clock import Clock
 
-__all__ = ["Job", "job_of_torchrun", "rank_directory"]
+__all__ = ["Job", "check_ranks", "job_of_torchrun", "rank_directory"]
 
 _RETRY_S: Final = 0.05
 _BACKLOG: Final = 1024
@@ -61,6 +61,32 @@ class Job(NamedTuple):
                 ) from error
             listener.listen(_BACKLOG)
             return listener
+
+
+def check_ranks(ranks: str, *, seconds: object, grace_s: float | None) -> None:
+    """Refuse arguments of a manager that make the ranks save at different steps.
+
+    Args:
+        ranks: The argument of that name.
+        seconds: An interval that is a time; None: there is none.
+        grace_s: The grace period of a preemption; None: there is none.
+
+    Raises:
+        UsageError: Always, unless ``ranks`` is ``torchrun`` and the others are None.
+    """
+    if ranks != "torchrun":
+        raise UsageError(f"ranks={ranks!r} is not 'torchrun'")
+    if seconds is not None:
+        raise UsageError(
+            f"interval={seconds!r} is a time, and ranks reach it at different steps",
+            hint="Give a number of steps, such as interval='500 steps'.",
+        )
+    if grace_s is not None:
+        raise UsageError(
+            "preemption_grace can't be combined with ranks: a signal reaches the ranks at"
+            " different steps",
+            hint="Leave it out, and save every few steps.",
+        )
 
 
 def job_of_torchrun(

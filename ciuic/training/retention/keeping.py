@@ -1,5 +1,6 @@
 """Keep the newest snapshots of a channel, and remove the data of the others."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from ciuic.catalog import list_snapshots
@@ -7,7 +8,7 @@ from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
-from ciuic.model import newest_first
+from ciuic.model import SnapshotSummary, complete_ones, newest_first
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.training.retention.planning import (
@@ -44,6 +45,8 @@ class Keeper:
     def keep(self, store: Store, channel: str, rules: Rules, run: str | None = None) -> None:
         """Remove old snapshots of a channel; pinned ones stay and don't count.
 
+        A complete one was just committed: the incomplete ones of the channel go.
+
         Snapshots that other machines or runs have saved to the same store stay as well. A full
         state that keeps only its weights is replaced: the new snapshot is durable before the old
         one goes. One that is known to be damaged stays as it is, and so does one that can't be
@@ -58,8 +61,10 @@ class Keeper:
             StoreError: The store failed; every listed snapshot is as it was.
         """
         snapshots = newest_first(list_snapshots(store))
+        begun = of_channel(snapshots, channel, run, is_complete=False)
         found = of_channel(snapshots, channel, run)
-        plan = plan_retention(found, rules, self._clock.now_ns(), snapshots)
+        self._remove_begun(store, begun, found[0].taken_ns if found else 0)
+        plan = plan_retention(found, rules, self._clock.now_ns(), complete_ones(snapshots))
         failure = None
         if plan.reduced or plan.removed:
             failure = self._carry_out(store, plan)
@@ -85,13 +90,33 @@ class Keeper:
         fewer = Rules(max(1, rules.keep_count - 1), rules.policies)
         snapshots = newest_first(list_snapshots(store))
         found = of_channel(snapshots, channel, run)
-        plan = plan_retention(found, fewer, self._clock.now_ns(), snapshots)
+        begun = of_channel(snapshots, channel, run, is_complete=False)
+        # What is durable of the newest save stays: it may be all that is ever durable of it.
+        self._remove_begun(store, begun, begun[0].taken_ns if begun else 0, but_last=True)
+        plan = plan_retention(found, fewer, self._clock.now_ns(), complete_ones(snapshots))
         if plan.removed:
             self._carry_out(store, plan)
         has_removed = self._removed_count > 0
         # In any case: the save that found the disk full has left packs that nothing needs.
         self._prune(store)
         return has_removed
+
+    def _remove_begun(
+        self,
+        store: Store,
+        begun: Iterable[SnapshotSummary],
+        last_ns: int,
+        *,
+        but_last: bool = False,
+    ) -> None:
+        """Remove incomplete snapshots; with ``but_last``, those of the save of that time stay."""
+        wanted = [
+            one for one in begun if not one.pinned and not (but_last and one.taken_ns == last_ns)
+        ]
+        if wanted:
+            self._remove(store, [one.id for one in wanted])
+            # The complete snapshot of a save needs what its incomplete ones have.
+            self._removed_count -= sum(one.taken_ns == last_ns for one in wanted)
 
     def _carry_out(self, store: Store, plan: RetentionPlan) -> CiuicError | None:
         """Carry out a plan; returns why a full state could not be reduced."""

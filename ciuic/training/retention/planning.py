@@ -78,17 +78,23 @@ class RetentionPlan(NamedTuple):
 
 
 def of_channel(
-    snapshots: Iterable[SnapshotSummary], channel: str, run: str | None
+    snapshots: Iterable[SnapshotSummary],
+    channel: str,
+    run: str | None,
+    *,
+    is_complete: bool = True,
 ) -> list[SnapshotSummary]:
     """Return this machine's snapshots that count in a channel of a run, in the same order.
 
-    A reduced snapshot counts as the full state that it was.
+    A reduced snapshot counts as the full state that it was. With ``is_complete`` false, return the
+    incomplete ones instead, which no rule counts.
     """
     own = Owner(this_machine(), is_library=True)
     return [
         summary
         for summary in snapshots
         if STATE_ROOT in summary.roots
+        and summary.is_complete is is_complete
         and channel == _channel_of(summary)
         and run_of(summary.tags) == run
         and summary.owner.is_same(own)

@@ -15,7 +15,7 @@ from ciuic.training.loading.files import StateFiles
 from ciuic.training.ranks.job import rank_directory
 from ciuic.training.reducing import weights_alone
 from ciuic.training.retention.planning import reduced_tags
-from ciuic.training.structure import UNREADABLE
+from ciuic.training.values.structure import UNREADABLE
 from ciuic.view.locator import Locator
 
 __all__ = ["replace_by_weights"]

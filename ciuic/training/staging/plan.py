@@ -4,13 +4,15 @@ A program saves states of one structure again and again, so the next save uses t
 one again if it still fits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from ciuic.training.arrays import (
+from ciuic.training.files import TensorFile, header
+from ciuic.training.layers.groups import Layer, group_file, group_of
+from ciuic.training.values.arrays import (
     ArrayLeaf,
     copy_arrays,
     describe,
@@ -18,16 +20,16 @@ from ciuic.training.arrays import (
     memory_of,
     place_for,
 )
-from ciuic.training.files import TensorFile, header
-from ciuic.training.structure import Json, Path, StructureWriter
+from ciuic.training.values.structure import Json, Path, StructureWriter
 
 __all__ = ["Part", "StagePlan", "make_plan"]
 
 Part = tuple[int, int]
 """Offset and length of a part of a file in the shared memory."""
 _ALIGNMENT_BYTES: Final = 64
+_MODEL: Final = "model_state_dict"
 _FILES: Final = {
-    "model_state_dict": "weights.safetensors",
+    _MODEL: "weights.safetensors",
     "optimizer_state_dict": "optimizer.safetensors",
     "rng": "rng.safetensors",
 }
@@ -147,16 +149,19 @@ class StagePlan:
         return place_for(value, memory[begin : begin + self._arrays[at].leaf.size_bytes])
 
 
-def make_plan(sections: Mapping[str, object]) -> tuple[StagePlan, Json, list[Any]]:
+def make_plan(
+    sections: Mapping[str, object], layers: Sequence[Layer] = ()
+) -> tuple[StagePlan, Json, list[Any]]:
     """Plan a state; returns the plan, the JSON of the state, and its arrays.
 
     Args:
         sections: The values of the state, by the names of their sections.
+        layers: The groups of the model's parameters; none: all are in one file.
 
     Raises:
         TypeError: A value can't be stored; the message names it.
     """
-    planner = _Planner()
+    planner = _Planner(layers)
     written = _write(sections, StructureWriter(planner.add))
     return planner.finish(), written, planner.values
 
@@ -164,8 +169,9 @@ def make_plan(sections: Mapping[str, object]) -> tuple[StagePlan, Json, list[Any
 class _Planner:
     """Assigns arrays to files, and remembers which arrays are the same memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         self.values: list[Any] = []
+        self._layers = layers
         self._arrays: list[_Planned] = []
         self._files: dict[str, tuple[TensorFile, list[int]]] = {}
         self._seen: dict[tuple[object, ...], int] = {}
@@ -176,6 +182,8 @@ class _Planner:
         file = _FILES.get(str(path[0]), _OTHER_FILE)
         named = path if file == _OTHER_FILE else path[1:]
         wanted = ".".join(map(str, named)) or str(path[0])
+        if self._layers and path[0] == _MODEL:
+            file = group_file(group_of(self._layers, wanted))
         table, numbers = self._files.setdefault(file, (TensorFile(), []))
         name = table.add(wanted, leaf.stored_dtype, leaf.stored_shape, leaf.size_bytes)
         at = len(self.values)

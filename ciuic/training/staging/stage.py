@@ -2,13 +2,14 @@
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 import ciuic
 from ciuic.training.files import STATE_NAME, state_document
+from ciuic.training.layers.groups import Layer, groups_of
 from ciuic.training.staging.buffer import StagingBuffer
 from ciuic.training.staging.plan import Part, StagePlan, make_plan
 
@@ -33,10 +34,12 @@ class Stager:
 
     Args:
         buffer: The shared memory.
+        layers: The groups of the model's parameters.
     """
 
-    def __init__(self, buffer: StagingBuffer) -> None:
+    def __init__(self, buffer: StagingBuffer, layers: Sequence[Layer] = ()) -> None:
         self._buffer = buffer
+        self._layers = layers
         self._plans: dict[tuple[str, ...], StagePlan] = {}
 
     def stage(self, sections: Mapping[str, object]) -> list[StagedFile]:
@@ -57,11 +60,15 @@ class Stager:
         if plan is not None and fitting is not None:
             written, values = fitting
         else:
-            plan, written, values = make_plan(sections)
+            plan, written, values = make_plan(sections, self._layers)
             # One for each set of sections: a full state and the weights alone take turns.
             if plan.fits_again:
                 self._plans[names] = plan
-        document = state_document({"versions": _versions(), "state": written})
+        fields: dict[str, object] = {"versions": _versions(), "state": written}
+        groups = groups_of(self._layers, [name for name, _ in plan.files], sections.get("step"))
+        if groups:
+            fields["layers"] = groups
+        document = state_document(fields)
         begin = plan.size_bytes
         memory = self._buffer.reserve(begin + len(document))
         plan.copy(values, memory)

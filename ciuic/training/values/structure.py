@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.training.arrays import UnstorableError, is_array
+from ciuic.training.values.arrays import UnstorableError, is_array
+from ciuic.training.values.composed import COMPOSED, compose, parts_of
 
 __all__ = ["UNREADABLE", "Json", "Path", "StructureWriter", "read_structure", "written_path"]
 
@@ -97,6 +98,11 @@ class StructureWriter:
         writer = self._writers.get(type(value))
         if writer is not None:
             return writer(value, path)
+        composed = parts_of(value)
+        if composed is not None:
+            description, parts = composed
+            written = {key: self.write(part, (*path, key)) for key, part in parts.items()}
+            return {**description, "parts": written}
         if is_array(value):
             return self._add_array(value, path)
         if isinstance(value, np.generic):
@@ -172,6 +178,8 @@ def _read(value: Json, get: Callable[[Json], Any]) -> Any:
     kind = value[_KIND]
     if kind in {"torch.Tensor", "numpy.ndarray"}:
         return get(value)
+    if kind in COMPOSED:
+        return compose(value, {key: _read(inner, get) for key, inner in value["parts"].items()})
     if kind in _READERS:
         return _READERS[kind](value)
     if kind in _CONTAINERS:

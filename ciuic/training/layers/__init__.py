@@ -1,0 +1,5 @@
+"""Parameters in groups, the important ones first.
+
+groups   which parameter belongs to which group
+commits  the writer's side: a save that commits group after group
+"""

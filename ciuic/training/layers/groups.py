@@ -1,0 +1,111 @@
+"""Which parameter belongs to which group."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ciuic.errors import UsageError
+
+__all__ = ["Layer", "as_json", "as_layers", "checked_layers", "group_file", "group_of", "groups_of"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_REST: Final = "rest"
+"""The group of the parameters that match no pattern."""
+_DIRECTORY: Final = "weights/"
+_SUFFIX: Final = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A group of parameters. The order of the groups is that in which they become durable.
+
+    Attributes:
+        name: The name of its file, ``weights/NAME.safetensors``.
+        pattern: A regular expression. A parameter belongs to the first group whose pattern is found
+            anywhere in its name, such as ``h.0.attn.weight``.
+        every: Store the group again only when this number of steps has passed since the state in
+            the store. Snapshots in between refer to that state. None: each save stores it.
+        frozen: The parameters do not change. The group is neither hashed nor stored again until the
+            next full snapshot, which is also when a change is noticed.
+    """
+
+    name: str
+    pattern: str
+    every: int | None = None
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name == _REST:
+            raise UsageError(
+                f"{self.name!r} can't be the name of a layer",
+                hint="Use up to 64 letters, digits, '-' and '_'; the name 'rest' is taken.",
+            )
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise UsageError(
+                f"the pattern {self.pattern!r} of the layer {self.name} is not a regular"
+                f" expression: {error}"
+            ) from error
+        if self.every is not None and (type(self.every) is not int or self.every < 1):
+            raise UsageError(
+                f"every={self.every!r} of the layer {self.name} is not a number of 1 or more"
+            )
+        if self.frozen and self.every is not None:
+            raise UsageError(
+                f"the layer {self.name} can't be frozen and have every", hint="Leave one out."
+            )
+
+
+def checked_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers of a constructor.
+
+    Raises:
+        UsageError: Two have one name.
+    """
+    names = [layer.name for layer in layers]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two layers have the name {name!r}", hint="Give each its own name.")
+    return tuple(layers)
+
+
+def group_of(layers: Iterable[Layer], parameter: str) -> str:
+    """Return the name of the group that a parameter belongs to."""
+    found = (layer.name for layer in layers if re.search(layer.pattern, parameter))
+    return next(found, _REST)
+
+
+def group_file(group: str) -> str:
+    """Return the file of a group."""
+    return f"{_DIRECTORY}{group}{_SUFFIX}"
+
+
+def groups_of(
+    layers: Sequence[Layer], files: Iterable[str], step: object
+) -> list[dict[str, object]]:
+    """Return the part of ``state.json`` that names the groups, in the order of their commits.
+
+    Args:
+        layers: The layers.
+        files: The files of a state; a group without parameters has none.
+        step: The step of the state.
+    """
+    names = set(files)
+    groups = [*[layer.name for layer in layers], _REST]
+    return [
+        {"name": name, "file": group_file(name), "step": step}
+        for name in groups
+        if group_file(name) in names
+    ]
+
+
+def as_json(layers: Iterable[Layer]) -> list[dict[str, Any]]:
+    """Return layers as JSON, for the writer's process."""
+    return [asdict(layer) for layer in layers]
+
+
+def as_layers(written: Iterable[Mapping[str, Any]]) -> tuple[Layer, ...]:
+    """Return the layers of ``as_json``."""
+    return tuple([Layer(**one) for one in written])

@@ -1,0 +1,113 @@
+"""Layers of one snapshot from older ones."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ciuic.errors import CorruptionError
+from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary
+from ciuic.store.store import Store
+from ciuic.training.files import STATE_NAME
+from ciuic.training.loading.files import StateFiles
+from ciuic.training.reducing import arrays_in
+from ciuic.training.values.structure import UNREADABLE, Json
+
+__all__ = ["LayerOrigin", "OlderLayers", "Source", "origins_of", "without_files"]
+
+_MAPPINGS: Final = frozenset(["dict", "OrderedDict", "defaultdict", "Counter"])
+
+
+class LayerOrigin(NamedTuple):
+    """Where a layer is from.
+
+    Attributes:
+        step: The step of its parameters; None: the save gave none.
+        snapshot_id: The snapshot that they were read from.
+    """
+
+    step: int | None
+    snapshot_id: SnapshotId
+
+
+class Source(NamedTuple):
+    """Files that have a layer, and what to say about them."""
+
+    files: StateFiles
+    origin: LayerOrigin
+
+
+class OlderLayers:
+    """Snapshots that a layer can be taken from if it is damaged or missing.
+
+    Args:
+        store: The open store.
+        summaries: The snapshots, newest first.
+        directory: See ``StateFiles``.
+    """
+
+    def __init__(
+        self, store: Store, summaries: Sequence[SnapshotSummary], directory: str = ""
+    ) -> None:
+        self._store, self._summaries, self._directory = store, summaries, directory
+
+    def sources(self, state: Json, file: str) -> Iterator[Source]:
+        """Yield the snapshots that have a layer with the same tensors, newest first.
+
+        Args:
+            state: The structure of the state that lacks the layer.
+            file: The layer's file.
+        """
+        wanted = _tensors(state, file)
+        for summary in self._summaries:
+            files = StateFiles(self._store, summary, self._directory)
+            try:
+                document = json.loads(files.bytes_of(STATE_NAME).tobytes())
+                origin = origins_of(document, summary.id).get(file)
+                if origin is not None and _tensors(document["state"], file) == wanted:
+                    yield Source(files, origin)
+            except (CorruptionError, *UNREADABLE):
+                continue
+
+
+def origins_of(document: Mapping[str, Any], snapshot_id: SnapshotId) -> dict[str, LayerOrigin]:
+    """Return where the layers of a state are from, by their files, as ``state.json`` says it."""
+    return {
+        group["file"]: LayerOrigin(group["step"], snapshot_id)
+        for group in document.get("layers", ())
+    }
+
+
+def without_files(value: Json, files: Collection[str]) -> Json:
+    """Return a structure without the entries of mappings whose arrays are in these files."""
+    if isinstance(value, list):
+        return [without_files(inner, files) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("$") in _MAPPINGS:
+        pairs = [
+            [key, without_files(inner, files)]
+            for key, inner in value["items"]
+            if not _is_array_in(inner, files)
+        ]
+        return {**value, "items": pairs}
+    return {
+        key: without_files(inner, files)
+        for key, inner in value.items()
+        if not _is_array_in(inner, files)
+    }
+
+
+def _is_array_in(value: Json, files: Collection[str]) -> bool:
+    if not isinstance(value, dict) or "$" not in value or "items" in value:
+        return False
+    return any(array["file"] in files for array in arrays_in(value))
+
+
+def _tensors(state: Json, file: str) -> dict[str, tuple[Any, ...]]:
+    """Return name, type and shape of each array that is in a file."""
+    return {
+        one["name"]: (one["$"], one["dtype"], one["shape"])
+        for one in arrays_in(state)
+        if one["file"] == file
+    }

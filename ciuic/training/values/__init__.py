@@ -1,0 +1,1 @@
+"""The values of a state: as JSON and plain arrays, and back."""
