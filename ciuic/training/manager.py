@@ -39,7 +39,7 @@ from ciuic.training.ranks.agreement import Agreement
 from ciuic.training.ranks.job import check_ranks, job_of_torchrun
 from ciuic.training.retention.planning import RetentionPlan, Rules, of_channel, plan_retention
 from ciuic.training.retention.policies import Best, Policy, metric_tags
-from ciuic.training.saves import Saves
+from ciuic.training.saves import Saves, check_if_busy
 
 __all__ = ["SnapshotManager"]
 
@@ -80,6 +80,8 @@ class SnapshotManager:
             what the ranks have in common, and each rank its generators, ``dataloader`` and
             ``extra``. Schedules must count steps.
         rank_timeout: Seconds, or a duration, that a rank waits for another one.
+        if_busy: ``skip``: while a save is under way, ``save_snapshot`` saves nothing, and its
+            handle raises BusyError; not with ``wait``, nor when the program is preempted.
 
     Raises:
         UsageError: An argument makes no sense.
@@ -101,6 +103,7 @@ class SnapshotManager:
         preemption_grace: float | str | None = None,
         ranks: Literal["torchrun"] | None = None,
         rank_timeout: float | str = "10m",
+        if_busy: Literal["wait", "skip"] = "wait",
     ) -> None:
         self._path = absolute_address(os.fspath(save_dir))
         if is_url(self._path) and keep_optimizer is not None:
@@ -110,6 +113,7 @@ class SnapshotManager:
             )
         self._rules = Rules(max_snapshots, tuple(keep), keep_optimizer)
         self._layers = checked_layers(layers or ())
+        check_if_busy(if_busy, ranks)
         self._clock = SystemClock()
         self._cadence = Cadence(interval, full_every, weights_every, self._clock.monotonic_s())
         grace_s = duration_s("preemption_grace", preemption_grace)
@@ -125,7 +129,7 @@ class SnapshotManager:
         if self._job is None or self._job.rank == 0:
             ensure_store(self._path, os.environ, self._clock)
         self._lock = threading.RLock()
-        self._saves = Saves(self._path, self._job, self._clock, self._layers)
+        self._saves = Saves(self._path, self._job, self._clock, self._layers, if_busy=if_busy)
         self._agreement = None if self._job is None else Agreement(self._job, self._saves.ask)
         # Last: a constructor that fails leaves no handlers.
         self._preemption = None if grace_s is None else Preemption(grace_s, self._clock)
@@ -209,6 +213,8 @@ class SnapshotManager:
         with self._lock:
             urgent = self._preemption if channel == FULL and self._is_urgent else None
             if urgent is None:
+                if not wait and (skipped := self._saves.skipped()) is not None:
+                    return skipped
                 self._saves.go_on()
             elif (earlier := self._saves.settle_in_grace(urgent)) is not None:
                 return earlier

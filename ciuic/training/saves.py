@@ -3,9 +3,10 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
-from ciuic.errors import CiuicError, ReadOnlyError, StoreFullError, UsageError
+from ciuic.errors import BusyError, CiuicError, ReadOnlyError, StoreFullError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.system.clock import Clock
 from ciuic.training.client import WriterProcess
@@ -17,10 +18,25 @@ from ciuic.training.ranks.job import Job
 from ciuic.training.staging.buffer import StagingBuffer
 from ciuic.training.staging.stage import Stager
 
-__all__ = ["Saves"]
+__all__ = ["Saves", "check_if_busy"]
 
 _IN_BACKGROUND: Final = frozenset(["save", "part", "give-up", "publish"])
 """Requests whose answers this program need not wait for."""
+
+
+def check_if_busy(if_busy: str, ranks: str | None) -> None:
+    """Check an argument of a manager: whether a save waits for the earlier one, or is skipped.
+
+    Raises:
+        UsageError: It is neither, or does not go together with ranks.
+    """
+    if if_busy not in {"wait", "skip"}:
+        raise UsageError(f"if_busy={if_busy!r} is neither 'wait' nor 'skip'")
+    if if_busy == "skip" and ranks is not None:
+        raise UsageError(
+            "if_busy='skip' can't be combined with ranks: they would skip different steps",
+            hint="Leave it out, and save less often.",
+        )
 
 
 class Saves:
@@ -33,14 +49,22 @@ class Saves:
         job: Which of several ranks this is; None: there are no others.
         clock: Gives the time.
         layers: The groups of the model's parameters.
+        if_busy: What ``check_if_busy`` has accepted.
 
     Raises:
         StoreError: The other ranks can't be reached.
     """
 
     def __init__(
-        self, store_path: str, job: Job | None, clock: Clock, layers: Sequence[Layer] = ()
+        self,
+        store_path: str,
+        job: Job | None,
+        clock: Clock,
+        layers: Sequence[Layer] = (),
+        *,
+        if_busy: str = "wait",
     ) -> None:
+        self._skips = if_busy == "skip"
         self._path = store_path
         self._job = job
         self._clock = clock
@@ -96,6 +120,23 @@ class Saves:
             writer.stand_back()
             self._under_way = SaveHandle(answer, writer.hurry)
         return self._under_way
+
+    def skipped(self) -> SaveHandle | None:
+        """Return the handle of a save that is left out, because another one is under way.
+
+        None: no save is under way, or saves wait for each other.
+        """
+        self._check_usable()
+        if not self._skips or self._under_way is None or self._under_way.done:
+            return None
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_exception(
+            BusyError(
+                "this state was not saved: an earlier save was still under way",
+                hint="Save less often, or leave out if_busy='skip': then the save waits.",
+            )
+        )
+        return SaveHandle(answer)
 
     def ask(self, request: dict[str, Any]) -> Any:
         """Send a request to the other process; start it, or start it again after its death.

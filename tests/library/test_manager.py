@@ -198,6 +198,27 @@ def test_a_failed_save_is_never_lost(tmp_path, call):
     manager.close()
 
 
+def test_a_save_that_would_wait_is_skipped_if_the_program_says_so(tmp_path):
+    with SnapshotManager(tmp_path, if_busy="skip", full_every=2) as manager:
+        # While this process has the store, the first save can't end.
+        with open_store(str(tmp_path), write=True):
+            first = manager.save_snapshot(state(1), step=1)
+            skipped = manager.step(2, state(2))
+            assert (skipped.done, skipped.id) == (True, None)
+            with pytest.raises(BusyError, match="was not saved"):
+                skipped.wait()
+        first.wait()
+        manager.step(4, state(4)).wait()
+        assert [one.step for one in manager.list()] == [4, 1]
+        # A save that waits is not skipped, and raises no error of the one that was.
+        manager.save_snapshot(state(5), step=5)
+        manager.save_snapshot(state(6), step=6, wait=True)
+        assert [one.step for one in manager.list()] == [6, 5, 4, 1]
+    with pytest.raises(UsageError, match="if_busy"):
+        SnapshotManager(tmp_path / "new", if_busy="never")
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_program_s_own_error_is_not_replaced(tmp_path, capsys):
     header = tmp_path / "store" / "ciuic-store.json"
     with pytest.raises(ZeroDivisionError), SnapshotManager(tmp_path / "store") as manager:

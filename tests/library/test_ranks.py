@@ -310,6 +310,7 @@ def test_a_killed_writer_is_started_again_and_the_ranks_find_it(rank):
         ({"interval": 60}, "ranks reach it at different steps"),
         ({"preemption_grace": 60}, "can't be combined with ranks"),
         ({"rank_timeout": 0}, "rank_timeout"),
+        ({"if_busy": "skip"}, "can't be combined with ranks"),
     ],
 )
 def test_what_ranks_can_not_do_is_refused(tmp_path, monkeypatch, arguments, message):
@@ -329,6 +330,13 @@ def test_ranks_without_torchrun_or_on_two_machines_are_refused(tmp_path, monkeyp
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UsageError, match="2 of 4 ranks run on this machine"):
         SnapshotManager(tmp_path / "store", ranks="torchrun")
+
+
+def test_ranks_do_not_load_a_mixture_yet(rank):
+    manager = rank(0, 1)
+    for wanted in ({"fill_layers": True}, {"join_optimizer": True}):
+        with pytest.raises(UsageError, match="can't be combined with ranks"):
+            manager.load_latest_snapshot(**wanted)
 
 
 def test_a_save_of_ranks_needs_a_step(rank):
