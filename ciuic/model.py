@@ -30,6 +30,7 @@ __all__ = [
     "UNREADABLE",
     "Entry",
     "ExcludeRules",
+    "Follow",
     "Owner",
     "PathWarning",
     "Root",
@@ -224,6 +225,22 @@ class Owner(NamedTuple):
         return self.is_library == other.is_library and self.machine.is_same(other.machine)
 
 
+class Follow(msgspec.Struct, frozen=True):
+    """Where content came from that a restore had put in place before a snapshot.
+
+    Attributes:
+        path: What was restored: an absolute path.
+        snapshot: The snapshot that it was restored from. It may be gone by now.
+    """
+
+    path: bytes
+    snapshot: SnapshotId
+
+    def as_json(self) -> Document:
+        """Return an element of ``follows`` in ``ciuic list --json``."""
+        return {"path": path_text(self.path), "snapshot": self.snapshot}
+
+
 class SnapshotSummary(msgspec.Struct, frozen=True):
     """The facts about a snapshot that lists show; all sizes in bytes.
 
@@ -241,6 +258,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
         purged: It is being deleted for good.
         note: What a person has written about it; empty: nothing.
         is_complete: False: it holds the first parts of a state whose save has not ended.
+        follows: What had been restored since the snapshot before it.
     """
 
     id: SnapshotId
@@ -266,6 +284,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     purged: bool = False
     note: str = ""
     is_complete: bool = True
+    follows: tuple[Follow, ...] = ()
 
     def unmarked(self) -> "SnapshotSummary":
         """Return what is the same in every store: the other fields are each store's own."""
@@ -295,6 +314,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "id": self.id,
             "kind": self.kind,
             "parent": self.parent,
+            "follows": [one.as_json() for one in self.follows],
             "taken": rfc3339(self.taken_ns),
             "files": self.files,
             "logical_bytes": self.logical_bytes,

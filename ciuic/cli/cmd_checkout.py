@@ -99,7 +99,7 @@ def _restore(
     dry_run: bool,
 ) -> RestoreReport:
     """Restore, or find out what that would do: its refusals come before anything else."""
-    request = RestoreRequest(paths, overwrite=True, delete=delete, dry_run=dry_run)
+    request = RestoreRequest(paths, overwrite=True, delete=delete, dry_run=dry_run, is_noted=True)
     with interruptible() as cancelled, opened(session) as store, progress("restore") as shown:
         return restore(
             store,

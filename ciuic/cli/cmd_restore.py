@@ -148,6 +148,7 @@ def command(
         dry_run=dry_run,
         fallback=fallback,
         hot=not no_hot,
+        is_noted=True,
     )
     with interruptible() as cancelled, opened(session) as store, progress("restore") as shown:
         chosen = find_snapshot(store, snapshot_id, holding=request.paths)

@@ -10,7 +10,7 @@ from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import absolute, given, json_option
-from ciuic.cli.render import brief, labels, print_json
+from ciuic.cli.render import brief, labels, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.documents import Document
@@ -113,6 +113,10 @@ def _summary_lines(manifest: Manifest, chain: SnapshotChain) -> list[tuple[str, 
         ("read", f"{format_bytes(manifest.read_bytes)} in {manifest.capture_s:.2f} s"),
         ("new", f"{format_bytes(summary.new_bytes)} that the store did not have before"),
         ("stored", f"{format_bytes(summary.stored_bytes)} added to the store"),
+    ]
+    lines += [
+        ("follows", f"{brief(one.snapshot)}, from which {printable(one.path)} was restored")
+        for one in summary.follows
     ]
     if summary.tags:
         lines.append(("tags", labels(summary.tags, pinned=False)))

@@ -36,7 +36,14 @@ from ciuic.view.diff import Change, diff
 from ciuic.view.file import StoredFile
 from ciuic.view.located import Located
 
-__all__ = ["Comparison", "FileTensors", "TensorChange", "diff_tensors", "relative"]
+__all__ = [
+    "Comparison",
+    "FileTensors",
+    "TensorChange",
+    "compare_tensor",
+    "diff_tensors",
+    "relative",
+]
 
 _BLOCK_BYTES: Final = 1024 * 1024
 _BATCH: Final = 256
@@ -142,13 +149,36 @@ def _compare_files(
         comparer.close()
 
 
+def compare_tensor(
+    store: Store, before: tuple[Manifest, Located], after: tuple[Manifest, Located], name: str
+) -> FileTensors | None:
+    """Return the change of one tensor of a file; None unless both are files of tensors.
+
+    Args:
+        store: An open store.
+        before: The file in the first snapshot.
+        after: The file in the second.
+        name: The tensor's name.
+    """
+    metadata = CheckpointMetadata(store, before[0]), CheckpointMetadata(store, after[0])
+    comparer = _Comparer(store, metadata, name)
+    try:
+        return comparer.files(before[1], after[1], lambda _done, _total: None)
+    finally:
+        comparer.close()
+
+
 class _Comparer:
     """Compares two files, several tensors at a time."""
 
     def __init__(
-        self, store: Store, metadata: tuple[CheckpointMetadata, CheckpointMetadata]
+        self,
+        store: Store,
+        metadata: tuple[CheckpointMetadata, CheckpointMetadata],
+        only: str | None = None,
     ) -> None:
         self._store = store
+        self._only = only
         self._metadata = metadata
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "tensors")
@@ -174,6 +204,9 @@ class _Comparer:
             return None
         if not (_has_names(old) and _has_names(new)):
             old, new = _by_place(old), _by_place(new)
+        if self._only is not None:
+            old = tuple([tensor for tensor in old if tensor.name == self._only])
+            new = tuple([tensor for tensor in new if tensor.name == self._only])
         left = {tensor.name: tensor for tensor in old}
         pairs = [(left.pop(tensor.name, None), tensor) for tensor in new]
         changes: list[TensorChange] = []

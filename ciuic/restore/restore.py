@@ -30,9 +30,11 @@ from ciuic.source.directory import DirectoryHandle
 from ciuic.source.exclusions import Exclusions
 from ciuic.store.packs.failures import RememberFailures
 from ciuic.store.records.manifest import Manifest
+from ciuic.store.restored import note_restored
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
+from ciuic.system.machine import this_machine
 
 __all__ = ["restore"]
 
@@ -80,6 +82,9 @@ def restore(
         error.done = report.as_json()
         raise
     report.repaired_frames = store.reader.repaired_frames
+    if request.is_noted and not request.dry_run and (report.written_files or report.deleted_files):
+        places = [os.path.normpath(target.place) for target in targets]
+        note_restored(store, places, manifest.summary.id, this_machine())
     report.unmatched = selection.unmatched
     report.total_s = clock.monotonic_s() - began_s
     return report

@@ -41,6 +41,7 @@ class RestoreRequest(NamedTuple):
         fallback: Take paths that are damaged or were being written from the newest older snapshot
             that has them intact.
         hot: Share the blocks of reflink copies where they exist.
+        is_noted: The next snapshot of the targets says where they come from.
     """
 
     paths: tuple[bytes, ...]
@@ -53,6 +54,7 @@ class RestoreRequest(NamedTuple):
     dry_run: bool = False
     fallback: bool = False
     hot: bool = True
+    is_noted: bool = False
 
 
 class Target(NamedTuple):

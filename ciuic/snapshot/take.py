@@ -32,6 +32,7 @@ from ciuic.snapshot.walk.read_queue import ReadQueue
 from ciuic.source.freeze.freezer import Freezer
 from ciuic.store.adding import begin_adding
 from ciuic.store.records.manifest import Manifest
+from ciuic.store.restored import Restored
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
@@ -108,6 +109,7 @@ class _Run:
         self._pacer = pacer
         self._store, self._request, self._clock = store, request, clock
         self._plan = plan_snapshot(store, request, clock)
+        self._restored = Restored(store, self._plan.roots, self._plan.owner.machine)
         self._open_files = raise_open_files_limit()
         self._id = store.new_snapshot_id()
         self._warnings = Warnings(request.trouble)
@@ -186,6 +188,7 @@ class _Run:
             machine=self._plan.owner.machine.id,
             origin=self._request.origin,
             schedule=self._request.schedule,
+            follows=self._restored.follows,
         )
         return Manifest(
             summary=summary,
@@ -216,6 +219,7 @@ class _Run:
             ("copies of its manifest could not be written", self._copy_manifests),
             ("the chunk index could not be updated", partial(remember, self._store, summary)),
             ("older reflink copies could not be removed", retain),
+            ("notes of restores could not be removed", self._restored.remove),
         )
         notes = run_after_commit(self._store.path, summary.id, steps)
         self._end_phase("tidy")

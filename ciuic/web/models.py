@@ -33,6 +33,7 @@ __all__ = [
     "Error",
     "ErrorAnswer",
     "Finding",
+    "Follow",
     "ForgetWork",
     "Job",
     "JobList",
@@ -105,12 +106,20 @@ class ErrorAnswer(BaseModel):
     error: Error
 
 
+class Follow(BaseModel):
+    """What had been restored before a snapshot, and the snapshot that it came from."""
+
+    path: Text
+    snapshot: str
+
+
 class Snapshot(BaseModel):
     """A snapshot, with the fields of ``ciuic list --json``."""
 
     id: str
     kind: str
     parent: str | None
+    follows: list[Follow]
     taken: str
     files: int
     logical_bytes: int

@@ -24,6 +24,7 @@ _DIRECTORIES: Final = (
     layout.PACKS,
     layout.PARITY,
     layout.QUARANTINE,
+    layout.RESTORED,
     layout.RETIRED,
     layout.SNAPSHOTS,
     layout.TEMPORARY,

@@ -26,6 +26,7 @@ __all__ = [
     "QUARANTINE",
     "READ_LOCK",
     "RESERVE",
+    "RESTORED",
     "RETIRED",
     "SEGMENTS",
     "SNAPSHOTS",
@@ -68,6 +69,7 @@ PARITY: Final = "parity"
 PRUNING: Final = "prune.unfinished"
 QUARANTINE: Final = "quarantine"
 RESERVE: Final = "reserve"
+RESTORED: Final = "restored"
 RETIRED: Final = "retired"
 SEGMENTS: Final = "segments"
 SNAPSHOTS: Final = "snapshots"

@@ -14,6 +14,7 @@ from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import DEFAULT_SCHEDULE, ChunkId, SnapshotId
 from ciuic.model import (
     ExcludeRules,
+    Follow,
     PathWarning,
     Root,
     SnapshotSummary,
@@ -66,6 +67,11 @@ class _TroubleRecord(msgspec.Struct):
     harmless: bool = False
 
 
+class _FollowRecord(msgspec.Struct):
+    path: str
+    snapshot: str
+
+
 class _Record(msgspec.Struct):
     """The fields of the JSON document."""
 
@@ -98,6 +104,7 @@ class _Record(msgspec.Struct):
     exclude_if_present: list[str] | msgspec.UnsetType = msgspec.UNSET
     required: list[str] | msgspec.UnsetType = msgspec.UNSET
     complete: bool | msgspec.UnsetType = msgspec.UNSET
+    follows: list[_FollowRecord] | msgspec.UnsetType = msgspec.UNSET
     checksum: str = ""
 
 
@@ -145,6 +152,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
             exclude_larger_than=rules.larger_than_bytes or msgspec.UNSET,
             exclude_caches=rules.caches or msgspec.UNSET,
             exclude_if_present=_escaped_all(rules.if_present) or msgspec.UNSET,
+            follows=[_FollowRecord(_escaped(one.path), one.snapshot) for one in summary.follows]
+            or msgspec.UNSET,
             trouble=[
                 _TroubleRecord(_escaped(warning.path), _words(warning.what), warning.harmless)
                 for warning in manifest.trouble
@@ -193,6 +202,9 @@ def decode_manifest(data: bytes, snapshot_id: SnapshotId) -> Manifest:
         origin=record.origin,
         schedule=record.schedule,
         is_complete=record.complete is not False,
+        follows=tuple(
+            [Follow(_unescaped(one.path), SnapshotId(one.snapshot)) for one in record.follows or []]
+        ),
     )
     return Manifest(
         summary=summary,

@@ -74,6 +74,7 @@ def _do(store: Store, work: Document, cancelled: Callable[[], bool]) -> Document
         delete=work["delete"],
         dry_run=work["dry_run"],
         fallback=work["fallback"],
+        is_noted=True,
     )
     manifest = store.manifest(summary.id)
     return restore(

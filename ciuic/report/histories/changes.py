@@ -1,13 +1,14 @@
-"""The history of a path: one change for each version of it, over all snapshots."""
+"""The history of a path, one change for each version of it, and that of all snapshots."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ciuic.model import SnapshotSummary
+from ciuic.ids import SnapshotId
+from ciuic.model import Follow, SnapshotSummary
 from ciuic.report.versions import DAMAGED, Version, versions
 from ciuic.store.store import Store
 
-__all__ = ["ADDED", "CHANGED", "GONE", "Change", "history"]
+__all__ = ["ADDED", "CHANGED", "GONE", "Change", "Descent", "descent", "history"]
 
 ADDED: Final = "added"
 CHANGED: Final = "changed"
@@ -24,6 +25,9 @@ class Change(NamedTuple):
         last: The newest of them.
         snapshots: How many they are.
         version: The path in the first; None if it is gone.
+        before: The first snapshot of the version that this one comes from: the one before it, or
+            the one that had been restored. None: it is the oldest.
+        follows: What had been restored before the first snapshot; None: nothing.
     """
 
     what: str
@@ -31,6 +35,39 @@ class Change(NamedTuple):
     last: SnapshotSummary
     snapshots: int
     version: Version | None
+    before: SnapshotId | None = None
+    follows: Follow | None = None
+
+
+class Descent(NamedTuple):
+    """A snapshot, and the one that it comes from.
+
+    Attributes:
+        snapshot: The snapshot.
+        before: The one that had been restored last, or else its parent, or else the one before it
+            of the same machine, schedule and roots; None: there is none.
+    """
+
+    snapshot: SnapshotSummary
+    before: SnapshotId | None
+
+
+def descent(snapshots: Sequence[SnapshotSummary]) -> list[Descent]:
+    """Return where each snapshot comes from.
+
+    Args:
+        snapshots: Newest first. Others do not count as what a snapshot comes from.
+    """
+    listed = {one.id for one in snapshots}
+    newest: dict[tuple[object, ...], SnapshotId] = {}
+    found = []
+    for one in reversed(snapshots):
+        series = one.owner, one.schedule, one.roots
+        named = [*[follow.snapshot for follow in one.follows], one.parent]
+        before = next((each for each in named if each in listed), newest.get(series))
+        found.append(Descent(one, before))
+        newest[series] = one.id
+    return found[::-1]
 
 
 def history(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) -> list[Change]:
@@ -47,14 +84,19 @@ def history(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) -> 
     covering = [one for one in snapshots if any(_holds(root, path) for root in one.roots)]
     known = {version.snapshot.id: version for version in versions(store, covering, path)}
     found: list[Change] = []
+    places: dict[SnapshotId, int] = {}
     for snapshot in reversed(covering):
         version = known.get(snapshot.id)
         before = found[-1] if found else None
         what = _change(before, version)
         if what is not None:
-            found.append(Change(what, snapshot, snapshot, 1, version))
+            follows = _follow(snapshot, path)
+            place = len(found) - 1 if follows is None else places.get(follows.snapshot, -1)
+            origin = found[place].first.id if place >= 0 else None
+            found.append(Change(what, snapshot, snapshot, 1, version, origin, follows))
         elif before is not None:
             found[-1] = before._replace(last=snapshot, snapshots=before.snapshots + 1)
+        places[snapshot.id] = len(found) - 1
     return found[::-1]
 
 
@@ -72,6 +114,12 @@ def _change(before: Change | None, version: Version | None) -> str | None:
     if version.same_as is None or before.version is None or before.version.entry is None:
         return CHANGED
     return CHANGED if before.what == DAMAGED else None
+
+
+def _follow(snapshot: SnapshotSummary, path: bytes) -> Follow | None:
+    """Return what had put this path in place before a snapshot; None: no restore had."""
+    above = [one for one in snapshot.follows if _holds(one.path, path)]
+    return max(above, key=lambda one: len(one.path), default=None)
 
 
 def _holds(root: bytes, path: bytes) -> bool:
