@@ -10,7 +10,7 @@ from ciuic.cli.opening import opened
 from ciuic.cli.options import absolute, given, local_file
 from ciuic.cli.session import Session
 from ciuic.config.load import read_store_path
-from ciuic.errors import CiuicError, ConfigError
+from ciuic.errors import CiuicError, ConfigError, UsageError
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
@@ -37,8 +37,39 @@ __all__ = ["command"]
     shell_complete=local_file,
     help="A log of a training for the timeline, or a pattern that names several; may be repeated.",
 )
+@click.option(
+    "--certificate",
+    metavar="FILE",
+    callback=given,
+    shell_complete=local_file,
+    help="Encrypt with this TLS certificate; the page may then listen on any address.",
+)
+@click.option(
+    "--key",
+    metavar="FILE",
+    callback=given,
+    shell_complete=local_file,
+    help="The private key of the certificate.",
+)
+@click.option(
+    "--name",
+    "names",
+    metavar="HOST",
+    multiple=True,
+    callback=given,
+    help="With --certificate: a host name or address under which browsers reach the page; may be"
+    " repeated.",
+)
 @click.pass_obj
-def command(session: Session, *, listen: str, logs: tuple[str, ...]) -> None:
+def command(
+    session: Session,
+    *,
+    listen: str,
+    logs: tuple[str, ...],
+    certificate: str | None,
+    key: str | None,
+    names: tuple[str, ...],
+) -> None:
     """Serve the page and the HTTP API of the store to this machine, until Ctrl-C.
 
     The line on stdout is the address of the page. Its token, new with each start, is the key to the
@@ -46,7 +77,15 @@ def command(session: Session, *, listen: str, logs: tuple[str, ...]) -> None:
     ssh forward a port: ssh -L 8080:127.0.0.1:8080 HOST, and there ciuic web --listen
     127.0.0.1:8080. /v1/openapi.json describes the API; a program sends the token as
     'Authorization: Bearer TOKEN'.
+
+    To listen on another address than loopback, give a TLS certificate, its key, and the names under
+    which browsers reach the page. Requests for other names are refused.
     """
+    tls_files = certificate, key, names
+    if any(tls_files) and not all(tls_files):
+        raise UsageError(
+            "--certificate, --key and --name need each other", hint="Give all three, or none."
+        )
     context = click.get_current_context()
 
     def subject() -> Subject:
@@ -57,20 +96,22 @@ def command(session: Session, *, listen: str, logs: tuple[str, ...]) -> None:
     with opened(session) as store:
         path = store.path if store.bucket is None else store.name
     try:
-        from ciuic.web.server import parse_address, serve
+        from ciuic.web.server import Tls, parse_address, serve
     except ModuleNotFoundError as error:
         raise CiuicError(
             f"the page needs the Python package {error.name}, which is not installed",
             hint="Install it: pip install 'ciuic[web]'.",
         ) from error
+    tls = Tls(certificate, key, names) if certificate and key else None
     serve(
         path,
         subject,
-        parse_address(listen),
+        parse_address(listen, tls),
         logs=[absolute(log) for log in logs],
         words=lambda: _words(session, path),
         clock=SystemClock(),
         options=place_options(session, path),
+        tls=tls,
         ready=_ready,
         ending=_ending,
     )

@@ -26,6 +26,7 @@ _COOKIE: Final = "ciuic-session"
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.ASCII)
 """With any port: ``ssh -L`` may forward another one."""
+_PORT: Final = re.compile(r":\d{1,5}\Z", re.ASCII)
 _HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
@@ -42,12 +43,21 @@ _HEADERS: Final = {
 class Admission:
     """Wraps an application, which then sees only requests that may be answered.
 
+    Args:
+        app: The application.
+        names: Host names and addresses under which it answers, besides those of loopback.
+        is_encrypted: Requests come over TLS: the cookie is for such connections only.
+
     Attributes:
         token: What a request must show; new with each start.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self, app: ASGIApp, names: Iterable[str] = (), *, is_encrypted: bool = False
+    ) -> None:
         self._app = app
+        self._names = frozenset(name.lower() for name in names)
+        self._is_encrypted = is_encrypted
         self.token = secrets.token_urlsafe(32)
         self._session = secrets.token_urlsafe(32)
 
@@ -67,8 +77,9 @@ class Admission:
     def _answer(self, scope: Scope) -> Response | None:
         """Return the answer to a request that the application does not see; else None."""
         headers = Headers(scope=scope)
-        if not _HOST.fullmatch(headers.get("host", "").lower()):
-            return _refusal(421, "host", "this server answers to localhost, 127.0.0.1 and [::1]")
+        if not self._is_own_name(headers.get("host", "").lower()):
+            known = ", ".join(["localhost", "127.0.0.1", "[::1]", *sorted(self._names)])
+            return _refusal(421, "host", f"this server answers to these names alone: {known}")
         given = _token_in(scope["query_string"])
         if given is not None and scope["method"] in _SAFE:
             return self._trade(scope, given) if self._is(self.token, given) else _unknown()
@@ -88,8 +99,18 @@ class Admission:
         left = urlencode([pair for pair in query if pair != (TOKEN, given)], encoding="latin-1")
         place = re.sub(r"\A[/\\]+", "/", scope["path"])
         answer = RedirectResponse(f"{place}?{left}" if left else place, status_code=303)
-        answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(
+            _COOKIE,
+            self._session,
+            httponly=True,
+            samesite="strict",
+            path="/",
+            secure=self._is_encrypted,
+        )
         return answer
+
+    def _is_own_name(self, host: str) -> bool:
+        return bool(_HOST.fullmatch(host)) or _PORT.sub("", host) in self._names
 
     @staticmethod
     def _is(secret: str, given: str) -> bool:

@@ -37,6 +37,8 @@ def make_app(
     clock: Clock,
     is_ending: Callable[[], bool],
     options: PlaceOptions | None = None,
+    names: Sequence[str] = (),
+    is_encrypted: bool = False,
 ) -> App:
     """Return the application for a store.
 
@@ -48,6 +50,8 @@ def make_app(
         clock: Tells the time.
         is_ending: Whether the server is about to end.
         options: How to reach the bucket.
+        names: Names of this machine under which the page is reached, besides those of loopback.
+        is_encrypted: Requests come over TLS.
     """
     reading = Reading(store_path, subject, clock, options)
     jobs = Jobs(store_path, clock, options, words)
@@ -60,4 +64,4 @@ def make_app(
         Mount("/static", static),
     ]
     inner = Starlette(routes=routes, exception_handlers={404: pages.missing})
-    return App(Admission(inner), jobs)
+    return App(Admission(inner, names, is_encrypted=is_encrypted), jobs)

@@ -30,6 +30,7 @@ __all__ = [
     "CompareWork",
     "ComparedSnapshot",
     "Configuration",
+    "Drill",
     "Error",
     "ErrorAnswer",
     "Finding",
@@ -237,6 +238,15 @@ class Finding(BaseModel):
     advice: Text
 
 
+class Drill(BaseModel):
+    """The last recovery that was practiced; ``outcome`` is empty if it went well."""
+
+    ended: str
+    files: int
+    restored_bytes: int
+    outcome: Text
+
+
 class Overview(BaseModel):
     """Whether all is well. Times are seconds; null: not known."""
 
@@ -251,6 +261,9 @@ class Overview(BaseModel):
     free_bytes: int | None
     total_bytes: int | None
     full_in_s: float | None = Field(description="at the pace of the last seven days")
+    packs: int | None = Field(description="null in a bucket, which no scrub reads")
+    checked_packs: int | None = Field(description="read in full since they were written, and sound")
+    last_drill: Drill | None
     findings: list[Finding]
 
 

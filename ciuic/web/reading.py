@@ -12,18 +12,21 @@ from typing import Final, Literal
 
 from ciuic.catalog import find_snapshot
 from ciuic.documents import Document
+from ciuic.drill.drill import last_drill
 from ciuic.errors import CiuicError, SnapshotNotFoundError
 from ciuic.ids import SnapshotId
+from ciuic.maintain.scrub.pack_health import Health, health
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.report.change_documents import change_json
 from ciuic.report.doctor.examine import examine
 from ciuic.report.doctor.findings import PROBLEM, WARNING, Finding, Subject
 from ciuic.report.entries import entry_json
 from ciuic.store.addressed import open_at_address
+from ciuic.store.index.places import DrillRecord
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.system.clock import Clock, local_time_text
+from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.units import counted, format_duration
 from ciuic.view.diff import diff
 from ciuic.view.located import Located, inner_path, root_entry
@@ -32,6 +35,7 @@ from ciuic.view.paging import entries_after
 from ciuic.web.models import (
     Change,
     ChangePage,
+    Drill,
     Overview,
     RootState,
     Snapshot,
@@ -87,9 +91,13 @@ class Reading:
         """Answer whether all is well, even if the store can't be opened."""
         subject, findings = self._examine()
         listed: Listed | None = None
+        checks: Health | None = None
+        drill: DrillRecord | None = None
         # ``examine`` has a finding about a store that can't be opened.
         with contextlib.suppress(CiuicError, OSError), self.opened() as store:
             listed = self._list.get(store)
+            checks = health(store) if store.bucket is None else None
+            drill = last_drill(store)
         snapshots = [] if listed is None else listed.snapshots
         newest = snapshots[0] if snapshots else None
         now_ns = self._clock.now_ns()
@@ -109,6 +117,9 @@ class Reading:
             free_bytes=free,
             total_bytes=total,
             full_in_s=_full_in_s(snapshots, free, now_ns),
+            packs=None if checks is None else checks.packs,
+            checked_packs=None if checks is None else _sound(checks),
+            last_drill=None if drill is None else _drill(drill),
             findings=[_finding(one) for one in findings],
         )
 
@@ -246,6 +257,19 @@ def _headline(findings: list[Finding], age_s: float | None) -> str:
 
 def _finding(finding: Finding) -> FindingAnswer:
     return FindingAnswer.model_validate(finding.as_json())
+
+
+def _sound(checks: Health) -> int:
+    return max(0, checks.packs - checks.unchecked - len(checks.damaged))
+
+
+def _drill(record: DrillRecord) -> Drill:
+    return Drill(
+        ended=rfc3339(record.done_ns),
+        files=record.files,
+        restored_bytes=record.restored_bytes,
+        outcome=os.fsencode(record.outcome),
+    )
 
 
 def _space(path: str) -> tuple[int | None, int | None]:

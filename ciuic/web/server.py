@@ -1,4 +1,4 @@
-"""Listens on loopback or on a UNIX socket, and serves until a signal ends it."""
+"""Listens on loopback, on a UNIX socket, or with TLS elsewhere, until a signal ends it."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Final, NamedTuple
@@ -19,7 +20,7 @@ from ciuic.system.clock import Clock
 from ciuic.web.admission import TOKEN
 from ciuic.web.app import make_app
 
-__all__ = ["Address", "parse_address", "serve"]
+__all__ = ["Address", "Tls", "parse_address", "serve"]
 
 _LOOPBACK: Final = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "[::1]": "::1"}
 _HOST_AND_PORT: Final = re.compile(r"([^:]+|\[[^\]]+\]):(\d{1,5})", re.ASCII)
@@ -36,8 +37,24 @@ class Address(NamedTuple):
     port: int
 
 
-def parse_address(text: str) -> Address:
+class Tls(NamedTuple):
+    """What a page needs that other machines may reach.
+
+    Attributes:
+        certificate: The file with the certificate and those that vouch for it.
+        key: The file with its private key.
+        names: Host names and addresses under which browsers reach the page.
+    """
+
+    certificate: str
+    key: str
+    names: tuple[str, ...]
+
+
+def parse_address(text: str, tls: Tls | None = None) -> Address:
     """Parse ``127.0.0.1:8080``, ``[::1]:8080``, ``localhost:8080`` or ``/run/ciuic-web.sock``.
+
+    With TLS, the host may be any address of this machine.
 
     Raises:
         UsageError: It is none of them.
@@ -55,10 +72,11 @@ def parse_address(text: str) -> Address:
             f"'{text}' is no address to listen on",
             hint="Give 127.0.0.1:PORT, [::1]:PORT, or the absolute path of a socket.",
         )
-    if match[1] not in _LOOPBACK:
+    if tls is None and match[1] not in _LOOPBACK:
         raise UsageError(
             f"{match[1]} is not this machine's loopback, and the page has no encryption",
-            hint="Listen on 127.0.0.1, and reach it with 'ssh -L PORT:127.0.0.1:PORT HOST'.",
+            hint="Listen on 127.0.0.1, and reach it with 'ssh -L PORT:127.0.0.1:PORT HOST'; or give"
+            " --certificate, --key and --name.",
         )
     return Address("", match[1], int(match[2]))
 
@@ -72,6 +90,7 @@ def serve(
     words: Callable[[], Sequence[bytes]] = tuple,
     clock: Clock,
     options: PlaceOptions | None = None,
+    tls: Tls | None = None,
     ready: Callable[[str], None],
     ending: Callable[[int], None],
 ) -> None:
@@ -85,6 +104,7 @@ def serve(
         words: Returns what a command needs before its name to find the store and its configuration.
         clock: Tells the time.
         options: How to reach the bucket.
+        tls: Encrypt all connections with this; None: none.
         ready: Called with the URL, which has the token, when the server listens.
         ending: Called with the number of running jobs when the server ends and has to stop them.
 
@@ -104,7 +124,11 @@ def serve(
         clock=clock,
         is_ending=is_ending,
         options=options,
+        names=() if tls is None else tls.names,
+        is_encrypted=tls is not None,
     )
+    if tls is not None:
+        _check(tls)
     with _listening(address) as listener:
         settings = uvicorn.Config(
             app.admission,
@@ -118,10 +142,12 @@ def serve(
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=3,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
         server = _Server(settings)
         with _ended_by_signals(server):
-            ready(_url(address, listener, app.admission.token))
+            ready(_url(address, listener, app.admission.token, tls))
             asyncio.run(server.serve(sockets=[listener]))
             # The caller's handlers are not back yet: they would not wait for the jobs.
             running = sum(job.state == "running" for job in app.jobs.all())
@@ -163,9 +189,10 @@ def _listening(address: Address) -> Iterator[socket.socket]:
         with contextlib.suppress(OSError):
             os.unlink(address.path)
         return
-    family = socket.AF_INET6 if address.host == "[::1]" else socket.AF_INET
+    host = _LOOPBACK.get(address.host, address.host.strip("[]"))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((_LOOPBACK[address.host], address.port), family=family)
+        listener = socket.create_server((host, address.port), family=family)
     except OSError as error:
         raise CiuicError(
             f"{address.host}:{address.port} can't be listened on: {error.strerror}",
@@ -193,7 +220,31 @@ def _on_path(path: str) -> socket.socket:
     return listener
 
 
-def _url(address: Address, listener: socket.socket, token: str) -> str:
+def _check(tls: Tls) -> None:
+    """Refuse a certificate and a key that can't be used, before anything listens.
+
+    Raises:
+        CiuicError: They can't be read, or don't belong together.
+    """
+
+    def no_password() -> str:
+        raise CiuicError(
+            f"{tls.key} is locked with a password", hint="Give a key without one, readable by you."
+        )
+
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key, password=no_password)
+    except OSError as error:  # ssl.SSLError is one
+        raise CiuicError(
+            f"{tls.certificate} and {tls.key} can't be used: {error.strerror or error}",
+            hint="Give the certificate and its private key as two files in PEM form.",
+        ) from error
+
+
+def _url(address: Address, listener: socket.socket, token: str, tls: Tls | None) -> str:
+    scheme = "http" if tls is None else "https"
     if address.path:
-        return f"http://localhost/?{TOKEN}={token}"
-    return f"http://{address.host}:{listener.getsockname()[1]}/?{TOKEN}={token}"
+        return f"{scheme}://localhost/?{TOKEN}={token}"
+    host = address.host if tls is None else tls.names[0]
+    return f"{scheme}://{host}:{listener.getsockname()[1]}/?{TOKEN}={token}"

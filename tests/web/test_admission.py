@@ -1,8 +1,13 @@
 """Who may ask ``ciuic web``: tokens, cookies, host names, origins."""
 
+import contextlib
+import http.client
 import os
 import signal
+import socket
+import ssl
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +137,65 @@ def test_only_this_machine_is_listened_to(box: Box, address: str, code: int):
 
     assert outcome.code == code
     assert outcome.out == ""
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate for ``page.example``, and its key."""
+    files = tmp_path / "page.pem", tmp_path / "page.key"
+    subprocess.run(
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+        f" -subj /CN=page.example -addext subjectAltName=DNS:page.example"
+        f" -keyout {files[1]} -out {files[0]}".split(),
+        check=True,
+        capture_output=True,
+    )
+    return files
+
+
+def test_with_a_certificate_other_machines_may_reach_it(
+    box: Box, certificate: tuple[Path, Path]
+) -> None:
+    (box.source / "notes.txt").write_text("step 1\n")
+    box.take()
+    pem, key = certificate
+    trust = ssl.create_default_context(cafile=str(pem))
+    options = ["--certificate", pem, "--key", key, "--name", "page.example"]
+
+    with served(box, "--listen", "0.0.0.0:0", *options) as site:
+        assert site.url.startswith("https://page.example:")
+        port = int(site.base.rpartition(":")[2])
+
+        def ask(host: str, secure: bool = True) -> http.client.HTTPResponse:
+            plain = socket.create_connection(("127.0.0.1", port), 120)
+            with contextlib.closing(http.client.HTTPConnection(host, port)) as connection:
+                connection.sock = plain
+                if secure:
+                    connection.sock = trust.wrap_socket(plain, server_hostname="page.example")
+                connection.request("GET", site.url.partition(f":{port}")[2])
+                answer = connection.getresponse()
+                answer.read()
+                return answer
+
+        assert ask("other.example").status == 421
+        answer = ask("PAGE.example")
+        assert answer.status == 303
+        assert "secure" in answer.headers["set-cookie"].lower()
+        with pytest.raises((http.client.HTTPException, OSError)):
+            ask("page.example", secure=False)
+
+
+def test_a_certificate_that_can_not_be_used_is_one_sentence(
+    box: Box, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pem, key = certificate
+    (tmp_path / "junk").write_text("junk")
+    for first, second in ((pem, tmp_path / "junk"), (tmp_path / "none", key), (key, pem)):
+        outcome = box.ciuic("web", "--certificate", first, "--key", second, "--name", "a")
+        assert (outcome.code, outcome.out) == (1, "")
+        assert "can't be used" in outcome.err
+    alone = box.ciuic("web", "--listen", "0.0.0.0:0", "--certificate", pem)
+    assert (alone.code, alone.out) == (2, "")
 
 
 def test_a_place_that_is_taken(box: Box, tmp_path: Path):

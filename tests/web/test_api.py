@@ -283,3 +283,17 @@ def test_the_overview_is_what_doctor_says(site: Served, site_box: Box):
     assert found["level"] == ("warning" if said["ok"] else "problem")
     assert found["newest"]["id"] == site_box.snapshots()[0].id
     assert quote(str(site_box.store)) == quote(found["store"])
+
+
+def test_the_overview_shows_what_was_checked_and_the_last_drill(box: Box, tmp_path: Path):
+    (box.source / "model.bin").write_bytes(os.urandom(5000))
+    box.take()
+    with served(box) as site:
+        found = site.ask("/v1/overview").document
+        assert (found["packs"], found["checked_packs"], found["last_drill"]) == (2, 0, None)
+        assert box.ciuic("scrub").code == 0
+        assert box.ciuic("drill", "--scratch", tmp_path).code == 0
+        found = site.ask("/v1/overview").document
+        assert (found["packs"], found["checked_packs"]) == (2, 2)
+        assert (found["last_drill"]["files"], found["last_drill"]["outcome"]) == (1, "")
+        assert "went well: 1 file" in site.ask("/").body.decode()
