@@ -21,7 +21,7 @@ from ciuic.web.history.timelines import Timelines
 from ciuic.web.jobs.jobs import Jobs
 from ciuic.web.models import PATHS_MAX, CompareWork, ForgetWork, Job, RestoreWork, TagWork, TreePage
 from ciuic.web.reading import Reading
-from ciuic.web.shown import address, by_day, heat, ladder, local_time, shown
+from ciuic.web.shown import address, by_day, farthest, heat, ladder, local_time, shown
 
 __all__ = ["Pages"]
 
@@ -55,6 +55,7 @@ class Pages:
             "counted": counted,
             "duration": format_duration,
             "days": by_day,
+            "farthest": farthest,
             "heat": heat,
             "name": os.path.basename,
             "job": lambda work: as_json(work.model_dump()),

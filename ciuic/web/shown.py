@@ -12,11 +12,19 @@ from urllib.parse import quote_from_bytes, urlencode
 from ciuic.documents import Document
 from ciuic.system.clock import from_local_text, local_time_text
 
-__all__ = ["address", "by_day", "command_line", "heat", "ladder", "local_time", "shown"]
+__all__ = [
+    "address",
+    "by_day",
+    "command_line",
+    "farthest",
+    "heat",
+    "ladder",
+    "local_time",
+    "shown",
+]
 
 _DAY = len("2026-06-15")
-_COLDEST = 1e-6
-"""A relative distance that is too small to stand out."""
+_HOTTEST = 5
 
 
 def shown(text: str | bytes | None) -> str:
@@ -74,11 +82,25 @@ def _argument(argument: bytes) -> str:
     return "$'" + "".join(parts) + "'"
 
 
-def heat(value: float | None) -> int:
-    """Return the heat of a relative distance: 0 for none, 5 for a tenth and more."""
-    if value is None or value <= 0:
+def heat(value: float | None, most: float) -> int:
+    """Return the heat of a relative distance: 0 for none, 5 for more than half of the greatest.
+
+    Each step is half of the one above. A scale that is the same for all tables would give all
+    tensors of a training that moves them much the same color.
+
+    Args:
+        value: The distance.
+        most: The greatest one in the table.
+    """
+    if value is None or value <= 0 or most <= 0:
         return 0
-    return max(1, min(5, 1 + round(math.log10(max(value, _COLDEST) / _COLDEST) * 0.8)))
+    return max(1, _HOTTEST - int(math.log2(most) - math.log2(value)))
+
+
+def farthest(tensors: Sequence[Document]) -> float:
+    """Return the greatest distance in the document of ``ciuic compare --json``; 0: none moved."""
+    distances = [value for one in tensors for value in one["relative_distances"]]
+    return max([value for value in distances if value is not None], default=0.0)
 
 
 def by_day(plan: Document) -> list[tuple[str, list[tuple[Document, bool]]]]:

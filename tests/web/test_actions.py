@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ciuic.web.shown import heat
 from tests.kit.box import Box
 from tests.kit.served import Served, served
 from tests.web.test_timeline_page import opened
@@ -185,3 +188,16 @@ def test_buttons_tag_pin_forget_and_show_the_heat(
     assert len(ids) == 3
     assert os.fsdecode(old) not in ids
     assert wrong == []
+
+
+@given(st.lists(st.floats(0, allow_infinity=False), min_size=1))
+def test_the_colors_of_a_heat_map_tell_its_values_apart(values: list[float]) -> None:
+    most = max(values)
+    colors = [heat(value, most) for value in values]
+
+    assert all((color == 0) == (value == 0) for color, value in zip(colors, values, strict=True))
+    assert most == 0 or heat(most, most) == 5
+    if most > 1e-300:
+        assert [heat(most * share, most) for share in (0.9, 0.4, 0.2)] == [5, 4, 3]
+    in_order = sorted(zip(values, colors, strict=True))
+    assert [color for _, color in in_order] == sorted(colors)
