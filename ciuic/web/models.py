@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     TypeAdapter,
+    ValidationError,
     WithJsonSchema,
 )
 from pydantic.json_schema import models_json_schema
@@ -451,7 +452,13 @@ def parse_work(body: object) -> RestoreWork | VerifyWork | CommandWork:
     Raises:
         ValueError: It is none; the message says why.
     """
-    return _work.validate_python(body)
+    try:
+        return _work.validate_python(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        # The first part of a place is the kind of the job, which was found out from "do".
+        place = ".".join([str(part) for part in first["loc"][1:]])
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
 
 
 def schemas() -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from http.client import IncompleteRead
 from pathlib import Path
@@ -238,6 +239,8 @@ def test_a_body_that_is_no_job_is_refused(site: Served, body: bytes):
 
     assert answer.status == 400
     assert answer.document["error"]["kind"] == "usage"
+    # What a reader of the API does not know: the names of its classes.
+    assert not re.search("validation error|Work", answer.document["error"]["message"])
 
 
 def test_damage_is_an_error_and_never_wrong_bytes(box: Box):
