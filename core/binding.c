@@ -9,12 +9,13 @@
 #include <stdint.h>
 
 #include "checksum.h"
+#include "files.h"
 #include "galois.h"
 #include "parity.h"
 #include "targets.h"
 
 /* ciuic/system/core.py refuses a core with another number: a change of a signature raises it. */
-enum { INTERFACE = 8 };
+enum { INTERFACE = 9 };
 
 /* See the header. */
 PyObject *refused(const char *message)
@@ -175,6 +176,8 @@ static PyMethodDef METHODS[] = {
     {"delta_sizes", core_delta_sizes, METH_VARARGS, NULL},
     {"delta_split", core_delta_split, METH_VARARGS, NULL},
     {"equal", core_equal, METH_VARARGS, NULL},
+    {"files_create", core_files_create, METH_VARARGS, NULL},
+    {"files_rename", core_files_rename, METH_VARARGS, NULL},
     {"gf_add", core_gf_add, METH_VARARGS, NULL},
     {"parity_add", core_parity_add, METH_VARARGS, NULL},
     {"planes_join", core_planes_join, METH_VARARGS, NULL},
@@ -195,6 +198,7 @@ static int fill(PyObject *module)
 {
     return PyModule_AddIntConstant(module, "interface", INTERFACE) < 0 ||
                    PyModule_AddIntConstant(module, "AVX2", CIUIC_AVX2) < 0 ||
+                   PyModule_AddIntConstant(module, "FILES_MAX", CIUIC_FILES_MAX) < 0 ||
                    PyModule_AddIntConstant(module, "GFNI", CIUIC_GFNI) < 0 ||
                    PyModule_AddIntConstant(module, "NEON", CIUIC_NEON) < 0
                ? -1

@@ -33,4 +33,8 @@ PyObject *core_sparse_split(PyObject *self, PyObject *arguments);
 PyObject *core_sparse_take(PyObject *self, PyObject *arguments);
 PyObject *core_sparse_join(PyObject *self, PyObject *arguments);
 
+/* The functions of binding_files.c. */
+PyObject *core_files_create(PyObject *self, PyObject *arguments);
+PyObject *core_files_rename(PyObject *self, PyObject *arguments);
+
 #endif

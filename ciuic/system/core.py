@@ -20,7 +20,7 @@ VARIABLE: Final = "CIUIC_CORE"
 _OFF: Final = "off"
 _PORTABLE: Final = "portable"
 _EXTENSION: Final = "ciuic._core"
-_INTERFACE: Final = 8
+_INTERFACE: Final = 9
 """Of ``core/binding.c``: an extension that was built from other sources is not used."""
 
 
@@ -31,6 +31,7 @@ class Functions(Protocol):
     """The functions of the extension. ``targets`` is the mask of ``core/targets.h``."""
 
     AVX2: int
+    FILES_MAX: int
     GFNI: int
     NEON: int
     interface: int
@@ -135,6 +136,22 @@ class Functions(Protocol):
         plain: Buffer,
     ) -> bool:
         """Undo ``sparse_split``; False if a gap leads beyond the end: ``core/sparse.h``."""
+
+    def files_create(
+        self, files: Sequence[tuple[int, bytes, Buffer, int, int, int, int]]
+    ) -> list[int]:
+        """Create files; returns an errno, or 0, for each: ``core/files.h``.
+
+        Args:
+            files: At most ``FILES_MAX``: directory, name, content, mode, owner, group, time in ns.
+        """
+
+    def files_rename(self, names: Sequence[tuple[int, bytes, bytes]]) -> tuple[int, int]:
+        """Rename files until one fails; returns how many, and its errno or 0: ``core/files.h``.
+
+        Args:
+            names: At most ``FILES_MAX``: directory, old name, new name.
+        """
 
     def gf_add(
         self,

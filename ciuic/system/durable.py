@@ -9,10 +9,11 @@ follows a symlink (``nofollow``): another user may own the directory. Sources: r
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ciuic.system import nofollow
+from ciuic.system.core import core
 
 __all__ = [
     "NotSyncedError",
@@ -25,6 +26,7 @@ __all__ = [
     "move_directory",
     "publish",
     "publish_name",
+    "publish_names",
     "remove_file",
     "set_aside",
     "sync_directory",
@@ -287,6 +289,26 @@ def remove_file(path: str) -> None:
 def publish_name(temporary: bytes, final: bytes, *, dir_fd: int) -> None:
     """Rename within one directory; the caller must have synced the content."""
     os.rename(temporary, final, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def publish_names(names: Sequence[tuple[int, bytes, bytes]]) -> tuple[int, int]:
+    """Rename files, each within one directory, until one fails. Their content must be synced.
+
+    Args:
+        names: The open directory, the temporary name and the final name of each file.
+
+    Returns:
+        How many have their final names, and the errno of the next; 0 if all have.
+    """
+    compiled = core()
+    if compiled is not None and len(names) <= compiled.functions.FILES_MAX:
+        return compiled.functions.files_rename(names)
+    for number, (directory, temporary, final) in enumerate(names):
+        try:
+            publish_name(temporary, final, dir_fd=directory)
+        except OSError as error:
+            return number, error.errno or errno.EIO
+    return len(names), 0
 
 
 def link_name(source: bytes, source_dir_fd: int, name: bytes, dir_fd: int) -> None:

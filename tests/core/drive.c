@@ -206,6 +206,7 @@ int main(int count, char **words)
         check_planes();
         check_deltas();
         check_sparse();
+        check_files();
         turns++;
     } while (time(NULL) < end);
     printf("drive: %lu turns of every function, no fault\n", turns);

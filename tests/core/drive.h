@@ -14,5 +14,6 @@ unsigned next_targets(unsigned mask);
 void check_planes(void);
 void check_deltas(void);
 void check_sparse(void);
+void check_files(void);
 
 #endif

@@ -433,7 +433,7 @@ def test_only_the_binding_of_the_core_knows_python():
         path.name for path in sources if re.search(r"Python\.h|binding\.h", path.read_text())
     ]
 
-    assert knowing == ["binding.c", "binding.h", "binding_codec.c", "binding_sparse.c"]
+    assert all(name.startswith("binding") for name in knowing), knowing
     assert len(sources) > len(knowing)
 
 

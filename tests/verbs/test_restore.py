@@ -10,7 +10,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,8 +26,7 @@ from ciuic.errors import (
 )
 from ciuic.model import Entry, ExcludeRules, Root, SnapshotSummary
 from ciuic.restore.place import temporary_files
-from ciuic.restore.place.job import Job
-from ciuic.restore.place.temporary_files import TemporaryFiles
+from ciuic.restore.place.temporary_files import TOGETHER, TemporaryFiles
 from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
 from ciuic.store.adding import begin_adding
@@ -1074,11 +1073,11 @@ def test_little_is_left_to_do_for_a_restore_that_is_asked_to_stop(
     out = tmp_path / "out"
     written: list[bytes] = []
     waiting: list[int] = []
-    write_file, discarded = TemporaryFiles.write, temporary_files.discard
+    completed, discarded = TemporaryFiles._complete, temporary_files.discard
 
-    def counting(files: TemporaryFiles, job: Job, fill: Callable[[int], int]) -> None:
-        write_file(files, job, fill)
-        written.append(job.path)
+    def counting(files: TemporaryFiles, file: temporary_files.Written) -> None:
+        completed(files, file)
+        written.append(file.job.path)
         waiting.append(len(files.written))
 
     removed: list[bytes] = []
@@ -1087,7 +1086,7 @@ def test_little_is_left_to_do_for_a_restore_that_is_asked_to_stop(
         removed.append(file.temporary)
         discarded(file)
 
-    monkeypatch.setattr(TemporaryFiles, "write", counting)
+    monkeypatch.setattr(TemporaryFiles, "_complete", counting)
     monkeypatch.setattr(temporary_files, "discard", removing)
     with open_store(str(box.store)) as store, pytest.raises(CancelledError):
         restore(
@@ -1097,7 +1096,7 @@ def test_little_is_left_to_do_for_a_restore_that_is_asked_to_stop(
             clock=box.clock,
             cancelled=lambda: len(written) >= step,
         )
-    assert len(written) <= step + 8, "more than each thread's file under way"
+    assert len(written) <= step + 8 * TOGETHER, "more than each thread's files under way"
     assert max(waiting) <= 2048
     assert len(removed) <= 2048
     assert leftovers(out) == []

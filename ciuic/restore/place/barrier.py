@@ -13,7 +13,7 @@ from ciuic.restore.place.job import Pass
 from ciuic.restore.place.levels import Level
 from ciuic.restore.place.removal import Removal
 from ciuic.restore.place.target import apply_metadata, raise_if_ending, target_faults
-from ciuic.restore.place.temporary_files import discard
+from ciuic.restore.place.temporary_files import TOGETHER, discard
 from ciuic.source.directory import DirectoryHandle
 from ciuic.system import durable
 from ciuic.system.limits import raise_open_files_limit
@@ -106,19 +106,23 @@ class Barrier:
     def _publish(self) -> None:
         files, ledger = self._filler.files, self._run.ledger
         written = files.take()
-        for number, file in enumerate(written):
-            job = file.job
-            try:
-                durable.publish_name(file.temporary, job.name, dir_fd=job.directory.fd)
-            except OSError as error:
+        number = 0
+        while number < len(written):
+            batch = written[number : number + TOGETHER]
+            done, error = durable.publish_names(
+                [(file.job.directory.fd, file.temporary, file.job.name) for file in batch]
+            )
+            for file in batch[:done]:
+                ledger.written(file.job.entry.size_bytes, cloned_bytes=file.cloned_bytes)
+                ledger.refused(file.job.path, file.refused)
+            number += done
+            if error:
                 files.written = written[number:]  # removed if this error ends the restore
-                raise_if_ending(error, job.place)
+                raise_if_ending(OSError(error, os.strerror(error)), written[number].job.place)
                 files.written = []
-                discard(file)
-                ledger.failed(job.path, os.strerror(error.errno or 0))
-                continue
-            ledger.written(job.entry.size_bytes, cloned_bytes=file.cloned_bytes)
-            ledger.refused(job.path, file.refused)
+                discard(written[number])
+                ledger.failed(written[number].job.path, os.strerror(error))
+                number += 1
 
     def _finish_directory(self, level: Level) -> None:
         handle, ledger = level.handle, self._run.ledger

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.restore.place.job import Job, Pass, run_all
-from ciuic.restore.place.output import write_all
-from ciuic.restore.place.temporary_files import TemporaryFiles
+from ciuic.restore.place.temporary_files import TOGETHER, TemporaryFiles
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.records.kinds import DATA, check_chunk
 
@@ -34,7 +33,8 @@ class SmallFiles:
                 self._run.ledger.would_write(job.path, job.entry)
             return
         empty = [job for job in jobs if not job.entry.content]
-        run_all(self._pool, [functools.partial(self._write, job, b"") for job in empty])
+        parts = [empty[at : at + TOGETHER] for at in range(0, len(empty), TOGETHER)]
+        run_all(self._pool, [functools.partial(self._write_empty, part) for part in parts])
         self._place_filled(self._without_lost([job for job in jobs if job.entry.content]))
 
     def _without_lost(self, jobs: list[Job]) -> list[Job]:
@@ -68,13 +68,21 @@ class SmallFiles:
         except (CorruptionError, UnknownFormatError):
             plain = b""
         view = memoryview(plain)
+        ready: list[tuple[Job, bytes | memoryview]] = []
         for job in jobs:
             place = places[job.chunk_id]
             part = view[place.start_bytes : place.start_bytes + place.length_bytes]
             try:
-                self._write(job, self._checked(job, part))
+                ready.append((job, self._checked(job, part)))
             except (CorruptionError, UnknownFormatError) as error:
                 self._run.ledger.lost(job.path, error.message)
+            if len(ready) == TOGETHER:
+                self._write(ready)
+                ready = []
+        self._write(ready)
+
+    def _write_empty(self, jobs: Sequence[Job]) -> None:
+        self._write([(job, b"") for job in jobs])
 
     def _checked(self, job: Job, part: memoryview) -> bytes | memoryview:
         """The content of a small file: from its frame if sound, else from any other source.
@@ -91,12 +99,7 @@ class SmallFiles:
             raise CorruptionError("its content does not have the length of the file")
         return found
 
-    def _write(self, job: Job, data: bytes | memoryview) -> None:
+    def _write(self, files: Sequence[tuple[Job, bytes | memoryview]]) -> None:
         # A frame, and a batch of empty files, may take seconds on a busy file system.
         self._run.check_cancelled()
-
-        def fill(fd: int) -> int:
-            write_all(fd, data, 0)
-            return 0
-
-        self._files.write(job, fill)
+        self._files.write_together(files)
