@@ -1,18 +1,38 @@
-"""The alerts of one job: one message when a fault begins, and one when it ends."""
+"""The alerts of one job: one message when a fault begins, and one when it ends.
+
+A fault that begins again and again would flood its readers, and each message takes a process. So
+after three beginnings in ten minutes, its next messages are held back, and its last state is sent
+when the ten minutes are over or the job ends.
+"""
 
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from ciuic.guard.alerts.channels import Channel
 from ciuic.guard.alerts.message import Message
 from ciuic.system.clock import Clock, rfc3339
+from ciuic.units import counted
 
 __all__ = ["Alerts", "test_message"]
 
 _WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
+_REPEATS: Final = 3
+_QUIET_S: Final = 600.0
+
+Facts = dict[str, str | int | None]
+
+
+class _Held(NamedTuple):
+    """The last message about a fault that was held back, and how often it began meanwhile."""
+
+    event: Literal["began", "ended"]
+    severity: Literal["warning", "critical"]
+    text: str
+    facts: Facts
+    times: int
 
 
 class Alerts:
@@ -33,6 +53,8 @@ class Alerts:
         self._job = job
         self._clock = clock
         self._open: set[str] = set()
+        self._began_s: dict[str, list[float]] = {}
+        self._held: dict[str, _Held] = {}
 
     def began(
         self,
@@ -44,16 +66,46 @@ class Alerts:
         """Report a fault, unless its beginning was reported already."""
         if fault not in self._open:
             self._open.add(fault)
-            self._send("began", fault, severity, text, facts)
+            now_s = self._clock.monotonic_s()
+            recent = [one for one in self._began_s.get(fault, ()) if now_s - one < _QUIET_S]
+            self._began_s[fault] = recent
+            if fault in self._held or len(recent) >= _REPEATS:
+                count = self._held[fault].times + 1 if fault in self._held else 1
+                self._held[fault] = _Held("began", severity, text, facts, count)
+            else:
+                recent.append(now_s)
+                self._send("began", fault, severity, text, facts)
 
     def ended(self, fault: str, severity: Literal["warning", "critical"], text: str) -> None:
         """Report the end of a fault, if its beginning was reported."""
         if fault in self._open:
             self._open.remove(fault)
-            self._send("ended", fault, severity, text, {})
+            if fault in self._held:
+                self._held[fault] = self._held[fault]._replace(event="ended", text=text)
+            else:
+                self._send("ended", fault, severity, text, {})
+
+    def idle(self) -> None:
+        """Send what was held back, once that is no flood any more; called all the time."""
+        for fault in list(self._held):
+            if self._clock.monotonic_s() - self._began_s[fault][0] >= _QUIET_S:
+                self._release(fault)
+
+    def _release(self, fault: str) -> None:
+        held = self._held.pop(fault)
+        more = f"{held.text}; this began {counted(held.times, 'more time')} meanwhile"
+        key = f"{fault} again"
+        self._began_s[fault] = [self._clock.monotonic_s()]
+        if held.event == "began":
+            self._send("began", fault, held.severity, more, held.facts)
+        else:  # its end was told before: a message of its own, which is over at once
+            self._send("began", key, held.severity, more, held.facts)
+            self._send("ended", key, held.severity, more, {})
 
     def wait(self) -> None:
         """Wait a few seconds for the last messages: systemd ends what outlives its service."""
+        for fault in list(self._held):
+            self._release(fault)
         end_s = self._clock.monotonic_s() + _WAIT_S
         for pid in self.started:
             with contextlib.suppress(ChildProcessError):
@@ -66,7 +118,7 @@ class Alerts:
         fault: str,
         severity: Literal["warning", "critical"],
         text: str,
-        facts: dict[str, str | int | None],
+        facts: Facts,
     ) -> None:
         if not self._channels:
             return

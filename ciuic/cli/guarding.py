@@ -139,7 +139,8 @@ class JobEvents:
         )
 
     def idle(self) -> None:
-        """Try again what could not be done."""
+        """Try again what could not be done, and send what was held back."""
+        self._alerts.idle()
         if self._pending and self._clock.monotonic_s() >= self._next_s:
             self._work(_WAIT_S)
             self._next_s = self._clock.monotonic_s() + _RETRY_S
