@@ -138,6 +138,12 @@ class JobEvents:
             "NCCL allows 10 minutes and gloo 30, unless the program sets another limit.",
         )
 
+    def blind(self, text: str) -> None:
+        """Report it."""
+        said = f"job {self._job}: {text}"
+        self._alerts.began(f"log {text}", "warning", said)
+        say(f"warning: {said}")
+
     def idle(self) -> None:
         """Try again what could not be done, and send what was held back."""
         self._alerts.idle()

@@ -59,6 +59,10 @@ class Events(Protocol):
         """A paused job will soon run into the time limit of its collectives."""
         ...
 
+    def blind(self, text: str) -> None:
+        """The rules can't use a log: why."""
+        ...
+
     def idle(self) -> None:
         """Called several times a second."""
         ...
@@ -135,7 +139,13 @@ def guard(job: Guarded, logs: JobLogs, idleness: Idleness, events: Events, clock
         if paused_s is not None and clock.monotonic_s() - paused_s >= _PAUSE_NOTE_S:
             events.paused_long(clock.monotonic_s() - paused_s)
             paused_s = None
+        _complain(logs, events)
         events.idle()
+
+
+def _complain(logs: JobLogs, events: Events) -> None:
+    for text in logs.complaints():
+        events.blind(text)
 
 
 def is_asked_to_end(wait_s: float) -> bool:

@@ -1,5 +1,7 @@
 """The logs of a job while they grow, with rules over them."""
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -8,11 +10,15 @@ from ciuic.guard.logs.tail import Tail
 from ciuic.guard.rules.language import Rule
 from ciuic.guard.rules.watching import Finding, Watching
 from ciuic.system.clock import Clock
+from ciuic.units import format_duration, listed
 
 __all__ = ["JobLogs"]
 
 _LOOK_S: Final = 5.0
 """How often patterns are looked up again: a rank may open its log late."""
+_ABSENT_S: Final = 120.0
+_LINES: Final = 100
+"""After this time without a log, or this many lines or steps, a mistake is likely."""
 
 
 class JobLogs:
@@ -34,6 +40,9 @@ class JobLogs:
         self._clock = clock
         self._tails = {path: Tail(path, from_end=True) for path in log_files(patterns)}
         self._next_look_s = clock.monotonic_s() + _LOOK_S
+        self._absent_s: float | None = clock.monotonic_s() + _ABSENT_S if patterns else None
+        self._lines_due = _LINES
+        self._steps_due = _LINES
 
     @property
     def last_step(self) -> int | None:
@@ -58,6 +67,34 @@ class JobLogs:
                     number, lines, now_ns=self._clock.now_ns(), monotonic_s=now_s
                 )
         return found + self.watching.time(now_s, is_paused=is_paused)
+
+    def complaints(self) -> list[str]:
+        """Return, once each, why rules can't fire: no log, no steps in it, or a field is missing.
+
+        A mistyped name would else leave a training without a guard, and say nothing.
+        """
+        found = []
+        if self._absent_s is not None and self._clock.monotonic_s() >= self._absent_s:
+            self._absent_s = None
+            if not any(tail.identity for tail in self._tails.values()):
+                names = [os.fsdecode(pattern) for pattern in self._patterns]
+                what = f"there is no log {listed(names, len(names))}"
+                found.append(
+                    f"{what} after {format_duration(_ABSENT_S)}, so no rule about it can fire"
+                )
+        if self.lines >= self._lines_due and not self.watching.count:
+            self._lines_due = sys.maxsize
+            what = (
+                f"none of the first {self.lines:,} lines of its logs is a JSON object with a step"
+            )
+            found.append(f"{what}, so no rule about them can fire")
+        if self.watching.count >= self._steps_due:
+            self._steps_due = sys.maxsize
+            for rule, fields in self.watching.blind():
+                what = f"rule {rule.name} could not look at any of {self.watching.count:,} steps"
+                lacks = f"; the last one lacks {listed(fields, len(fields))}" if fields else ""
+                found.append(f"{what}, because none has all of its fields{lacks}")
+        return found
 
     def close(self) -> None:
         """Close the logs."""

@@ -44,10 +44,15 @@ class Finding:
 
 
 class _State:
-    """A rule, and the state of its conditions."""
+    """A rule, and the state of its conditions.
+
+    Attributes:
+        has_looked: A step had all fields of the rule.
+    """
 
     def __init__(self, rule: Rule, columns: dict[str, int]) -> None:
         self.rule = rule
+        self.has_looked = False
         self._columns = columns
         self.restart()
 
@@ -64,6 +69,7 @@ class _State:
             for condition in self.conditions:
                 condition.commit()
             self._is_open = False
+            self.has_looked = True
 
     def look(self, step: int, values: Sequence[float | None]) -> bool:
         """Return whether the rule began, or ceased, to hold with these fields of the step."""
@@ -102,6 +108,7 @@ class Watching:
     def __init__(self, rules: Sequence[Rule]) -> None:
         fields = tuple(dict.fromkeys(field for rule in rules for field in rule.fields))
         columns = {field: number for number, field in enumerate(fields)}
+        self._fields = fields
         self.decoder = Decoder(fields)
         self.steps = Steps()
         self.count = 0
@@ -145,6 +152,15 @@ class Watching:
             if state.look(step, values):
                 found.append(self._changed(state, step))
         return found
+
+    def blind(self) -> list[tuple[Rule, list[str]]]:
+        """Return each rule that saw no step with all of its fields, and what the last one lacks."""
+        there = dict(zip(self._fields, self.steps.values, strict=False))
+        return [
+            (one.rule, [field for field in one.rule.fields if there.get(field) is None])
+            for one in self._states
+            if not one.has_looked
+        ]
 
     def time(self, monotonic_s: float, *, is_paused: bool = False) -> list[Finding]:
         """Return the rules that fire because no new step came.

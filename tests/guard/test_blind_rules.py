@@ -1,0 +1,101 @@
+"""A guard that can't see says so: a mistyped name, a log of another kind, a missing field."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ciuic.guard.job.logs import JobLogs
+from ciuic.guard.rules.language import Rule, parse_rule
+from tests.kit.clock import ManualClock
+from tests.kit.jobs import Run
+
+RULES = (
+    parse_rule("divergence", {"when": "loss rises more than 15% for 3 steps and gpu_util < 40"}),
+    parse_rule("infinite", {"when": "loss is not finite"}),
+)
+
+
+def logs_of(log: Path, clock: ManualClock, rules: tuple[Rule, ...] = RULES) -> JobLogs:
+    return JobLogs([bytes(log)], rules, clock)
+
+
+def add(log: Path, *lines: str) -> None:
+    with log.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def said(logs: JobLogs) -> list[str]:
+    logs.poll()
+    return logs.complaints()
+
+
+@pytest.mark.parametrize("name", ["trian.jsonl", "rank*.jsonl"])
+def test_a_log_that_never_appears_is_named_once(tmp_path: Path, name: str) -> None:
+    clock = ManualClock()
+    logs = logs_of(tmp_path / name, clock)
+    clock.advance(119)
+    assert said(logs) == []
+    clock.advance(2)
+    (what,) = said(logs)
+    assert what.startswith(f"there is no log {tmp_path / name} after 2 m 00 s")
+    clock.advance(1000)
+    assert said(logs) == []
+
+
+def test_a_log_that_appears_late_and_one_without_lines_are_no_mistake(tmp_path: Path) -> None:
+    clock, log = ManualClock(), tmp_path / "log"
+    logs = logs_of(log, clock)
+    clock.advance(110)
+    assert said(logs) == []
+    log.touch()
+    clock.advance(6)
+    assert said(logs) == []
+    clock.advance(600)
+    assert said(logs) == []
+    assert JobLogs((), (), clock).complaints() == []
+
+
+def test_lines_without_steps_are_said_after_a_hundred(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    logs = logs_of(log, ManualClock())
+    add(log, *[f"epoch 1, loss {number}" for number in range(99)])
+    assert said(logs) == []
+    add(log, '{"loss": 1}')
+    (what,) = said(logs)
+    assert what.startswith("none of the first 100 lines of its logs is a JSON object with a step")
+    add(log, *['{"loss": 1}'] * 200)
+    assert said(logs) == []
+
+
+def test_a_field_that_no_step_has_is_named_with_its_rule(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    logs = logs_of(log, ManualClock())
+    add(log, *[json.dumps({"step": at, "loss": 1.0}) for at in range(99)])
+    assert said(logs) == []
+    add(log, json.dumps({"step": 99, "loss": 1.0}))
+    (what,) = said(logs)
+    assert what.startswith("rule divergence could not look at any of 100 steps")
+    assert what.endswith("; the last one lacks gpu_util")
+
+
+def test_a_field_of_some_steps_is_enough(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    logs = logs_of(log, ManualClock())
+    steps = [{"step": at, "loss": 1.0} | ({"gpu_util": 9} if at == 50 else {}) for at in range(150)]
+    add(log, *map(json.dumps, steps))
+    assert said(logs) == []
+
+
+def test_run_says_it_on_stderr_and_as_an_alert(tmp_path: Path) -> None:
+    log, heard, config = tmp_path / "log", tmp_path / "heard", tmp_path / "ciuic.conf"
+    config.write_text(
+        f"[rule odd]\nwhen = train_loss > 5\n[alert all]\ntype = command\ncommand = cat > {heard}\n"
+    )
+    lines = [json.dumps({"step": at, "loss": 9}) for at in range(150)]
+    write = f"cat > {log} <<END\n" + "\n".join(lines) + "\nEND\nsleep 6"
+    arguments = ["--config", config, "run", "--job", "j", "--log", log, "--", "sh", "-c", write]
+    with Run(*arguments) as job:
+        assert job.end() == 0
+        assert "warning: job j: rule odd could not look at any of 150 steps" in job.err
+    assert json.loads(heard.read_text())["severity"] == "warning"
