@@ -20,8 +20,9 @@ METRICS_UNIT = UNIT.with_name("ciuic-metrics.service")
 ALERTS_UNIT = UNIT.with_name("ciuic-alerts.service")
 COPY_UNIT = UNIT.with_name("ciuic-copy.service")
 BUCKET = UNIT.with_name("bucket.conf")
-UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, COPY_UNIT, COPY_UNIT.with_suffix(".path")]
-UNITS += [one.with_suffix(".timer") for one in (ALERTS_UNIT, COPY_UNIT)]
+TIMERS = [one.with_suffix(".timer") for one in (UNIT, ALERTS_UNIT, COPY_UNIT)]
+ONCE = UNIT.with_name("once.conf")
+UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, COPY_UNIT, COPY_UNIT.with_suffix(".path"), *TIMERS]
 BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
 BOOT_S = 120.0
@@ -57,8 +58,9 @@ class Booted:
         return self.output("systemctl", "show", "--value", "--property", name, "ciuicd").strip()
 
     def journal(self) -> str:
-        """Return the log of the service."""
-        return self.run("journalctl", "--unit", "ciuicd", "--output", "cat", "--no-pager").stdout
+        """Return the log of the services."""
+        units = ("--unit", "ciuicd", "--unit", "ciuic-alerts")
+        return self.run("journalctl", *units, "--output", "cat", "--no-pager").stdout
 
     def wait_for_journal(self, text: str, count: int = 1) -> None:
         """Return once ``text`` was logged ``count`` times."""
@@ -80,7 +82,7 @@ def lay_out(files: Path, config: str) -> None:
     program.chmod(0o755)
     unit = files / "etc/systemd/system/ciuicd.service"
     unit.parent.mkdir(parents=True)
-    for one in UNITS:
+    for one in [*UNITS, ONCE]:
         shutil.copy(one, unit.parent)
     (files / "etc/ciuic.conf").write_text(config)
     for name, mode, owner in (("mine", 0o600, 0), ("theirs", 0o600, 1234)):
@@ -257,6 +259,31 @@ def test_the_whole_life_of_the_service(boot, config):
     systemd.output("mv", "/gone", store)
     systemd.output("systemctl", "start", "ciuicd")
     assert systemd.show("ActiveState") == "active"
+    assert "Traceback" not in systemd.journal()
+
+
+def test_a_timer_takes_snapshots_without_a_daemon(boot):
+    systemd = boot(CONFIG.replace("365d", "1h"))
+    added = "/etc/systemd/system/ciuicd.service.d"
+    systemd.output("mkdir", added)
+    systemd.output("cp", "/etc/systemd/system/once.conf", added)
+    systemd.output("systemctl", "daemon-reload")
+    systemd.output("systemctl", "enable", "--now", "ciuicd.timer")
+    assert "ciuicd.timer" in systemd.output("systemctl", "list-timers", "--no-pager")
+
+    # What the timer does; the command returns when the run has ended.
+    systemd.output("systemctl", "start", "ciuicd")
+    assert (systemd.show("ActiveState"), systemd.show("Result")) == ("inactive", "success")
+    assert systemd.journal().count("snapshot cs-") == 1
+    assert "no warnings" in systemd.journal()
+    systemd.output("systemctl", "start", "ciuicd")
+    assert systemd.journal().count("snapshot cs-") == 2
+    assert systemd.run("test", "-e", "/.ciuic_snapshots/control.sock").returncode == 1
+
+    # A mistake fails the run, and is not tried again before the timer does.
+    systemd.output("sh", "-c", "echo nonsense >> /etc/ciuic.conf")
+    assert systemd.run("systemctl", "start", "ciuicd").returncode != 0
+    assert (systemd.show("ActiveState"), systemd.show("NRestarts")) == ("failed", "0")
     assert "Traceback" not in systemd.journal()
 
 
