@@ -121,18 +121,23 @@ def command(
         alerts.started = running.helpers
         ended = guard(running, watched, idleness, events, clock)
         if not ended.is_failure:
-            alerts.ended("failure", "critical", f"job {name} has ended well after a restart")
             break
         failed_s = clock.monotonic_s()
         said = f"job {name} {_how(ended)}"
         say(f"critical: {said}")
         alerts.began("failure", "critical", said, step=ended.last_step)
         is_saved = not can_snapshot or take_emergency(session) is not None
+        if not is_saved:
+            said = f"job {name} failed, and its emergency snapshot failed too"
+            alerts.began("emergency snapshot", "critical", said)
         if not restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
+            if restarts.refusal:
+                alerts.began("no restart", "critical", restarts.refusal, step=ended.last_step)
             break
         helpers = running.helpers  # alerts on their way: the end of this job must not end them
         running = _started(arguments, name, cgroup, clock)
         running.helpers = helpers
+        alerts.ended("failure", "critical", restarts.said)
     watched.close()
     events.finish()
     left = running.members()
@@ -156,6 +161,11 @@ class _Restarts:
         most: How often at most.
         clock: Tells the time.
         has_store: Files can be put back.
+
+    Attributes:
+        refusal: Why the job did not start again, unless a signal asked for that; empty before, and
+            without restarts.
+        said: What was said about the last restart.
     """
 
     def __init__(
@@ -169,6 +179,7 @@ class _Restarts:
         self._began_ns = clock.now_ns()
         self._count = 0
         self._failed_step: int | None = None
+        self.refusal = self.said = ""
 
     def may_begin(self, running: Command, ended: Ended, failed_s: float, *, is_saved: bool) -> bool:
         """Wait until the job can start again; returns False, and says why, if it must not.
@@ -176,19 +187,19 @@ class _Restarts:
         Every process of the job has ended then: otherwise two trainings would write the same files.
         Broken files have been put back.
         """
-        if self._count >= self._most:
+        if not self._most:
             return False
         step, not_again = ended.last_step, "is not started again"
+        if self._count >= self._most:
+            restarts = counted(self._most, "restart")
+            return self._refuse(f"failed after {restarts}, and {not_again}")
         if not is_saved:
-            say(f"job {self._job} {not_again}, because its state could not be saved first")
-            return False
+            return self._refuse(f"{not_again}, because its state could not be saved first")
         if self._count and step is not None and step == self._failed_step:
-            say(f"job {self._job} failed twice at step {step}, and {not_again}")
-            return False
+            return self._refuse(f"failed twice at step {step}, and {not_again}")
         left = running.end_all()
         if left:
-            say(f"job {self._job} {not_again}: process {left[0]} of it can't be ended")
-            return False
+            return self._refuse(f"{not_again}: process {left[0]} of it can't be ended")
         if self._has_store and not recover_files(
             self._session, since_ns=self._began_ns, until_ns=self._clock.now_ns()
         ):
@@ -200,7 +211,13 @@ class _Restarts:
         say(
             f"job {self._job} starts again in {wait_s:.0f} s: restart {self._count} of {self._most}"
         )
+        self.said = f"job {self._job} was started again: restart {self._count} of {self._most}"
         return not is_asked_to_end(wait_s) or self._was_asked()
+
+    def _refuse(self, why: str) -> bool:
+        self.refusal = f"job {self._job} {why}"
+        say(self.refusal)
+        return False
 
     def _was_asked(self) -> bool:
         say(f"job {self._job} is not started again, because a signal asked ciuic to end")

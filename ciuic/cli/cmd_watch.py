@@ -81,8 +81,9 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
         said = f"job {name} has ended{oom_text(ended)}{step}"
         say(f"critical: {said}")
         alerts.began("failure", "critical", said, step=ended.last_step)
-        if can_snapshot:
-            take_emergency(session)
+        if can_snapshot and take_emergency(session) is None:
+            said = f"job {name} has ended, and its emergency snapshot failed"
+            alerts.began("emergency snapshot", "critical", said)
     events.finish()
     watched.close()
     alerts.wait()

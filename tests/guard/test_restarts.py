@@ -1,5 +1,6 @@
 """``ciuic run --restart``: when a job starts again, and when it does not."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -51,6 +52,51 @@ def test_a_job_that_fails_twice_at_the_same_step_is_not_started_a_third_time(
         assert run.end() == 9
     assert starts(tmp_path) == 2
     assert "failed twice at step 3, and is not started again" in run.err
+
+
+def told(directory: Path) -> list[tuple[str, str]]:
+    """Return event and text of each message of the channel ``alert_to``, in order."""
+    found = [json.loads(path.read_bytes()) for path in directory.glob("*.json")]
+    return [(one["event"], one["text"]) for one in sorted(found, key=lambda one: one["time"])]
+
+
+def alert_to(directory: Path) -> str:
+    directory.mkdir()
+    return (
+        "[alert all]\ntype = command\n"
+        f"command = cat > {directory}/$$ && mv {directory}/$$ {directory}/$$.json\n"
+    )
+
+
+def test_each_failure_each_restart_and_the_last_refusal_are_told(tmp_path: Path) -> None:
+    config, heard = tmp_path / "ciuic.conf", tmp_path / "heard"
+    config.write_text(f"snapshot_dir = {tmp_path}/none\n{alert_to(heard)}")
+    words = ["--config", config, "run", "--job", "j", "--restart", "1", "--"]
+    with Run(*words, *job(tmp_path, "exit 5")) as run:
+        assert run.end() == 5
+    wait_until("all messages came", lambda: len(told(heard)) == 4)
+    failed = ("began", "job j failed with exit status 5")
+    assert told(heard) == [
+        failed,
+        ("ended", "job j was started again: restart 1 of 1"),
+        failed,
+        ("began", "job j failed after 1 restart, and is not started again"),
+    ]
+    assert "job j failed after 1 restart, and is not started again" in run.err
+
+
+def test_an_emergency_snapshot_that_fails_is_told(box: Box, tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    box.config.write_text(box.config.read_text() + alert_to(heard))
+    words = ["--config", box.config, "run", "--job", "j", "--restart", "1", "--"]
+    with Run(*words, "sh", "-c", f"mv {box.store} {tmp_path}/away; exit 5") as run:
+        assert run.end() == 5
+    wait_until("all messages came", lambda: len(told(heard)) == 3)
+    assert [text for _, text in told(heard)] == [
+        "job j failed with exit status 5",
+        "job j failed, and its emergency snapshot failed too",
+        "job j is not started again, because its state could not be saved first",
+    ]
 
 
 def test_every_process_has_ended_before_the_job_starts_again(tmp_path: Path) -> None:
