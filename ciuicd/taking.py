@@ -87,13 +87,13 @@ class SnapshotTaker:
             progress=job,
             pacer=job.pacer,
         )
+        self.last_report = report
+        self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
         level = logging.WARNING if report.trouble_count else logging.INFO
         _log.log(level, "%s%s", name, _describe(report))
         for note in report.notes:
             _log.warning("%s", note.what)
-        self.last_report = report
-        self.last_error = None
         return report
 
     def _pacer(self, settings: Settings, job: Job) -> Pacer | None:
