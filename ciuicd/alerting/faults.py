@@ -13,6 +13,7 @@ from ciuic.copy.record import standings
 from ciuic.drill.drill import last_drill
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
+from ciuic.report.growth import SOON_S, full_in_s
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.free_space import SNAPSHOT_RESERVE, free_space
@@ -81,6 +82,11 @@ def _of_store(store: Store, settings: Settings, clock: Clock) -> Iterator[Fault]
     if space.is_below(SNAPSHOT_RESERVE):
         free = format_bytes(space.available_bytes)
         yield Fault("space", "warning", f"the disk of the store {store.path} has only {free} free")
+        return
+    left_s = full_in_s(list_snapshots(store), space.available_bytes, clock.now_ns())
+    if left_s is not None and left_s < SOON_S:
+        what = f"the disk of the store {store.path} is full in {format_duration(left_s)}"
+        yield Fault("space", "warning", f"{what}, if the store grows as in the last week")
 
 
 def _of_snapshots(

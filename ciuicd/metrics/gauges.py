@@ -22,6 +22,7 @@ from ciuic.drill.drill import last_drill
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import SnapshotSummary
+from ciuic.report.growth import full_in_s
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.store import Store
 from ciuic.system import durable
@@ -34,8 +35,6 @@ __all__ = ["Metrics"]
 _log = logging.getLogger(__name__)
 
 _NS: Final = 1e9
-_DAY_S: Final = 86_400.0
-_GROWTH_DAYS: Final = 7.0
 _AGAIN_S: Final = 300.0
 _MODE: Final = 0o644
 """The node exporter is another user."""
@@ -193,12 +192,11 @@ class Metrics:
         what = "Free space of the store's file system."
         self._set("store_free_bytes", what, space.available_bytes)
         self._set("store_size_bytes", "Size of that file system.", space.total_bytes)
-        now_s = self._clock.now_ns() / _NS
-        growth = _growth_bytes_per_s(snapshots, now_s)
-        if growth > 0:
+        now_ns = self._clock.now_ns()
+        left_s = full_in_s(snapshots, space.available_bytes, now_ns)
+        if left_s is not None:
             what = "When the store's file system is full, if the store grows as in the last week."
-            full_s = now_s + space.available_bytes / growth
-            self._set("store_full_timestamp_seconds", what, full_s)
+            self._set("store_full_timestamp_seconds", what, now_ns / _NS + left_s)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"ciuic_{name}", what, labels, registry=self._registry)
@@ -217,18 +215,3 @@ class Metrics:
             gauge = Gauge(f"ciuic_{name}", what, list(labels), registry=self._registry)
             self._gauges[name] = gauge
         (gauge.labels(**labels) if labels else gauge).set(value)
-
-
-def _growth_bytes_per_s(snapshots: Sequence[SnapshotSummary], now_s: float) -> float:
-    """Return how fast snapshots added to the store in the last week; 0 if that is not known.
-
-    The first snapshot of all is left out: it stored what had gathered before.
-    """
-    taken = sorted(snapshots, key=lambda one: one.taken_ns)[1:]
-    since_s = now_s - _GROWTH_DAYS * _DAY_S
-    recent = [one for one in taken if since_s <= one.taken_ns / _NS <= now_s]
-    if not recent:
-        return 0.0
-    # A day at least, so that one hour does not speak for a year.
-    lasted_s = max(now_s - recent[0].taken_ns / _NS, _DAY_S)
-    return sum(one.stored_bytes for one in recent) / lasted_s

@@ -144,6 +144,30 @@ def test_a_drill_that_failed_or_is_too_long_ago_is_a_fault(watched: Watched) -> 
     ]
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_disk_that_is_full_within_a_week_is_said_before_it_is(watched: Watched) -> None:
+    machine = watched.machine
+    machine.store.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=48m", "ciuic-test", machine.store]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs can't be mounted: {mounted.stderr.strip()}")
+    try:
+        for days_ago in (2, 1, 0):
+            (machine.source / "new.bin").write_bytes(os.urandom(6 << 20))
+            watched.take(hours_ago=24 * days_ago)
+        watched.configure(snapshot_interval="1h")
+        assert watched.look() == [("began", "warning", "space")]
+        assert "if the store grows as in the last week" in watched.messages[0]["text"]
+        document = ciuic("--config", machine.config, "doctor", "--json").document
+        (found,) = [one for one in document["findings"] if ", full in " in one["what"]]
+        assert found["level"] == "warning"
+    finally:
+        machine.close()
+        subprocess.run(["umount", machine.store], check=False)
+
+
 def test_a_fault_that_becomes_critical_is_another_message(watched: Watched) -> None:
     watched.take(hours_ago=15 * 24)
     watched.take(hours_ago=0)

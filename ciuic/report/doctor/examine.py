@@ -42,7 +42,7 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
                 snapshots = list_snapshots(store)
                 if plan is None and snapshots:
                     roots = newest_first(snapshots)[0].roots
-                yield from examine_store(store, roots)
+                yield from examine_store(store, roots, snapshots, clock.now_ns())
                 yield from examine_snapshots(store, snapshots, plan, clock.now_ns())
                 if store.bucket is None:
                     yield from examine_checks(health(store), clock.now_ns())

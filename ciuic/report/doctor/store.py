@@ -2,13 +2,14 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ciuic.copy.record import Standing
 from ciuic.maintain.scrub.pack_health import Health
-from ciuic.model import path_text
+from ciuic.model import SnapshotSummary, path_text
 from ciuic.report.doctor.findings import NOTE, NS, OK, PROBLEM, WARNING, Finding, Plan, join
+from ciuic.report.growth import SOON_S, full_in_s
 from ciuic.source.freeze.places import frozen_snapshots
 from ciuic.store.directory.find import ALLOW_SHARED
 from ciuic.store.directory.leftovers import unreachable_leftovers
@@ -20,11 +21,14 @@ from ciuic.units import counted, format_bytes, format_duration, inflected
 
 __all__ = ["examine_checks", "examine_copies", "examine_standing", "examine_store"]
 
+_FAR_S: Final = 3650 * 86_400.0
 _CHECKED_S: Final = 60 * 86_400
 """Every pack should be read within this time, before damage grows beyond the reach of parity."""
 
 
-def examine_store(store: Store, roots: Iterable[bytes]) -> Iterator[Finding]:
+def examine_store(
+    store: Store, roots: Iterable[bytes], snapshots: Sequence[SnapshotSummary], now_ns: int
+) -> Iterator[Finding]:
     """Check permissions, leftovers and free space, and whether the store shares a root's disk."""
     yield Finding(OK, "store", f"{store.name} opens, format {store.header.format}")
     if store.header.problem_for_writers:
@@ -36,7 +40,7 @@ def examine_store(store: Store, roots: Iterable[bytes]) -> Iterator[Finding]:
     yield from _permissions(store.path)
     for error in unreachable_leftovers(store.path).values():
         yield Finding(PROBLEM, "store", error.message, error.hint)
-    yield _free_space(store.path)
+    yield _free_space(store.path, snapshots, now_ns)
     yield from _quarantine(store.path)
     together = [path_text(root) for root in roots if _share_a_disk(os.fsencode(store.path), root)]
     if together:
@@ -55,12 +59,19 @@ def examine_standing(copy: Standing) -> Finding:
     return Finding(OK, f"copy {copy.name}", copy.sentence())
 
 
-def _free_space(store_path: str) -> Finding:
+def _free_space(store_path: str, snapshots: Sequence[SnapshotSummary], now_ns: int) -> Finding:
     space = free_space(store_path)
     inodes = os.statvfs(store_path)
     free = f"{format_bytes(space.available_bytes)} free on its file system"
     if space.is_below(SNAPSHOT_RESERVE) or (inodes.f_files and not inodes.f_favail):
         return Finding(PROBLEM, "store", free, "Free some space, or snapshots will fail.")
+    left_s = full_in_s(snapshots, space.available_bytes, now_ns)
+    if left_s is None or left_s > _FAR_S:
+        return Finding(OK, "store", free)
+    free += f", full in {format_duration(left_s)} if the store grows as in the last week"
+    if left_s < SOON_S:
+        advice = "Keep fewer snapshots (retention_policy), or give the store more space."
+        return Finding(WARNING, "store", free, advice)
     return Finding(OK, "store", free)
 
 
