@@ -16,7 +16,7 @@ def fitting_state(module: object, state: Any, *, strict: bool, name: str) -> Any
     """Return what ``load_state_dict`` of a module of torch takes, and warn of what differs.
 
     With ``strict``, torch raises for other names and shapes itself. Without, parameters of another
-    shape are left out, because torch would raise for them all the same. torch converts another type
+    shape are left out, because torch would raise for them anyway. torch converts another type
     without a word, which may lose bits: a warning names it in both cases.
 
     Args:

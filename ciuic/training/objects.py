@@ -124,7 +124,7 @@ def fill(state: LoadedState, model: object, optimizer: object, *, strict: bool) 
 
 
 def _mixture(state: LoadedState) -> str:
-    """Return what is of which step, if a state is of several; else an empty text."""
+    """Return the step of each part, if a state has parts of several steps; else an empty text."""
     parts = {f"the layer {name}": origin for name, origin in state.layers.items()}
     if state.joined is not None:
         parts["the optimizer"] = state.joined

@@ -37,7 +37,7 @@ _LEARNED_BYTES_MAX: Final = 2 * _BYTES
 _FULL_BYTES: Final = _BYTES // 2
 """From this length on, a segment is not merged any more."""
 MERGED_AT_ONCE: Final = 16
-"""So many segments of similar length become one: each end is written about five times in all."""
+"""As many segments of similar length become one: each end is written about five times in all."""
 _REQUESTS_AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _STALE_SHARE: Final = 4
@@ -233,7 +233,7 @@ class Segments:
         self._copies.create_all({name: data})
 
     def _copied(self, names: Collection[str]) -> dict[str, Segment]:
-        """Read the tables of the segments of which there is a copy here.
+        """Read the tables of the segments that have a copy here.
 
         A damaged segment says nothing; one of a later version is left out, and stays.
         """
