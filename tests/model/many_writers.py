@@ -55,13 +55,15 @@ class Commit(NamedTuple):
     """The object under a session's ID. Only the first one created there counts.
 
     ``snapshot`` needs chunks, ``condemned`` says which packs no session may rely on any more,
-    ``revoked`` keeps the session from committing.
+    ``revoked`` keeps the session from committing. From the commit of a repair on, its ``damaged``
+    packs count as empty.
     """
 
     session: Session
     kind: Literal["snapshot", "condemned", "revoked"]
     chunks: frozenset[str] = frozenset()
     packs: Packs = frozenset()
+    damaged: Packs = frozenset()
 
 
 class Mark(NamedTuple):
@@ -108,6 +110,8 @@ class Rules:
     merge_what_is_not_judged: bool = True
     decide_before_lease_ends: bool = True
     one_verdict: bool = True
+    condemn_damaged: bool = True
+    store_before_condemning_damaged: bool = True
 
 
 class Read(NamedTuple):
@@ -235,6 +239,24 @@ class Roles:
         yield Put("segments", Segment(session, frozenset([new])))
         return "condemn", session, frozenset([old])
 
+    def repairer(self, session: Session, old: Pack) -> Process:
+        """Store the chunk of a damaged pack again, from a live file, and condemn the pack."""
+        yield Put("leases", session)
+        named = yield Read("commits", naming_packs)
+        if old in (yield Read("verdicts", lambda found: condemned(named, found) & {old})):
+            return "end_lease", session
+        new = self.name(session, old.chunk)
+        if self._rules.store_before_condemning_damaged:
+            yield Put("packs", new)
+            yield Put("segments", Segment(session, frozenset([new])))
+        damaged = frozenset([old])
+        condemns = damaged if self._rules.condemn_damaged else frozenset[Pack]()
+        mine = Commit(session, "condemned", packs=condemns, damaged=damaged)
+        if (yield Put("commits", mine)) != mine or not condemns:
+            return "end_lease", session
+        yield Delete("leases", session)
+        return "finish", session, damaged
+
     def pruner(self, session: Session, snapshot: Session) -> Process:
         """Purge a forgotten snapshot, and condemn what no snapshot needs and needless copies."""
         yield Put("leases", session)
@@ -292,7 +314,7 @@ class Roles:
             "marks",
             lambda marks: self._without_others(every, packs, shut, self.needs(commits, marks)),
         )
-        if not self._rules.mark_again:
+        if not self._rules.mark_again or any(one.damaged for one in commits - set(others)):
             keep = frozenset()
         verdict = yield Put("verdicts", Verdict(session, packs - keep))
         return "delete", verdict.deleted
@@ -414,7 +436,8 @@ def _is_kept(rules: Rules, value: Any) -> bool:
 
 def lost_chunk(place: Place) -> str:
     """What a snapshot lost that was not purged; empty: nothing."""
-    there = chunks(listed(place.segments) & place.packs)
+    damaged = frozenset[Pack]().union(*(commit.damaged for commit in place.commits))
+    there = chunks((listed(place.segments) & place.packs) - damaged)
     last = last_marks(place.marks)
     for commit in place.commits:
         mark = last.get(commit.session)

@@ -62,6 +62,8 @@ def reader(snapshot: str, tries: int) -> Runner:
 
 
 REWRITER = Runner("rewriter", ("R1", Pack("S0", "a")))
+# Its name comes after S0, so of two copies a pruner keeps the damaged one.
+REPAIRER = Runner("repairer", ("T1", Pack("S0", "a")))
 OLD = stored("a", forgotten=("S0",))
 TWO_COPIES = stored("a", "a")
 CONDEMNED = OLD._replace(
@@ -90,6 +92,14 @@ SCENARIOS: dict[str, tuple[Place, list[Runner]]] = {
     "pin, forget, undo, a pruner, a writer": (
         stored("a"),
         [mark("pin"), mark("forget"), mark("undo"), pruner("P1"), writer("W1")],
+    ),
+    "a repairer, a pruner, a writer": (
+        stored("a", "b", forgotten=("S1",)),
+        [REPAIRER, Runner("pruner", ("P1", "S1")), writer("W1")],
+    ),
+    "two copies, a repairer, a pruner, undo": (
+        stored("a", "a", forgotten=("S0",)),
+        [REPAIRER, pruner("P1"), mark("undo")],
     ),
     "a condemnation that two finish": (
         CONDEMNED,
@@ -121,8 +131,11 @@ def test_many_states_of_all_processes_at_once_lose_no_chunk(late: int) -> None:
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
 def test_without_a_rule_a_chunk_is_lost(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
+    about = {
+        name: one for name, one in SCENARIOS.items() if ("repair" in name) == ("damaged" in rule)
+    }
     for late, states_max in ((0, 0), (1, 200_000)):
-        for place, runners in SCENARIOS.values():
+        for place, runners in about.values():
             if explore(rules, place, runners, late=late, states_max=states_max).loss:
                 return
     pytest.fail("no walk lost a chunk")
