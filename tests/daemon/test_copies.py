@@ -19,6 +19,7 @@ from ciuic.snapshot.take import take_snapshot
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
 from tests.kit.daemon import REPOSITORY, Machine, wait_until
+from tests.kit.filesystems import need_root, tmpfs
 from tests.kit.program import ciuic
 
 STANDING = {"name", "address", "missing", "behind_s", "tried", "done", "problem"}
@@ -191,6 +192,30 @@ def test_a_copy_that_is_killed_or_stopped_continues(copied):
     copied.run()
     assert len(copied.listed()) == 4
     copied.there("verify", "--all", "--checksum")
+
+
+@pytest.mark.root
+def test_a_copy_on_a_full_disk_is_one_sentence_and_continues_when_there_is_room(copied):
+    need_root()
+    disk = copied.machine.directory / "disk"
+    disk.mkdir()
+    with tmpfs(disk, size_mib=12):
+        copied.copy = disk / "nas"
+        copied.configure()
+        first = copied.take()
+        copied.ciuic("copy", "--to", copied.copy, "--init")
+        (copied.machine.source / "big").write_bytes(os.urandom(20_000_000))
+        second = copied.take()
+        said = copied.run(code=1)
+        assert "the copy failed: " in said
+        assert "no space left" in said.lower() or "full" in said
+        assert copied.listed().keys() == {first}
+        assert "the last try failed" in copied.standing().sentence()
+        mount = ["mount", "-o", "remount,size=64m", str(disk)]
+        subprocess.run(mount, check=True, timeout=60)
+        copied.run()
+        assert copied.listed().keys() == {first, second}
+        copied.there("verify", "--all", "--checksum")
 
 
 def test_what_is_damaged_here_is_one_error_and_the_rest_is_copied(copied):

@@ -144,6 +144,39 @@ def test_a_bucket_that_may_only_be_read_serves_readers_and_refuses_writers(
     assert elsewhere.ids() == {taken}
 
 
+def test_a_bucket_without_the_right_to_list_or_to_delete_is_named_and_loses_nothing(
+    command, proxy, elsewhere, source
+):
+    refused = faults.status(403, "AccessDenied")
+
+    def no_listing(request, forward):
+        return (refused if request.is_listing else pass_on)(request, forward)
+
+    def no_deletion(request, forward):
+        is_deletion = request.method == "DELETE" or "delete" in request.path.partition("?")[2]
+        return (refused if is_deletion else pass_on)(request, forward)
+
+    def pass_on(request, forward):
+        return forward(request)
+
+    elsewhere.init()
+    taken = elsewhere.take(source).id
+    proxy.always(no_listing)
+    for arguments in (("list",), ("snapshot", str(source)), ("forget", taken)):
+        said = command(*arguments, code=1).err.splitlines()
+        assert "AccessDenied" in said[0], arguments
+        assert len(said) <= 2
+
+    proxy.always(no_deletion)
+    (source / "new").write_bytes(b"new")
+    second = command("snapshot", str(source)).out.split()[0]
+    assert elsewhere.ids() == {taken, second}
+    command("forget", taken)
+    proxy.always(None)
+    assert elsewhere.ids() == {second}
+    command("verify", "--all", "--checksum")
+
+
 def test_credentials_that_expire_are_one_sentence(command, proxy, elsewhere, source):
     elsewhere.init()
     proxy.always(faults.status(403, "ExpiredToken"))
