@@ -2,13 +2,14 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
 
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
-from ciuic.cli.mending import mend_from, opened_source, print_mended, sources_of
+from ciuic.cli.mending import Source, mend_from, print_mended, refuse_absent, sources_of
 from ciuic.cli.opening import opened
 from ciuic.cli.options import (
     given,
@@ -20,7 +21,7 @@ from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.copy.mend import Mended
-from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError, UsageError
+from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError
 from ciuic.maintain.repair.apply import apply_repair
 from ciuic.maintain.repair.entrance import repair_entrance
 from ciuic.maintain.repair.plan import plan_repair
@@ -68,8 +69,8 @@ def command(
     clock = SystemClock()
     began_s = clock.monotonic_s()
     if is_url(session.store_path()):
-        _refuse_source(session, place)
-        _repair_bucket(session, apply=apply, wait_s=wait_s, as_json=as_json)
+        sources = sources_of(session, place)
+        _repair_bucket(session, sources, apply=apply, wait_s=wait_s, as_json=as_json)
     entrance = repair_entrance(session.store_path(), apply=apply, owner=session.store_owner())
     if entrance and not apply:
         _stop_at_entrance(entrance, as_json=as_json)
@@ -81,23 +82,14 @@ def command(
         opened(session, write=apply, wait_s=wait_s, cancelled=cancelled) as store,
         progress("repair") as shown,
     ):
-        if place is not None:
-            # Before anything is changed.
-            with opened_source(sources[0], store):
-                pass
+        refuse_absent(sources, store)
         plan = plan_repair(store, parity=parity, cancelled=cancelled, progress=shown.stage)
         if apply:
             quarantined = apply_repair(
                 store, plan, parity=parity, clock=clock, cancelled=cancelled, progress=shown.stage
             )
         plan, mended = mend_from(
-            sources,
-            store,
-            plan,
-            apply=apply,
-            parity=parity,
-            cancelled=cancelled,
-            progress=lambda _snapshot_id, done, count, _bytes: shown.stage("copies", done, count),
+            sources, store, plan, apply=apply, parity=parity, cancelled=cancelled, shown=shown
         )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
     if as_json:
@@ -110,16 +102,9 @@ def command(
     sys.exit(0 if report.ok else DAMAGE)
 
 
-def _refuse_source(session: Session, place: str | None) -> None:
-    if place is not None:
-        raise UsageError(
-            "repair --from takes nothing from a copy for a store in a bucket",
-            hint=f"Run 'ciuic --store {place} copy --to {session.store_path()} ID': it sends the"
-            " chunks that the bucket lost.",
-        )
-
-
-def _repair_bucket(session: Session, *, apply: bool, wait_s: float, as_json: bool) -> NoReturn:
+def _repair_bucket(
+    session: Session, sources: Sequence[Source], *, apply: bool, wait_s: float, as_json: bool
+) -> NoReturn:
     # Imported here because most stores are directories.
     from ciuic.maintain.prune.bucket.prune import finish_condemned
     from ciuic.maintain.prune.bucket.waiting import Patience
@@ -134,17 +119,30 @@ def _repair_bucket(session: Session, *, apply: bool, wait_s: float, as_json: boo
         opened(session, write=apply, removes=apply, wait_s=wait_s, cancelled=cancelled) as store,
         progress("repair") as shown,
     ):
+        refuse_absent(sources, store)
         plan = plan_in_bucket(store, cancelled=cancelled, progress=shown.stage)
         if apply:
             quarantined = apply_in_bucket(store, plan, cancelled=cancelled)
         if quarantined:
             patience = Patience(wait_s)
             left = len(finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled))
+    mended: list[Mended] = []
+    if sources and plan.is_damaged:
+        # A session of its own, which adds: it relies on no pack that was condemned before.
+        with (
+            interruptible() as cancelled,
+            opened(session, write=apply, wait_s=wait_s, cancelled=cancelled) as store,
+            progress("repair") as shown,
+        ):
+            plan, mended = mend_from(
+                sources, store, plan, apply=apply, parity=0.0, cancelled=cancelled, shown=shown
+            )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
     if as_json:
-        print_json({**report.as_json(), "copies": [], "entrance": []})
+        copies = [one.as_json() for one in mended]
+        print_json({**report.as_json(), "copies": copies, "entrance": []})
     else:
-        _print_report(report, [])
+        _print_report(report, mended)
     if left:
         click.echo(
             f"{counted(left, 'session')} of other writers may rely on the damaged packs;"

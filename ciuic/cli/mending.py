@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import click
 
+from ciuic.cli.progress import Reporter
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
-from ciuic.copy.copy import OnProgress
 from ciuic.copy.mend import Mended, foresee_mend, mend
 from ciuic.errors import CancelledError, CiuicError, UsageError
 from ciuic.ids import SnapshotId
@@ -21,7 +21,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, listed
 
-__all__ = ["Source", "mend_from", "opened_source", "print_mended", "sources_of"]
+__all__ = ["Source", "mend_from", "print_mended", "refuse_absent", "sources_of"]
 
 
 class Source(NamedTuple):
@@ -53,7 +53,7 @@ def sources_of(session: Session, place: str | None) -> tuple[Source, ...]:
 
 
 @contextlib.contextmanager
-def opened_source(source: Source, store: Store) -> Iterator[Store]:
+def _opened(source: Source, store: Store) -> Iterator[Store]:
     """Open such a store.
 
     Raises:
@@ -68,6 +68,19 @@ def opened_source(source: Source, store: Store) -> Iterator[Store]:
         yield other
 
 
+def refuse_absent(sources: Sequence[Source], store: Store) -> None:
+    """Refuse a store of --from that is not there, before anything is changed.
+
+    Raises:
+        UsageError: It is the damaged store itself.
+        StoreError: It can't be read.
+    """
+    for source in sources:
+        if source.is_named:
+            with _opened(source, store):
+                pass
+
+
 def mend_from(
     sources: Sequence[Source],
     store: Store,
@@ -76,7 +89,7 @@ def mend_from(
     apply: bool,
     parity: float,
     cancelled: Callable[[], bool],
-    progress: OnProgress,
+    shown: Reporter,
 ) -> tuple[RepairPlan, list[Mended]]:
     """Take what a repair can't find in the store from others, or show which have it.
 
@@ -92,7 +105,7 @@ def mend_from(
         if not damaged:
             break
         try:
-            with opened_source(source, store) as other:
+            with _opened(source, store) as other:
                 if apply:
                     mended = mend(
                         store,
@@ -101,7 +114,7 @@ def mend_from(
                         parity=parity,
                         clock=SystemClock(),
                         cancelled=cancelled,
-                        progress=progress,
+                        progress=lambda _, done, count, __: shown.stage("copies", done, count),
                     )
                 else:
                     mended = foresee_mend(other, damaged)

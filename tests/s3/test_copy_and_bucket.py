@@ -158,6 +158,29 @@ def test_what_the_copy_has_lost_is_sent_again(copying, source):
     assert copying.restored(copying.address, taken, "out") == content(source)
 
 
+def test_a_repair_of_the_bucket_takes_what_is_lost_from_the_other_store(copying, source):
+    taken = copying.take()
+    copying.copy("--init")
+    place = copying.bucket.place()
+    whole, *others = sorted(keys(place, "packs"))
+    place.delete(others)
+    data = bytearray(place.get(whole, 1 << 27))
+    data[len(data) // 2] ^= 1
+    place.delete([whole])
+    place.put(whole, bytes(data))
+    wrong = copying.run(copying.address, "repair", "--from", copying.directory / "no", code=1)
+    assert "there is no store at" in wrong.err
+    assert place.get(whole, 1 << 27) == data, "nothing was changed"
+
+    foreseen = copying.run(copying.address, "repair", "--from", copying.store, code=4)
+    assert f"{copying.store} has {taken}" in foreseen.out
+    done = copying.run(copying.address, "repair", "--from", copying.store, "--apply", "--json")
+    (given,) = json.loads(done.out)["copies"]
+    assert given["healed"] == [taken]
+    assert copying.bucket.verify().ok
+    assert copying.restored(copying.address, taken, "out") == content(source)
+
+
 def test_the_leases_come_before_the_packs_are_listed(copying, proxy):
     ids = {copying.take(), copying.take()}
     copying.run(copying.address, "init")
