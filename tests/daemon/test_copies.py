@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,6 +255,22 @@ def test_another_store_at_the_place_gets_everything(copied):
     assert ciuic("--store", copied.copy, "init").code == 0
     assert "has another store than before" in copied.run()
     assert copied.listed().keys() == {snapshot}
+
+
+def test_a_copy_that_is_ahead_of_a_store_from_a_backup_keeps_everything(copied):
+    first = copied.take()
+    shutil.copytree(copied.machine.store, copied.machine.directory / "backup")
+    second = copied.take("2")
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    shutil.rmtree(copied.machine.store)
+    (copied.machine.directory / "backup").rename(copied.machine.store)
+
+    third = copied.take("3")
+    copied.run()
+    assert copied.listed().keys() == {first, second, third}
+    assert copied.standing().missing == 0
+    assert ciuic("--store", copied.copy, "copy", "--to", copied.machine.store).code == 0
+    assert {one.id for one in copied.machine.snapshots()} == {first, second, third}
 
 
 def test_without_copies_the_process_says_so(copied):
