@@ -69,7 +69,7 @@ def test_a_plan_is_used_again_for_other_values(buffer: StagingBuffer, monkeypatc
     made = []
     plan = "ciuic.training.staging.stage.make_plan"
     original = __import__("ciuic.training.staging.plan", fromlist=["make_plan"]).make_plan
-    monkeypatch.setattr(plan, lambda sections: made.append(1) or original(sections))
+    monkeypatch.setattr(plan, lambda *given: made.append(1) or original(*given))
     stager = Stager(buffer)
     for number in range(3):
         stager.stage({"model_state_dict": {"w": np.full(5, number)}, "epoch": number})
