@@ -118,7 +118,7 @@ class StagePlan:
             planned = arrays[at]
             if planned.path != path or planned.kind != kind_of(value):
                 raise _ChangedError
-            memory = memory_of(value)
+            memory = memory_of(value, planned.kind)
             if memory is not None and seen.setdefault(memory, at) != planned.same:
                 raise _ChangedError
             values.append(value)
@@ -187,7 +187,8 @@ class _Planner:
         table, numbers = self._files.setdefault(file, (TensorFile(), []))
         name = table.add(wanted, leaf.stored_dtype, leaf.stored_shape, leaf.size_bytes)
         at = len(self.values)
-        memory = memory_of(value)
+        kind = kind_of(value)
+        memory = memory_of(value, kind)
         same = at if memory is None else self._seen.setdefault(memory, at)
         numbers.append(same)
         json = {**leaf.description, "file": file, "name": name}
@@ -195,7 +196,7 @@ class _Planner:
             first = self._arrays[same].json
             json |= {"file": first["file"], "name": first["name"]}
         self.values.append(value)
-        self._arrays.append(_Planned(path, kind_of(value), leaf, same, json))
+        self._arrays.append(_Planned(path, kind, leaf, same, json))
         return json
 
     def finish(self) -> StagePlan:

@@ -120,27 +120,22 @@ def kind_of(value: Array) -> tuple[object, ...]:
     return type(value), value.dtype, value.shape, value.device, value.layout
 
 
-def memory_of(value: Array) -> tuple[object, ...] | None:
+def memory_of(value: Array, kind: tuple[object, ...]) -> tuple[object, ...] | None:
     """Return a key that is equal for two arrays which show the same memory in the same way.
 
     None: the array is empty. ``describe`` must have accepted an array of this kind.
+
+    Args:
+        value: The array.
+        kind: What ``kind_of`` returns for it: to ask again takes longer than all else here.
     """
+    # Without the class: a parameter and a tensor may be the same memory.
     if isinstance(value, np.ndarray):
         start = value.__array_interface__["data"][0]
-        return (
-            ("numpy", start, value.dtype.str, value.shape, value.strides) if value.nbytes else None
-        )
+        return ("numpy", start, kind[1:], value.strides) if value.nbytes else None
     if not value.numel():
         return None
-    return (
-        value.data_ptr(),
-        value.dtype,
-        value.shape,
-        value.stride(),
-        value.device,
-        value.is_conj(),
-        value.is_neg(),
-    )
+    return value.data_ptr(), kind[1:], value.stride(), value.is_conj(), value.is_neg()
 
 
 def place_for(value: Array, data: np.ndarray) -> Array:

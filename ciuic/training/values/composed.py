@@ -34,15 +34,16 @@ def parts_of(value: Tensor) -> Parts | None:
         UnstorableError: Its layout, its type or its class is unknown.
     """
     torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
+    if torch is None or type(value) not in {torch.Tensor, torch.nn.Parameter}:
         return None
-    if type(value) not in {torch.Tensor, torch.nn.Parameter}:
+    # First what is the case for nearly all: the training waits for this.
+    if value.layout is torch.strided and not value.is_quantized:
         return None
     if value.device.type == "meta":
         return None
     if value.is_quantized:
         return _quantized_parts(torch, value.detach())
-    return None if value.layout is torch.strided else _sparse_parts(value.detach())
+    return _sparse_parts(value.detach())
 
 
 def compose(description: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tensor:
