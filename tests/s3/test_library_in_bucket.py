@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ciuic import SnapshotManager
+from ciuic import Layer, SnapshotManager
 from ciuic.errors import SnapshotNotFoundError, StoreError
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import SECRET_KEY
@@ -54,6 +54,22 @@ def test_states_are_saved_to_a_bucket_and_loaded_on_another_machine(
         )
         with pytest.raises(SnapshotNotFoundError):
             manager.load_snapshot(0)
+
+
+@pytest.mark.usefixtures("reach")
+def test_layers_in_a_bucket_are_saved_with_the_entire_snapshot(address, elsewhere):
+    layers = [Layer("first", "w"), Layer("second", "b", every=10)]
+    with SnapshotManager(address, layers=layers, max_snapshots=2) as manager:
+        for step in (1, 5, 8):
+            last = manager.save_snapshot({**state(step), "b": np.arange(99)}, step=step).wait()
+        assert [(one.step, one.complete) for one in manager.list()] == [(8, True), (5, True)]
+        with pytest.warns(RuntimeWarning, match="the layer second is of step 1"):
+            loaded = manager.load_latest_snapshot()
+        assert loaded.layers == {"first": (8, last), "second": (1, last)}
+        np.testing.assert_array_equal(loaded["model_state_dict"]["w"], state(8)["w"])
+        np.testing.assert_array_equal(loaded["model_state_dict"]["b"], np.arange(99))
+        assert manager.verify()["ok"]
+    assert elsewhere.verify().ok
 
 
 @pytest.mark.usefixtures("reach")

@@ -42,6 +42,8 @@ def take_in_order(
 ) -> tuple[TakeReport, list[str]]:
     """Commit a state; before that, an incomplete snapshot after each group of its parameters.
 
+    In a bucket, there are no incomplete snapshots.
+
     Each incomplete snapshot has the groups of the one before and one more. None is removed here.
 
     Args:
@@ -75,7 +77,9 @@ def take_in_order(
             stored[state.path(group)] = found.file
             group["step"] = found.step
     others = state.files.keys() - {state.path(group) for group in state.groups}
-    if others == {state.name}:
+    if store.bucket is not None:
+        waiting.clear()  # a session of a bucket commits one snapshot
+    elif others == {state.name}:
         del waiting[-1:]  # nothing follows the last group: it is in the complete snapshot
     begun = _commit_begun(store, request, state, waiting, stored, clock=clock)
     whole = MemoryFile(os.fsencode(state.name), (encoded(state.document),))
