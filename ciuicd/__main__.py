@@ -12,11 +12,10 @@ import argparse
 import contextlib
 import logging
 import os
-import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import ciuic
 from ciuic.config.load import (
@@ -47,6 +46,7 @@ from ciuic.system import durable
 from ciuic.system.clock import SystemClock
 from ciuicd.attempt import sentence
 from ciuicd.known import KnownStores
+from ciuicd.logs import set_up_logging
 from ciuicd.notify import Notifier
 from ciuicd.service import Service
 
@@ -54,14 +54,11 @@ __all__ = ["main"]
 
 _log = logging.getLogger(__name__)
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until a signal stops it; return the exit code."""
     options = _parse(arguments)
-    _set_up_logging(os.environ)
+    set_up_logging(os.environ, SystemClock(), as_json=options.log == "json")
     try:
         return _run(options)
     except CiuicError as error:
@@ -131,6 +128,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--config",
         metavar="FILE",
         help=f"default: ${CONFIG_VARIABLE}, then {', then '.join(SYSTEM_PATHS)}",
+    )
+    parser.add_argument(
+        "--log",
+        choices=("text", "json"),
+        default="text",
+        help="how to write the log on stderr: lines of text (the default), or a JSON object a line",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -309,42 +312,6 @@ def _handle_signals(service: Service) -> None:
                 service.stop()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
-
-
-class _OneLine(logging.Formatter):
-    """One line for each record, even if a path has line breaks; with its level for the journal."""
-
-    def __init__(self, *, with_level: bool) -> None:
-        super().__init__("%(message)s")
-        self._with_level = with_level
-
-    def format(self, record: logging.LogRecord) -> str:
-        lines = [_CONTROL.sub(_escaped, record.getMessage())]
-        if record.exc_info:
-            lines += self.formatException(record.exc_info).splitlines()
-        prefix = f"<{_SYSLOG.get(record.levelno, 6)}>" if self._with_level else "ciuicd: "
-        return "\n".join(prefix + line for line in lines)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\x{ord(match[0]):02x}"
-
-
-def _set_up_logging(environ: Mapping[str, str]) -> None:
-    # Standard error may be a pipe to a program that has ended; then there is no place to complain.
-    logging.raiseExceptions = False
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine(with_level=_is_journal(environ)))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
-def _is_journal(environ: Mapping[str, str]) -> bool:
-    """Return whether standard error is the stream that systemd connected to its journal."""
-    try:
-        status = os.fstat(2)
-    except OSError:
-        return False
-    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
+from ciuic.control import Document
 from ciuic.errors import CiuicError, StoreError, shortage
+from ciuicd.control import Job
 
-__all__ = ["attempt", "sentence"]
+__all__ = ["attempt", "failure", "sentence"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,3 +35,8 @@ def attempt(failed: Callable[[CiuicError], None]) -> Iterator[None]:
 def sentence(error: CiuicError) -> str:
     """Return the error and its remedy on one line."""
     return f"{error.message}. {error.hint}" if error.hint else error.message
+
+
+def failure(job: Job, error: CiuicError) -> dict[str, Document]:
+    """Return what a line of JSON in the log says of a snapshot that failed."""
+    return {"fields": {"event": "failure", "schedule": job.schedule, "kind": error.kind}}

@@ -39,7 +39,7 @@ from ciuic.store.place.keys import is_url
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
 from ciuic.units import format_duration
-from ciuicd.attempt import attempt, sentence
+from ciuicd.attempt import attempt, failure, sentence
 from ciuicd.control import Job
 from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
@@ -476,7 +476,7 @@ class Service:
             _log.error("%s", sentence(error))
         else:
             name = f"{state.name}: " if job.names_schedule else ""
-            _log.error("%ssnapshot failed: %s", name, sentence(error))
+            _log.error("%ssnapshot failed: %s", name, sentence(error), extra=failure(job, error))
         self._taker.remember(error)
         if job.scope is None:
             state.remember(error)

@@ -91,7 +91,8 @@ class SnapshotTaker:
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
         level = logging.WARNING if report.trouble_count else logging.INFO
-        _log.log(level, "%s%s", name, _describe(report))
+        fields = _fields(settings.schedule, report)
+        _log.log(level, "%s%s", name, _describe(report), extra={"fields": fields})
         for note in report.notes:
             _log.warning("%s", note.what)
         return report
@@ -202,6 +203,17 @@ def _excludes_no_more(store: Store, summary: SnapshotSummary, settings: Settings
     except CiuicError:
         return False
     return rules.is_within(settings.exclude_rules)
+
+
+def _fields(schedule: str, report: TakeReport) -> Document:
+    """Return what a line of JSON in the log says of a snapshot."""
+    names = ("id", "kind", "files", "logical_bytes", "new_bytes", "stored_bytes", "total_s")
+    document = report.as_json()
+    return {
+        "event": "snapshot",
+        "schedule": schedule,
+        **{name: document[name] for name in (*names, "waited_s", "trouble_count")},
+    }
 
 
 def _time_text(report: TakeReport) -> str:

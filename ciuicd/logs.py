@@ -1,0 +1,80 @@
+"""The daemon's log: a line for each record, as text for people or as JSON for programs."""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ciuic.system.clock import Clock, rfc3339
+
+__all__ = ["set_up_logging"]
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SYSLOG: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
+
+
+def set_up_logging(environ: Mapping[str, str], clock: Clock, *, as_json: bool) -> None:
+    """Send all records to stderr.
+
+    Args:
+        environ: The environment: says whether stderr is the journal.
+        clock: The time of a line of JSON.
+        as_json: A JSON object per line, instead of text.
+    """
+    # Standard error may be a pipe to a program that has ended; then there is no place to complain.
+    logging.raiseExceptions = False
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _JsonLines(clock) if as_json else _OneLine(with_level=_is_journal(environ))
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _OneLine(logging.Formatter):
+    """One line for each record, even if a path has line breaks; with its level for the journal."""
+
+    def __init__(self, *, with_level: bool) -> None:
+        super().__init__("%(message)s")
+        self._with_level = with_level
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [_CONTROL.sub(_escaped, record.getMessage())]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).splitlines()
+        prefix = f"<{_SYSLOG.get(record.levelno, 6)}>" if self._with_level else "ciuicd: "
+        return "\n".join(prefix + line for line in lines)
+
+
+class _JsonLines(logging.Formatter):
+    """An object with ``time``, ``level``, ``message``, and what the record has in ``fields``."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__("%(message)s")
+        self._clock = clock
+
+    def format(self, record: logging.LogRecord) -> str:
+        document: dict[str, Any] = {
+            "time": rfc3339(self._clock.now_ns()),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\x{ord(match[0]):02x}"
+
+
+def _is_journal(environ: Mapping[str, str]) -> bool:
+    """Return whether standard error is the stream that systemd connected to its journal."""
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
