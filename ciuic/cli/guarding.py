@@ -18,6 +18,7 @@ from ciuic.guard.alerts.channels import Channel
 from ciuic.guard.job.guarding import Ended
 from ciuic.guard.rules.language import Rule, default_rules
 from ciuic.guard.rules.watching import Finding
+from ciuic.ids import SnapshotId
 from ciuic.model import SUSPECT_TAG, complete_ones
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_duration
@@ -41,6 +42,8 @@ _OWN_VARIABLES: Final = ("OPENBLAS_NUM_THREADS",)
 _RETRY_S: Final = 5.0
 _WAIT_S: Final = 1.0
 _LAST_WAIT_S: Final = 30.0
+_PINS_MAX: Final = 8
+"""How many snapshots a job pins at most: the one before its first fault, and the newest."""
 
 
 def say(text: str, hint: str = "") -> None:
@@ -82,6 +85,7 @@ class JobEvents:
         self._fired_ns = 0
         self._next_s = 0.0
         self._failure = ""
+        self._pinned: list[SnapshotId] = []
 
     def fired(self, finding: Finding) -> None:
         """Report it, pin the last good snapshot, and tag the later ones."""
@@ -182,7 +186,15 @@ class JobEvents:
                 say("no snapshot is from before the fault")
                 return
             newest = max(before, key=lambda one: one.taken_ns)
+            if newest.pinned:
+                if newest.id not in self._pinned:
+                    say(f"snapshot {newest.id} is from before the fault, and was pinned already")
+                return
+            if len(self._pinned) >= _PINS_MAX:
+                # A rule that fires all the time would keep every snapshot. The first one stays.
+                set_pinned(store, self._pinned.pop(1), pinned=False)
             set_pinned(store, newest.id, pinned=True)
+            self._pinned.append(newest.id)
         say(f"snapshot {newest.id} is from before the fault, and is now pinned")
 
     def _tag_since(self, fired_ns: int, wait_s: float) -> None:
