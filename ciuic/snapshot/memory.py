@@ -16,12 +16,13 @@ import ciuic
 from ciuic.catalog import remember
 from ciuic.errors import UsageError
 from ciuic.formats.headers import Span
-from ciuic.ids import ChunkId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import (
     LIBRARY,
     MEMORY,
     Entry,
     ExcludeRules,
+    Follow,
     PathWarning,
     Root,
     SnapshotSummary,
@@ -86,6 +87,8 @@ class MemoryRequest:
         replaces: This snapshot gets the parent and the kind of that one, to stand in its place. If
             that one is incomplete, what it has added to the store counts for this one.
         is_complete: False: more files of the same state follow, in a snapshot that replaces this.
+        follows: The snapshot from which the state in memory was loaded; None: not known. If it is
+            the parent, there is nothing to say.
     """
 
     files: tuple[MemoryFile, ...]
@@ -97,6 +100,7 @@ class MemoryRequest:
     stored: tuple[StoredFile, ...] = ()
     replaces: SnapshotSummary | None = None
     is_complete: bool = True
+    follows: SnapshotId | None = None
 
 
 def is_full_due(store: Store, request: MemoryRequest, clock: Clock) -> bool:
@@ -232,7 +236,8 @@ class _Run:
         """Make everything that the manifest names durable; returns the manifest to commit."""
         self._totals = self._writer.finish(index_waits=True)
         parent = self._plan.parent.id if self._plan.parent is not None else None
-        replaced = self._request.replaces
+        replaced, loaded = self._request.replaces, self._request.follows
+        follows = (Follow(STATE_ROOT, loaded),) if loaded not in {None, parent} else ()
         machine = self._plan.owner.machine
         stored = [file.entry.size_bytes for file in self._request.stored]
         begun = replaced if replaced is not None and not replaced.is_complete else None
@@ -253,6 +258,7 @@ class _Run:
             origin=LIBRARY,
             schedule="",
             is_complete=self._request.is_complete,
+            follows=follows if replaced is None else replaced.follows,
         )
         return Manifest(
             summary=summary,

@@ -469,7 +469,8 @@ class SnapshotManager:
                 return read_state(store, summary, {}, options)
 
         with self._lock:
-            return chosen() if self._agreement is None else self._agreement.load(chosen, read)
+            state = chosen() if self._agreement is None else self._agreement.load(chosen, read)
+            return self._saves.loaded(state)
 
     def _reading(self) -> "contextlib.AbstractContextManager[Store]":
         self._saves.go_on()

@@ -12,6 +12,7 @@ from ciuic.system.clock import Clock
 from ciuic.training.client import WriterProcess
 from ciuic.training.handle import SaveHandle
 from ciuic.training.layers.groups import Layer
+from ciuic.training.loading.state import LoadedState
 from ciuic.training.preemption import Preemption
 from ciuic.training.ranks.client import RankClient
 from ciuic.training.ranks.job import Job
@@ -73,6 +74,7 @@ class Saves:
         self._stager = Stager(self._buffer, layers)
         self._writer: WriterProcess | RankClient | None = None
         self._under_way: SaveHandle | None = None
+        self._loaded: SnapshotId | None = None
         self._is_closed = False
         self._listener = job.listen(clock) if job is not None and job.rank == 0 else None
         if job is not None:
@@ -112,7 +114,8 @@ class Saves:
             raise
         written = [[file.name, file.parts] for file in files]
         do = "save" if self._job is None or self._job.rank == 0 else "part"
-        answer = self.ask({"do": do, "files": written, **request})
+        answer = self.ask({"do": do, "files": written, "follows": self._loaded, **request})
+        self._loaded = None
         writer = self._writer
         if writer is None:
             self._under_way = SaveHandle(answer)
@@ -137,6 +140,12 @@ class Saves:
             )
         )
         return SaveHandle(answer)
+
+    def loaded(self, state: LoadedState | None) -> LoadedState | None:
+        """Note for the next save which state the program goes on from; returns it."""
+        if state is not None:
+            self._loaded = state.snapshot_id
+        return state
 
     def ask(self, request: dict[str, Any]) -> Any:
         """Send a request to the other process; start it, or start it again after its death.

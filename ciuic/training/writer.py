@@ -7,6 +7,9 @@ A request and its answer are one line of JSON each. Requests, by ``do``:
 
     save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, layers,
             label (the step and the channel, if there are other ranks)
+    save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, label (the
+            step and the channel, if there are other ranks), follows (the snapshot that was loaded
+            since the save before, or null)
     give-up label, why: the state of this step can't be saved
     publish number, message: what the other ranks get when they load for this time
     verify  id, or null for all snapshots of the library
@@ -158,7 +161,12 @@ class _Worker:
             )
             for name, parts in request["files"]
         )
-        asked = MemoryRequest((*files, *parts), request["taken_ns"], tuple(request["tags"]))
+        asked = MemoryRequest(
+            (*files, *parts),
+            request["taken_ns"],
+            tuple(request["tags"]),
+            follows=request.get("follows"),
+        )
         rules, layers = Rules.of_json(request["rules"]), as_layers(request["layers"])
         saved = self._saver.save(asked, request["channel"], rules, layers)
         return asdict(saved)

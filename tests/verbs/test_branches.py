@@ -8,6 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ciuic import SnapshotManager
+from ciuic.catalog import list_snapshots
+from ciuic.ids import SnapshotId
+from ciuic.model import Follow
+from ciuic.report.histories.changes import descent
 from ciuic.report.histories.graph import draw
 from ciuic.store.records import layout
 from ciuic.store.restored import note_restored
@@ -156,10 +161,8 @@ def test_there_are_never_too_many_notes(box: Box) -> None:
     assert follows(box)[0][0][0].endswith("\udcff")
 
 
-def store_id(text: str):
+def store_id(text: str) -> SnapshotId:
     """Return the full ID of a snapshot."""
-    from ciuic.ids import SnapshotId
-
     return SnapshotId(text)
 
 
@@ -212,3 +215,30 @@ def test_a_tensor_has_a_history_of_its_own(box: Box) -> None:
     assert json.loads(none.out) == []
     assert "has the tensor 'none'" in none.err
     assert box.ciuic("log", "--tensor", "weight").code == 2
+
+
+def test_a_training_that_loads_an_older_state_and_goes_on_begins_a_branch(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    state = {"weight": numpy.ones(100, numpy.float32)}
+
+    def save(manager: SnapshotManager, step: int) -> str:
+        return str(manager.save_snapshot(state, None, 0, step=step, wait=True).id)
+
+    with SnapshotManager(str(tmp_path / "store")) as manager:
+        ids = [save(manager, step) for step in range(3)]
+        manager.load_snapshot(0)
+        ids += [save(manager, 3), save(manager, 4)]
+    with SnapshotManager(str(tmp_path / "store")) as manager:
+        manager.load_latest_snapshot()
+        ids.append(save(manager, 5))
+
+    with open_store(str(tmp_path / "store")) as store:
+        found = {one.id: one for one in list_snapshots(store)}
+    assert [found[one].follows for one in ids] == [
+        *[()] * 3,
+        (Follow(b"/state", store_id(ids[0])),),
+        *[()] * 2,
+    ]
+    assert [one.before for one in descent(list(found.values()))][::-1] == [
+        None, ids[0], ids[1], ids[0], ids[3], ids[4],
+    ]  # fmt: skip
