@@ -196,7 +196,9 @@ def latest_snapshot(store: Store) -> SnapshotSummary | None:
     return next(iter(newest_first(complete_ones(list_snapshots(store)))), None)
 
 
-def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> SnapshotSummary:
+def find_snapshot(
+    store: Store, text: str, *, holding: Sequence[bytes] = (), tagged: bool = False
+) -> SnapshotSummary:
     """Return the snapshot that ``text`` means: an ID, a prefix of an ID, ``latest``, or a time.
 
     A time means the newest snapshot that is not after it. ``latest`` is the snapshot that was
@@ -209,6 +211,7 @@ def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> 
         text: What the user typed.
         holding: Paths. ``latest``, ``latest-valid`` and a time mean the newest snapshot whose roots
             hold all of them; if none does, they mean what they mean without paths.
+        tagged: What is none of these may be a tag: it means the newest snapshot that has it.
 
     Raises:
         UsageError: ``text`` can't mean a snapshot.
@@ -230,10 +233,13 @@ def find_snapshot(store: Store, text: str, *, holding: Sequence[bytes] = ()) -> 
         return snapshots[0] if text == LATEST else _latest_valid(store, snapshots)
     until_ns = from_local_text(text)
     if until_ns is None:
+        named = [one for one in snapshots if text in one.tags] if tagged else []
+        if named:
+            return newest_first(named)[0]
         raise UsageError(
             f"'{text}' is not a snapshot's ID",
-            hint="Give cs- and hex digits, 'latest', 'latest-valid', or a time such as"
-            " '2026-06-15 14:30'.",
+            hint=f"Give cs- and hex digits, 'latest', 'latest-valid'{', a tag' * tagged}, or a time"
+            " such as '2026-06-15 14:30'.",
         )
     for snapshot in snapshots:
         if snapshot.taken_ns <= until_ns:

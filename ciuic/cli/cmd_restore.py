@@ -49,7 +49,7 @@ __all__ = ["command", "print_restored", "restore_exit_code"]
     required=True,
     type=SNAPSHOT,
     metavar="ID",
-    help="The snapshot: an ID or a part of one, 'latest', 'latest-valid', or a time.",
+    help="The snapshot: an ID or a part of one, 'latest', 'latest-valid', a tag, or a time.",
 )
 @click.option(
     "-p",
@@ -151,7 +151,7 @@ def command(
         is_noted=True,
     )
     with interruptible() as cancelled, opened(session) as store, progress("restore") as shown:
-        chosen = find_snapshot(store, snapshot_id, holding=request.paths)
+        chosen = find_snapshot(store, snapshot_id, holding=request.paths, tagged=True)
         newer = passed_over(store, snapshot_id, chosen)
         _note_machine(store, snapshot_id, chosen)
         manifest = store.manifest(chosen.id)

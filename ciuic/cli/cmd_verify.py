@@ -96,7 +96,7 @@ def _verify(
 def _verify_named(
     store: Store, ids: tuple[str, ...], shown: Reporter, *, checksum: bool
 ) -> VerifyReport:
-    found = [(text, find_named(store, text)) for text in ids]
+    found = [(text, find_named(store, text, tagged=True)) for text in ids]
     unreadable = {
         snapshot_id: what
         for text, summary in found

@@ -120,7 +120,7 @@ def find_snapshot(
     With ``holding``, ``latest`` means the newest snapshot whose roots hold these paths. Names on
     stderr the snapshots that ``text`` may mean instead, and that can't be read.
     """
-    found = catalog.find_snapshot(store, text, holding=holding)
+    found = catalog.find_snapshot(store, text, holding=holding, tagged=True)
     for snapshot_id, what in catalog.passed_over(store, text, found).items():
         session.damaged[snapshot_id] = what
         reason = NEWER if text == catalog.LATEST else CLOSER

@@ -141,7 +141,9 @@ class Reading:
         """Return the snapshot that a name means. A full ID needs no list of all snapshots."""
         listed = self._list.get(store)
         place = listed.places.get(SnapshotId(name))
-        return find_snapshot(store, name) if place is None else listed.snapshots[place]
+        if place is None:
+            return find_snapshot(store, name, tagged=True)
+        return listed.snapshots[place]
 
     def snapshots(self, *, after: str = "", text: str = "", count: int = 100) -> SnapshotPage:
         """Answer a part of the list.

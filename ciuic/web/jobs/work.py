@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _do(store: Store, work: Document, cancelled: Callable[[], bool]) -> Document:
-    summary = find_snapshot(store, work["snapshot"])
+    summary = find_snapshot(store, work["snapshot"], tagged=True)
     told = _Told(cancelled)
     # Each kind of work loads only what it needs.
     if work["do"] == "verify":

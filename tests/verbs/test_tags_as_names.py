@@ -1,0 +1,42 @@
+"""A tag in place of an ID: it means the newest snapshot that has it, and moves."""
+
+from pathlib import Path
+
+from tests.kit.box import Box
+
+
+def test_a_tag_names_the_newest_snapshot_that_has_it_and_moves(box: Box, tmp_path: Path) -> None:
+    ids = []
+    for number in range(3):
+        (box.source / "model").write_text(str(number))
+        ids.append(box.take(tags=("all", "best") if number == 0 else ("all",)).id)
+
+    def restored(name: str) -> str:
+        out = tmp_path / f"out-{name}"
+        outcome = box.ciuic(
+            "restore", "-s", name, "-p", box.source / "model", "-d", out, "--overwrite"
+        )
+        assert outcome.code == 0, outcome.err
+        return (out / "model").read_text()
+
+    assert (restored("best"), restored("all")) == ("0", "2")
+    assert box.ciuic("tag", ids[1], "--move", "best").code == 0
+    assert restored("best") == "1"
+    assert box.ciuic("cat", "best", str(box.source / "model")).out == "1"
+    assert box.ciuic("verify", "best", "--json").document["snapshots"][0]["id"] == ids[1]
+    compared = box.ciuic("compare", "best", "all", "--json").document["snapshots"]
+    assert [one["id"] for one in compared] == [ids[1], ids[2]]
+
+
+def test_what_means_something_else_is_no_tag_and_forget_takes_none(box: Box) -> None:
+    (box.source / "model").write_text("1")
+    first = box.take(tags=("latest", "abcdef", "keep")).id
+    (box.source / "model").write_text("2")
+    box.take()
+
+    assert box.ciuic("cat", "latest", str(box.source / "model")).out == "2"
+    assert box.ciuic("show", "abcdef").code == 1
+    assert box.ciuic("show", "keep").out.split()[1] == first
+    refused = box.ciuic("forget", "keep")
+    assert (refused.code, "'keep' is not a snapshot's ID" in refused.err) == (2, True)
+    assert len(box.snapshots()) == 2
