@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from ciuic import Layer, SnapshotManager
 from ciuic.catalog import find_snapshot, list_snapshots
@@ -33,6 +32,10 @@ from tests.format import reader
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte
 from tests.kit.program import ciuic
+
+load_file = pytest.importorskip(
+    "safetensors.numpy", reason="safetensors is not installed"
+).load_file
 
 LAYERS = [Layer("attention", r"attn"), Layer("mlp", r"mlp\.")]
 
