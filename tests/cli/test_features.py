@@ -86,14 +86,27 @@ def writers(snapshot: str) -> list[list[str]]:
     ]
 
 
-@pytest.fixture
-def taken(box: Box) -> str:
-    """The first of two snapshots."""
+def take_two(box: Box) -> str:
+    """Take two snapshots; returns the ID of the first one."""
     (box.source / "a").write_bytes(b"a" * 5000)
     first = box.take()
     (box.source / "b").write_bytes(b"b" * 5000)
     box.take()
     return first.id
+
+
+@pytest.fixture
+def taken(box: Box) -> str:
+    """The first of two snapshots."""
+    return take_two(box)
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """The exit code of each call of ``readers``, except a restore, for a store without features."""
+    box = Box(tmp_path_factory.mktemp("usual"))
+    calls = readers(box, take_two(box), box.directory / "out")
+    return {name: box.ciuic(*call).code for name, call in calls.items() if name != "restore"}
 
 
 def test_every_command_is_here(box: Box, tmp_path: Path) -> None:
@@ -102,12 +115,13 @@ def test_every_command_is_here(box: Box, tmp_path: Path) -> None:
     assert named == set(COMMANDS)
 
 
-def test_an_optional_feature_changes_nothing(box: Box, tmp_path: Path, taken: str) -> None:
+def test_an_optional_feature_changes_nothing(
+    box: Box, tmp_path: Path, taken: str, usual: dict[str, int]
+) -> None:
     calls = readers(box, taken, tmp_path / "out")
-    before = {name: box.ciuic(*call).code for name, call in calls.items() if name != "restore"}
     add_feature(box, "optional")
 
-    assert {name: box.ciuic(*call).code for name, call in calls.items() if name in before} == before
+    assert {name: box.ciuic(*call).code for name, call in calls.items() if name in usual} == usual
     assert box.ciuic(*calls["restore"]).code == 0
     for call in writers(taken):
         outcome = box.ciuic(*call)
@@ -117,21 +131,20 @@ def test_an_optional_feature_changes_nothing(box: Box, tmp_path: Path, taken: st
 
 @pytest.mark.parametrize("has_index", [True, False])
 def test_a_feature_that_writers_must_know_leaves_a_store_that_can_be_read(
-    box: Box, tmp_path: Path, taken: str, has_index: bool
+    box: Box, tmp_path: Path, taken: str, usual: dict[str, int], has_index: bool
 ) -> None:
     calls = readers(box, taken, tmp_path / "out")
-    before = {name: box.ciuic(*call).code for name, call in calls.items() if name != "restore"}
     add_feature(box, "required_to_write")
     if not has_index:
         (box.store / layout.CATALOG).unlink()
     whole = photograph(box.store)
 
-    found = {name: box.ciuic(*call).code for name, call in calls.items() if name in before}
+    found = {name: box.ciuic(*call).code for name, call in calls.items() if name in usual}
 
     # 'doctor' names the feature as a problem, and 'repair' misses the chunk index.
     named = {"doctor"} if has_index else {"doctor", "repair"}
     assert {name: code for name, code in found.items() if name not in named} == {
-        name: code for name, code in before.items() if name not in named
+        name: code for name, code in usual.items() if name not in named
     }
     assert FEATURE in said(box.ciuic("doctor"))
     assert box.ciuic(*calls["restore"]).code == 0
