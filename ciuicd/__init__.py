@@ -4,7 +4,7 @@ __main__     arguments, logging, signals, exit code
 service      the main loop; owns everything below
 hold         the lock on the store, and the control socket in it
 taking       taking a snapshot by the configuration
-schedule     when a snapshot is due: arithmetic only
+schedules    when each schedule is due, and whose turn it is
 followup     another snapshot once files that were being written are closed
 watch        events of these files
 practice     drills

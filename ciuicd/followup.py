@@ -28,7 +28,7 @@ from ciuic.source.writers import find_holders
 from ciuic.system.clock import Clock, rfc3339
 from ciuic.system.kernel import has_writer
 from ciuic.units import format_duration, format_files, listed
-from ciuicd.schedule import covers
+from ciuicd.schedules.due import covers
 from ciuicd.watch import ClosingWatch
 
 __all__ = ["TAG", "FollowUps", "Scope", "is_being_written"]

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from ciuic.documents import Document
 from ciuic.system.clock import Clock, rfc3339
 
 __all__ = ["set_up_logging"]
@@ -56,7 +57,7 @@ class _JsonLines(logging.Formatter):
         self._clock = clock
 
     def format(self, record: logging.LogRecord) -> str:
-        document: dict[str, Any] = {
+        document: Document = {
             "time": rfc3339(self._clock.now_ns()),
             "level": record.levelname.lower(),
             "message": record.getMessage(),

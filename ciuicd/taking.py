@@ -27,7 +27,7 @@ from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
 from ciuicd.control import Job
 from ciuicd.notify import Notifier
-from ciuicd.schedule import covers
+from ciuicd.schedules.due import covers
 from ciuicd.schedules.state import encoded_roots, error_fields
 
 __all__ = ["SnapshotTaker", "newest_taken_ns"]

@@ -1,6 +1,7 @@
 """The schedules of a configuration: what the daemon knows of each, and which is next.
 
 automatic   the interval that costs least, for snapshot_interval = auto
+due         when a snapshot is due: arithmetic only
 state       when one schedule is due, and how it went
 turns       all of them: whose turn it is
 """

@@ -19,8 +19,8 @@ from ciuic.system.free_space import free_space
 from ciuic.system.machine import this_machine
 from ciuic.units import format_duration
 from ciuicd.followup import FollowUps
-from ciuicd.schedule import is_due, next_due_ns
 from ciuicd.schedules.automatic import Choice, Facts, at_first, choose
+from ciuicd.schedules.due import is_due, next_due_ns
 
 __all__ = ["ScheduleState", "encoded_roots", "error_fields"]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuicd.schedule import covers, is_due, next_due_ns
+from ciuicd.schedules.due import covers, is_due, next_due_ns
 
 HOUR = 3600 * 10**9
 DAY = 24 * HOUR
