@@ -269,3 +269,19 @@ def test_a_row_of_a_table_is_what_was_encoded():
     for row, end in enumerate(ends):
         pack_id, size_bytes, offset, length = table.entry(row)
         assert PackEnd(pack_id, size_bytes, data[offset : offset + length]) == end
+
+
+def test_an_end_that_does_not_match_its_pack_is_not_used(many, one, tmp_path):
+    (tmp_path / "reader/tmp").mkdir(parents=True)
+    packs = [(layout.parse_pack_name(name), name) for name in one.names("packs")]
+    sizes = {pack: (tmp_path / "bucket/packs" / name).stat().st_size for pack, name in packs}
+    sound = Segments(one.place(), str(tmp_path / "reader"))
+    assert all(sound.end(pack, size) for pack, size in sizes.items())
+    assert not any(sound.end(pack, size + 1) for pack, size in sizes.items())
+
+    for path in (tmp_path / "reader/segments").iterdir():
+        data = bytearray(path.read_bytes())
+        for entry in map(Segment(bytes(data)).entry, range(len(Segment(bytes(data))))):
+            data[entry.offset_bytes + 20] ^= 1
+        path.write_bytes(data)
+    assert not any(sound.end(pack, size) for pack, size in sizes.items())
