@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Final
 
 from ciuic.catalog import list_snapshots
 from ciuic.copy.record import UNSENT, read_record, write_record
@@ -14,6 +15,8 @@ from ciuic.system.clock import Clock
 from ciuic.units import counted
 
 __all__ = ["Keeping"]
+
+_NS: Final = 1e9
 
 
 class Keeping:
@@ -63,6 +66,13 @@ class Keeping:
         if self.is_other:
             self.record = CopyRecord.new(self.record.address, self.record.tried_ns)
         self.record.store_id = store_id
+
+    def is_current(self, within_s: float) -> bool:
+        """Return whether the last copy did everything, not long ago, and nothing is new since."""
+        record = self.record
+        since_s = (self._clock.now_ns() - (record.done_ns or 0)) / _NS
+        known = {one: number for one, number in record.marks.items() if one not in record.followed}
+        return not record.problem and 0 <= since_s < within_s and known == self._marks
 
     def is_outdated(self) -> bool:
         """Return whether a snapshot or mark came here since the copy began."""

@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 _WAIT_S: Final = 60.0
 """How long to wait for another process that writes to a copy."""
+_LOOK_S: Final = 6 * 3600.0
+"""How often to look at a bucket if nothing is new: each look costs requests."""
 _VERIFY: Final = "'ciuic verify --all --checksum' names the damaged paths"
 
 
@@ -98,6 +100,8 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
     request = CopyRequest(parity=settings.parity, limit_bytes_per_s=limit_bytes)
     with open_configured(settings) as source:
         keeping = Keeping(source, copy.address, clock)
+        if is_url(copy.address) and keeping.is_current(_LOOK_S):
+            return False
         with keeping.recorded(report, is_all=True):
             _refuse_same(source, copy.address)
             with _opened(copy, cancelled) as there:

@@ -75,7 +75,10 @@ def test_a_bucket_gets_each_snapshot_and_gives_back_what_is_lost_here(configured
     assert "far: 1 snapshot copied" in configured.copy()
     before = len(proxy.requests)
     assert not configured.copy()
-    assert len(proxy.requests) - before <= 30, "with nothing new, few requests"
+    assert len(proxy.requests) == before, "with nothing new, the server is not asked"
+    configured.run("note", "latest", "the best one")
+    configured.copy()
+    assert 0 < len(proxy.requests) - before <= 30, "with nothing but a note, few requests"
 
     proxy.always(faults.status(403, "AccessDenied"))
     (configured.source / "newer").write_bytes(b"newer")
