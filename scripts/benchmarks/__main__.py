@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import chain, cow, library, measure, report, upkeep
+from benchmarks import chain, cow, library, measure, report, training, upkeep
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
 from benchmarks.mounts import KINDS
 from benchmarks.rows import DATA_SETS, Bench, measure_rows
@@ -107,6 +107,8 @@ def main() -> int:
     """Measure, print the table, write the page; return 1 if a mark is missed."""
     if sys.argv[1:2] == ["library"]:
         return library.main(sys.argv[2:])
+    if sys.argv[1:2] == ["training"]:
+        return training.main(sys.argv[2:])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ciuic-bench"
     cache.mkdir(parents=True, exist_ok=True)
     options = parse_arguments(cache)
