@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h> /* renameat */
 #include <sys/stat.h>
 #include <unistd.h>
 
