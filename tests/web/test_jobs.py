@@ -96,7 +96,7 @@ def test_what_the_command_refuses_a_job_refuses(full: Box):
 
 
 def test_a_restore_goes_on_when_its_listener_leaves(full: Box, tmp_path: Path):
-    gate = Gate(tmp_path, "os.rename")
+    gate = Gate(tmp_path, "os.mkdir")
     out = tmp_path / "out"
     with served(full, gate=gate) as site:
         job = site.start(

@@ -113,7 +113,7 @@ def test_a_restore_by_clicks_goes_on_when_the_browser_is_closed(
 ):
     (box.source / "model.pt").write_bytes(os.urandom(300_000))
     snapshot = box.take().id
-    out, gate = tmp_path / "out", Gate(tmp_path, "os.rename")
+    out, gate = tmp_path / "out", Gate(tmp_path, "os.mkdir")
     with served(box, gate=gate) as site:
         with browser.new_context() as context:
             page = Watched(context, site).page
