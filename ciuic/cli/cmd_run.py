@@ -130,6 +130,7 @@ def command(
         if not is_saved:
             said = f"job {name} failed, and its emergency snapshot failed too"
             alerts.began("emergency snapshot", "critical", said)
+        events.mark()  # before broken files are replaced from snapshots: those suspect are not used
         if not restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
             if restarts.refusal:
                 alerts.began("no restart", "critical", restarts.refusal, step=ended.last_step)

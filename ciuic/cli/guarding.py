@@ -7,6 +7,7 @@ while the job runs.
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -42,8 +43,6 @@ _OWN_VARIABLES: Final = ("OPENBLAS_NUM_THREADS",)
 _RETRY_S: Final = 5.0
 _WAIT_S: Final = 1.0
 _LAST_WAIT_S: Final = 30.0
-_PINS_MAX: Final = 8
-"""How many snapshots a job pins at most: the one before its first fault, and the newest."""
 
 
 def say(text: str, hint: str = "") -> None:
@@ -82,12 +81,13 @@ class JobEvents:
         self._has_store = has_store
         self._alerts = alerts
         self._pending: list[Callable[[float], None]] = []
+        self._good_ns = sys.maxsize
         self._fired_ns = 0
         self._next_s = 0.0
         self._failure = ""
-        self._pinned: list[SnapshotId] = []
+        self._pinned: SnapshotId | None = None
 
-    def fired(self, finding: Finding) -> None:
+    def fired(self, finding: Finding, *, is_paused: bool) -> None:
         """Report it, pin the last good snapshot, and tag the later ones."""
         rule = finding.rule
         at = "" if finding.step is None else f" at step {finding.step}"
@@ -97,12 +97,12 @@ class JobEvents:
         self._alerts.began(
             f"rule {rule.name}",
             rule.severity,
-            said + ("; the job is paused" if rule.action == "pause" else ""),
+            said + ("; the job is paused" if is_paused else ""),
             rule=rule.name,
             step=finding.step,
             go_back_step=finding.go_back_step,
         )
-        if rule.action == "pause":
+        if is_paused:
             say(
                 f"job {self._job} is paused",
                 f"'kill -CONT {os.getpid()}' lets it go on; Ctrl-C or SIGTERM lets it end.",
@@ -112,9 +112,9 @@ class JobEvents:
         if not self._has_store or rule.idle_s:  # what a job that hangs has saved is as good as ever
             return
         now_ns = self._clock.now_ns()
-        good_ns = finding.seen_ns or now_ns
+        self._good_ns = min(self._good_ns, finding.good_ns or now_ns)
         self._fired_ns = self._fired_ns or now_ns
-        self._pending.append(lambda wait_s: self._pin_before(good_ns, wait_s))
+        self._add(self._pin_before)
         self._next_s = 0.0
 
     def fault_ended(self, finding: Finding) -> None:
@@ -155,14 +155,21 @@ class JobEvents:
             self._work(_WAIT_S)
             self._next_s = self._clock.monotonic_s() + _RETRY_S
 
-    def finish(self) -> None:
-        """Tag the snapshots since a rule fired, and say what could not be done."""
+    def mark(self) -> None:
+        """Pin the last good snapshot, and tag those since a rule fired; ``idle`` tries again."""
         if self._fired_ns:
-            fired_ns = self._fired_ns
-            self._pending.append(lambda wait_s: self._tag_since(fired_ns, wait_s))
+            self._add(self._tag_since)
         self._work(_LAST_WAIT_S)
+
+    def finish(self) -> None:
+        """As ``mark``, and say what could not be done."""
+        self.mark()
         if self._pending:
             say(f"snapshots could not be pinned and tagged: {self._failure}")
+
+    def _add(self, act: Callable[[float], None]) -> None:
+        if act not in self._pending:
+            self._pending.append(act)
 
     def _work(self, wait_s: float) -> None:
         waiting, self._pending = self._pending, []
@@ -173,38 +180,40 @@ class JobEvents:
                 self._failure = str(error)
                 self._pending.append(act)
 
-    def _pin_before(self, good_ns: int, wait_s: float) -> None:
+    def _pin_before(self, wait_s: float) -> None:
+        """Pin the newest snapshot that is from before every fault, not the last one alone."""
         # Imported when a rule has fired: the store takes as much memory as the rest.
         from ciuic.catalog import list_snapshots
         from ciuic.cli.opening import opened
         from ciuic.maintain.label import set_pinned
 
         with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
-            complete = complete_ones(list_snapshots(store))
-            before = [one for one in complete if one.taken_ns <= good_ns]
+            before = [
+                one
+                for one in complete_ones(list_snapshots(store))
+                # The tag is from an earlier run of ciuic.
+                if one.taken_ns <= self._good_ns and SUSPECT_TAG not in one.tags
+            ]
             if not before:
                 say("no snapshot is from before the fault")
                 return
             newest = max(before, key=lambda one: one.taken_ns)
-            if newest.pinned:
-                if newest.id not in self._pinned:
-                    say(f"snapshot {newest.id} is from before the fault, and was pinned already")
+            if newest.id == self._pinned:
                 return
-            if len(self._pinned) >= _PINS_MAX:
-                # A rule that fires all the time would keep every snapshot. The first one stays.
-                set_pinned(store, self._pinned.pop(1), pinned=False)
-            set_pinned(store, newest.id, pinned=True)
-            self._pinned.append(newest.id)
-        say(f"snapshot {newest.id} is from before the fault, and is now pinned")
+            if not newest.pinned:
+                set_pinned(store, newest.id, pinned=True)
+            self._pinned = newest.id
+        what = "was pinned already" if newest.pinned else "is now pinned"
+        say(f"snapshot {newest.id} is from before the fault, and {what}")
 
-    def _tag_since(self, fired_ns: int, wait_s: float) -> None:
+    def _tag_since(self, wait_s: float) -> None:
         from ciuic.catalog import list_snapshots
         from ciuic.cli.opening import opened
         from ciuic.maintain.label import change_tags
 
         with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
             for one in list_snapshots(store):
-                if one.taken_ns > fired_ns and SUSPECT_TAG not in one.tags:
+                if one.taken_ns > self._fired_ns and SUSPECT_TAG not in one.tags:
                     change_tags(store, one.id, add=(SUSPECT_TAG,))
 
 

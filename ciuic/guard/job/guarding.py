@@ -43,8 +43,8 @@ _PAUSE_NOTE_S: Final = 8 * 60.0
 class Events(Protocol):
     """Called by the guard: what its owner does about each event."""
 
-    def fired(self, finding: Finding) -> None:
-        """A rule fired; the job is paused already if the rule says so."""
+    def fired(self, finding: Finding, *, is_paused: bool) -> None:
+        """A rule fired, and the job is paused already if the rule says so and it still runs."""
         ...
 
     def fault_ended(self, finding: Finding) -> None:
@@ -109,7 +109,7 @@ def guard(job: Guarded, logs: JobLogs, idleness: Idleness, events: Events, clock
         if status is not None:
             received += _received(wait_s=0)
         asked = asked or any(one.si_signo in _ENDING for one in received)
-        found = logs.poll(is_paused=job.is_paused)
+        found = logs.poll(is_paused=job.is_paused, is_last=status is not None)
         if status is None:
             found += idleness.poll(
                 job.members, lines=logs.lines, step=logs.last_step, is_paused=job.is_paused
@@ -118,10 +118,11 @@ def guard(job: Guarded, logs: JobLogs, idleness: Idleness, events: Events, clock
             if finding.is_end:
                 events.fault_ended(finding)
                 continue
-            if finding.rule.action == "pause" and status is None and not job.is_paused:
+            pauses = finding.rule.action == "pause" and status is None
+            if pauses and not job.is_paused:
                 job.pause()
                 paused_s = clock.monotonic_s()
-            events.fired(finding)
+            events.fired(finding, is_paused=pauses)
         if status is not None:
             code = None if status < 0 else os.waitstatus_to_exitcode(status)
             meanwhile = oom_kills_of_machine() - oom_kills_before

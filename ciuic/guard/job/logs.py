@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ciuic.guard.logs.paths import log_files
@@ -38,7 +38,9 @@ class JobLogs:
         self.lines = 0
         self._patterns = patterns
         self._clock = clock
+        self._looked_ns = clock.now_ns()
         self._tails = {path: Tail(path, from_end=True) for path in log_files(patterns)}
+        self._read_ns = dict.fromkeys(self._tails, self._looked_ns)
         self._next_look_s = clock.monotonic_s() + _LOOK_S
         self._absent_s: float | None = clock.monotonic_s() + _ABSENT_S if patterns else None
         self._lines_due = _LINES
@@ -49,23 +51,27 @@ class JobLogs:
         """The newest step; None: no step was logged yet."""
         return self.watching.steps.step
 
-    def poll(self, *, is_paused: bool = False) -> list[Finding]:
+    def poll(self, *, is_paused: bool = False, is_last: bool = False) -> list[Finding]:
         """Read what was added; returns the rules that fired or whose fault ended.
 
         Args:
             is_paused: No step can come.
+            is_last: The job has ended: new logs are looked for now, and a last line counts without
+                its line end.
         """
         now_s = self._clock.monotonic_s()
-        if now_s >= self._next_look_s:
+        if is_last or now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_S
             self._look()
         found: list[Finding] = []
-        for number, tail in enumerate(self._tails.values()):
-            for lines in tail.read():
+        for number, (path, tail) in enumerate(self._tails.items()):
+            # Not the time of this read: a log may be found late, and a snapshot taken meanwhile.
+            since_ns, self._read_ns[path] = self._read_ns[path], self._clock.now_ns()
+            for lines in _added(tail, is_last=is_last):
                 self.lines += len(lines)
-                found += self.watching.lines(
-                    number, lines, now_ns=self._clock.now_ns(), monotonic_s=now_s
-                )
+                found += self.watching.lines(number, lines, since_ns=since_ns, monotonic_s=now_s)
+        if is_last:
+            self.watching.steps.restart()
         return found + self.watching.time(now_s, is_paused=is_paused)
 
     def complaints(self) -> list[str]:
@@ -102,6 +108,7 @@ class JobLogs:
             tail.close()
 
     def _look(self) -> None:
+        looked_ns, self._looked_ns = self._looked_ns, self._clock.now_ns()
         followed = {tail.identity for tail in self._tails.values()} - {None}
         for path in log_files(self._patterns):
             if path not in self._tails:
@@ -110,3 +117,10 @@ class JobLogs:
                     tail.close()
                     continue
                 self._tails[path] = tail
+                self._read_ns[path] = looked_ns
+
+
+def _added(tail: Tail, *, is_last: bool) -> Iterator[list[bytes]]:
+    yield from tail.read()
+    if is_last:
+        yield tail.rest()

@@ -5,7 +5,8 @@ of other sources add fields to a step that is still the newest; so several ranks
 one step. A source that logs much further than the leader replaces it, because the leader's log has
 ended.
 
-If the leader logs an earlier step, the training was rolled back, and everything starts anew.
+If the leader logs an earlier step, the training was rolled back, and everything starts anew. A job
+that starts again may log to another file: the first source leads then.
 """
 
 import math
@@ -49,7 +50,9 @@ class Steps:
             line changes nothing.
         """
         step = record.step
-        if self.step is None:
+        if self.step is None or self._leader is None:
+            if self.step is not None and step <= self.step:
+                self.rollbacks += 1
             return self._begin((file, record.rank), record)
         if step == self.step:
             merged = _merged(self.values, record.values)
@@ -65,6 +68,10 @@ class Steps:
         if step > self.step + _BEHIND_MAX:
             return self._begin(source, record)
         return None
+
+    def restart(self) -> None:
+        """The job has ended: what comes is from its next start."""
+        self._leader = None
 
     def _begin(self, source: Source, record: Record) -> bool:
         self._leader = source

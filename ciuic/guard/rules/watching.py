@@ -32,7 +32,7 @@ class Finding:
         is_end: The fault ended; the fields below are empty.
         go_back_step: The last step before the fault; None: the fault began with the first step.
         what: What happened, as a sentence without a full stop.
-        seen_ns: When the line of ``go_back_step`` came; 0: not known.
+        good_ns: A time when nothing of the fault had been logged; 0: not known.
     """
 
     rule: Rule
@@ -40,7 +40,7 @@ class Finding:
     is_end: bool = False
     go_back_step: int | None = None
     what: str = ""
-    seen_ns: int = 0
+    good_ns: int = 0
 
 
 class _State:
@@ -119,14 +119,14 @@ class Watching:
         self._seen: deque[tuple[int, int]] = deque(maxlen=_SEEN_MAX)
 
     def lines(
-        self, file: int, lines: Sequence[bytes], *, now_ns: int = 0, monotonic_s: float = 0.0
+        self, file: int, lines: Sequence[bytes], *, since_ns: int = 0, monotonic_s: float = 0.0
     ) -> list[Finding]:
         """Add lines of a file; returns the rules that fired or whose fault ended.
 
         Args:
             file: The number of the file.
             lines: The lines.
-            now_ns: The wall clock; 0: the lines are old.
+            since_ns: A time of the wall clock; the lines were logged later. 0: they are old.
             monotonic_s: The monotonic clock, for rules about steps that do not come.
         """
         found: list[Finding] = []
@@ -134,11 +134,11 @@ class Watching:
         for line in lines:
             record = decode(line)
             if record is not None:
-                found += add(file, record, now_ns=now_ns, monotonic_s=monotonic_s)
+                found += add(file, record, since_ns=since_ns, monotonic_s=monotonic_s)
         return found
 
     def record(
-        self, file: int, record: Record, *, now_ns: int = 0, monotonic_s: float = 0.0
+        self, file: int, record: Record, *, since_ns: int = 0, monotonic_s: float = 0.0
     ) -> Sequence[Finding]:
         """Add a decoded line; see ``lines``."""
         steps = self.steps
@@ -146,7 +146,7 @@ class Watching:
         is_new = steps.add(file, record)
         if is_new is None:
             return ()
-        found = self._begin(record, rollbacks, now_ns, monotonic_s) if is_new else []
+        found = self._begin(record, rollbacks, since_ns, monotonic_s) if is_new else []
         step, values = record.step, steps.values
         for state in self._states:
             if state.look(step, values):
@@ -173,13 +173,13 @@ class Watching:
         return self._silence(monotonic_s, self._last_s, self.steps.step)
 
     def _begin(
-        self, record: Record, rollbacks: int, now_ns: int, monotonic_s: float
+        self, record: Record, rollbacks: int, since_ns: int, monotonic_s: float
     ) -> list[Finding]:
         """Begin a step."""
         found: list[Finding] = []
-        moment_s = monotonic_s if now_ns else record.time_s
+        moment_s = monotonic_s if since_ns else record.time_s
         if self._silences and moment_s is not None:
-            if self._last_s is not None and not now_ns:
+            if self._last_s is not None and not since_ns:
                 found += self._silence(moment_s, self._last_s, self._last_step())
             self._last_s = moment_s
             found += [
@@ -195,7 +195,7 @@ class Watching:
             for state in self._states:
                 state.begin()
         self.count += 1
-        self._seen.append((record.step, now_ns))
+        self._seen.append((record.step, since_ns))
         return found
 
     def _ended(self, rule: Rule) -> bool:
@@ -210,8 +210,8 @@ class Watching:
                 continue
             self._silent.add(rule.name)
             what = f"no new step came for {format_duration(moment_s - last_s)}"
-            seen_ns = self._seen[-1][1] if self._seen else 0
-            found.append(Finding(rule, step, False, step, what, seen_ns))
+            good_ns = self._seen[-1][1] if self._seen else 0
+            found.append(Finding(rule, step, False, step, what, good_ns))
         return found
 
     def _last_step(self) -> int | None:
@@ -221,6 +221,7 @@ class Watching:
         if not state.is_firing:
             return Finding(state.rule, step, True)
         back = state.go_back_step
-        # From the newest: the step is a few steps ago.
-        seen_ns = next((seen for number, seen in reversed(self._seen) if number == back), 0)
-        return Finding(state.rule, step, False, back, state.what, seen_ns)
+        # From the newest: the step is a few steps ago. If the fault began with the first step, then
+        # the time before that one.
+        seen = (seen_ns for number, seen_ns in reversed(self._seen) if number == back)
+        return Finding(state.rule, step, False, back, state.what, next(seen, self._seen[0][1]))
