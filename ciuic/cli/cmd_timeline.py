@@ -21,6 +21,7 @@ from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, path_text
 from ciuic.system.clock import local_time_text
 from ciuic.timeline.logs import fields_of
+from ciuic.timeline.placing import BY_STORED
 from ciuic.timeline.timeline import (
     DAMAGED,
     IN_FLUX,
@@ -31,7 +32,7 @@ from ciuic.timeline.timeline import (
     Timeline,
     make_timeline,
 )
-from ciuic.units import counted, format_bytes
+from ciuic.units import counted, format_bytes, inflected
 
 __all__ = ["command"]
 
@@ -92,9 +93,11 @@ def command(
     """Draw what a training logged, with the snapshots below it.
 
     A snapshot is placed at its step. A snapshot of the library holds its step. For other snapshots,
-    ciuic looks how long the log was that they hold; if they don't hold it, it compares the time of
-    the snapshot with the times in the log ('time', 'timestamp' or 'ts'). VALUE is the last value
-    before the snapshot. Without --log, the curve shows the metrics in snapshots of the library.
+    ciuic looks where the log that they hold ends in FILE. If FILE was begun anew since, and so does
+    not begin with that log, the step is the last one in that log. If they don't hold the log, ciuic
+    compares the time of the snapshot with the times in FILE ('time', 'timestamp' or 'ts'). VALUE is
+    the last value before the snapshot. Without --log, the curve shows the metrics in snapshots of
+    the library.
 
     STATE is whole, in flux (a program was writing), suspect (taken after a rule had fired) or
     damaged, as far as ciuic knows without reading content.
@@ -235,6 +238,13 @@ def _explain(found: Timeline, *, has_logs: bool) -> None:
             else "only snapshots of the library hold their step; name a log with --log"
         )
         click.echo(f"ciuic: {count} without a step: {why}", err=True)
+    other = sum(marker.placed_by == BY_STORED for marker in found.markers)
+    if other:
+        hold = f"{counted(other, 'snapshot')} {inflected(other, 'holds', 'hold')}"
+        click.echo(
+            f"ciuic: {hold} a log that was begun anew since; STEP and VALUE are from the end of it",
+            err=True,
+        )
     if found.field is None and has_logs:
         click.echo("ciuic: no log has a field with numbers", err=True)
     elif not found.curves and found.field is not None:

@@ -2,6 +2,7 @@
 
 curve           the values of one field, thinned to a bounded number of points
 logs            a log -> curves, and the step and the values at given moments
+stored          the log that a snapshot holds, against the log as it is now
 placing         where snapshots are in logs
 states          what a snapshot of the library says about its step and its metrics
 timeline        the snapshots of a store on the curve of one field

@@ -124,7 +124,7 @@ def compare(
         snapshots: The snapshots.
         paths: Logs that say what had been logged.
         tensors: Compare the tensors too, which reads the files that differ.
-        offsets: Lengths of logs that are known from earlier calls.
+        offsets: What is known of logs in snapshots from earlier calls.
         done: Called with how many tensors of a file are compared, and how many it has.
 
     Raises:

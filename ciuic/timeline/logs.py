@@ -17,7 +17,17 @@ from ciuic.guard.logs.records import STEP_KEYS, TIME_KEYS, Decoder, Record
 from ciuic.guard.logs.tail import LINE_BYTES_MAX
 from ciuic.timeline.curve import Curve
 
-__all__ = ["FIELDS_MAX", "Log", "Moment", "Moments", "fields_of", "main_field", "read_log"]
+__all__ = [
+    "FIELDS_MAX",
+    "Log",
+    "Moment",
+    "Moments",
+    "fields_of",
+    "last_moment",
+    "main_field",
+    "open_log",
+    "read_log",
+]
 
 FIELDS_MAX: Final = 64
 _LOOKED_AT_MAX: Final = 500
@@ -99,7 +109,7 @@ def fields_of(path: bytes) -> list[str]:
         UsageError: The log can't be read.
     """
     found: dict[str, None] = {}
-    with _opened(path) as file:
+    with open_log(path) as file:
         for _, line in islice(_lines(file), _LOOKED_AT_MAX):
             try:
                 document = json.loads(line)
@@ -141,7 +151,7 @@ def read_log(
     """
     reader = _Reader(fields, moments)
     long_lines = end = 0
-    with _opened(path) as file:
+    with open_log(path) as file:
         for number, (end, line) in enumerate(_lines(file)):
             if len(line) > LINE_BYTES_MAX:
                 long_lines += 1
@@ -150,6 +160,14 @@ def read_log(
             if number % _REPORTED == 0:
                 read(end)
     return reader.log(path, long_lines, end)
+
+
+def last_moment(lines: Iterable[bytes], fields: Sequence[str]) -> Moment | None:
+    """Return what lines had said at their end; None: none of them has a step."""
+    reader = _Reader(fields, Moments())
+    for line in lines:
+        reader.add(line, 0)
+    return reader.last
 
 
 class _Reader:
@@ -168,6 +186,11 @@ class _Reader:
         self._first_step: int | None = None
         self._last_step: int | None = None
         self._rollbacks = 0
+
+    @property
+    def last(self) -> Moment | None:
+        """What it had said by now."""
+        return self._last
 
     def add(self, line: bytes, end: int) -> None:
         """Add a line that ends at an offset of the file."""
@@ -282,8 +305,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _opened(path: bytes) -> BinaryIO:
-    """Open a log. A named pipe must not make ciuic wait for its writer."""
+def open_log(path: bytes) -> BinaryIO:
+    """Open a log. A named pipe must not make ciuic wait for its writer.
+
+    Raises:
+        UsageError: It can't be opened, or is no regular file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

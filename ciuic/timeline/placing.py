@@ -1,22 +1,35 @@
 """Where snapshots are in logs: at which step, and what had been logged by then."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary
+from ciuic.model import Entry, SnapshotSummary
 from ciuic.store.store import Store
-from ciuic.timeline.logs import Log, Moment, Moments, read_log
+from ciuic.timeline.logs import Log, Moment, Moments, last_moment, open_log, read_log
 from ciuic.timeline.states import step_of
+from ciuic.timeline.stored import Beginnings, end_of
 from ciuic.view.locator import Locator
 
-__all__ = ["BY_LOG", "BY_STATE", "BY_TIME", "Offsets", "Place", "PlacedLogs", "read_logs"]
+__all__ = [
+    "BY_LOG",
+    "BY_STATE",
+    "BY_STORED",
+    "BY_TIME",
+    "Offsets",
+    "Place",
+    "PlacedLogs",
+    "read_logs",
+]
 
 BY_STATE = "state"
 """The snapshot holds its step itself."""
 BY_LOG = "log"
 """The log in the snapshot ends there."""
+BY_STORED = "stored"
+"""The same, but the log as it is now begins in another way: it was begun anew."""
 BY_TIME = "time"
 """The lines of the log have times."""
 
@@ -28,7 +41,7 @@ class Place(NamedTuple):
         step: The step of the snapshot.
         log: The log; None if no log has the step.
         moment: What it had said by then; None if no log has the step.
-        by: ``BY_STATE``, ``BY_LOG`` or ``BY_TIME``.
+        by: ``BY_STATE``, ``BY_LOG``, ``BY_STORED`` or ``BY_TIME``.
     """
 
     step: int
@@ -38,17 +51,31 @@ class Place(NamedTuple):
 
 
 class Offsets:
-    """How long a log was when snapshots were taken. It is kept: a snapshot never changes."""
+    """The logs in snapshots, and their ends. They are kept: a snapshot never changes."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[SnapshotId, bytes], int | None] = {}
+        self._known: dict[tuple[SnapshotId, bytes], Entry | None] = {}
+        self._ends: dict[tuple[SnapshotId, bytes, tuple[str, ...]], Moment | None] = {}
 
-    def get(self, store: Store, summary: SnapshotSummary, path: bytes) -> int | None:
-        """Return the length of the log in a snapshot; None if that does not have it."""
+    def get(self, store: Store, summary: SnapshotSummary, path: bytes) -> Entry | None:
+        """Return the log in a snapshot; None if that does not have it."""
         key = summary.id, path
         if key not in self._known:
-            self._known[key] = _length_bytes(store, summary, path)
+            self._known[key] = _stored(store, summary, path)
         return self._known[key]
+
+    def end(
+        self, store: Store, summary: SnapshotSummary, path: bytes, fields: Sequence[str]
+    ) -> Moment | None:
+        """Return what the log in a snapshot had said at its end; None if it can't be read."""
+        key = summary.id, path, tuple(fields)
+        if key not in self._ends:
+            self._ends[key] = None
+            entry = self.get(store, summary, path)
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                if entry is not None:
+                    self._ends[key] = last_moment(end_of(store, entry), fields)
+        return self._ends[key]
 
 
 class PlacedLogs(NamedTuple):
@@ -56,16 +83,18 @@ class PlacedLogs(NamedTuple):
 
     Attributes:
         logs: The logs.
-        lengths: For each log, its length in each snapshot that holds it.
+        lengths: For each log, its length in each snapshot that holds the beginning of it.
+        ends: For each log, how it ends in each snapshot that holds another log at its place.
     """
 
     logs: list[Log]
-    lengths: list[dict[SnapshotId, int | None]]
+    lengths: list[dict[SnapshotId, int]]
+    ends: list[dict[SnapshotId, Moment | None]]
 
     def place(self, summary: SnapshotSummary) -> Place | None:
         """Return the place of one of the snapshots; None if nothing says where it is."""
         own = step_of(summary)
-        for log, lengths in zip(self.logs, self.lengths, strict=True):
+        for log, lengths, ends in zip(self.logs, self.lengths, self.ends, strict=True):
             if own is not None:
                 moment = log.at_step.get(own)
                 if moment is not None:
@@ -74,6 +103,7 @@ class PlacedLogs(NamedTuple):
             length = lengths.get(summary.id)
             for by, moment in (
                 (BY_LOG, None if length is None else log.at_offset.get(length)),
+                (BY_STORED, ends.get(summary.id)),
                 (BY_TIME, log.at_time.get(summary.taken_ns)),
             ):
                 if moment is not None:
@@ -95,7 +125,7 @@ def read_logs(
         store: An open store.
         snapshots: The snapshots.
         logs: The paths, each with the fields to read.
-        offsets: Lengths of logs that are known from earlier calls.
+        offsets: What is known from earlier calls.
         read: Called with the bytes that were read so far of a log.
 
     Raises:
@@ -104,24 +134,35 @@ def read_logs(
     unplaced = [one for one in snapshots if step_of(one) is None]
     steps = {step for step in map(step_of, snapshots) if step is not None}
     times_ns = {one.taken_ns for one in unplaced}
-    found, all_lengths = [], []
+    found, all_lengths, all_ends = [], [], []
     for path, fields in logs:
-        lengths = {one.id: offsets.get(store, one, path) for one in unplaced}
-        sizes = {size for size in lengths.values() if size is not None}
+        lengths: dict[SnapshotId, int] = {}
+        ends: dict[SnapshotId, Moment | None] = {}
+        with open_log(path) as file:
+            beginnings = Beginnings(store, file)
+            for one in unplaced:
+                entry = offsets.get(store, one, path)
+                if entry is not None and beginnings.has(entry):
+                    lengths[one.id] = entry.size_bytes
+                elif entry is not None:
+                    ends[one.id] = offsets.end(store, one, path, fields)
 
         def so_far(size_bytes: int, at: bytes = path) -> None:
             read(size_bytes, at)
 
-        found.append(read_log(path, fields, Moments(times_ns, sizes, steps), read=so_far))
+        found.append(
+            read_log(path, fields, Moments(times_ns, set(lengths.values()), steps), read=so_far)
+        )
         all_lengths.append(lengths)
-    return PlacedLogs(found, all_lengths)
+        all_ends.append(ends)
+    return PlacedLogs(found, all_lengths, all_ends)
 
 
-def _length_bytes(store: Store, summary: SnapshotSummary, path: bytes) -> int | None:
+def _stored(store: Store, summary: SnapshotSummary, path: bytes) -> Entry | None:
     if not any(path.startswith(root.rstrip(b"/") + b"/") for root in summary.roots):
         return None
     try:
         found = Locator(store, store.manifest(summary.id)).find(path)
     except (CorruptionError, UnknownFormatError):
         return None
-    return found.entry.size_bytes if found is not None and found.entry.is_file else None
+    return found.entry if found is not None and found.entry.is_file else None

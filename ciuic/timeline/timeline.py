@@ -86,7 +86,7 @@ def make_timeline(
         snapshots: Newest first.
         paths: The logs.
         field: The field; None: the loss, or the first field of the log that is a metric.
-        offsets: Lengths of logs that are known from earlier calls.
+        offsets: What is known of logs in snapshots from earlier calls.
         read: Called with the bytes that were read so far of a log.
 
     Raises:

@@ -266,4 +266,4 @@ def test_a_log_that_was_begun_anew_places_no_snapshot_that_held_more_of_it(
     log.write_text("")
     log_steps(log, range(12), loss=2.0)
     found = placed(box.ciuic("timeline", "--log", log, "--json"))
-    assert found == [(ids[0], 9, "log"), (ids[1], None, None), (ids[2], None, None)]
+    assert found == [(ids[0], 9, "log"), (ids[1], 19, "stored"), (ids[2], 11, "stored")]
