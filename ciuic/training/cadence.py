@@ -38,10 +38,10 @@ class Cadence:
             between two full states; None: no rule.
         full_every: Save the full state at each multiple of this number of steps.
         weights_every: Save the weights alone at each multiple of this number of steps.
-        now_s: The time, on a clock that is never set.
+        now_s: The time, in seconds of the monotonic clock.
 
     Raises:
-        UsageError: A value is not an interval.
+        UsageError: ``interval`` is not an interval, or a number of steps is not more than 0.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Cadence:
 
     @property
     def has_rule(self) -> bool:
-        """Some rule was given."""
+        """The caller gave at least one rule."""
         return self._interval_s is not None or any(self._every.values())
 
     @property
@@ -76,7 +76,7 @@ class Cadence:
     def due(self, step: int, now_s: float) -> str | None:
         """Return the channel to save at a step: ``full``, ``weights``, or None.
 
-        A multiple that was passed since the last call counts: a loop may skip steps.
+        A loop may skip steps: a multiple between the last call's step and this one counts.
         """
         last = max(step - 1, 0) if self._last_step is None else self._last_step
         self._last_step = step

@@ -74,7 +74,7 @@ class WriterProcess:
             their_answers,
             *([] if ranks is None else ranks[:1]),
         ]
-        # Blocked in the new process until it ignores them: a scheduler sends them to every process.
+        # The new process blocks these until it ignores them: a scheduler signals every process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             # A session of its own: neither Ctrl-C nor the end of the terminal reaches it.
@@ -109,15 +109,15 @@ class WriterProcess:
 
     @property
     def is_alive(self) -> bool:
-        """It can take requests."""
+        """The process can take requests."""
         return not self._is_closed and self._process.poll() is None
 
     def stand_back(self) -> None:
-        """Leave the processors to this program, until ``hurry``."""
+        """Make the process yield the processors to this program, until ``hurry``."""
         set_session_nice(self.pid, _NICE)
 
     def hurry(self) -> bool:
-        """Give the process the priority of this program, which waits for it; False: try again."""
+        """Give the process this program's priority; False: the kernel refuses now, try again."""
         return set_session_nice(self.pid, 0)
 
     def ask(self, request: Message) -> "Future[Message]":
@@ -134,7 +134,11 @@ class WriterProcess:
         return future
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for the answers of all requests, and end the process; harmless twice."""
+        """Wait for the answers of all requests, and end the process; harmless twice.
+
+        Args:
+            timeout_s: The longest wait for each, in seconds; None: no limit.
+        """
         if self._is_closed:
             return
         self._is_closed = True

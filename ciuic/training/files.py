@@ -60,11 +60,11 @@ def header(rows: Sequence[_Row]) -> bytes:
 
 
 def state_document(fields: dict[str, object]) -> bytes:
-    """Return the bytes of ``state.json``."""
+    """Return the bytes of ``state.json``; this adds the version to ``fields``."""
     return encoded({"format": STATE_FORMAT, **fields})
 
 
 def encoded(document: dict[str, object]) -> bytes:
-    """Return the bytes of ``state.json`` for its content, the version included."""
+    """Return the bytes of ``state.json``; ``document`` includes the version."""
     # On one line: json's compiled encoder does not indent, and the training waits meanwhile.
     return json.dumps(document, allow_nan=False).encode() + b"\n"

@@ -101,7 +101,7 @@ def saved_snapshots(store: Store) -> list[SnapshotSummary]:
 
 
 def begun_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Do as ``saved_snapshots``, with the incomplete snapshots."""
+    """Return the snapshots of ``saved_snapshots`` and the incomplete ones, newest first."""
     return [summary for summary in _of_library(store) if DCP not in summary.tags]
 
 
@@ -111,10 +111,10 @@ def dcp_snapshots(store: Store) -> list[SnapshotSummary]:
 
 
 def find_saved(store: Store, ref: int | str, run: str | None) -> SnapshotSummary:
-    """Return the snapshot that ``ref`` means: a step, a tag, or what every command accepts.
+    """Return the snapshot that ``ref`` means: a step, a tag, an ID, its prefix, or a time.
 
-    A step or tag means a snapshot of this run; of several, the newest with the full state. What
-    every command accepts, such as an ID, means a snapshot of any run.
+    A step or tag means a snapshot of this run; of several, the newest with the full state, else the
+    newest. An ID or a time means a snapshot of any run.
 
     Raises:
         SnapshotNotFoundError: There is none.

@@ -9,15 +9,15 @@ from typing import Any, Final
 __all__ = ["fitting_state"]
 
 _SHOWN_MAX: Final = 8
-"""Names in one message: a model of another kind differs in all of them."""
+"""The most names in one message: a model of another kind differs in all of them."""
 
 
 def fitting_state(module: object, state: Any, *, strict: bool, name: str) -> Any:
     """Return what ``load_state_dict`` of a module of torch takes, and warn of what differs.
 
-    With ``strict``, torch raises for other names and shapes itself. Without, parameters of another
-    shape are left out, because torch would raise for them anyway. torch converts another type
-    without a word, which may lose bits: a warning names it in both cases.
+    With ``strict``, torch itself raises for other names and shapes. Without, this leaves out
+    parameters of another shape, because torch would raise for them anyway. torch converts another
+    type without a warning, which may lose bits: this warns of it in both cases.
 
     Args:
         module: An object with ``load_state_dict``; any but a module of torch takes the state as is.

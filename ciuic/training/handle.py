@@ -17,9 +17,9 @@ class SaveHandle:
     """A save: first staged, then durable.
 
     Args:
-        answer: Gets the writer's answer.
+        answer: The writer's answer.
         hurry: Gives the writer the priority of this program. The handle calls it when the
-            program waits for the save, until it returns True.
+            program waits for the save, and once more if it returns False.
 
     Attributes:
         was_raised: ``wait`` has raised the failure of this save.
@@ -42,7 +42,7 @@ class SaveHandle:
 
     @property
     def is_reduced(self) -> bool:
-        """The disk is full, and only the weights of the full state are durable."""
+        """The disk was full, and only the weights of the full state are durable."""
         return self.id is not None and bool(self._answer.result()["is_reduced"])
 
     @property

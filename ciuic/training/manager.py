@@ -73,8 +73,8 @@ class SnapshotManager:
         run: A name for this run, if several use the store. Each run counts its own snapshots, and
             loads its own latest one. None: the run without a name.
         preemption_grace: Seconds, or a duration such as ``"60s"``, from SIGTERM or SIGUSR1 until
-            the program is killed. These signals then only set ``preempted``, and the next step
-            saves. None: the signals do what they did before.
+            the program is killed. These signals then set ``preempted`` and do not end the program,
+            and the next ``step`` saves. None: the signals do what they did before.
         ranks: ``torchrun``: this process is one of several that ``torchrun`` has started on this
             machine. All call the same methods, and their parts become one snapshot: rank 0 saves
             what the ranks have in common, and each rank its generators, ``dataloader`` and
@@ -181,7 +181,7 @@ class SnapshotManager:
     ) -> SaveHandle:
         """Copy a state, and begin to store it. The state may change when this returns.
 
-        Waits for a save that is under way. The full state includes the random number
+        This first waits for a save that is under way. The full state includes the random number
         generators of Python, numpy and torch. The first full state after a signal that preempts the
         program is durable when this returns, unless ``preemption_grace`` ends: then this warns.
 
@@ -242,8 +242,8 @@ class SnapshotManager:
     def should_save(self, step: int) -> Channel | None:
         """Return the channel to save at a step by the rules of the constructor; None: not now.
 
-        Each call counts as this step: ``step`` calls it. After a signal that preempts the program
-        it is ``full`` until a full state was saved.
+        Call this once a step, as ``step`` does: a multiple that it has returned is not due again.
+        After a signal that preempts the program, it is ``full`` until a full state was saved.
         """
         if self._is_urgent:
             return "full"
@@ -282,14 +282,14 @@ class SnapshotManager:
         the returned state are the objects' own.
 
         Args:
-            channel: Only snapshots of this channel; None: of ``full``, else of ``weights``.
+            channel: Only snapshots of this channel; None: those of ``full``, then of ``weights``.
             model: Also load the model's state into this object.
             optimizer: Also load the optimizer's state into this object.
             map_location: The device for tensors of torch; None: the CPU.
             strict: See ``torch.nn.Module.load_state_dict``.
             fill_layers: Take a damaged or missing layer from the newest older snapshot that has it.
-                Incomplete snapshots then count as weights alone. ``layers`` of the state says what
-                is from where, and a warning too if the layers are of several steps.
+                Incomplete snapshots then count as weights alone. ``layers`` of the state says where
+                each layer is from. If the layers are of several steps, this warns.
             join_optimizer: Take the newest weights, also those of the channel ``weights``, and with
                 them the optimizer, scheduler and scaler of an older full state, with a warning.
 
@@ -323,9 +323,9 @@ class SnapshotManager:
     ) -> LoadedState:
         """Load the snapshot of a step, tag, ID, prefix of an ID, or time; every byte is checked.
 
-        A step or tag means a snapshot of this run, and an ID or a time one of any run. Objects are
-        loaded as ``load_latest_snapshot`` says, and layers filled. Only an ID means an incomplete
-        snapshot; without ``fill_layers``, its state has the layers that it holds.
+        A step or tag means a snapshot of this run, and an ID or a time one of any run. The other
+        arguments are those of ``load_latest_snapshot``. Only an ID means an incomplete snapshot;
+        without ``fill_layers``, its state has the layers that it holds.
 
         Raises:
             SnapshotNotFoundError: There is none.
@@ -345,12 +345,12 @@ class SnapshotManager:
         return state
 
     def list(self) -> "list[SavedSnapshot]":
-        """Return the snapshots of the library in the store, of all runs, newest first."""
+        """Return the snapshots of all runs in the store, incomplete ones too, newest first."""
         with self._lock, self._reading() as store:
             return [SavedSnapshot.of(summary) for summary in begun_snapshots(store)]
 
     def verify(self, ref: int | str | None = None) -> dict[str, Any]:
-        """Read and check every byte of a snapshot, or of all of them, in the other process.
+        """Have the other process read and check every byte of a snapshot; None: of all.
 
         Returns:
             The document of ``ciuic verify --json``: ``ok`` says whether all is well.
@@ -366,7 +366,7 @@ class SnapshotManager:
 
         Returns:
             What ``ciuic diff --tensors --quick --json`` prints: an element for each file that
-            differs, with the changed tensors of it.
+            differs, with its changed tensors.
 
         Raises:
             SnapshotNotFoundError: There is no such snapshot.
@@ -388,7 +388,7 @@ class SnapshotManager:
     def retention_plan(self, channel: Channel = "full") -> RetentionPlan:
         """Return which snapshots of a channel stay, are reduced or go. Nothing changes.
 
-        A save carries it out for its channel, with the new snapshot counted.
+        Each save carries out the plan of its channel, with the new snapshot counted.
         """
         with self._lock, self._reading() as store:
             snapshots = newest_first(complete_ones(list_snapshots(store)))
@@ -457,7 +457,7 @@ class SnapshotManager:
     def _load(
         self, choose: Callable[[Store], LoadedState | None], options: LoadOptions
     ) -> LoadedState | None:
-        """Load the snapshot that ``choose`` chooses, on rank 0 if there are others."""
+        """Load the snapshot that ``choose`` chooses; of several ranks, only rank 0 calls it."""
 
         def chosen() -> LoadedState | None:
             with self._reading() as store:

@@ -50,10 +50,12 @@ def sections_of(
 
 
 def state_of(value: object, name: str) -> Any:
-    """Return the state of an object, or of each object in a mapping, a list or a tuple.
+    """Return the state of an object, or of each object in a dict.
+
+    Any other mapping, a list and a tuple are states themselves, as they are.
 
     Raises:
-        TypeError: It has none; the message has its name.
+        TypeError: The object has no state; the message has its name.
     """
     state_dict = getattr(value, "state_dict", None)
     if callable(state_dict) and not isinstance(value, type):
@@ -97,10 +99,10 @@ def load_into(target: object, state: Any, *, strict: bool, name: str) -> None:
 
 
 def fill(state: LoadedState, model: object, optimizer: object, *, strict: bool) -> None:
-    """Load a state into the objects that the caller gave; None: not asked for.
+    """Load a state into a model and an optimizer; None: the caller gave none.
 
-    Warns of a state whose parts are of several steps: a training that goes on with it is another
-    one than that which was saved.
+    This warns if the parts of the state are of several steps: the training that was saved never had
+    that state.
 
     Raises:
         UsageError: The snapshot holds only the weights.

@@ -1,4 +1,4 @@
-"""Notices that this program must end soon: SIGTERM and SIGUSR1 set a flag, and nothing else."""
+"""Notices that this program must end soon: counts SIGTERM and SIGUSR1."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 class Preemption:
     """Counts the signals that say that this program must end.
 
-    Earlier handlers are called as well. The default action, which ends the program, is not taken.
+    A signal also calls the handler that the program had before. It does not end the program.
 
     Args:
         grace_s: Seconds from a signal until the program is killed.

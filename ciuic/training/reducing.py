@@ -1,4 +1,4 @@
-"""Reduce a full state to its weights: what only a resumed run needs is left out."""
+"""Reduce a full state to its weights, without what only a resumed run needs."""
 
 from collections.abc import Iterator
 from typing import Any, Final

@@ -31,7 +31,7 @@ def restore(states: States) -> None:
     """Put the states of ``capture`` back.
 
     Raises:
-        ValueError: A generator refuses its state.
+        ValueError, RuntimeError, TypeError: A generator refuses its state.
     """
     python = states["python"]
     keys = tuple([int(key) for key in python["keys"]])

@@ -26,10 +26,10 @@ _IN_BACKGROUND: Final = frozenset(["save", "part", "give-up", "publish"])
 
 
 def check_if_busy(if_busy: str, ranks: str | None) -> None:
-    """Check an argument of a manager: whether a save waits for the earlier one, or is skipped.
+    """Check the argument ``if_busy`` of a manager.
 
     Raises:
-        UsageError: It is neither, or does not go together with ranks.
+        UsageError: It is neither ``wait`` nor ``skip``, or it is ``skip`` with ranks.
     """
     if if_busy not in {"wait", "skip"}:
         raise UsageError(f"if_busy={if_busy!r} is neither 'wait' nor 'skip'")
@@ -199,7 +199,9 @@ class Saves:
             )
 
     def settle_in_grace(self, preemption: Preemption) -> SaveHandle | None:
-        """Wait for the save under way until the program may be killed; nothing is raised.
+        """Wait for the save under way, at most until the program may be killed.
+
+        A failure is a warning: this raises nothing.
 
         Returns:
             The save, if it is still under way.
@@ -223,7 +225,7 @@ class Saves:
         """End the writer's process when it has finished; no save follows. Harmless twice.
 
         Args:
-            timeout_s: How long to wait for it; it finishes in any case.
+            timeout_s: The longest wait in seconds; None: no limit. It finishes in any case.
         """
         self._is_closed = True
         if self._writer is not None:

@@ -63,9 +63,9 @@ class Saver:
         """Commit a state, then remove what is too old.
 
         If the disk is full, a prune makes room, and the oldest snapshot of the channel goes if this
-        save would remove it anyway. The state is tried again only if that removed a snapshot. If a
-        full state still does not fit, its weights are saved alone. Layers that were committed stay
-        as an incomplete snapshot until the next save.
+        save would remove it anyway. If a snapshot went, this tries the state again. If a full state
+        still does not fit, this saves its weights alone. Layers that were committed stay as an
+        incomplete snapshot until the next save.
 
         Raises:
             StoreFullError: The weights do not fit either. What the attempt has written is removed.

@@ -6,10 +6,8 @@ it finishes the save that it has begun. It never loads torch.
 A request and its answer are one line of JSON each. Requests, by ``do``:
 
     save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, layers,
-            label (the step and the channel, if there are other ranks)
-    save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, label (the
-            step and the channel, if there are other ranks), follows (the snapshot that was loaded
-            since the save before, or null)
+            label (the step and the channel, for the other ranks), follows (the snapshot that was
+            loaded since the save before, or null)
     give-up label, why: the state of this step can't be saved
     publish number, message: what the other ranks get when they load for this time
     verify  id, or null for all snapshots of the library
@@ -64,7 +62,7 @@ def main(
     answers_fd: int,
     ranks: tuple[int, int, float] | None,
 ) -> None:
-    """Answer requests until the training program closes the pipe, or is gone."""
+    """Answer requests until the training program asks to end, closes the pipe, or is gone."""
     for ignored in IGNORED_SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
@@ -172,7 +170,7 @@ class _Worker:
         return asdict(saved)
 
     def verify(self, request: Request) -> Request:
-        """Read and check every byte of a snapshot."""
+        """Read and check every byte of one snapshot, or of all of the library."""
         with open_at_address(self._store_path, os.environ) as store:
             chosen = [
                 summary
