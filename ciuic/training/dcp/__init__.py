@@ -5,5 +5,5 @@
     handover    how the ranks of a machine hand their shards to the one that commits
 
 Each rank copies its items into shared memory and hands this to the coordinator, which stores all of
-them as one snapshot: a store has one writer at a time.
+them as one snapshot.
 """

@@ -33,8 +33,8 @@ class Stored(NamedTuple):
 
     Attributes:
         file: Path of the file below the root of the snapshot.
-        name: Its name in the file.
-        array: What rebuilds the tensor; None: it is bytes.
+        name: The item's name in the file.
+        array: What ``rebuild`` needs for a tensor; None: the item is bytes.
     """
 
     file: str
@@ -76,7 +76,7 @@ def read_document(data: bytes) -> Metadata:
     """Return the metadata; its ``storage_data`` maps each index to a ``Stored``.
 
     Raises:
-        CorruptionError: It is no such document.
+        CorruptionError: ``data`` is not such a document.
         UnknownFormatError: A later version of ciuic wrote it.
     """
     try:

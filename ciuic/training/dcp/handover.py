@@ -128,7 +128,7 @@ class Connection:
             raise StoreError(f"the rank that commits runs as another user, {user}")
 
     def hand_over(self, memory_fd: int, name: str, parts: tuple[Part, ...]) -> str:
-        """Send the shard; returns its key. The memory may be closed then, but not changed.
+        """Send the shard; returns its key. This rank may then close the memory, but not change it.
 
         Raises:
             StoreError: The coordinator is gone.

@@ -73,7 +73,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
         return dataclasses.replace(plan, storage_data=self._found.id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse a load whose ranks found different snapshots, because of a commit meanwhile.
+        """Refuse a load whose ranks found different snapshots: one was committed meanwhile.
 
         Raises:
             UsageError: The ranks have found different snapshots.
@@ -95,7 +95,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
         """
         with open_at_address(self._path, os.environ) as store:
             files = _Shards(StateFiles(store, self._found))
-            # Each tensor is read once, in the order of its file.
+            # By file and tensor: the items that need one tensor come one after the other.
             for item in sorted(plan.items, key=lambda item: self._place(item)[:2]):
                 place = self._place(item)
                 if item.type == LoadItemType.BYTE_IO:

@@ -31,7 +31,7 @@ class StagedShard:
     Attributes:
         buffer: The shared memory.
         parts: The bytes of the file there, in order.
-        rows: For each item its name in the file and what rebuilds it; None: it is bytes.
+        rows: For each item its name in the file and what ``rebuild`` needs; None: it is bytes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ def check_bytes(data: bytes, fqn: str) -> None:
     try:
         torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # The error also advises to run the code.
+        # Not the whole message: torch also advises the user to run the code.
         found = re.search(r"WeightsUnpickler error: *([^\n]*)", str(error))
         reason = found[1] if found is not None else "it is no pickle of torch.save"
         raise TypeError(

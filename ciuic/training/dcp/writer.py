@@ -108,7 +108,8 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
         """Store the parts of all ranks, and commit them as one snapshot.
 
         Raises:
-            StoreError: The store failed, or a rank has ended; nothing is committed.
+            StoreError: The store failed, or a rank has ended; nothing is committed, unless this
+                failed to remove old checkpoints.
         """
         stored: dict[Any, Stored] = {}
         shards: dict[str, Shard] = {}
