@@ -1,4 +1,4 @@
-"""Parameters in groups, the important ones first.
+"""Layers: parameters in groups, the important groups first.
 
 groups   which parameter belongs to which group
 commits  the writer's side: a save that commits group after group

@@ -34,7 +34,7 @@ __all__ = ["PARTIAL", "take_in_order"]
 PARTIAL: Final = "partial"
 """The tag of an incomplete snapshot. It is for people: the manifest says it as well."""
 _SEARCHED_MAX: Final = 10
-"""Snapshots that are searched for a group that is not due."""
+"""The most snapshots to search for a group that is not due."""
 
 
 def take_in_order(
@@ -42,9 +42,8 @@ def take_in_order(
 ) -> tuple[TakeReport, list[str]]:
     """Commit a state; before that, an incomplete snapshot after each group of its parameters.
 
-    In a bucket, there are no incomplete snapshots.
-
-    Each incomplete snapshot has the groups of the one before and one more. None is removed here.
+    Each incomplete snapshot has the groups of the one before and one more. This removes none of
+    them. In a bucket, this commits no incomplete snapshots.
 
     Args:
         store: The store, open for writing.
@@ -161,7 +160,7 @@ class _State(NamedTuple):
 
 
 class _Earlier(NamedTuple):
-    """The file of a group that an earlier snapshot has, and the step that counts for it."""
+    """The file of a group in an earlier snapshot, and the step that the new one records for it."""
 
     file: StoredFile
     step: int | None
@@ -185,7 +184,7 @@ def _changed(files: StateFiles, renewed: Mapping[str, _Earlier]) -> list[str]:
 def _earlier(
     store: Store, state: _State, layers: Sequence[Layer], run: str | None
 ) -> Iterator[tuple[str, _Earlier]]:
-    """Yield the groups that need not be stored, because the newest one in the store will do."""
+    """Yield the groups that the new snapshot can take from an earlier one: frozen, or not due."""
     step = state.document["state"].get("step")
     limits = {layer.name: layer.every for layer in layers if layer.every is not None}
     frozen = {layer.name for layer in layers if layer.frozen}
@@ -224,7 +223,7 @@ def _groups_of(files: StateFiles) -> list[dict[str, Any]]:
 
 
 def _reusable(store: Store, files: StateFiles, name: str, new: MemoryFile) -> Entry | None:
-    """Return the entry of an earlier file, if it is sound and has the tensors of the new one."""
+    """Return the entry of an earlier file, if it is sound and has the header of the new one."""
     head = bytes(new.parts[0])
     try:
         if files.bytes_of(name, 0, min(len(head), files.size_bytes(name))).tobytes() != head:

@@ -18,16 +18,16 @@ _SUFFIX: Final = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A group of parameters. The order of the groups is that in which they become durable.
+    """A group of parameters. The groups become durable in the order in which the user gives them.
 
     Attributes:
         name: The name of its file, ``weights/NAME.safetensors``.
         pattern: A regular expression. A parameter belongs to the first group whose pattern is found
             anywhere in its name, such as ``h.0.attn.weight``.
-        every: Store the group again only when this number of steps has passed since the state in
-            the store. Snapshots in between refer to that state. None: each save stores it.
-        frozen: The parameters do not change. The group is neither hashed nor stored again until the
-            next full snapshot, which is also when a change is noticed.
+        every: A save stores the group only if this number of steps has passed since it was stored.
+            The snapshots in between refer to the stored one. None: each save stores it.
+        frozen: The parameters do not change. A save neither hashes nor stores the group until the
+            next full snapshot, which also notices a change.
     """
 
     name: str
@@ -59,10 +59,10 @@ class Layer:
 
 
 def checked_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers of a constructor.
+    """Check the layers that a constructor was given, and return them.
 
     Raises:
-        UsageError: Two have one name.
+        UsageError: Two layers have one name.
     """
     names = [layer.name for layer in layers]
     for name in names:
@@ -78,7 +78,7 @@ def group_of(layers: Iterable[Layer], parameter: str) -> str:
 
 
 def group_file(group: str) -> str:
-    """Return the file of a group."""
+    """Return the name of a group's file."""
     return f"{_DIRECTORY}{group}{_SUFFIX}"
 
 
