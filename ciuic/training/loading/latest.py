@@ -17,7 +17,7 @@ __all__ = ["LoadOptions", "check_mixture", "newest_state", "read_state"]
 
 _OPTIMIZER: Final = "optimizer_state_dict"
 _OF_OPTIMIZER: Final = frozenset([_OPTIMIZER, "scheduler_state_dict", "scaler_state_dict", "step"])
-"""What a state takes from an older one, whose own step tells how old it is."""
+"""The sections that a state takes from an older one, and the older step."""
 
 
 class LoadOptions(NamedTuple):
@@ -39,7 +39,7 @@ class LoadOptions(NamedTuple):
 def check_mixture(
     job: Job | None, channel: str | None, *, fill_layers: bool, join_optimizer: bool
 ) -> None:
-    """Refuse arguments of a load that do not go together.
+    """Check that the arguments of a load go together.
 
     Raises:
         UsageError: They do not.
@@ -64,12 +64,12 @@ def newest_state(
     Args:
         store: The open store.
         run: The run.
-        channel: ``full`` or ``weights``; None: the first of these that has one.
+        channel: ``full`` or ``weights``; None: ``full``, or ``weights`` if all of ``full`` fail.
         options: How to load it.
         joins: Take the newest weights, and the optimizer of an older full state.
 
     Raises:
-        CorruptionError: There are snapshots, and all are damaged.
+        CorruptionError: There are snapshots, and none can be read.
     """
     begun = [one for one in begun_snapshots(store) if run_of(one.tags) == run]
     full = [one for one in begun if one.is_complete and FULL in one.tags]
@@ -102,7 +102,7 @@ def newest_state(
 def _join(
     store: Store, state: LoadedState, full: Iterable[SnapshotSummary], options: LoadOptions
 ) -> None:
-    """Add the optimizer of the first of some full states that is undamaged."""
+    """Add the optimizer of the first undamaged one of these full states."""
     for summary in full:
         try:
             other = read_state(store, summary, {}, options, sections=_OF_OPTIMIZER)
@@ -131,6 +131,7 @@ def read_state(
 
     Raises:
         CorruptionError: A byte of the snapshot is damaged or missing.
+        UnknownFormatError: A later version of ciuic wrote it.
     """
 
     def place(tensor: Any) -> Any:

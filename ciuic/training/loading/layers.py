@@ -1,4 +1,4 @@
-"""Layers of one snapshot from older ones."""
+"""Find the layers that a snapshot lacks in older ones."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ class LayerOrigin(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Files that have a layer, and what to say about them."""
+    """Files that have a layer, and where the layer is from."""
 
     files: StateFiles
     origin: LayerOrigin
 
 
 class OlderLayers:
-    """Snapshots that a layer can be taken from if it is damaged or missing.
+    """Finds a damaged or missing layer in older snapshots.
 
     Args:
         store: The open store.

@@ -1,7 +1,7 @@
 """The memory of the user's own tensors, which a load can read to without a copy.
 
-A load then takes no memory beside the state. ``load_state_dict`` is still called, because it
-checks the names. Its copy of a tensor to itself does nothing.
+Such a load takes no memory besides the user's. The caller still calls ``load_state_dict``, because
+it checks the names. Its copy of a tensor to itself does nothing.
 """
 
 import sys
@@ -14,7 +14,7 @@ import numpy as np
 __all__ = ["FindPlaces", "Memory", "Places", "place_finder"]
 
 _DIRECT_BYTES_MIN: Final = 64 * 1024
-"""Smaller tensors share chunks: they are copied in any case."""
+"""Smaller tensors share chunks, so a load copies them in any case."""
 
 Json = Any
 Memory = tuple[Any, np.ndarray]
@@ -28,9 +28,9 @@ FindPlaces = Callable[[Json], Places]
 def place_finder(
     model: object, optimizer: object, map_location: object, *, strict: bool
 ) -> FindPlaces:
-    """Return what finds the tensors to read to.
+    """Return a function that finds the tensors to read to.
 
-    There are none for a load that moves tensors to a device, or that may leave some as they are.
+    It finds none for a load that moves tensors to a device, or that may leave some as they are.
 
     Args:
         model: The model that the state is loaded into; None: the caller gave none.
@@ -46,8 +46,8 @@ def place_finder(
 def _places_of(state: Json, model: object, optimizer: object) -> Places:
     """Find the tensors of a model and an optimizer that can be read to.
 
-    Only plain modules and optimizers of torch are looked at. A class or a hook that changes a state
-    while it is loaded must receive tensors that are not the object's own.
+    Only plain modules and optimizers of torch have any. A class or a hook that changes a state
+    while it loads it must receive tensors that are not the object's own.
 
     Args:
         state: The structure of a state, as ``StructureWriter`` wrote it.
@@ -63,8 +63,9 @@ def _places_of(state: Json, model: object, optimizer: object) -> Places:
         for description, tensor in _pairs(state.get(key), _live(torch, target)):
             if not _is_in_memory(torch, tensor):
                 continue
-            # Tied weights are one memory under two names, and in the snapshot they may differ. What
-            # is loaded after a tensor that shares its memory, however small, must come after it.
+            # Tied weights are one memory under two names, and the snapshot may have a value for
+            # each. The last that torch loads must win, so this one is read here only if no tensor
+            # before it, however small, shares its memory.
             is_free = taken.add(tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor))
             if not is_free or not _fits(description, tensor):
                 continue
@@ -75,7 +76,7 @@ def _places_of(state: Json, model: object, optimizer: object) -> Places:
 
 
 def _live(torch: Any, target: object) -> object:
-    """Return the state of an object whose own tensors a load may write to; None: of another."""
+    """Return the state of an object if a load may write to its own tensors; else None."""
     if type(target) is dict:
         return {key: _live(torch, inner) for key, inner in target.items()}
     if isinstance(target, torch.nn.Module):
@@ -100,7 +101,7 @@ def _is_plain(module: Any) -> bool:
 def _pairs(value: Json, live: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """Pair the arrays of a structure with what is at the same path of a live state.
 
-    In the order of the live state, in which torch loads them.
+    The pairs have the order of the live state, in which torch loads them.
     """
     if isinstance(value, list):
         if type(live) is list:
@@ -117,7 +118,7 @@ def _pairs(value: Json, live: Any) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 class _Taken:
-    """Ranges of memory, as a sorted list of those that do not overlap."""
+    """The ranges of memory that are taken: sorted, and merged where they overlap."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []

@@ -47,7 +47,7 @@ class LoadedState(Mapping[str, Any]):
         versions: The versions of ciuic, numpy, Python and torch that saved it.
         layers: For each layer that it has, the step and the snapshot that the layer is from; empty
             if the state was saved without layers.
-        joined: The step and the snapshot that the optimizer is from, if it is another one.
+        joined: The step and the snapshot that the optimizer is from, if that is another snapshot.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ def load(
         store: The open store.
         summary: The snapshot.
         skipped: See ``LoadedState``.
-        place: Receives each tensor of torch and returns it, on its device.
+        place: Receives each tensor of torch, and returns it on the device that the user wants.
         rank: The number of this rank.
         rank_count: The number of ranks. If another number of ranks has saved the state, the state
             comes without generators and data loader, and with a warning.
         find_places: Receives the structure of the state, and returns tensors of the user to read
-            to. If this raises, their content is arbitrary.
-        older: Snapshots that a damaged or missing layer is taken from, newest first.
-        sections: Read only these; the state then has no more of the ranks than rank 0 has.
+            to. After an error of ``load``, their content is arbitrary.
+        older: Snapshots to take a damaged or missing layer from, newest first.
+        sections: Read only these; without ``rng``, only those of rank 0's part. None: all.
 
     Raises:
         CorruptionError: A byte of the snapshot is damaged or missing.
@@ -200,7 +200,7 @@ def _read(
     try:
         places = find_places(state)
     except UNREADABLE:
-        # What is wrong with the structure, its reader says.
+        # ``read_structure`` says what is wrong.
         places = {}
     arrays = _Arrays(files, place, places)
     if older is not None:
@@ -227,7 +227,7 @@ class _Arrays:
         self.filled: dict[str, LayerOrigin] = {}
 
     def fill(self, state: Json, older: OlderLayers, files: Collection[str]) -> None:
-        """Read these files from older snapshots if they are damaged or missing."""
+        """Let ``get`` read these files from older snapshots if they are damaged or missing."""
         self._older = lambda file: older.sources(state, file) if file in files else iter(())
 
     def get(self, description: dict[str, Any]) -> Any:
