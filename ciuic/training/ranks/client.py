@@ -43,12 +43,12 @@ class RankClient:
 
     @property
     def pid(self) -> None:
-        """The writer's process belongs to rank 0."""
+        """None: the writer's process belongs to rank 0."""
         return None
 
     @property
     def is_alive(self) -> bool:
-        """It can take requests."""
+        """The connection can take requests."""
         return not self._is_over
 
     def stand_back(self) -> None:
@@ -62,7 +62,7 @@ class RankClient:
         """Send a request; the future gets its answer, or its error.
 
         Raises:
-            UsageError: Rank 0 alone can ask this.
+            UsageError: Only rank 0 can ask this.
         """
         if request["do"] not in _REQUESTS:
             raise UsageError(

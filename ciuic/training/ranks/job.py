@@ -42,7 +42,7 @@ class Job(NamedTuple):
         """Return the socket on which rank 0 listens.
 
         Raises:
-            StoreError: Another process has the address, longer than ``timeout_s``.
+            StoreError: Another process keeps the address for longer than ``timeout_s``.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         end_s = clock.monotonic_s() + self.timeout_s
@@ -94,7 +94,7 @@ def job_of_torchrun(
 ) -> Job:
     """Return the job that the variables of ``torchrun`` describe.
 
-    The address names the attempt, so no process of an earlier attempt of torchrun can connect.
+    The address depends on the attempt: no process of an earlier attempt of torchrun can connect.
 
     Raises:
         UsageError: The variables are missing, or name a machine besides this one.

@@ -110,7 +110,7 @@ class RankServer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Answer all open requests of the ranks, because this process ends."""
+        """Answer all open requests of the ranks, because this process ends. Waits up to 60 s."""
         with self._changed:
             self._is_over = True
             for rank, part in list(self._parts.items()):
@@ -175,7 +175,7 @@ class RankServer:
         rank = 0
         with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(_HELLO_S)
-            # The program of rank 0 is gone: this process only finishes what it has begun.
+            # If the program of rank 0 is gone, this process only finishes what it has begun.
             if peer_user(connection) != os.geteuid() or os.getppid() != self._parent:
                 return
             hello, _ = receive(connection)
@@ -278,7 +278,7 @@ def _mapped(rank: int, files: list[Any], fd: int | None) -> tuple[MemoryFile, ..
     """Return the files of a part, in the memory that a rank shares.
 
     Raises:
-        ValueError: There are files, and no memory.
+        ValueError: The rank sent no descriptor.
     """
     if fd is None:
         raise ValueError("no descriptor")

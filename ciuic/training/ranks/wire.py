@@ -43,7 +43,7 @@ def receive(connection: socket.socket) -> tuple[Message, int | None]:
     """Receive a message; the caller closes the descriptor.
 
     Raises:
-        ValueError: What was received is no message.
+        ValueError: The other side sent something that is not a message.
         OSError: The other side is gone.
     """
     head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
