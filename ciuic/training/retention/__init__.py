@@ -1,1 +1,1 @@
-"""Which snapshots of the library stay: ``policies`` decides, ``keeping`` removes the others."""
+"""Which snapshots of the library stay: ``planning`` decides, and ``keeping`` removes the others."""

@@ -23,16 +23,16 @@ from ciuic.view.damage import DamageSurvey, known_lost
 __all__ = ["Keeper"]
 
 _TRASH_S: Final = 86_400.0
-"""Snapshots that a user forgot by hand stay in the trash this long; a prune must not end it."""
+"""Snapshots that a user forgot by hand stay in the trash this long: a prune here spares them."""
 
 
 class Keeper:
     """Removes snapshots that exceed a channel's count, and optimizers that exceed theirs.
 
-    The data is removed by a prune, which reads the trees of the whole store. So it runs only after
-    a fifth of the channel has been removed: at most that much more is on the disk.
+    A prune removes the data. It reads the trees of the whole store, so the keeper prunes only after
+    it has removed more than a fifth of the channel: at most that much more is on the disk.
 
-    In a bucket, the snapshots are forgotten, and their data stays in the trash.
+    In a bucket, the keeper only forgets snapshots, and their data stays.
 
     Args:
         clock: Gives the time.
@@ -45,14 +45,13 @@ class Keeper:
     def keep(self, store: Store, channel: str, rules: Rules, run: str | None = None) -> None:
         """Remove old snapshots of a channel; pinned ones stay and don't count.
 
-        A complete one was just committed: the incomplete ones of the channel go.
+        The incomplete ones of the channel go, because a complete one was just committed.
 
-        Snapshots that other machines or runs have saved to the same store stay as well. A full
-        state that keeps only its weights is replaced: the new snapshot is durable before the old
-        one goes. One that is known to be damaged stays as it is, and so does one that can't be
-        read.
+        Snapshots that other machines or runs have saved to the same store stay as well. If a full
+        state keeps only its weights, the new snapshot is durable before the full one goes. A full
+        state that is known to be damaged stays as it is, and so does one that can't be read.
 
-        Nothing is removed or reduced if all snapshots that would stay complete are damaged.
+        If all snapshots that the plan keeps are damaged, no complete one is removed or reduced.
 
         Raises:
             CorruptionError: A full state could not be read, and stays complete. The others were
@@ -109,7 +108,7 @@ class Keeper:
         *,
         but_last: bool = False,
     ) -> None:
-        """Remove incomplete snapshots; with ``but_last``, those of the save of that time stay."""
+        """Remove incomplete snapshots; with ``but_last``, those taken at ``last_ns`` stay."""
         wanted = [
             one for one in begun if not one.pinned and not (but_last and one.taken_ns == last_ns)
         ]
@@ -146,6 +145,6 @@ class Keeper:
         store.trash.forget(snapshot_ids, self._clock.now_ns())
         if store.bucket is not None:
             return
-        # Not by the trash time: with a save a minute, a day of them would fill the disk.
+        # Without the trash time: with a save a minute, a day of snapshots would fill the disk.
         store.trash.empty(snapshot_ids)
         self._removed_count += len(snapshot_ids)

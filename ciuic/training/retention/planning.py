@@ -110,17 +110,17 @@ def plan_retention(
     """Decide what becomes of the snapshots of one channel of a run.
 
     The newest full state always stays complete, even if newer snapshots have the weights alone. So
-    does one that holds the order of others together: their times alone would be in another order,
-    because a clock was wrong.
+    does one whose replacement would change the order of the snapshots. That happens after a clock
+    was wrong: the parents then give an order that the times do not.
 
     Args:
         found: The snapshots of the channel, newest first.
         rules: The rules.
-        now_ns: The time.
+        now_ns: The time, in nanoseconds since 1970.
         snapshots: All snapshots of the store, newest first.
     """
     unpinned = [summary for summary in found if not summary.pinned]
-    # A crash came between the commit of the reduced snapshot and the end of the full state.
+    # A crash can leave a full state listed beside the reduced snapshot that replaces it.
     replaced = {full.id for full in unpinned if _has_reduced(full, found)}
     counted = [summary for summary in unpinned if summary.id not in replaced]
     complete = [summary for summary in counted if FULL in summary.tags]

@@ -1,6 +1,6 @@
-"""Which snapshots stay besides the newest ones. Nothing here opens a store.
+"""Which snapshots stay besides the newest ones. This module opens no store.
 
-A snapshot stays if any policy keeps it. What a policy asks for is in the tags of a snapshot: its
+A snapshot stays if any policy keeps it. The tags of a snapshot have what policies ask for: its
 step, and the value of each metric that a policy compares.
 """
 
@@ -34,7 +34,7 @@ class Best:
 
     Attributes:
         metric: A key of ``metrics``; its value is a number. NaN is never the best.
-        count: How many to keep; of snapshots with equal values the oldest.
+        count: How many to keep; if values are equal, the oldest snapshots.
         mode: ``min``: the lowest value is the best; ``max``: the highest.
     """
 
@@ -83,7 +83,7 @@ class EverySteps:
 
 @dataclass(frozen=True, slots=True)
 class Younger:
-    """Keep the snapshots that are younger.
+    """Keep the snapshots that are younger than an age.
 
     Attributes:
         age: Seconds, or a duration such as ``1d``.
@@ -127,7 +127,7 @@ def kept_by(
     Args:
         policies: The policies.
         snapshots: The snapshots of one channel of one run, oldest first.
-        now_ns: The time.
+        now_ns: The time, in nanoseconds since 1970.
     """
     return frozenset([found.id for policy in policies for found in policy.kept(snapshots, now_ns)])
 

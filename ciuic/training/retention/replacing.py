@@ -1,4 +1,4 @@
-"""Commit the weights of a full state as a snapshot of their own. No array is read or written."""
+"""Commit the weights of a full state as a snapshot of their own, without reading any array."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def replace_by_weights(store: Store, full: SnapshotSummary, clock: Clock) -> Tak
 
     Raises:
         CorruptionError: ``state.json`` of the full state, or a directory above it, is damaged.
-        UnknownFormatError: A later version of ciuic wrote it: its weights may be elsewhere.
+        UnknownFormatError: A later version of ciuic wrote it, maybe with its weights elsewhere.
         StoreError: The store failed; the new snapshot does not exist.
     """
     files = StateFiles(store, full)
