@@ -28,8 +28,8 @@ class StagingBuffer:
     def reserve(self, size_bytes: int) -> np.ndarray:
         """Return the memory, with a length of at least ``size_bytes``.
 
-        The other process must not be reading it. While the memory does not grow, the same array is
-        returned.
+        The other process must not be reading it. While the memory does not grow, this returns the
+        same array.
 
         Raises:
             ResourceError: There is not enough memory.

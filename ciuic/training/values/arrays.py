@@ -127,7 +127,7 @@ def memory_of(value: Array, kind: tuple[object, ...]) -> tuple[object, ...] | No
 
     Args:
         value: The array.
-        kind: What ``kind_of`` returns for it: to ask again takes longer than all else here.
+        kind: What ``kind_of`` returns for it: another call would take longer than all else here.
     """
     # Without the class: a parameter and a tensor may be the same memory.
     if isinstance(value, np.ndarray):
@@ -139,7 +139,7 @@ def memory_of(value: Array, kind: tuple[object, ...]) -> tuple[object, ...] | No
 
 
 def place_for(value: Array, data: np.ndarray) -> Array:
-    """Return the place that ``copy_arrays`` copies an array of this kind to: the memory of data.
+    """Return a view of ``data`` that ``copy_arrays`` copies the array to; None: it is empty.
 
     Args:
         value: The array.

@@ -1,7 +1,7 @@
 """Tensors of torch that consist of several plain tensors: sparse and quantized ones.
 
-Their parts are stored as plain tensors, and ``state.json`` says how they go together. Exact to the
-bit: neither is turned into a dense tensor of numbers.
+A snapshot holds their parts as plain tensors, and ``state.json`` says how they go together. No bit
+changes, because none becomes a dense tensor of numbers.
 """
 
 import sys
@@ -28,15 +28,15 @@ _QUANTIZED_TYPES: Final = frozenset(["quint8", "qint8", "qint32"])
 
 
 def parts_of(value: Tensor) -> Parts | None:
-    """Return the parts of a sparse or quantized tensor; None: the value is another one.
+    """Return the parts of a sparse or quantized tensor; None: the value is something else.
 
     Raises:
-        UnstorableError: Its layout, its type or its class is unknown.
+        UnstorableError: Its layout, its type or its scheme is unknown.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or type(value) not in {torch.Tensor, torch.nn.Parameter}:
         return None
-    # First what is the case for nearly all: the training waits for this.
+    # First the case of nearly all tensors: the training waits for this.
     if value.layout is torch.strided and not value.is_quantized:
         return None
     if value.device.type == "meta":
@@ -52,6 +52,7 @@ def compose(description: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tens
     Raises:
         KeyError: A part is missing.
         RuntimeError: The parts don't go together.
+        ValueError: The quantized type is unknown, or not that of the values.
     """
     import torch
 
@@ -59,7 +60,7 @@ def compose(description: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tens
         return _quantized(torch, description, parts)
     layout, shape = description["layout"], description["shape"]
     with warnings.catch_warnings():
-        # torch says once in a process that some layouts may change: not of interest at a load.
+        # torch warns once in a process that some layouts may change: a user can't help that here.
         warnings.simplefilter("ignore", UserWarning)
         if layout == "sparse_coo":
             return torch.sparse_coo_tensor(
@@ -83,7 +84,7 @@ def _sparse_parts(value: Tensor) -> Parts:
     layout = str(value.layout).removeprefix("torch.")
     description = {"$": _SPARSE, "layout": layout, "shape": list(value.shape)}
     if layout == "sparse_coo":
-        # The underscore: the others refuse a tensor whose indices may occur twice.
+        # With underscores: the public methods refuse a tensor whose indices may occur twice.
         parts = {"indices": value._indices(), "values": value._values()}
         return {**description, "coalesced": value.is_coalesced()}, parts
     if layout in _ROWS:

@@ -1,7 +1,7 @@
 """Python values as JSON and back, without pickle: loading runs no code of a file.
 
-JSON's own values are written as they are. Every other value is an object whose key ``$`` names its
-type. Arrays are passed on, and the JSON has their file and their name.
+JSON's own values stay as they are. Every other value is an object whose key ``$`` names its type.
+The writer passes arrays on, and the JSON has their file and their name.
 """
 
 import base64
@@ -37,7 +37,7 @@ UNREADABLE: Final = (
     RuntimeError,  # of torch: a shape that does not fit, an unknown device
     struct.error,
 )
-"""What a reader of a structure raises that no ``StructureWriter`` has written."""
+"""What reading a structure can raise if no ``StructureWriter`` wrote it."""
 _FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
 
 
@@ -263,7 +263,7 @@ def _numpy_scalar(value: np.generic) -> Json:
 
 
 def _torch_value(value: Any) -> Json | None:
-    """Return the JSON of a small value of torch; None if it is none."""
+    """Return the JSON of a size, a type or a device of torch; None: it is none of these."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return None
