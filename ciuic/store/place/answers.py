@@ -1,7 +1,7 @@
 """Sorts the errors of the object store client by what the caller must do.
 
-The client's messages quote the server's answer, which may quote the request: they are never shown.
-Its exceptions have few classes, so the status code is read from the message.
+The client's messages quote the server's answer, which may quote the request: ciuic never shows
+them. The client's exceptions have few classes, so this module reads the status code from a message.
 """
 
 import re

@@ -1,8 +1,8 @@
 """A store in a bucket, seen from one machine.
 
-What counts is in the bucket. A directory of this machine has what would be slow to fetch again: the
-chunk index, and copies of manifests and of the newest marks, which are written once. It may be
-deleted at any time. It has no header, so that no program takes it for a store.
+What counts is in the bucket. The cache directory has what would be slow to fetch again: the chunk
+index, and copies of manifests and of the newest marks, which are written once. A user may delete it
+at any time. It has no header, so that no program takes it for a store.
 
 Several machines can add and prune at once. Each session holds a lease, and a prune waits for those
 that may rely on what it removes: docs/protocol.md, ``sessions``.
@@ -52,7 +52,7 @@ __all__ = ["StoreInBucket", "create_in_bucket", "open_bucket"]
 
 _HEADER_BYTES_MAX: Final = 1024 * 1024
 _REVOKED: Final = "revoked"
-"""In the directory of this machine: copies of tombstones, so that they are not fetched again."""
+"""In the cache directory: copies of tombstones, so that ``fetch`` reads each only once."""
 _REQUESTS_AT_ONCE: Final = 8
 
 
@@ -61,12 +61,12 @@ class StoreInBucket:
 
     Attributes:
         name: Its address, without credentials.
-        path: The directory of this machine for the chunk index, manifests, locks and new packs.
+        path: The cache directory.
         header: The store's own record.
         packs: Its packs.
         segments: Its index segments.
         place: Has its objects.
-        condemned: What prunes have condemned.
+        condemned: Its condemnations and verdicts.
     """
 
     def __init__(self, place: Place, path: str, header: Header) -> None:
@@ -81,13 +81,14 @@ class StoreInBucket:
         self._replaced: dict[SnapshotId, Version] = {}
 
     def fetch(self) -> None:
-        """Make the copies of marks and manifests here agree with the bucket, by two listings.
+        """Make the copies of marks and manifests here agree with the bucket: two listings.
 
         Raises:
             StoreError: The bucket can't be read, or the directory can't be written.
         """
-        # The marks first: a mark whose snapshot seems to have no manifest would mean that this is
-        # lost, and a forgotten snapshot whose marks seem to be gone would be listed.
+        # The marks first. After the manifests, they could have the mark of a newer snapshot, whose
+        # manifest then seems lost. They could also lack those of a snapshot that a prune deletes,
+        # which then seems listed.
         self._fetch_marks()
         folder = Folder(self.path, layout.SNAPSHOTS)
         known = folder.names(layout.parse_manifest_name)
@@ -116,7 +117,7 @@ class StoreInBucket:
                     folder.create(layout.manifest_name(snapshot_id), data)
 
     def create_manifest(self, snapshot_id: SnapshotId, data: bytes) -> bool:
-        """Commit a snapshot: create its manifest in the bucket, unless its key is taken.
+        """Commit a snapshot: create its manifest in the bucket; returns false if the key is taken.
 
         Raises:
             CommitUncertainError: The server has not answered, and the snapshot may be listed.
@@ -184,10 +185,10 @@ class StoreInBucket:
         return Records(self._place, prefix)
 
     def shut_packs(self) -> frozenset[PackId]:
-        """Return the packs on which no session may rely: it holds its lease, and asks then.
+        """Return the shut packs. A session asks for them after it has its lease.
 
         Raises:
-            StoreError: They can't be read.
+            StoreError: The condemnations and verdicts can't be read.
         """
         return self.condemned.shut()
 
@@ -201,7 +202,7 @@ class StoreInBucket:
         return self._place.get(f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
 
     def create_marks(self, files: Mapping[str, bytes]) -> set[str]:
-        """Create marks whose names are free; fetch the marks of the winners if some are not.
+        """Create the marks whose names are free; if some are not, fetch the newest marks.
 
         Args:
             files: The name and the content of each.
@@ -210,7 +211,7 @@ class StoreInBucket:
             The names that were free, or whose marks have this content: the state is the wanted one.
 
         Raises:
-            UnknownFormatError: Writers of this store must know something that is unknown here.
+            UnknownFormatError: Writers need a feature that this ciuic does not know.
             CommitUncertainError: The server has not answered, and some may be created.
             StoreError: One can't be created; others may be.
         """
@@ -235,7 +236,7 @@ class StoreInBucket:
 
         Raises:
             StoreError: The bucket can't be written to.
-            UnknownFormatError: Writers of this store must know something that is unknown here.
+            UnknownFormatError: Writers need a feature that this ciuic does not know.
         """
         self._hold({snapshot_lease(snapshot_id): f"{snapshot_id} {session_id.hex()}"})
 
@@ -246,17 +247,17 @@ class StoreInBucket:
     def announce(self, snapshot_ids: Collection[SnapshotId], session_id: SessionId) -> None:
         """Announce that a writer copies snapshots, before it relies on any pack.
 
-        Several writers may copy the same snapshot, so the name of a lease has the session's ID. A
-        tombstone of an earlier session that copied it is replaced by the manifest, unless a prune
-        changes it before: then this session is revoked too.
+        Several writers may copy the same snapshot, so the name of a lease has the session's ID. If
+        the snapshot has a tombstone that revoked an earlier copy, ``create_manifest`` replaces it,
+        unless a prune changes it first: then this session is revoked too.
 
         Raises:
             StoreError: The bucket can't be written to.
-            UnknownFormatError: Writers of this store must know something that is unknown here.
+            UnknownFormatError: Writers need a feature that this ciuic does not know.
         """
-        # Before the leases: a prune that revokes one of them changes its key later than this. If a
-        # key were read after such a prune had deleted the lease, the next prune would find no lease
-        # to wait for, and the manifest would still replace the tombstone.
+        # Before the leases: a prune that revokes one of them then changes the tombstone after this
+        # read. If this read came after such a prune had deleted the lease, the next prune would
+        # find no lease to wait for, and the manifest would still replace the tombstone.
         for found in self._place.list(layout.SNAPSHOTS):
             snapshot_id = layout.parse_manifest_name(_name_of(found))
             if snapshot_id is None or snapshot_id not in snapshot_ids:
@@ -277,7 +278,7 @@ class StoreInBucket:
         """
         self._leases.hold(leases)
         self.segments.learns = True
-        # Read again: what a removal needs of writers is in the header before it looks for leases.
+        # Again: a removal writes what it needs of writers into the header before it lists leases.
         self.header = _read_header(self._place)
         self._refuse_unknown()
 
@@ -361,7 +362,7 @@ def open_bucket(
     Args:
         place: The place of the store.
         environment: The environment variables.
-        write: Snapshots are added: ``fetch`` is left to the caller, who does it under the lease.
+        write: The caller will add snapshots, and calls ``fetch`` itself when it has its lease.
 
     Raises:
         StoreError: There is no store, or it can't be read.

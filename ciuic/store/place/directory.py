@@ -198,7 +198,7 @@ class DirectoryPlace:
                     hint="Put the store on a local file system.",
                 )
             with self._reading("read", path):
-                # Larger by a byte than the new content: a version is the hash of all of it.
+                # All of it, and a byte more in case it grows: a version is the hash of the whole.
                 found = _version(read_regular(path, status_of(path).st_size + 1))
             if found == version:
                 self.put(key, data)

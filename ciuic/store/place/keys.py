@@ -15,8 +15,8 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 def is_url(address: str) -> bool:
     """Return whether a store's address is a URL, such as ``s3://bucket/prefix``, and not a path.
 
-    ``address`` opens the places of both. This function is here because importing the clients of
-    object stores takes longer than most commands.
+    The module ``address`` opens the places of both. This function is here because importing the
+    clients of object stores takes longer than most commands.
     """
     return _URL.match(address) is not None
 

@@ -1,4 +1,4 @@
-"""Where a store is and how to reach it, as a user writes it. ``address`` opens what is there.
+"""Where a store is and how to reach it, as a user writes it. The module ``address`` opens it.
 
 This module is apart because importing the clients of object stores takes longer than most commands.
 """
@@ -33,8 +33,8 @@ class PlaceOptions:
         credentials_file: A file with credentials; empty: the usual environment variables and
             files. For S3, the format of ``~/.aws/credentials``; for Google, a key in JSON.
         path_style: The bucket is a part of the path, not of the host's name.
-        patience_s: No attempt of a request begins later than this after the first one.
-        quick_s: The time limit of a small request.
+        patience_s: A request begins no attempt later than this after its first one, in seconds.
+        quick_s: The time limit of a small request, in seconds.
     """
 
     endpoint: str = ""
@@ -112,7 +112,7 @@ def endpoint_url(text: str) -> str:
     """Return the URL of a server.
 
     Raises:
-        ValueError: It is not one. It is not quoted, because a URL may hold a password.
+        ValueError: It is not one. The message does not quote it, because it may hold a password.
     """
     if not _ENDPOINT.fullmatch(text):
         raise ValueError("it is not the URL of a server, such as https://s3.example.org:9000")

@@ -20,7 +20,7 @@ class Merged:
 
     Attributes:
         whole: The range to read.
-        positions: The positions of the ranges in it.
+        positions: Which of the caller's ranges it has, by their positions in the caller's list.
     """
 
     whole: ByteRange

@@ -1,6 +1,6 @@
 """A place in an object store: S3, Google Cloud Storage, Azure, through the package obstore.
 
-Every request is repeated for a bounded time if it is not answered (``Retries``). A repeated
+ciuic repeats a request that is not answered, for a bounded time (``Retries``). A repeated
 conditional write may find what an earlier attempt wrote, so the object's content decides.
 """
 
@@ -238,7 +238,7 @@ class ObjectPlace:
         return self._clients.quick if len(data) <= _QUICK_BYTES_MAX else self._clients.writing
 
     def _get(self, key: str, bytes_max: int) -> Found:
-        """Read an object's content, at most its first bytes, and its version."""
+        """Read an object's content, at most its first ``bytes_max`` bytes, and its version."""
         client = self._clients.quick if bytes_max <= _QUICK_BYTES_MAX else self._clients.reading
         result = obstore.get(client, key)
         meta = result.meta
@@ -261,7 +261,7 @@ class ObjectPlace:
         )
 
     def _put(self, key: str, data: bytes) -> None:
-        # In parts, an interrupted write would leave hidden parts that cost money.
+        # Not in parts: an interrupted write would leave hidden parts that cost money.
         obstore.put(self._writer(data), key, data, use_multipart=False)
 
     def _replace(self, key: str, data: bytes, version: Version) -> Version:

@@ -1,8 +1,8 @@
 """The packs of a store in a bucket: one object each. See ``store.place.packs``.
 
-A pack is read in parts. What follows a part is often read next, so a part that is read in sequence
-grows up to 8 MiB, and a few parts stay in memory. The end of a pack, with its list of frames, is in
-an index segment as a rule.
+ciuic reads a pack in parts. What follows a part is often read next, so the parts of a sequence grow
+up to 8 MiB, and a few parts stay in memory. An index segment usually has the end of a pack, with
+its list of frames.
 """
 
 import os
@@ -110,7 +110,7 @@ class ObjectPack:
             self._next_bytes = min(_PART_BYTES_MAX, 2 * self._next_bytes)
         else:
             self._next_bytes = _PART_BYTES_MIN
-        if end == self._size_bytes:  # the footer's end: the footer is in front of it
+        if end == self._size_bytes:  # the trailer: the footer is in front of it
             return max(0, min(begin, end - _PART_BYTES_MIN)), end
         return begin, min(max(end, begin + self._next_bytes), self._size_bytes)
 
@@ -166,7 +166,7 @@ class PackObjects:
         return size_bytes
 
     def open(self, pack_id: PackId) -> ObjectPack:
-        """See ``Packs``; the last packs are shared by all readers, with what is in memory."""
+        """See ``Packs``; all readers share the last few packs, with their parts in memory."""
         size_bytes = self.size_bytes(pack_id)
         if size_bytes is None:
             raise ChunkMissingError(f"pack {pack_id.hex()[:12]} is gone")

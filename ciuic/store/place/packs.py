@@ -133,11 +133,11 @@ class RecordFolder(Protocol):
 
 
 class Bucket(Protocol):
-    """A store in a bucket, as a store needs it. ``store.place.bucket`` has it; it is heavy.
+    """What a store needs of its bucket. ``store.place.bucket`` has it, and is slow to import.
 
     Attributes:
         name: Its address, without credentials.
-        path: The directory of this machine for the chunk index, manifests, locks and new packs.
+        path: The cache directory.
         header: The store's own record.
         packs: Its packs.
     """
@@ -160,11 +160,11 @@ class Bucket(Protocol):
         ...
 
     def create_manifest(self, snapshot_id: SnapshotId, data: bytes) -> bool:
-        """Commit a snapshot: create its manifest, unless its key is taken."""
+        """Commit a snapshot: create its manifest; returns false if the key is taken."""
         ...
 
     def has_manifest(self, snapshot_id: SnapshotId) -> bool:
-        """Ask the bucket whether it has a snapshot's manifest."""
+        """Ask the bucket whether it has a snapshot's manifest, and no tombstone in its place."""
         ...
 
     def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
@@ -180,7 +180,7 @@ class Bucket(Protocol):
         ...
 
     def shut_packs(self) -> frozenset[PackId]:
-        """Return the packs that a prune has condemned or deleted: no session may rely on them."""
+        """Return the shut packs, deleted ones included: no session may rely on them."""
         ...
 
     def mark(self, name: str) -> bytes:
@@ -204,7 +204,7 @@ class Bucket(Protocol):
         ...
 
     def end_writing(self) -> None:
-        """Withdraw the announcements."""
+        """Delete the leases."""
         ...
 
 

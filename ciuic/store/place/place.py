@@ -13,6 +13,7 @@ Errors, by what the caller must do:
     CommitUncertainError  the object is written, but a power cut may still undo that
     CorruptionError     the answer is shorter than the object, or a disk can't read it
     UnsupportedError    the place lacks conditional writes
+    BusyError           another process holds the lock of a directory: try later
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,7 +137,7 @@ class Place(Protocol):
         ...
 
     def keys(self, folder: str = "") -> set[str]:
-        """Return the keys below a folder; a directory is faster without sizes and order."""
+        """Return the keys below a folder; in a directory, this is faster than ``list``."""
         ...
 
     def put(self, key: str, data: bytes) -> None:

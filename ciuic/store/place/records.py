@@ -12,7 +12,7 @@ K = TypeVar("K")
 
 
 class Records:
-    """The objects below a prefix. See ``Folder``, whose methods these are.
+    """The objects below a prefix, with the methods of ``Folder``.
 
     Args:
         place: The place of the store.

@@ -1,7 +1,7 @@
 """Repeats requests that an object store has not answered, for a bounded time.
 
-The pauses grow exponentially and have full jitter: many clients that were refused at the same
-moment do not come back at the same moment.
+The pauses grow exponentially and have full jitter: many clients that the server refuses at one
+moment do not come back at one moment.
 """
 
 import random

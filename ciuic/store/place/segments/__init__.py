@@ -1,1 +1,1 @@
-"""Index segments of a bucket: what lists the frames of many packs in one object."""
+"""Index segments of a bucket: objects that list the frames of many packs."""

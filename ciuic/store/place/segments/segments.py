@@ -2,13 +2,13 @@
 
     segments/<hash>    the ends of packs, which list what is in each
 
-A machine that comes to a store without a chunk index would read the end of each pack with a request
-of its own. A writer lists the ends of its packs in a segment before it commits, and segments are
-merged, so that few requests are enough.
+Without segments, a machine that has no chunk index would read the end of each pack with a request
+of its own. A writer lists the ends of its packs in a segment before it commits, and sessions merge
+segments, so that few requests are enough.
 
-No chunk depends on a segment. Which packs are there is what a listing of ``packs/`` says, and an
-end is checked against the ID of its pack. So a segment may be lost, may be damaged, may name packs
-that were removed, and may be deleted while another machine reads it: then the packs are read.
+No chunk depends on a segment. A listing of ``packs/`` says which packs are there, and a reader
+checks an end against the ID of its pack. So a segment may be lost, may be damaged, may name packs
+that were removed, and may be deleted while another machine reads it: that machine reads the packs.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _LEARNED_BYTES_MAX: Final = 2 * _BYTES
 _FULL_BYTES: Final = _BYTES // 2
 """From this length on, a segment is not merged any more."""
 MERGED_AT_ONCE: Final = 16
-"""As many segments of similar length become one: each end is written about five times in all."""
+"""As many segments of similar length become one: each end is written four or five times in all."""
 _REQUESTS_AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _STALE_SHARE: Final = 4
@@ -50,7 +50,7 @@ class Segments:
 
     Args:
         place: The place of the store.
-        path: The directory of this machine.
+        path: The cache directory.
 
     Attributes:
         learns: This process is a writer, and lists the packs that no segment has, too.
@@ -107,7 +107,7 @@ class Segments:
             self._add(PackEnd(pack_id, size_bytes, data))
 
     def publish(self) -> None:
-        """Put what was added into segments.
+        """Put the ends that ``add`` and ``learn`` noted into segments.
 
         Raises:
             StoreError: The bucket failed.
@@ -125,7 +125,7 @@ class Segments:
             gone: Packs that were removed and never come back.
 
         Raises:
-            StoreError: The bucket failed. What is there can be used.
+            StoreError: The bucket failed. The segments that are there can be used.
         """
         self.publish()
         if not self._has_published and not gone:
@@ -235,7 +235,7 @@ class Segments:
     def _copied(self, names: Collection[str]) -> dict[str, Segment]:
         """Read the tables of the segments that have a copy here.
 
-        A damaged segment says nothing; one of a later version is left out, and stays.
+        A damaged segment says nothing. This leaves out a segment of a later version, which stays.
         """
         found = {}
         for name in names:

@@ -3,8 +3,8 @@
     condemned/<session>.json   packs on which no session may rely any more
     verdicts/<session>.json    which of them are deleted
 
-Each is created if its key is free, and never changes, so this machine keeps copies. A condemnation
-goes when its packs are gone; its verdict stays.
+A session creates each if its key is free, and none changes, so this machine keeps copies. A
+condemnation goes when its packs are gone; its verdict stays.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ class Condemned:
 
     Args:
         place: The place of the store.
-        path: The directory of this machine.
+        path: The cache directory.
     """
 
     def __init__(self, place: Place, path: str) -> None:
@@ -77,7 +77,7 @@ class Condemned:
     def read(self) -> list[Condemnation]:
         """Return the condemnations that are there, in the order of their sessions.
 
-        The caller holds its lease. What is created later waits for it.
+        The caller holds its lease: a condemnation that is created later waits for the caller.
 
         Raises:
             StoreError: They can't be read.
@@ -98,7 +98,7 @@ class Condemned:
         return found
 
     def shut(self, *, besides: SessionId | None = None) -> frozenset[PackId]:
-        """Return the packs on which no session may rely: it holds its lease, and asks then.
+        """Return the packs on which no session may rely. A session asks after it has its lease.
 
         Args:
             besides: A condemnation that does not count.
@@ -137,7 +137,7 @@ class Condemned:
             damaged: See ``CondemnedPacks``.
 
         Raises:
-            OfflineError: They may be condemned, or may still be; the next prune sees it.
+            OfflineError: They may be condemned now or later; the next prune sees it.
             StoreError: They are not.
         """
         key = f"{layout.CONDEMNED}/{layout.session_name(session_id)}"
@@ -148,7 +148,7 @@ class Condemned:
         return True
 
     def judge(self, session_id: SessionId, deleted: Collection[PackId]) -> frozenset[PackId]:
-        """Create the verdict on a condemnation, unless it has one; return what that deletes.
+        """Create the verdict on a condemnation, unless it has one; returns the packs that go.
 
         Raises:
             StoreError: The bucket failed. The next prune judges.

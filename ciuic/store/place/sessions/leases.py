@@ -3,7 +3,7 @@
     leases/snapshot-<id>          a writer that will commit this snapshot
     leases/copy-<id>-<session>    a writer that copies this snapshot from another store
     leases/prune-<session>        a prune that will commit its condemnation
-    leases/dismissed-<id>         no lease: a prune waits no longer for a writer that copies this
+    leases/dismissed-<id>         a note, no lease: a prune stopped waiting for a copy of this
 
 Each lease names the key where its session is decided. While its process runs, a thread changes the
 lease's number every minute, so that a prune can tell a session at work from a dead one without
@@ -105,7 +105,7 @@ class HeldLeases:
 
     Args:
         place: The place of the store.
-        renew_s: How often they are changed.
+        renew_s: Seconds between two changes of each.
     """
 
     def __init__(self, place: Place, renew_s: float = RENEW_S) -> None:

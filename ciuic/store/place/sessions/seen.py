@@ -19,17 +19,17 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class SeenLeases:
-    """A file in the directory of this machine. Without it, every lease counts as new.
+    """A file in the cache directory. Without it, every lease counts as new.
 
     Args:
-        path: The directory of this machine.
+        path: The cache directory.
     """
 
     def __init__(self, path: str) -> None:
         self._folder = Folder(path)
 
     def unchanged_ns(self, lease: Lease, now_ns: int) -> int:
-        """Return for how long a lease has had its content, and remember that.
+        """Return for how long, in nanoseconds, a lease has had its content, and remember that.
 
         Args:
             lease: The lease.
