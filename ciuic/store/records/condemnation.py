@@ -1,7 +1,7 @@
 """Condemnations, verdicts and tombstones: what a prune of a store in a bucket writes.
 
-Sealed JSON documents, each created if its key is free, and small. docs/format.md, "A store in a
-bucket"; docs/protocol.md says what they are for.
+They are sealed JSON documents. docs/format.md, "A store in a bucket"; docs/protocol.md says what
+they are for.
 """
 
 import os
@@ -57,8 +57,8 @@ class CondemnedPacks(NamedTuple):
 
     Attributes:
         packs: The packs on which no session may rely any more.
-        damaged: They are damaged, and what is sound in them is in other packs: they go, whatever
-            is needed.
+        damaged: They are damaged, and what is sound in them is in other packs: they go, even if a
+            snapshot needs their chunks.
     """
 
     packs: frozenset[PackId]

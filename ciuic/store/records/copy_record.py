@@ -18,12 +18,12 @@ class CopyRecord(msgspec.Struct):
     Attributes:
         address: The copy's directory or URL.
         store_id: The ID of the store there; empty: it was never opened.
-        since_ns: When the first copy was tried.
+        since_ns: When the first copy was tried, in nanoseconds since 1970.
         tried_ns: When the last one was.
         done_ns: When the last one that copied everything ended; None: none has.
         problem: Why the last one did not copy everything; empty: it did.
         marks: Each snapshot that is or was there, with the number of the mark here whose state was
-            sent; 0 is the state in the manifest.
+            sent; 0 is the state in the manifest, -1 means that none was sent.
         followed: Snapshots that the copy has forgotten because they were forgotten here.
     """
 
@@ -44,7 +44,7 @@ class CopyRecord(msgspec.Struct):
         return cls(FORMAT, address, "", now_ns, now_ns)
 
     def sent(self) -> dict[SnapshotId, int]:
-        """Return the number of the mark that was sent for each snapshot."""
+        """Return ``marks``, with its keys as IDs."""
         return {SnapshotId(name): number for name, number in self.marks.items()}
 
 

@@ -1,7 +1,7 @@
 """The store's own record: format version, required features, how files are cut.
 
-docs/format.md, "Header". It is written last when a store is created: a directory without a header
-is not a store yet.
+docs/format.md, "Header". A program that creates a store writes it last: a directory without a
+header is not a store yet.
 """
 
 import re
@@ -65,7 +65,11 @@ class Chunking(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(
         cls, kind: str, size_bytes: int, average_bytes: int = 0, least_bytes: int = 0
     ) -> "Chunking":
-        """Replace lengths of 0 by defaults: half the maximum, and a quarter of the average."""
+        """Replace lengths of 0 of ``CONTENT`` by defaults.
+
+        The average is half the maximum, the minimum a quarter of the average, both rounded down to
+        powers of two.
+        """
         if kind != CONTENT:
             return cls(kind, size_bytes, average_bytes, least_bytes)
         average = average_bytes or min(_power_below(size_bytes) // 2, _AVERAGE_BYTES_MAX)
@@ -103,11 +107,11 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         format: The version of the format.
-        required: Features without which the store can't be used.
+        required: Features that a program must know to use the store.
         store_id: Tells two stores apart.
-        created: When, RFC 3339.
+        created: When the store was created, in the form of RFC 3339.
         chunking: How files are cut.
-        required_to_write: Features without which the store can only be read.
+        required_to_write: Features that a program must know to change the store.
         optional: Features that a program may ignore.
         checksum: See ``sealed``.
     """

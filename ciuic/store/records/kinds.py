@@ -23,8 +23,8 @@ TREE: Final = 3
 KINDS: Final = {DATA: "data", RECIPE: "recipe", TREE: "tree"}
 
 ALONE_BYTES: Final = 64 * 1024
-"""A chunk of this length gets a frame of its own: after other chunks, its numbers would not be
-aligned, and byte planes would not find them."""
+"""A chunk of at least this length gets a frame of its own: after other chunks, its numbers would
+not be aligned, and byte planes would not find them."""
 CHAIN_MAX: Final = 64
 """The most deltas in a delta chain."""
 

@@ -51,7 +51,7 @@ __all__ = [
 
 HEADER: Final = "ciuic-store.json"
 CACHE: Final = "CACHE"
-"""In a directory that this machine has for a store in a bucket: the store's ID and address."""
+"""In a cache directory: the store's ID and address."""
 CATALOG: Final = "catalog.sqlite"
 CATALOG_SUFFIXES: Final = ("-journal", "-wal", "-shm")
 """Files that SQLite may use beside a database. ciuic's chunk index has at most the first."""

@@ -30,7 +30,7 @@ __all__ = ["MANIFEST_BYTES_MAX", "TROUBLE_MAX", "Manifest", "decode_manifest", "
 
 FORMAT: Final = 1
 TROUBLE_MAX: Final = 1000
-"""The most warnings in a manifest; the entries in the trees mark all paths."""
+"""The most warnings in a manifest. The entries in the trees mark the other paths too."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 _NUMBER_MAX: Final = 1 << 63
 _NO_NAMES: Final = frozenset([b"", b".", b".."])

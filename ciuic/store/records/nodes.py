@@ -38,8 +38,8 @@ GetNode = Callable[[int, ChunkId], bytes]
 """Reads a node of a kind by its ID, and checks it."""
 
 LEVEL_MAX: Final = 8
-"""More than any file system needs, as an index node has at least 32 children. Bounds the depth of
-hostile nodes."""
+"""More than any file system needs, as index nodes but the last have at least 32 children. It bounds
+the depth of hostile nodes."""
 ITEMS_MIN: Final = 32
 EMPTY_NODE: Final = "an index node refers to an empty node"
 WRONG_HINT: Final = "an index node states a wrong count or first name; a restore does not use these"
@@ -144,7 +144,7 @@ class Builder(Generic[Item]):
         return items
 
     def _weight(self, items: list[Item]) -> int:
-        """The ``count`` of a leaf's parent."""
+        """The ``count`` of a leaf, for its parent."""
         raise NotImplementedError
 
     def _add_child(self, level: int, child: Child) -> None:

@@ -37,7 +37,7 @@ HOLE: Final = ChunkId(b"")
 PIECES_MAX: Final = 1 << 28
 """The most pieces of a file: 256 TiB in pieces of 1 MiB, 1 TiB in pieces of 4 KiB."""
 _MEASURED_LEVEL: Final = 3
-"""Recipes of more levels are measured before they are followed. An honest file with that many
+"""ciuic measures recipes of more levels before it follows them. An honest file with that many
 levels is longer than 8 GiB; measuring ends a hostile one at once."""
 _ITEMS_MAX: Final = 512
 _CUT_MASK: Final = 127
@@ -221,10 +221,10 @@ def _pieces_below(
 
 
 def leaf_pieces(data: bytes) -> list[Piece]:
-    """Decode a leaf of a recipe and check each piece.
+    """Decode a leaf of a recipe, and check each piece but its length.
 
     Raises:
-        CorruptionError: ``data`` is not a leaf, or a piece has a value that no chunk has.
+        CorruptionError: ``data`` is not a leaf, or a piece has an ID or a start that no chunk has.
     """
     items = decode_node(_decoder, data, 0).items
     for piece in items:

@@ -1,4 +1,4 @@
-"""JSON documents that contain their own checksum: the header, manifests, marks, retired IDs.
+"""JSON documents that contain their own checksum, such as the header, manifests and marks.
 
 The checksum is the BLAKE3 of the file with the checksum's own 64 digits replaced by zeros. The file
 therefore stays one JSON document that any tool can read. docs/format.md, "Sealed documents".
