@@ -1,7 +1,7 @@
 """Copies of manifests and of the store's header, kept with the parity.
 
-They are read if an original is damaged. They are never the commit: a copy without a manifest means
-that the manifest was lost.
+ciuic reads them if an original is damaged. They are never the commit: a copy without a manifest
+means that the manifest was lost.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class ManifestCopies:
         self._folder.make_and_replace(name, data)
 
     def renew(self, snapshot_id: SnapshotId, data: bytes) -> None:
-        """Replace the copy of a manifest if there is one. Errors are ignored, as in ``keep``."""
+        """Replace the copy of a manifest if there is one. This raises and returns no error."""
         if self._folder.has(layout.manifest_name(snapshot_id)):
             with contextlib.suppress(StoreError):
                 self.put(layout.manifest_name(snapshot_id), data)

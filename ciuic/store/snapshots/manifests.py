@@ -1,8 +1,8 @@
 """Reads and writes the manifests of a store, and lists its snapshots.
 
 A snapshot exists if and only if its manifest is in ``snapshots/``. Only ``Store.commit`` and
-``Store.adopt`` create a new one; a repair puts back a lost one from its copy. Whether a snapshot is
-listed or forgotten is in its marks: ``trash``.
+``Store.adopt`` create a new one; a repair puts back a lost one from its copy. The marks of a
+snapshot say whether it is listed or forgotten: ``trash``.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Manifests:
     """The manifests of one store.
 
     Args:
-        store_path: The store's directory, or that of this machine for a store in a bucket.
+        store_path: The store's directory, or the cache directory of a store in a bucket.
         bucket: Has the manifests, and the directory then has copies; None: the directory has
             them.
 
@@ -91,6 +91,7 @@ class Manifests:
             SnapshotNotFoundError: The snapshot does not exist.
             UnreachableError: The file system cannot read the manifest.
             CorruptionError: The manifest is damaged, and so is its copy.
+            UnknownFormatError: A later version wrote it.
         """
         return self.read_file(snapshot_id, copy=copy)[0]
 
@@ -175,7 +176,7 @@ class Manifests:
         return 0
 
     def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId) -> tuple[Manifest, bytes]:
-        """Read a manifest from the bucket, as this machine's copy is damaged, and replace that."""
+        """Read a manifest from the bucket, and replace this machine's damaged copy of it."""
         data = bucket.manifest(snapshot_id)
         try:
             manifest = decode_manifest(data, snapshot_id)

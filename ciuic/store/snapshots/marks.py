@@ -65,7 +65,7 @@ class Marks:
     """The marks of one store. The caller of a change in a directory holds the write locks.
 
     Args:
-        store_path: The store's directory, or that of this machine for a store in a bucket.
+        store_path: The store's directory, or the cache directory of a store in a bucket.
         bucket: Has all marks, and the directory only the newest ones; None: the directory has
             all.
     """
@@ -92,8 +92,8 @@ class Marks:
         Args:
             summary: From the manifest, or of an earlier mark.
             newest: See ``newest``.
-            known: A number that the snapshot is known to have had. If that mark is gone, and newer
-                than the others, it is read from its copy.
+            known: The greatest number that the snapshot's marks are known to have had. If that mark
+                is gone, this reads its copy.
         """
         there = newest.get(summary.id, 0)
         number = max(there, known, summary.mark)
@@ -185,7 +185,7 @@ class Marks:
         """Create a mark of each of these snapshots; ``sync`` makes that durable.
 
         Returns:
-            The snapshots that have the new state. Of the others, another process has created that
+            The snapshots that have the new state. For the others, another process has created that
             mark: read it, and try again.
 
         Raises:
@@ -212,7 +212,7 @@ class Marks:
             self._folder.sync()
 
     def keep_copies(self, new: Sequence[NewMark]) -> None:
-        """Write the copies of new marks; no error is raised, because no change may fail of one."""
+        """Write the copies of new marks. An error is ignored: no change may fail because of it."""
         files = [(layout.mark_name(one.id, one.number), _encoded(one)) for one in new]
         if files:
             with contextlib.suppress(StoreError):
@@ -260,7 +260,7 @@ class Marks:
         return self._folder.create(name, data)
 
     def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId, number: int) -> Mark:
-        """Read a mark from the bucket, as this machine's copy is damaged, and replace that."""
+        """Read a mark from the bucket, and replace this machine's damaged copy of it."""
         name = layout.mark_name(snapshot_id, number)
         message = f"mark {number} of {snapshot_id}"
         hint = "A new tag or pin of the snapshot is a new mark, which then counts."

@@ -4,7 +4,7 @@
 
 Each record is written once. Of two processes that ask for one name, the second takes the next
 number. When there are many records, a writer creates one with all their IDs, and then removes them:
-what they said is never unsaid.
+no ID is missing in between.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Retired:
     """The records of one store.
 
     Args:
-        store_path: The store's directory, or that of this machine for a store in a bucket.
+        store_path: The store's directory, or the cache directory of a store in a bucket.
         session_id: That of the process which opened the store.
         bucket: Has the records; None: the directory has them.
     """
@@ -105,7 +105,7 @@ class Retired:
         data = seal(_Record(FORMAT, sorted(ids)))
         with_reserve(self._store_path, lambda: self._create(data))
         if is_merged:
-            # They only take space: the record says what they say.
+            # An error does no harm: the new record has all their IDs.
             with contextlib.suppress(StoreError):
                 self._folder.remove_durably(found)
 

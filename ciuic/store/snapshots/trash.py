@@ -62,7 +62,7 @@ class Trash:
     """The forgotten snapshots of one store.
 
     Args:
-        store_path: The store's directory.
+        store_path: The store's directory, or the cache directory of a store in a bucket.
         manifests: Its manifests.
         marks: Its marks.
         known_marks: Returns the greatest number that a mark of a snapshot is known to have had.
@@ -234,7 +234,7 @@ class Trash:
         """Delete forgotten snapshots for good; no new snapshot gets their IDs.
 
         Raises:
-            BusyError: One was brought back; it is listed, and nothing of it is deleted.
+            BusyError: Another process brought one back; it is listed, and none of it is deleted.
             StoreError: Some are not deleted; those can still be brought back, or the next prune
                 deletes the rest of them.
         """
@@ -289,18 +289,19 @@ class Trash:
         Raises:
             StoreError: The store cannot be read.
         """
-        # In the order in which a snapshot goes, so that none is missed while it goes.
+        # The manifests first: a snapshot that goes meanwhile is retired before its manifest goes.
         left = set(snapshot_ids).difference(self._manifests.files())
         return left - self.retired.ids() if left else left
 
     def _states(
         self, snapshot_ids: Collection[SnapshotId] | None = None
     ) -> Iterator[tuple[SnapshotId, _State]]:
-        """Return the newest mark of each snapshot that is forgotten and has a manifest.
+        """Yield the newest mark of each snapshot that is forgotten and has a manifest.
 
         A snapshot whose mark can't be read counts as listed.
         """
-        # The marks first: a manifest goes before its marks, and without them it would seem listed.
+        # The marks first: a purge deletes a manifest before the marks, without which the snapshot
+        # would seem listed.
         numbers, known = self._marks.newest(), self._known_marks()
         marked = (numbers.keys() | known.keys()) & self._manifests.ids()
         if snapshot_ids is not None:
