@@ -43,7 +43,7 @@ def choose_snapshots(
         report: Receives the snapshots that are not sent.
 
     Raises:
-        CorruptionError: The copy's list of removed snapshots is damaged: it may have forgotten any.
+        CorruptionError: A record of the copy's retired IDs is damaged: any snapshot may be in it.
         StoreError: One of the stores can't be read.
     """
     snapshots = list(reversed(newest_first(list_snapshots(source))))
@@ -79,10 +79,10 @@ def announce_copies(
     named: Collection[SnapshotId],
     report: CopyReport,
 ) -> list[SnapshotSummary]:
-    """Announce the snapshots to send; returns them without those that the copy lost meanwhile.
+    """Announce the snapshots to send; returns them without those that the copy deleted meanwhile.
 
     Raises:
-        CorruptionError: The copy's list of removed snapshots is damaged: it may have forgotten any.
+        CorruptionError: A record of the copy's retired IDs is damaged: any snapshot may be in it.
         StoreError: The copy can't be read, or its bucket can't be written to.
     """
     gone = copy.announce([snapshot.id for snapshot in chosen])

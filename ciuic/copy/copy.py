@@ -73,7 +73,14 @@ class CopyRequest:
 
 
 class _Ready(NamedTuple):
-    """A snapshot whose chunks were sent: by its manifest, as it is now, and the manifest's file."""
+    """A snapshot whose chunks were sent.
+
+    Attributes:
+        copied: What was sent for it.
+        summary: The summary of its manifest.
+        state: The summary with its newest mark.
+        data: The bytes of its manifest.
+    """
 
     copied: CopiedSnapshot
     summary: SnapshotSummary
@@ -198,7 +205,7 @@ class _Run:
         self._trees = trees
 
     def send_lost(self, copy: Store) -> None:
-        """Send the chunks that a scrub of the copy has found to be lost, if they are here."""
+        """Send the chunks that a scrub of the copy has found to be lost, if the source has them."""
         lost = list(copy.index.lost_chunks())
         here = self._source.reader.places(lost) if lost else {}
         before = self._sender.sent.chunks

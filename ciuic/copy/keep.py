@@ -68,14 +68,14 @@ class Keeping:
         self.record.store_id = store_id
 
     def is_current(self, within_s: float) -> bool:
-        """Return whether the last copy did everything, not long ago, and nothing is new since."""
+        """Return whether a copy did everything less than ``within_s`` ago, and nothing is new."""
         record = self.record
         since_s = (self._clock.now_ns() - (record.done_ns or 0)) / _NS
         known = {one: number for one, number in record.marks.items() if one not in record.followed}
         return not record.problem and 0 <= since_s < within_s and known == self._marks
 
     def is_outdated(self) -> bool:
-        """Return whether a snapshot or mark came here since the copy began."""
+        """Return whether the listed snapshots or marks here have changed since the copy began."""
         marks = {snapshot.id: snapshot.mark for snapshot in list_snapshots(self._source)}
         return marks != self._marks
 
@@ -85,10 +85,10 @@ class Keeping:
         found: dict[str, int] = {one: self._marks.get(one, UNSENT) for one in there}
         found |= dict.fromkeys(report.unlabelled, UNSENT)
         if is_complete:
-            # Those in the trash may come back, and the copy may have them then.
+            # A user may bring back what is in the trash here, and the copy may still have it.
             kept = {one: number for one, number in old.items() if one not in self._marks}
         else:
-            # The state of those that were there is sent at the end.
+            # A copy sends the states of snapshots that were there last, so not this one.
             kept = old
             found = {one: found[one] for one in found if one not in report.present}
         known = self._marks.keys() | set(self._source.trash.ids())

@@ -34,8 +34,8 @@ def label_present(
         source: The store that was copied.
         copy: The copy, open for writing.
         report: Has the snapshots that are there; receives what fails.
-        sent: The number of the mark whose state was sent, for each snapshot. For others it is sent
-            if the copy has no mark of its own: a copy may have ended before it did.
+        sent: For snapshots the number of the mark whose state was sent. For others, this sends the
+            state if the copy has no mark of its own: an earlier run may have ended before it did.
     """
     present = set(report.present)
     if not present:
@@ -59,7 +59,7 @@ def label(
 ) -> StoreError | None:
     """Give a snapshot of the copy the tags, the pin and the note that it has in the source.
 
-    They are changed after the commit, so the manifest does not have them.
+    The source may have changed them after the commit, so the manifest may not have them.
 
     Returns:
         The error, if it failed.
@@ -75,7 +75,7 @@ def label(
 
 
 def bring_back_there(source: Store, copy: Store, record: CopyRecord) -> list[SnapshotId]:
-    """List snapshots of the copy again that were forgotten here, and brought back.
+    """Bring back the copy's snapshots that were forgotten here and brought back; returns those.
 
     Raises:
         StoreError: One of the stores failed.

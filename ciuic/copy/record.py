@@ -1,7 +1,7 @@
 """What this machine knows of a copy, so that ``status`` need not ask a server: ``copies/*.json``.
 
-The files are beside the chunk index, in the store's directory, or in that of this machine for a
-store in a bucket. One that is missing or damaged costs a walk through the copy, and no snapshot.
+The files are beside the chunk index, in the store's directory or in the cache directory. One that
+is missing or damaged costs a walk through the copy, and no snapshot.
 """
 
 import os
@@ -40,7 +40,7 @@ class Standing:
         address: The copy's directory or URL.
         missing: How many listed snapshots the copy has never had.
         behind_s: How long ago the oldest of them was taken; 0: none is missing.
-        late_s: The same, but no longer than copies were tried.
+        late_s: The same, but at most the time since the first try.
         tried_ns: When a copy was tried last; None: never.
         done_ns: When the last one that copied everything ended; None: none has.
         problem: Why the last one did not copy everything; empty: it did.
@@ -107,7 +107,7 @@ def write_record(store_path: str, record: CopyRecord) -> StoreError | None:
     """Replace the record of a copy.
 
     Returns:
-        The error, if it failed. It is not raised, because the copy is what it is.
+        The error, if it failed. It is not raised, because the copy is good without the record.
     """
     directory = os.path.join(store_path, layout.COPIES)
     path = os.path.join(directory, _file_name(record.address))

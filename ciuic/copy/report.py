@@ -41,7 +41,7 @@ class CopyReport:
     """What a copy did, or what a dry run would do.
 
     Attributes:
-        copy: The directory of the copy.
+        copy: The directory or URL of the copy.
         dry_run: Nothing was changed.
         copied: The snapshots that are in the copy now.
         present: Snapshots that were there before.
