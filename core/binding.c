@@ -99,8 +99,8 @@ static PyObject *core_gf_add(PyObject *self, PyObject *arguments)
     return done;
 }
 
-/* Whether the buffers of parity_add have the lengths that the shape and the data require. The
- * shape is checked first: only then does no product overflow. */
+/* Whether the buffers of parity_add have the lengths that the shape and the data require. It checks
+ * the shape first, so that no product overflows. */
 static int parity_fits(const ciuic_shape *shape, const Py_buffer *matrix, const Py_buffer *data,
                        const Py_buffer *parity, const Py_buffer *sums)
 {

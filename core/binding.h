@@ -8,8 +8,8 @@
 /* Sets ValueError and returns NULL. */
 PyObject *refused(const char *message);
 
-/* Holds the buffers of the first `count` items of a sequence; returns how many, with an error set if
- * these are fewer. The caller releases them. */
+/* Holds the buffers of the first `count` items of a sequence. Returns how many it holds, with an
+ * error set if these are fewer than `count`. The caller releases them. */
 Py_ssize_t hold(PyObject *sequence, Py_ssize_t count, int flags, Py_buffer *held);
 
 /* Releases what `hold` holds. */

@@ -82,7 +82,7 @@ static int read_plan(const Py_buffer *packed, ciuic_plan *plan)
     return -1;
 }
 
-/* Whether count elements of this width, an even number, begin at `offset` in a buffer. */
+/* Whether `count` is even, and a buffer has that many elements of this width from `offset` on. */
 static int elements_fit(const Py_buffer *buffer, Py_ssize_t offset, Py_ssize_t count, size_t width)
 {
     return offset >= 0 && offset <= buffer->len && count >= 0 && count % 2 == 0 &&
@@ -350,8 +350,8 @@ PyObject *core_delta_split(PyObject *self, PyObject *arguments)
     return done;
 }
 
-/* Joins classes whose buffers are held; returns None, or NULL with an error set. The sizes of the
- * classes are counted here: only then is no byte past a buffer read. */
+/* Joins classes whose buffers are held; returns None, or NULL with an error set. It counts the sizes
+ * of the classes itself, so that ciuic_delta_join reads no byte past a buffer. */
 static PyObject *join_classes(unsigned targets, const ciuic_classes *classes, const Py_buffer *held,
                               const uint8_t *old, Py_ssize_t count, uint8_t *plain)
 {

@@ -1,7 +1,7 @@
 /* XXH3 with 64 bits and seed 0, of inputs of more than 240 bytes: the checksum of sectors.
  *
- * The xxhash package computes all other checksums. This is here so that the checksums of a pack's
- * sectors are computed in the pass that computes its parity.
+ * The xxhash package computes all other checksums. This is here so that one pass over a pack
+ * computes its parity and the checksums of its sectors.
  */
 #ifndef CIUIC_CHECKSUM_H
 #define CIUIC_CHECKSUM_H

@@ -1,8 +1,8 @@
 /* Dense deltas: differences of numbers of 2, 4 or 8 bytes from their last version, in classes.
  *
- * A difference is folded: its sign is in its lowest bit. It is in the class that the exponent of
- * the old number decides, and the differences of a class are rotated to the left by as many bits
- * as the class says. docs/format.md, "Codec 3"; ciuic/codec/dense_delta.py does the same with numpy.
+ * A difference is folded: its sign is in its lowest bit. The exponent of the old number decides its
+ * class. Each class has a number of bits by which its differences are rotated to the left.
+ * docs/format.md, "Codec 3"; ciuic/codec/dense_delta.py does the same with numpy.
  */
 #ifndef CIUIC_DELTAS_H
 #define CIUIC_DELTAS_H
@@ -14,7 +14,7 @@ enum { CIUIC_CLASSES_MAX = 8, CIUIC_EXPONENTS = 256 };
 
 /* How differences are sorted. */
 typedef struct {
-    size_t width;       /* of an element: 2, 4 or 8 */
+    size_t width;       /* of an element: 2, 4 or 8 bytes */
     size_t class_count; /* 1 to CIUIC_CLASSES_MAX */
     uint8_t shifts[CIUIC_CLASSES_MAX];  /* the rotation of each class, less than 8 * width */
     uint8_t class_of[CIUIC_EXPONENTS];  /* the class of each exponent, less than class_count */

@@ -29,7 +29,7 @@ typedef struct {
  * not durable.
  *
  * Returns 0, or the errno of the step that failed: EINVAL for an owner that chown would take for "as
- * it is". After an error the file is removed again; a name that was taken is left alone.
+ * it is". After an error it removes its file again, but never one that had the name before.
  */
 int ciuic_file_create(const ciuic_new_file *file);
 

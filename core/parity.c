@@ -3,7 +3,7 @@
 #include "checksum.h"
 #include "galois.h"
 
-/* Bytes of each row that are computed together, so that they stay in the core's own cache. */
+/* Bytes of each row that are computed together, so that they stay in the processor's cache. */
 enum { TOGETHER = 32 * 1024 };
 
 /* One call of ciuic_parity_add. */
@@ -18,7 +18,7 @@ typedef struct {
     uint8_t *sums;
 } work;
 
-/* A range [low, high) that adjacent segments have in common: sources[0] is of segment `first`. */
+/* The range [low, high) of `count` adjacent segments: sources[0] has that of segment `first`. */
 typedef struct {
     size_t low, high, first, count;
     const uint8_t *sources[CIUIC_SOURCES_MAX];
@@ -56,8 +56,8 @@ static void add_group(const work *own, const group *found)
     }
 }
 
-/* Takes in what the data has of the bytes [start, end) of every segment. start is a multiple of
- * sector_bytes, and end is one too or the segments' end. */
+/* Takes in what the data has of the bytes [start, end) of every segment. start and end are multiples
+ * of sector_bytes. */
 static void add_range(const work *own, size_t start, size_t end)
 {
     const size_t size = own->shape->segment_bytes;

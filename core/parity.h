@@ -26,7 +26,7 @@ int ciuic_shape_is_sound(const ciuic_shape *shape);
  * parity: rows * segment_bytes bytes, changed in place.
  * sums: receives length / sector_bytes checksums, as ciuic_sector_sums writes them.
  *
- * Returns 0, or -1 if an argument is not as described; then nothing is changed.
+ * Returns 0, or -1 if shape, offset or length is not as described; then nothing is changed.
  */
 int ciuic_parity_add(unsigned targets, const ciuic_shape *shape, const uint8_t *coefficients,
                      uint64_t offset, const uint8_t *data, size_t length, uint8_t *parity,

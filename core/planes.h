@@ -13,13 +13,13 @@ enum { CIUIC_COLUMNS_MAX = 8 };
 /* A column: neighboring bytes of every element. */
 typedef struct {
     uint8_t width;    /* 1, 2 or 4 */
-    uint8_t is_pairs; /* 1: in two halves of pairs; then width is 1 */
+    uint8_t is_pairs; /* 1: stored as pairs of half bytes; then width is 1 */
     uint8_t lowest;   /* of the 16 values that most bytes of a column of pairs have */
 } ciuic_column;
 
 /* How elements are split. */
 typedef struct {
-    size_t width; /* of an element: 2, 4 or 8 */
+    size_t width; /* of an element: 2, 4 or 8 bytes */
     size_t column_count;
     ciuic_column columns[CIUIC_COLUMNS_MAX]; /* lowest bytes first */
 } ciuic_plan;
@@ -32,7 +32,8 @@ int ciuic_plan_is_sound(const ciuic_plan *plan);
  * plan: sound.
  * plain: count * width bytes; count is even.
  * out: receives as many bytes, the columns one after another. A column of pairs is count / 2 bytes
- *     of low pairs, then as many of high pairs. plain and out do not overlap.
+ *     of low pairs (the low halves of two bytes), then as many of high pairs. plain and out do not
+ *     overlap.
  *
  * Returns a mask: bit n is set if column n is one of pairs and a high pair is not 0.
  */
@@ -41,14 +42,14 @@ unsigned ciuic_planes_split(unsigned targets, const ciuic_plan *plan, const uint
 
 /* Undoes ciuic_planes_split.
  *
- * bodies: for column n, bodies[2 * n] has its bytes. For a column of pairs that is count / 2 bytes
- *     of low pairs, and bodies[2 * n + 1] as many of high pairs, or NULL: all of them are 0.
+ * bodies: for column n, bodies[2 * n] has its bytes. For a column of pairs, that is count / 2 bytes
+ *     of low pairs, and bodies[2 * n + 1] has as many of high pairs, or is NULL: all of them are 0.
  * plain: receives count * width bytes; overlaps no body.
  */
 void ciuic_planes_join(unsigned targets, const ciuic_plan *plan, const uint8_t *const *bodies,
                        size_t count, uint8_t *plain);
 
-/* Tells whether ciuic_planes_join would write exactly these bytes, without memory for them.
+/* Tells whether ciuic_planes_join would write exactly these bytes. It allocates no memory for them.
  *
  * bodies: as for ciuic_planes_join. plain: count * width bytes.
  *
@@ -64,7 +65,7 @@ typedef struct {
     uint64_t lowest; /* of these 16 values; after 255 comes 0 */
 } ciuic_spread;
 
-/* Tells how the bytes of elements are spread, in integers only, so that every machine says the same.
+/* Tells how the bytes of elements are spread. It uses integers only: every machine says the same.
  *
  * width: 2, 4 or 8 bytes an element.
  * sample: count * width bytes; count is below 2^32.

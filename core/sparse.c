@@ -9,7 +9,7 @@
 /* Bytes that are compared at once while nothing has changed. */
 enum { TOGETHER = 64 };
 
-/* Elements that are counted in a narrow counter, so that vectors hold many counters. */
+/* Elements that one counter of an element's width counts, so that vectors hold many counters. */
 enum { COUNTED = 128 };
 
 /* Returns whether TOGETHER bytes are the same; without branches, for vectors. */
@@ -75,7 +75,8 @@ INLINE uint8_t moved(uint8_t word, uint8_t before)
 /* Defines what follows for elements of WIDTH bits:
  *
  * count_WIDTH: ciuic_sparse_count, a loop without branches.
- * split_WIDTH: the inner part of ciuic_sparse_split; returns how many elements it found.
+ * split_WIDTH: the loop of ciuic_sparse_split; returns how many elements differ, or changed + 1 if
+ *     these are more.
  * take_WIDTH, put_WIDTH: ciuic_sparse_take, and the second half of ciuic_sparse_join. */
 #define DEFINE_LOOPS(WIDTH)                                                                       \
     INLINE size_t count_##WIDTH(const uint8_t *plain, const uint8_t *old, size_t count)           \

@@ -1,6 +1,6 @@
 /* Sparse deltas: the places and the values of the few elements that changed, of 1, 2, 4 or 8 bytes.
  *
- * A gap is the number of unchanged elements before a changed one, 32 bits, and its bytes are in
+ * A gap is the number of unchanged elements before a changed one, in 32 bits. Its bytes are in
  * columns of their own: the first column has the lowest byte of every gap. docs/format.md,
  * "Codec 4"; ciuic/codec/sparse_delta.py does the same with numpy.
  */
@@ -14,15 +14,16 @@ enum { CIUIC_GAP_BYTES = 4 };
 
 /* Elements that changed, as a reader finds them. */
 typedef struct {
-    size_t width;       /* of an element: 1, 2, 4 or 8 */
+    size_t width;       /* of an element: 1, 2, 4 or 8 bytes */
     size_t count;       /* of all elements; less than 2^32 */
     size_t changed;     /* how many have changed */
     size_t gap_bytes;   /* 1 to CIUIC_GAP_BYTES */
     const uint8_t *gaps[CIUIC_GAP_BYTES]; /* gap_bytes columns of `changed` bytes each */
 } ciuic_changes;
 
-/* Returns how many of the `count` elements of plain and old differ, which have count * width bytes
- * each. width: 1, 2, 4 or 8. */
+/* Returns how many elements of plain and old differ. Both have count * width bytes.
+ *
+ * width: 1, 2, 4 or 8. */
 size_t ciuic_sparse_count(unsigned targets, size_t width, const uint8_t *plain, const uint8_t *old,
                           size_t count);
 
