@@ -11,9 +11,9 @@ COMMANDS = [
     ("verify",),
     ("restore", "-s", "latest", "-p", "/x"),
     ("stats",),
+    ("scrub",),
+    ("repair",),
 ]
-WHAT_WORKS = "All other commands work there."
-REFUSED = ["repair", "scrub"]
 
 
 def refused(tmp_path, monkeypatch, address, *command):
@@ -56,19 +56,6 @@ def test_a_url_of_no_store_is_refused_in_one_sentence(tmp_path, monkeypatch, add
     code, said = refused(tmp_path, monkeypatch, address, "list")
 
     assert (code, said[0], len(said)) == (2, f"ciuic: {message}", 2)
-
-
-@pytest.mark.parametrize("command", REFUSED)
-def test_a_command_that_needs_parity_is_refused_for_a_bucket(tmp_path, monkeypatch, command):
-    code, said = refused(tmp_path, monkeypatch, "s3://bucket/prefix", command)
-
-    assert (code, said) == (
-        1,
-        [
-            f"ciuic: 'ciuic {command}' can't work on a store in a bucket yet",
-            f"       {WHAT_WORKS}",
-        ],
-    )
 
 
 def test_the_url_of_a_directory_is_its_path(tmp_path):

@@ -12,6 +12,7 @@ from ciuic import SnapshotManager
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UsageError
 from ciuic.store.store import open_store
 from ciuic.training.finding import dcp_snapshots
+from ciuic.training.retention.keeping import Keeper
 from tests.kit.program import ciuic
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -175,6 +176,18 @@ def test_max_snapshots_removes_the_oldest_checkpoints(tmp_path):
     ]
 
     assert sorted(listed(tmp_path)) == sorted(made[2:])
+
+
+def test_a_checkpoint_exists_even_if_older_ones_cannot_be_removed(tmp_path, monkeypatch):
+    def fails(*_):
+        raise StoreError("the disk failed")
+
+    monkeypatch.setattr(Keeper, "keep", fails)
+    writer = CiuicWriter(tmp_path, max_snapshots=1)
+    with pytest.warns(UserWarning, match="was saved, but older .* the disk failed"):
+        metadata = dcp.save({"w": torch.ones(2)}, storage_writer=writer)
+
+    assert listed(tmp_path) == [metadata.storage_meta.save_id]
 
 
 class Trap:

@@ -3,6 +3,7 @@
 import dataclasses
 import mmap
 import os
+import warnings
 from typing import Any, Final
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -11,10 +12,12 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ciuic.catalog import check_tags
-from ciuic.errors import UsageError
+from ciuic.errors import CiuicError, UsageError
+from ciuic.ids import SnapshotId
 from ciuic.snapshot.memory import MemoryRequest, take_from_memory
 from ciuic.snapshot.memory_files import MemoryFile
 from ciuic.store.addressed import absolute_address, ensure_store, open_at_address
+from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.training.dcp.document import DOCUMENT_NAME, Stored, write_document
 from ciuic.training.dcp.handover import Connection, Shard, the_exchange
@@ -165,8 +168,18 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
         with open_at_address(self._path, os.environ, write=True, wait_s=_LOCK_WAIT_S) as store:
             report = take_from_memory(store, request, clock=clock)
             if self._rules is not None:
-                Keeper(clock).keep(store, DCP, self._rules)
+                self._remove_older(store, self._rules, report.id)
         return str(report.id)
+
+    def _remove_older(self, store: Store, rules: Rules, saved: SnapshotId) -> None:
+        """Apply ``max_snapshots``. A failure is a warning: the checkpoint exists."""
+        try:
+            Keeper(SystemClock()).keep(store, DCP, rules)
+        except CiuicError as error:
+            warnings.warn(
+                f"ciuic: {saved} was saved, but older checkpoints could not be removed: {error}",
+                stacklevel=2,
+            )
 
     def _drop(self) -> None:
         """Forget what an earlier save of this writer has left."""
