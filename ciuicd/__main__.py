@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ciuicd",
-        description="Takes a snapshot whenever it is due. Creates the store on the first start. If"
+        description="Take a snapshot whenever one is due. The first start creates the store. If"
         " $STATE_DIRECTORY is set (the systemd unit sets it), ciuicd records in stores.json there"
         " which paths have held a store, and never creates a new store at any of them.",
     )
@@ -139,8 +139,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--once",
         action="store_true",
-        help="take one snapshot now (with several schedules: of each that is due), apply"
-        " retention_policy, and exit",
+        help="take one snapshot now (with several schedules: of each that is due, or of the"
+        " first if none is), apply retention_policy, and exit",
     )
     what.add_argument(
         "--link-store",
@@ -169,7 +169,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--alert",
         action="store_true",
-        help="look once whether snapshots or drills are missing or the store is damaged, send each "
+        help="look once for faults, such as missing snapshots or drills, or damage; send each "
         "[alert NAME] its new messages, and exit; $STATE_DIRECTORY holds what each has received",
     )
     what.add_argument(

@@ -62,9 +62,8 @@ def command(
     ciuic reads every pack. It computes damaged chunks from the pack's parity, or takes them from
     another pack, from a reflink copy, or from the live file if that still has the same bytes. What
     is lost even so comes from the copies that the configuration names, or from the store of --from:
-    ciuic compares each chunk with its ID before it stores it. It moves damaged files to the store's
-    directory quarantine, and deletes nothing. You can interrupt repair at any moment, and run it
-    again.
+    ciuic compares each chunk with its ID before it stores it. It keeps the damaged files in the
+    store's directory quarantine. You can interrupt repair at any moment, and run it again.
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()

@@ -49,7 +49,7 @@ __all__ = ["command", "print_restored", "restore_exit_code"]
     required=True,
     type=SNAPSHOT,
     metavar="ID",
-    help="The snapshot: an ID or a part of one, 'latest', 'latest-valid', a tag, or a time.",
+    help="The snapshot: an ID or the start of one, 'latest', 'latest-valid', a tag, or a time.",
 )
 @click.option(
     "-p",
@@ -68,7 +68,7 @@ __all__ = ["command", "print_restored", "restore_exit_code"]
     metavar="DIR",
     callback=given,
     shell_complete=local_directory,
-    help="Write PATH into DIR, under its last name.  [default: its original path]",
+    help="Write PATH into DIR, under the last part of its name.  [default: its original path]",
 )
 @click.option(
     "--as",

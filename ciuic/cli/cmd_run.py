@@ -90,7 +90,7 @@ def command(
     io_weight: int | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run COMMAND, watch its logs by the rules, and take a snapshot when it fails.
+    """Run COMMAND, watch its logs with the rules, and take a snapshot when it fails.
 
     COMMAND keeps the terminal. ciuic passes signals on to it, and exits as it did. If the system
     has cgroups of version 2, COMMAND runs in a cgroup of its own. If a rule with the action 'pause'

@@ -29,7 +29,7 @@ __all__ = ["command"]
 @json_option
 @click.pass_obj
 def command(session: Session, *, as_json: bool) -> None:
-    """Show what the daemon is doing, the age of the newest snapshot, and how far copies are."""
+    """Show what the daemon is doing, the age of the newest snapshot, and how current copies are."""
     path = session.store_path()
     with opened(session) as store:
         newest = latest_snapshot(store)

@@ -41,7 +41,7 @@ def command(
     hot: bool,
     as_json: bool,
 ) -> None:
-    """Prove that snapshots can be restored: the newest one, those named, or --all.
+    """Check that snapshots can be restored: the newest one, those named, or --all.
 
     Without --checksum, ciuic reads the manifest and the trees, and checks that every chunk is in
     the chunk index and in a pack that is long enough. With --checksum, ciuic reads, decodes and

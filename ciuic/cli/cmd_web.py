@@ -73,8 +73,8 @@ def command(
     """Serve the page and the HTTP API of the store to this machine, until Ctrl-C.
 
     The line on stdout is the address of the page. Its token, new with each start, is the key to the
-    page: keep it to yourself. Nothing leaves the machine. To see the page of another machine, let
-    ssh forward a port: ssh -L 8080:127.0.0.1:8080 HOST, and there ciuic web --listen
+    page: keep it to yourself. The page loads nothing from other servers. To see the page of another
+    machine, let ssh forward a port: ssh -L 8080:127.0.0.1:8080 HOST, and there ciuic web --listen
     127.0.0.1:8080. /v1/openapi.json describes the API; a program sends the token as
     'Authorization: Bearer TOKEN'.
 

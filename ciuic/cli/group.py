@@ -48,7 +48,7 @@ COMMANDS: Final = {
     "status": "Show the daemon's state and the newest snapshot's age.",
     "tag": "Show or change a snapshot's tags.",
     "timeline": "Draw what a training logged, with its snapshots.",
-    "verify": "Prove that snapshots can be restored.",
+    "verify": "Check that snapshots can be restored.",
     "watch": "Guard a training program that is running already.",
     "web": "Serve a page and an HTTP API to this machine.",
 }
@@ -129,8 +129,8 @@ class _LazyGroup(click.Group):
     metavar="DIR",
     callback=given,
     shell_complete=local_directory,
-    help="The store: a directory, or s3://BUCKET/PREFIX. With it, only 'snapshot' without PATH"
-    " needs a configuration.",
+    help="The store: a directory, or s3://BUCKET/PREFIX. Listing, verifying and restoring then"
+    " need no configuration.",
 )
 @click.pass_context
 def cli(context: click.Context, config: str | None, store: str | None) -> None:
