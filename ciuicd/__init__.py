@@ -11,10 +11,12 @@ practice     drills
 upkeep       forget, prune, scrub and drill between two snapshots
 damage_log   log lines for damage that scrub finds
 space        giving up reflink copies when their disk runs short of space
-alerting     alerts when success stays away, from a unit of its own
+alerting     alerts about what is missing or damaged, from a unit of its own
+copying      the configured copies, from a unit of its own
 metrics      figures for Prometheus
 known        which store a path holds, so that none is made below a lost mount
 control      the server of the control socket
 notify       messages to systemd
 attempt      how failures are handled
+logs         the log, as text or as JSON
 """

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 def attempt(failed: Callable[[CiuicError], None]) -> Iterator[None]:
     """Pass any exception that leaves the block to ``failed``, as a ``CiuicError``.
 
-    An unexpected exception is logged with its traceback.
+    An unexpected exception is logged with its traceback, unless memory or threads ran short.
     """
     try:
         yield

@@ -77,8 +77,8 @@ class Job:
         tags: The tags of the snapshot.
         scope: Roots and exclude rules; None: those of the configuration.
         origin: What asked for it.
-        schedule: The schedule that it belongs to; None: the first one, or without the scope of a
-            schedule none.
+        schedule: The schedule that it belongs to. None: the first one if ``scope`` is None, else
+            no schedule.
         names_schedule: The log says the name, because there are several schedules.
         pacer: Slows its readers down; None: they read at full speed.
     """

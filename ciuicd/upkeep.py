@@ -1,13 +1,13 @@
 """What the daemon does for the store between two snapshots: forget, prune, scrub, drill.
 
     forget   after each snapshot, by the retention policy
-    prune    when something in the trash has expired, or a prune was interrupted: once a day, or
-             whenever space is short
-    scrub    up to ``scrub_budget`` a day, whatever program read; each pack at most once a week
+    prune    when something in the trash has expired, a prune was interrupted, or many packs are
+             small: once a day, or whenever space is short
+    scrub    up to ``scrub_budget`` a day, including 'ciuic scrub'; each pack at most once a week
     drill    every ``drill_interval``
 
-In a bucket, scrub is left out. A prune there waits for no session: what one of them may rely on
-goes with the next look, an hour later.
+In a bucket, scrub is left out. A prune there waits for no session: what a session may
+rely on stays until the next look, an hour later.
 
 All stop for a snapshot that is due or requested, and for the end of the daemon. Finished work
 is kept, and the next run continues. Each prune plans from scratch. After three interrupted plans in

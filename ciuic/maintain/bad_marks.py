@@ -68,7 +68,9 @@ def survey_marks(store: Store) -> MarkSurvey:
 
 
 def repair_mark(store: Store, bad: BadMark) -> None:
-    """Give a snapshot its mark back, or a further one with a pin; the damaged file was set aside.
+    """Give a snapshot its mark back from the copy, or add a mark with a pin if there is no copy.
+
+    If there is a copy, the caller has set the damaged file aside.
 
     Raises:
         StoreError: The store failed; the snapshot counts as pinned until the next repair.

@@ -1,4 +1,4 @@
-"""Alerts when success stays away, from a process of its own: the daemon has no network.
+"""Alerts about what is missing or damaged, from a process of its own: the daemon has no network.
 
 It looks at the store, so it also notices a daemon that is stopped, hangs or was never started.
 

@@ -39,8 +39,8 @@ class Channel:
 
     Attributes:
         name: Its name in the configuration.
-        type: How.
-        least: ``warning``: every message; ``critical``: only these, and their ends.
+        type: How they are sent.
+        least: ``warning``: every message; ``critical``: only critical ones, and their ends.
         values: Key -> text, as far as the type needs them.
     """
 

@@ -38,7 +38,7 @@ class Gpus:
         return len(self._devices)
 
     def work_for(self, pids: Collection[int]) -> bool:
-        """Return whether a GPU that one of these processes uses is busy; no, without an answer.
+        """Return whether a GPU that one of these processes uses is busy; False without an answer.
 
         In a container the library names processes that /proc does not have: a GPU of such a process
         counts too, since it may belong to the job.

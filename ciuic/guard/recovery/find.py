@@ -1,4 +1,4 @@
-"""Finds broken checkpoints among the files that changed in a time."""
+"""Finds broken checkpoints among the files that changed within a period."""
 
 import contextlib
 import os

@@ -23,7 +23,7 @@ class Change(NamedTuple):
             ``damaged`` or ``left out``.
         first: The oldest of these snapshots.
         last: The newest of them.
-        snapshots: How many they are.
+        snapshots: The number of these snapshots.
         version: The path in the first; None if it is gone.
         before: The first snapshot of the version that this one comes from: the one before it, or
             the one that had been restored. None: it is the oldest.

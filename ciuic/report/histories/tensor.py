@@ -65,7 +65,7 @@ def tensor_history(
 def _nearest(
     at: SnapshotId | None, above: Mapping[SnapshotId, SnapshotId | None], kept: set[SnapshotId]
 ) -> SnapshotId | None:
-    """Return the first snapshot on the way up that is kept. A version comes after those above."""
+    """Return ``at`` if it is kept, else the nearest version before it that is."""
     while at is not None and at not in kept:
         at = above.get(at)
     return at
