@@ -115,7 +115,7 @@ def shown_ids(store: Store) -> dict[SnapshotId, str]:
 def find_snapshot(
     session: Session, store: Store, text: str, *, holding: Sequence[bytes] = ()
 ) -> SnapshotSummary:
-    """Return the snapshot that ``text`` means: an ID, a prefix, ``latest`` or a time.
+    """Return the snapshot that ``text`` means: an ID, a prefix, ``latest``, a time or a tag.
 
     With ``holding``, ``latest`` means the newest snapshot whose roots hold these paths. Names on
     stderr the snapshots that ``text`` may mean instead, and that can't be read.
