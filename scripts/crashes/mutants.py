@@ -164,7 +164,7 @@ MUTANTS: Final = (
     Mutant(
         "verify accepts a cached frame that parity rebuilt",
         "ciuic/store/packs/frame_cache.py",
-        "            if not repair and key in self._restored:\n",
+        "            if not repair and key in self.restored:\n",
         "            if False:\n",
         "tests/verbs/test_by_footers.py::test_a_node_that_parity_rebuilds_still_counts_as_damaged",
     ),
