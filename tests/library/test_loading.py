@@ -138,6 +138,7 @@ def test_the_hook_of_an_optimizer_gets_tensors_that_are_not_its_own(manager):
     assert torch.equal(seen[0], before)
 
 
+@pytest.mark.filterwarnings("ignore:ciuic. the model differs from the one.*another type")
 def test_any_module_holds_what_torch_would_put_there(manager):
     saved = net(1)
     manager.save_snapshot(saved, wait=True, step=1)
