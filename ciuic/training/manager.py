@@ -1,7 +1,6 @@
 """``SnapshotManager``: the library's calls."""
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -11,13 +10,12 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from ciuic.catalog import check_tags, list_snapshots
-from ciuic.errors import CiuicError, SnapshotNotFoundError, UsageError
+from ciuic.errors import CiuicError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import complete_ones, newest_first
 from ciuic.report.tensor_documents import tensor_diff_json
-from ciuic.store.addressed import absolute_address, ensure_store, open_at_address
+from ciuic.store.addressed import absolute_address, ensure_store
 from ciuic.store.place.keys import is_url
-from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.training.cadence import Cadence, duration_s
 from ciuic.training.finding import (
@@ -30,12 +28,11 @@ from ciuic.training.finding import (
 )
 from ciuic.training.handle import SaveHandle
 from ciuic.training.layers.groups import Layer, as_json, checked_layers
-from ciuic.training.loading.latest import LoadOptions, check_mixture, newest_state, read_state
-from ciuic.training.loading.places import place_finder
+from ciuic.training.loading.latest import check_mixture
+from ciuic.training.loading.loads import Loads
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.objects import fill, sections_of
 from ciuic.training.preemption import Preemption
-from ciuic.training.ranks.agreement import Agreement
 from ciuic.training.ranks.job import check_ranks, job_of_torchrun
 from ciuic.training.retention.planning import RetentionPlan, Rules, of_channel, plan_retention
 from ciuic.training.retention.policies import Best, Policy, metric_tags
@@ -130,7 +127,7 @@ class SnapshotManager:
             ensure_store(self._path, os.environ, self._clock)
         self._lock = threading.RLock()
         self._saves = Saves(self._path, self._job, self._clock, self._layers, if_busy=if_busy)
-        self._agreement = None if self._job is None else Agreement(self._job, self._saves.ask)
+        self._loads = Loads(self._path, run, self._job, self._saves)
         # Last: a constructor that fails leaves no handlers.
         self._preemption = None if grace_s is None else Preemption(grace_s, self._clock)
         _managers.add(self)
@@ -302,11 +299,11 @@ class SnapshotManager:
                 ``model`` and ``optimizer`` may hold parts of a snapshot.
         """
         check_mixture(self._job, channel, fill_layers=fill_layers, join_optimizer=join_optimizer)
-        options = self._options(model, optimizer, map_location, strict=strict, fills=fill_layers)
-        state = self._load(
-            lambda store: newest_state(store, self._run, channel, options, joins=join_optimizer),
-            options,
+        options = self._loads.options(
+            model, optimizer, map_location, strict=strict, fills=fill_layers
         )
+        with self._lock:
+            state = self._loads.newest(channel, options, joins=join_optimizer)
         if state is not None:
             fill(state, model, optimizer, strict=strict)
         return state
@@ -332,21 +329,17 @@ class SnapshotManager:
             CorruptionError: It is damaged.
         """
         check_mixture(self._job, None, fill_layers=fill_layers, join_optimizer=False)
-        options = self._options(model, optimizer, map_location, strict=strict, fills=fill_layers)
-
-        def choose(store: Store) -> LoadedState:
-            summary = find_saved(store, ref, self._run)
-            return read_state(store, summary, {}, options)
-
-        state = self._load(choose, options)
-        if state is None:
-            raise SnapshotNotFoundError(f"rank 0 has found no snapshot for {ref!r}")
+        options = self._loads.options(
+            model, optimizer, map_location, strict=strict, fills=fill_layers
+        )
+        with self._lock:
+            state = self._loads.named(ref, options)
         fill(state, model, optimizer, strict=strict)
         return state
 
     def list(self) -> "list[SavedSnapshot]":
         """Return the snapshots of all runs in the store, incomplete ones too, newest first."""
-        with self._lock, self._reading() as store:
+        with self._lock, self._loads.reading() as store:
             return [SavedSnapshot.of(summary) for summary in begun_snapshots(store)]
 
     def verify(self, ref: int | str | None = None) -> dict[str, Any]:
@@ -356,7 +349,7 @@ class SnapshotManager:
             The document of ``ciuic verify --json``: ``ok`` says whether all is well.
         """
         with self._lock:
-            snapshot_id = None if ref is None else self._id_of(ref)
+            snapshot_id = None if ref is None else self._loads.id_of(ref)
             answer = self._saves.ask({"do": "verify", "id": snapshot_id}).result()
         report: dict[str, Any] = answer["report"]
         return report
@@ -372,7 +365,7 @@ class SnapshotManager:
             SnapshotNotFoundError: There is no such snapshot.
             CorruptionError: A tree of it is damaged.
         """
-        with self._lock, self._reading() as store:
+        with self._lock, self._loads.reading() as store:
             old, new = [
                 store.manifest(find_saved(store, ref, self._run).id) for ref in (before, after)
             ]
@@ -381,7 +374,7 @@ class SnapshotManager:
     def pin(self, ref: int | str, *, pinned: bool = True) -> SnapshotId:
         """Pin a snapshot, so that it is never removed, or remove its pin; returns its ID."""
         with self._lock:
-            snapshot_id = self._id_of(ref)
+            snapshot_id = self._loads.id_of(ref)
             self._saves.ask({"do": "pin", "id": snapshot_id, "pinned": pinned}).result()
         return snapshot_id
 
@@ -390,7 +383,7 @@ class SnapshotManager:
 
         Each save carries out the plan of its channel, with the new snapshot counted.
         """
-        with self._lock, self._reading() as store:
+        with self._lock, self._loads.reading() as store:
             snapshots = newest_first(complete_ones(list_snapshots(store)))
             found = of_channel(snapshots, channel, self._run)
             return plan_retention(found, self._rules, self._clock.now_ns(), snapshots)
@@ -447,38 +440,6 @@ class SnapshotManager:
         if channel == FULL:
             self._cadence.saved_full(self._clock.monotonic_s())
         return handle
-
-    def _options(
-        self, model: object, optimizer: object, map_location: object, *, strict: bool, fills: bool
-    ) -> LoadOptions:
-        find = place_finder(model, optimizer, map_location, strict=strict)
-        return LoadOptions(map_location, self._job, find, fills)
-
-    def _load(
-        self, choose: Callable[[Store], LoadedState | None], options: LoadOptions
-    ) -> LoadedState | None:
-        """Load the snapshot that ``choose`` chooses; of several ranks, only rank 0 calls it."""
-
-        def chosen() -> LoadedState | None:
-            with self._reading() as store:
-                return choose(store)
-
-        def read(snapshot_id: SnapshotId) -> LoadedState:
-            with self._reading() as store:
-                summary = find_saved(store, snapshot_id, self._run)
-                return read_state(store, summary, {}, options)
-
-        with self._lock:
-            state = chosen() if self._agreement is None else self._agreement.load(chosen, read)
-            return self._saves.loaded(state)
-
-    def _reading(self) -> "contextlib.AbstractContextManager[Store]":
-        self._saves.go_on()
-        return open_at_address(self._path, os.environ)
-
-    def _id_of(self, ref: int | str) -> SnapshotId:
-        with self._reading() as store:
-            return find_saved(store, ref, self._run).id
 
 
 def _close_loudly(manager: SnapshotManager) -> None:
