@@ -18,6 +18,7 @@ from ciuic.store.addressed import absolute_address, ensure_store
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.training.cadence import Cadence, duration_s
+from ciuic.training.completeness import Completeness
 from ciuic.training.finding import (
     FULL,
     WEIGHTS,
@@ -127,6 +128,7 @@ class SnapshotManager:
             ensure_store(self._path, os.environ, self._clock)
         self._lock = threading.RLock()
         self._saves = Saves(self._path, self._job, self._clock, self._layers, if_busy=if_busy)
+        self._completeness = Completeness()
         self._loads = Loads(self._path, run, self._job, self._saves)
         # Last: a constructor that fails leaves no handlers.
         self._preemption = None if grace_s is None else Preemption(grace_s, self._clock)
@@ -181,6 +183,7 @@ class SnapshotManager:
         This first waits for a save that is under way. The full state includes the random number
         generators of Python, numpy and torch. The first full state after a signal that preempts the
         program is durable when this returns, unless ``preemption_grace`` ends: then this warns.
+        The first full save also warns of parts that are missing or were not loaded.
 
         Args:
             model: An object with ``state_dict``, or a dict of objects, tensors and arrays.
@@ -229,6 +232,9 @@ class SnapshotManager:
             tags = tags_of(channel, self._run, epoch, step)
             tags += metric_tags(self._rules.policies, metrics)
             handle = self._begin(take, channel, tags, step)
+            # After the copy: a program may turn warnings into errors.
+            if channel == FULL and (self._job is None or self._job.rank == 0):
+                self._completeness.check({"model": model, **others}, extra, epoch, step)
             if urgent is not None:
                 self._saves.settle_in_grace(urgent)
                 urgent.saved(noticed_count)
@@ -305,6 +311,7 @@ class SnapshotManager:
         with self._lock:
             state = self._loads.newest(channel, options, joins=join_optimizer)
         if state is not None:
+            self._completeness.loaded(state)
             fill(state, model, optimizer, strict=strict)
         return state
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["capture", "restore"]
+__all__ = ["capture", "fingerprints", "restore"]
 
 States = dict[str, Any]
 """The state of each generator: values that a snapshot can hold."""
@@ -25,6 +25,19 @@ def capture() -> States:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state_all()
     return states
+
+
+def fingerprints() -> dict[str, bytes]:
+    """Return, for each global generator, bytes that change when a number is drawn from it."""
+    drawn = np.random.get_state(legacy=False)
+    found = {"python": repr(random.getstate()).encode(), "numpy": repr(drawn).encode()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = torch.get_rng_state().numpy().tobytes()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states = torch.cuda.get_rng_state_all()
+            found["cuda"] = b"".join([state.numpy().tobytes() for state in states])
+    return found
 
 
 def restore(states: States) -> None:

@@ -103,7 +103,7 @@ def manager(tmp_path):
 def test_a_load_reads_to_the_tensors_of_the_objects(manager):
     model = net(1)
     optimizer = stepped(model)
-    manager.save_snapshot(model, optimizer, wait=True)
+    manager.save_snapshot(model, optimizer, 0, wait=True)
     other = net(2)
     other_optimizer = stepped(other)
     parameters = list(other.parameters())
@@ -141,7 +141,7 @@ def test_the_hook_of_an_optimizer_gets_tensors_that_are_not_its_own(manager):
 @pytest.mark.filterwarnings("ignore:ciuic. the model differs from the one.*another type")
 def test_any_module_holds_what_torch_would_put_there(manager):
     saved = net(1)
-    manager.save_snapshot(saved, wait=True, step=1)
+    manager.save_snapshot(saved, {}, wait=True, step=1)
     manager.save_snapshot({"net": saved}, wait=True, step=2)
     for name, make in OTHERS.items():
         step = 2 if name == "dict" else 1
@@ -181,7 +181,7 @@ def test_of_tensors_that_share_memory_the_one_that_torch_loads_last_counts(manag
 def test_deltas_are_read_to_the_tensors(manager, tmp_path, change):
     model = net(1)
     for step in range(4):
-        manager.save_snapshot(model, step=step, wait=True)
+        manager.save_snapshot(model, {}, step=step, wait=True)
         with torch.no_grad():
             for weight in (model[0].weight, model[2].weight):
                 if change == "dense":
@@ -206,7 +206,7 @@ def test_a_damaged_state_is_repaired_or_an_older_one_is_loaded_over_it(tmp_path,
     store = tmp_path / "store"
     older, newer, target = net(1), net(2), net(3)
     with SnapshotManager(store) as manager:
-        manager.save_snapshot(older, step=1, wait=True)
+        manager.save_snapshot(older, {}, step=1, wait=True)
         before = set(packs(store))
         manager.save_snapshot(newer, step=2, wait=True)
         for pack in set(packs(store)) - before:

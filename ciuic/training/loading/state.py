@@ -48,6 +48,8 @@ class LoadedState(Mapping[str, Any]):
         layers: For each layer that it has, the step and the snapshot that the layer is from; empty
             if the state was saved without layers.
         joined: The step and the snapshot that the optimizer is from, if that is another snapshot.
+        unread: The keys of states of objects that the program has not read yet, and ``rng`` until
+            the generators are put back. States that are empty are left out.
     """
 
     def __init__(
@@ -65,9 +67,21 @@ class LoadedState(Mapping[str, Any]):
         self.joined: LayerOrigin | None = None
         self._rng = values.pop(_RNG, None)
         self._values = values
+        self.unread = {
+            key
+            for key, value in values.items()
+            if key.endswith("_state_dict") and not (isinstance(value, Mapping) and not value)
+        }
+        if self._rng is not None:
+            self.unread.add(_RNG)
 
     def __getitem__(self, key: str) -> Any:
-        return self._values[key]
+        value = self._values[key]
+        self.unread.discard(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -78,6 +92,7 @@ class LoadedState(Mapping[str, Any]):
     def join(self, other: "LoadedState") -> None:
         """Take what this state lacks from another one, such as the optimizer of an older state."""
         self.joined = LayerOrigin(other.get("step"), other.snapshot_id)
+        self.unread |= other.unread - {_RNG}
         self._values = {**other, **self._values}
 
     def restore_rng(self) -> None:
@@ -91,6 +106,7 @@ class LoadedState(Mapping[str, Any]):
         if self._rng is None:
             raise KeyError(f"{self.snapshot_id} has no state of the random number generators")
         rng.restore(self._rng)
+        self.unread.discard(_RNG)
 
 
 def load(
