@@ -116,7 +116,7 @@ class Follow(BaseModel):
 
 
 class Snapshot(BaseModel):
-    """A snapshot, with the fields of ``ciuic list --json``."""
+    """A snapshot, with the fields of ``ciuic list --json`` but for ``copies``."""
 
     id: str
     kind: str
