@@ -13,6 +13,7 @@ from ciuic.catalog import list_snapshots
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import SnapshotId
+from ciuic.model import SnapshotSummary
 from ciuic.store.directory.folder import Folder
 from ciuic.store.records import layout
 from ciuic.store.records.copy_record import CopyRecord, decode_copy_record, encode_copy_record
@@ -122,17 +123,24 @@ def write_record(store_path: str, record: CopyRecord) -> StoreError | None:
     return None
 
 
-def standings(store: Store, copies: Sequence[tuple[str, str]], now_ns: int) -> tuple[Standing, ...]:
+def standings(
+    store: Store,
+    copies: Sequence[tuple[str, str]],
+    now_ns: int,
+    snapshots: Iterable[SnapshotSummary] | None = None,
+) -> tuple[Standing, ...]:
     """Return how far each copy is behind, from the records alone.
 
     Args:
         store: The store that is copied.
         copies: The name and the address of each.
         now_ns: The time.
+        snapshots: The listed snapshots, if the caller has them.
     """
     if not copies:
         return ()
-    taken = {snapshot.id: snapshot.taken_ns for snapshot in list_snapshots(store)}
+    known = list_snapshots(store) if snapshots is None else snapshots
+    taken = {snapshot.id: snapshot.taken_ns for snapshot in known}
     return tuple(_standing(store.path, one, taken.items(), now_ns) for one in copies)
 
 

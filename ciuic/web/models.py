@@ -31,6 +31,7 @@ __all__ = [
     "CompareWork",
     "ComparedSnapshot",
     "Configuration",
+    "Copy",
     "Drill",
     "Error",
     "ErrorAnswer",
@@ -248,6 +249,18 @@ class Drill(BaseModel):
     outcome: Text
 
 
+class Copy(BaseModel):
+    """How far a copy is behind, with the fields of ``ciuic status --json``."""
+
+    name: Text
+    address: Text
+    missing: int
+    behind_s: float
+    tried: str | None
+    done: str | None
+    problem: Text | None
+
+
 class Overview(BaseModel):
     """Whether all is well. Times are seconds; null: not known."""
 
@@ -264,6 +277,7 @@ class Overview(BaseModel):
     full_in_s: float | None = Field(description="at the pace of the last seven days")
     packs: int | None = Field(description="null in a bucket, which no scrub reads")
     checked_packs: int | None = Field(description="read in full since they were written, and sound")
+    copies: list[Copy] = Field(description="the copies that the configuration names")
     last_drill: Drill | None
     findings: list[Finding]
 

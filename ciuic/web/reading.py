@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from ciuic.catalog import find_snapshot
+from ciuic.copy.record import Standing, standings
 from ciuic.documents import Document
 from ciuic.drill.drill import last_drill
 from ciuic.errors import CiuicError, SnapshotNotFoundError
@@ -35,6 +36,7 @@ from ciuic.view.paging import entries_after
 from ciuic.web.models import (
     Change,
     ChangePage,
+    Copy,
     Drill,
     Overview,
     RootState,
@@ -93,14 +95,17 @@ class Reading:
         listed: Listed | None = None
         checks: Health | None = None
         drill: DrillRecord | None = None
+        copies: tuple[Standing, ...] = ()
+        now_ns = self._clock.now_ns()
         # ``examine`` has a finding about a store that can't be opened.
         with contextlib.suppress(CiuicError, OSError), self.opened() as store:
             listed = self._list.get(store)
             checks = health(store) if store.bucket is None else None
             drill = last_drill(store)
+            if subject.plan is not None:
+                copies = standings(store, subject.plan.copies, now_ns, listed.snapshots)
         snapshots = [] if listed is None else listed.snapshots
         newest = snapshots[0] if snapshots else None
-        now_ns = self._clock.now_ns()
         age_s = None if newest is None else max(0.0, (now_ns - newest.taken_ns) / _NS)
         free, total = _space(self.store_path)
         daemon = subject.daemon if isinstance(subject.daemon, dict) else {}
@@ -119,6 +124,7 @@ class Reading:
             full_in_s=_full_in_s(snapshots, free, now_ns),
             packs=None if checks is None else checks.packs,
             checked_packs=None if checks is None else _sound(checks),
+            copies=[Copy.model_validate(one.as_json()) for one in copies],
             last_drill=None if drill is None else _drill(drill),
             findings=[_finding(one) for one in findings],
         )

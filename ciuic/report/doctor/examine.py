@@ -48,7 +48,7 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
                     yield from examine_checks(health(store), clock.now_ns())
                 yield from examine_copies(store, roots, plan)
                 if plan is not None:
-                    for copy in standings(store, plan.copies, clock.now_ns()):
+                    for copy in standings(store, plan.copies, clock.now_ns(), snapshots):
                         yield examine_standing(copy)
                 yield from examine_practice(store, clock.now_ns())
         except CiuicError as error:
