@@ -135,6 +135,50 @@ def test_the_chart_is_read_by_keys_and_a_click_opens_the_snapshot(
     assert wrong == []
 
 
+WRITES_DOWN_TEXTS = """
+window.texts = [];
+const fill = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+  window.texts.push(text);
+  return fill.call(this, text, ...rest);
+};
+"""
+
+
+def test_the_axis_has_a_name_and_a_snapshot_of_an_earlier_log_says_so(
+    browser: Browser, trained: tuple[Box, Path, list[str]]
+) -> None:
+    box, log, _ = trained
+    log.unlink()
+    add_steps(log, range(100, 140))
+    last = box.take().id
+    wrong: list[str] = []
+    with served(box, "--log", log) as site:
+        page = opened(browser, site, wrong)
+        page.add_init_script(WRITES_DOWN_TEXTS)
+        page.click("nav >> text=Timeline")
+        page.wait_for_selector("#chart canvas")
+        said = page.inner_text("#stored")
+        rows = page.locator("tbody tr").all_inner_texts()
+        page.focus("#chart")
+        page.keyboard.press("Home")
+        page.wait_for_selector("#chosen:has-text('step 9')")
+        first = page.inner_text("#chosen")
+        page.keyboard.press("End")
+        page.wait_for_selector("#chosen:has-text('step 139')")
+        newest = page.inner_text("#chosen")
+        drawn = page.evaluate("window.texts")
+        page.context.close()
+    assert "step" in drawn
+    assert {"1.5", "1.75"} <= set(drawn), "the values of the snapshots are far above the curve"
+    assert said.startswith("2 snapshots hold a log that was begun anew since")
+    assert [last in row for row in rows] == [True, False, False]
+    assert ["stored log" in row for row in rows] == [False, True, True]
+    assert "placed by the log that it stores" in first
+    assert "stores" not in newest
+    assert wrong == []
+
+
 def test_no_log_and_no_configuration_runs_a_script(browser: Browser, box: Box) -> None:
     field = f"{MARKUP}\u202e\ud800 loss"
     add_steps(box.source / "train.jsonl", range(3), field)

@@ -38,6 +38,7 @@ function sentence(marker) {
   if (marker.value !== null) parts.push(`value ${Number(marker.value.toPrecision(4))}`);
   parts.push(new Date(marker.taken).toLocaleString(), sized(marker.logical_bytes), marker.state);
   if (marker.pinned) parts.push("pinned");
+  if (marker.placed_by === "stored") parts.push("placed by the log that it stores");
   return `${marker.id}: ${parts.join(", ")}`;
 }
 
@@ -48,23 +49,34 @@ class Chart {
     this.markers = timeline.markers.filter((one) => one.step !== null).sort((a, b) => a.step - b.step);
     this.chosen = -1;
     const tables = timeline.curves.map((curve) => [curve.map(([x]) => x), curve.map(([, y]) => y)]);
-    tables.push([[...new Set(this.markers.map((one) => one.step))], []]);
+    tables.push(...[Math.min, Math.max].map((choose) => this.extremes(choose)));
     this.data = uPlot.join(tables);
     this.count = timeline.curves.length;
     this.plot = new uPlot(this.options(), this.data, place);
     this.listen();
   }
 
+  // Makes room for the snapshots: the value of one may be far from the curves.
+  extremes(choose) {
+    const found = new Map();
+    this.markers.forEach(({ step, value }) => {
+      const other = found.get(step) ?? value;
+      found.set(step, value === null ? other : choose(value, other));
+    });
+    return [[...found.keys()], [...found.values()]];
+  }
+
   options() {
     const axis = { stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 } };
+    const room = { stroke: "transparent", points: { show: false } };
     const curve = { stroke: () => colour("--accent"), width: 1.5, spanGaps: true, points: { show: this.data[0].length < 200 } };
     return {
       width: Math.max(240, this.place.clientWidth),
       height: 340,
       legend: { show: false },
       scales: { x: { time: false } },
-      axes: [axis, { ...axis, size: 64 }],
-      series: [{}, ...Array.from({ length: this.count }, () => ({ ...curve })), { show: true, stroke: "transparent" }],
+      axes: [{ ...axis, label: "step" }, { ...axis, size: 64 }],
+      series: [{}, ...Array.from({ length: this.count }, () => ({ ...curve })), room, room],
       cursor: { drag: { x: true, y: false } },
       hooks: {
         draw: [(plot) => this.drawMarkers(plot)],
