@@ -75,6 +75,33 @@ def test_only_the_broken_files_come_back_and_they_are_kept_aside(box: Box) -> No
     assert box.ciuic("recover", "--json").document["broken"] == []
 
 
+def follows(box: Box) -> list[dict[str, str]]:
+    """Take a snapshot, and return what it says that it follows."""
+    taken = take(box)
+    (found,) = [one for one in box.ciuic("list", "--json").document if one["id"] == taken]
+    return list(found["follows"])
+
+
+def test_the_next_snapshot_names_the_one_that_a_version_came_from(box: Box) -> None:
+    weights, new = box.source / "m.safetensors", box.source / "n.pt"
+    weights.write_bytes(model(b"a"))
+    first = take(box)
+    weights.write_bytes(model(b"b"))
+    take(box)
+    flip_content(box.store, model(b"b"))
+    cut(weights)
+    new.write_bytes(torch_zip([b"n" * 5000])[:-100])
+    assert box.ciuic("recover", "--dry-run").code == 3
+    assert follows(box) == []
+
+    assert box.ciuic("recover", "--since", "@0").code == 3
+
+    assert follows(box) == [{"path": str(weights), "snapshot": first}], "the other is moved aside"
+    assert follows(box) == []
+    (newest, *_) = box.ciuic("log", weights, "--json").document
+    assert newest["before"] == first
+
+
 def test_a_dry_run_shows_the_plan_and_changes_nothing(box: Box) -> None:
     weights = box.source / "m.safetensors"
     weights.write_bytes(model(b"a"))

@@ -138,7 +138,7 @@ def test_a_checkpoint_that_was_cut_short_comes_back_before_the_job_starts_again(
     weights = box.source / "m.safetensors"
     whole = safetensors({"w": b"a" * 100_000})
     weights.write_bytes(whole)
-    assert box.ciuic("snapshot").code == 0
+    first = box.ciuic("snapshot", "--json").document["id"]
     torn, seen = tmp_path / "torn", tmp_path / "seen"
     torn.write_bytes(safetensors({"w": b"b" * 100_000})[:50_000])
     # The worker is in a session of its own. When it is ended, it notes what it finds, and writes.
@@ -161,6 +161,9 @@ def test_a_checkpoint_that_was_cut_short_comes_back_before_the_job_starts_again(
     assert f"{weights} is broken: it is cut short" in done.err
     plan, start = (done.err.index(text) for text in ("is broken", "starts again"))
     assert done.err.index("emergency snapshot") < plan < start
+    assert box.ciuic("snapshot").code == 0
+    follows = [one["follows"] for one in box.ciuic("list", "--json").document]
+    assert follows == [[{"path": str(weights), "snapshot": first}], [], []]
 
 
 def test_without_restart_broken_files_stay(box: Box, tmp_path: Path) -> None:

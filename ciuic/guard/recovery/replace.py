@@ -18,9 +18,11 @@ from ciuic.guard.recovery.find import aside_name, identity_of
 from ciuic.guard.recovery.report import BrokenFile, Version
 from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
+from ciuic.store.restored import note_restored
 from ciuic.store.store import Store
 from ciuic.system import durable
 from ciuic.system.clock import Clock
+from ciuic.system.machine import this_machine
 
 __all__ = ["BrokenVersionError", "replace"]
 
@@ -43,6 +45,8 @@ class BrokenVersionError(Exception):
 def replace(store: Store, found: BrokenFile, clock: Clock, cancelled: Callable[[], bool]) -> None:
     """Move a broken file aside, and put its version there if it has one.
 
+    The next snapshot of the path says which snapshot the version came from.
+
     If that fails, ``failure`` says why, and the file stays.
 
     Raises:
@@ -60,6 +64,8 @@ def replace(store: Store, found: BrokenFile, clock: Clock, cancelled: Callable[[
             found.failure = "it was changed meanwhile"
             return
         found.aside = _moved(found, temporary)
+        if version is not None:
+            note_restored(store, [found.path], version.snapshot_id, this_machine())
     except TargetError as error:
         found.failure = error.message
     except OSError as error:
