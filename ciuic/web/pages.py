@@ -131,6 +131,7 @@ class Pages:
             here="snapshots",
             detail=found,
             snapshot=found.snapshot,
+            why={one.path: one.what.removeprefix(b"in flux: ") for one in found.trouble},
             changes=changes,
             **_browsed(tree, path),
         )

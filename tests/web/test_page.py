@@ -1,6 +1,8 @@
 """The page in a real browser: hostile names, a restore by clicks, keyboards, narrow screens."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,42 @@ def test_a_restore_by_clicks_goes_on_when_the_browser_is_closed(
             assert watched.wrong == []
 
     assert photograph(out / "source") == photograph(box.source)
+
+
+WRITER = """
+import sys
+open("/proc/self/comm", "w").write(sys.argv[1])
+file = open(sys.argv[2], "a")
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_file_that_was_being_written_names_the_program(browser: Browser, box: Box):
+    name = "<b id=evil>\\"
+    (box.source / "model.pt").write_bytes(b"half")
+    (box.source / "other").write_bytes(b"whole")
+    command = [sys.executable, "-c", WRITER, name, box.source / "model.pt"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        snapshot = box.take().id
+        writer.communicate()
+    who = f"open for writing by {name} (pid {writer.pid})"
+    with served(box) as site, browser.new_context() as context:
+        watched = Watched(context, site)
+        page = watched.page
+        page.goto(f"{site.base}/snapshots/{snapshot}?path={box.source}")
+        rows = page.locator("table").last.locator("tbody tr").all_inner_texts()
+        follow(page.locator("table a:has-text('model.pt')"))
+        state = page.locator(".facts div:has(dt:text-is('State')) dd").inner_text()
+        assert page.locator("#evil").count() == 0
+        assert watched.wrong == []
+    (written, other) = rows
+    assert who in written
+    assert "writing" not in other
+    assert state == f"in flux: {who}"
 
 
 def test_a_refusal_is_shown(browser: Browser, box: Box):
