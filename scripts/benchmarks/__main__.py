@@ -8,13 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import chain, cow, library, measure, report, training, upkeep
+from benchmarks import chain, cow, library, measure, mounted, report, training, upkeep
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
 from benchmarks.mounts import KINDS
 from benchmarks.rows import DATA_SETS, Bench, measure_rows
 from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, compile_program, find_ciuic
 
-ALL_ROWS = range(1, 27)
+ALL_ROWS = range(1, 31)
 SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
 
 
@@ -30,7 +30,7 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
         action="append",
         choices=ALL_ROWS,
         metavar="ROW",
-        help="1 to 26; repeatable",
+        help="1 to 30; repeatable",
     )
     parser.add_argument(
         "--data", choices=DATA_SETS, help="for rows with both data sets: only this one"
@@ -92,6 +92,10 @@ def measure_all(bench: Bench, options: argparse.Namespace, size: str) -> None:
     upkeep.measure_upkeep(bench, wanted, data, size)
     if wanted & chain.ROWS:
         chain.measure_chains(bench, wanted, set(options.series or chain.SERIES))
+    if wanted & mounted.ROWS and not mounted.can_mount():
+        print("rows 27 to 30 need fusermount3 and /dev/fuse: left out", file=sys.stderr)
+    elif wanted & mounted.ROWS:
+        mounted.measure_mounts(bench, wanted)
     if wanted & cow.ROWS and os.geteuid() != 0:
         print("rows 9 to 13 mount file systems and need root: left out", file=sys.stderr)
     elif wanted & cow.ROWS:
