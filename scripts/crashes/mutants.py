@@ -198,7 +198,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the chunk index's copy of a manifest is trusted without a look at the file",
-        "ciuic/catalog.py",
+        "ciuic/catalog/listing.py",
         "    return bool(row and status and row[:2] == (status.st_size, status.st_mtime_ns))\n",
         "    return bool(row)\n",
         "tests/cli/test_broken_stores.py",
@@ -251,7 +251,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a snapshot keeps the chunk index locked until its end",
-        "ciuic/catalog.py",
+        "ciuic/catalog/listing.py",
         "            store.index.commit()\n    except StoreFullError:",
         "            pass\n    except StoreFullError:",
         f"{_TOGETHER}test_a_small_snapshot_is_taken_in_the_middle_of_a_large_one",
@@ -286,7 +286,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a snapshot whose mark is damaged counts as forgotten because a cache says so",
-        "ciuic/catalog.py",
+        "ciuic/catalog/listing.py",
         "        if summary.forgotten_ns is not None:\n",
         "        if False:\n",
         "tests/verbs/test_forget.py::test_a_damaged_mark_of_a_forgotten_snapshot_loses_nothing",

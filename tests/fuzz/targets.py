@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ciuic import catalog, codec, control
+from ciuic import codec, control
+from ciuic.catalog import listing
 from ciuic.chunking.content import ContentChunker
 from ciuic.codec import planes, probing
 from ciuic.codec.plan import Plan
@@ -305,7 +306,7 @@ def fuzz_manifest(data: bytes) -> None:
     if found is not None:
         assert found.summary.id == SNAPSHOT
         assert all(one.path.startswith(b"/") and len(one.tree) in {0, 32} for one in found.roots)
-        call(catalog._decoder.decode, catalog._encoder.encode(found.summary))
+        call(listing._decoder.decode, listing._encoder.encode(found.summary))
 
 
 def fuzz_header(data: bytes) -> None:
@@ -482,11 +483,11 @@ def fuzz_rows(data: bytes) -> None:
                 ask()
         for _, _, summary in made.snapshots().values():
             with contextlib.suppress(*catalog_errors()):
-                catalog._decoder.decode(summary)
+                listing._decoder.decode(summary)
 
 
 def catalog_errors() -> tuple[type[Exception], ...]:
-    """What ``ciuic.catalog`` takes for a row that is to be made anew."""
+    """What ``ciuic.catalog.listing`` takes for a row that is to be made anew."""
     import msgspec
 
     return msgspec.MsgspecError, UnicodeDecodeError

@@ -76,7 +76,7 @@ HOMES = {
         "ciuic/snapshot/report.py",
         "ciuic/verify/report.py",
         "ciuic/store/",
-        "ciuic/catalog.py",
+        "ciuic/catalog/",
         "ciuic/formats/",
         "ciuic/guard/logs/records.py",
         "ciuic/system/link_table.py",

@@ -1,0 +1,56 @@
+"""Lists snapshots, and finds one by ID, prefix, ``latest``, ``latest-valid`` or time.
+
+A snapshot exists if its manifest's file does, and is listed unless its newest mark says that it is
+forgotten. The chunk index has a copy of what manifests say, so that a list need not read a thousand
+small files.
+
+find      the snapshot that a text means
+lost      manifests that are damaged or gone
+listing   lists of snapshots, and the rows of the chunk index
+"""
+
+from ciuic.catalog.find import (
+    HOW_TO_TAKE,
+    LATEST,
+    LATEST_VALID,
+    ambiguous,
+    check_tags,
+    find_snapshot,
+    passed_over,
+)
+from ciuic.catalog.listing import (
+    all_snapshots,
+    labelled,
+    latest_snapshot,
+    list_snapshots,
+    remember,
+)
+from ciuic.catalog.lost import (
+    damaged_before,
+    damaged_manifests,
+    damaged_since,
+    lost_manifest,
+    lost_snapshots,
+    unreadable,
+)
+
+__all__ = [
+    "HOW_TO_TAKE",
+    "LATEST",
+    "LATEST_VALID",
+    "all_snapshots",
+    "ambiguous",
+    "check_tags",
+    "damaged_before",
+    "damaged_manifests",
+    "damaged_since",
+    "find_snapshot",
+    "labelled",
+    "latest_snapshot",
+    "list_snapshots",
+    "lost_manifest",
+    "lost_snapshots",
+    "passed_over",
+    "remember",
+    "unreadable",
+]
