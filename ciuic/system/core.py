@@ -3,7 +3,8 @@
 It is optional. Where it was not built, each caller does the same work in Python and numpy, with
 the same result to the bit, slower. ``core/`` has the sources; a header there says what each
 function promises. ``CIUIC_CORE`` is for tests and for debugging: ``off`` runs without the core,
-``portable`` runs it without vector instructions that only some processors have.
+``portable`` runs it without vector instructions that only some processors have, and ``avx2`` with
+none but AVX2, as on a processor without AVX-512.
 """
 
 import functools
@@ -19,6 +20,7 @@ __all__ = ["VARIABLE", "Core", "Functions", "State", "buffer", "core", "load", "
 VARIABLE: Final = "CIUIC_CORE"
 _OFF: Final = "off"
 _PORTABLE: Final = "portable"
+_AVX2: Final = "avx2"
 _EXTENSION: Final = "ciuic._core"
 _INTERFACE: Final = 9
 """Of ``core/binding.c``: an extension that was built from other sources is not used."""
@@ -208,7 +210,7 @@ def load(setting: str, interface: int = _INTERFACE) -> State:
     """Load the extension.
 
     Args:
-        setting: The value of ``CIUIC_CORE``; any but the two that the module names means nothing.
+        setting: The value of ``CIUIC_CORE``; any but those that the module names means nothing.
         interface: The number that the extension must have.
     """
     if setting == _OFF:
@@ -221,12 +223,14 @@ def load(setting: str, interface: int = _INTERFACE) -> State:
         return State(None, f"not loadable ({error})")
     if functions.interface != interface:
         return State(None, "built from other sources than this version's")
-    if setting == _PORTABLE:
-        what = f"compiled, without vector instructions because of {VARIABLE}"
-        return State(Core(functions, 0), what, is_chosen=True)
     targets = functions.targets()
+    allowed = {_PORTABLE: 0, _AVX2: functions.AVX2}.get(setting, targets)
+    is_chosen = setting in {_PORTABLE, _AVX2}
+    targets &= allowed
     named = [name for name in ("AVX2", "GFNI", "NEON") if targets & getattr(functions, name)]
-    return State(Core(functions, targets), f"compiled, with {' and '.join(named) or 'plain C'}")
+    what = f"compiled, with {' and '.join(named) or 'plain C'}"
+    why = f" because of {VARIABLE}" if is_chosen else ""
+    return State(Core(functions, targets), what + why, is_chosen)
 
 
 @functools.cache

@@ -40,6 +40,18 @@ def test_the_portable_core_uses_no_vector_instructions():
     assert found.is_chosen
 
 
+def test_the_core_can_be_kept_from_wider_vectors_than_those_of_avx2():
+    if not VARIANTS:
+        pytest.skip("the compiled core is not built")
+    here = core.load("").core
+
+    found = core.load("avx2")
+
+    assert found.core is not None
+    assert found.core.targets == here.targets & here.functions.AVX2
+    assert found.is_chosen
+
+
 def test_the_core_can_be_switched_off():
     assert core.load("off") == (None, "switched off by CIUIC_CORE", True)
 

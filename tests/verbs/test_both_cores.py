@@ -1,19 +1,23 @@
 """Stores that are written with the compiled core are read without it, and the other way round."""
 
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ciuic.store.parity.parity_writer import make_parity
 from ciuic.system.core import VARIABLE
+from tests.format.reader import DATA, frames_of_pack
 from tests.kit.box import Box
-from tests.kit.cores import VARIANTS
+from tests.kit.cores import VARIANTS, using
 from tests.kit.program import ciuic
 from tests.kit.trees import differences, photograph
 
-OFF, ON, PORTABLE = "off", "", "portable"
+OFF, ON, PORTABLE, AVX2 = "off", "", "portable", "avx2"
+PARITY = 0.03
 
 
 def run(box: Box, setting: str, *arguments: str | Path) -> dict[str, int]:
@@ -38,7 +42,7 @@ def trained(box: Box, step: int) -> None:
         (box.source / "logs" / f"{number}").write_bytes(b"%d of %d\n" % (step, number) * number)
 
 
-@pytest.mark.parametrize("settings", [(OFF, ON, OFF), (ON, OFF, PORTABLE)])
+@pytest.mark.parametrize("settings", [(OFF, ON, OFF), (ON, OFF, PORTABLE), (AVX2, PORTABLE, ON)])
 def test_each_core_reads_and_goes_on_with_what_the_other_wrote(
     box: Box, tmp_path: Path, settings: tuple[str, str, str]
 ) -> None:
@@ -54,3 +58,45 @@ def test_each_core_reads_and_goes_on_with_what_the_other_wrote(
         run(box, reader, "restore", *where)
         assert differences(photograph(box.source), photograph(out / "source")) == []
         run(box, reader, "verify")
+
+
+def stored_payloads(store: Path) -> dict[bytes, tuple[int, bytes]]:
+    """Codec and payload of each frame that holds data, by its first chunk."""
+    found = {}
+    for pack in (store / "packs").iterdir():
+        content = pack.read_bytes()
+        for offset, frame in frames_of_pack(content, pack.name):
+            if frame.kind == DATA:
+                begin = offset + frame.header_length
+                payload = content[begin : begin + frame.stored_length]
+                found[frame.chunks[0][0]] = frame.codec, payload
+    return found
+
+
+def test_a_processor_with_other_vector_instructions_writes_the_same_store(
+    box: Box, tmp_path: Path
+) -> None:
+    """All payloads are the same, and the parity of each pack is what numpy computes."""
+    if not VARIANTS:
+        pytest.skip("the compiled core is not built")
+    stores = {setting: tmp_path / f"store-{setting}" for setting in (OFF, PORTABLE, AVX2, ON)}
+    for store in stores.values():
+        shutil.copytree(box.store, store)
+    for step in range(2):
+        trained(box, step)
+        for setting, store in stores.items():
+            box.config.write_text(
+                f"snapshot_paths = {box.source}\nsnapshot_dir = {store}\n"
+                f"base_interval = 0\nparity = {PARITY:%}\nio_priority = none\n"
+            )
+            run(box, setting, "snapshot")
+
+    expected = stored_payloads(stores[OFF])
+    assert {codec for codec, _ in expected.values()} == {1, 2, 3, 4}
+    for setting in (PORTABLE, AVX2, ON):
+        assert stored_payloads(stores[setting]) == expected
+        for pack in (stores[setting] / "packs").iterdir():
+            with using(None), pack.open("rb") as file:
+                pieces = make_parity(file.fileno(), PARITY).pieces(bytes.fromhex(pack.name))
+                parity = b"".join(map(bytes, pieces))
+            assert (stores[setting] / "parity" / pack.name).read_bytes() == parity
