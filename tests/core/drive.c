@@ -4,18 +4,18 @@
  * ends it. Every variant that the processor has must compute what plain C computes, and plain C
  * what the definition in docs/format.md says.
  *
+ * Each turn also gives random bytes to a fuzzing target, so that these keep working.
+ *
  *     drive SECONDS [SEED]
  */
-#define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "checksum.h"
 #include "drive.h"
+#include "fuzz/fuzz.h"
 #include "galois.h"
 #include "parity.h"
 #include "targets.h"
@@ -31,34 +31,6 @@ size_t below(size_t limit)
     return (size_t)((state * UINT64_C(2685821657736338717)) >> 11) % limit;
 }
 
-/* Returns length bytes of memory of its own, so that the sanitizer knows both ends. */
-uint8_t *memory(size_t length)
-{
-    uint8_t *made = malloc(length ? length : 1);
-    if (!made)
-        abort();
-    return made;
-}
-
-/* Returns length bytes that end where unreadable memory begins: AddressSanitizer does not see masked
- * vector instructions, the processor does. Freed with `unfence`. */
-static uint8_t *fenced(size_t length)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (length / page + 1) * page;
-    uint8_t *begin = mmap(NULL, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                          -1, 0);
-    if (begin == MAP_FAILED || mprotect(begin + whole, page, PROT_NONE))
-        abort();
-    return begin + whole - length;
-}
-
-/* Frees what `fenced` returned for this length. */
-static void unfence(uint8_t *memory_of, size_t length)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (length / page + 1) * page;
-    munmap(memory_of + length - whole, whole + page);
-}
-
 /* Returns random bytes; about one in four is a run of equal bytes. */
 uint8_t *noise(size_t length)
 {
@@ -67,20 +39,6 @@ uint8_t *noise(size_t length)
     for (size_t at = 0; at < length; at++)
         made[at] = is_run && at % 64 ? made[at - 1] : (uint8_t)below(256);
     return made;
-}
-
-/* Ends the program with a sentence and the seed of the case. */
-void fail(const char *what)
-{
-    fprintf(stderr, "drive: %s\n", what);
-    abort();
-}
-
-/* Returns the next mask of vector instructions after `mask` that the processor has; 0 at the end. */
-unsigned next_targets(unsigned mask)
-{
-    const unsigned all = ciuic_targets();
-    return (mask - all) & all;
 }
 
 /* Multiplies two field elements as the format page defines it. */
@@ -189,6 +147,19 @@ static void check_parity(void)
     free(matrix);
 }
 
+/* Gives random bytes to one of the fuzzing targets. */
+static void check_fuzzing(void)
+{
+    const size_t length = below(600);
+    uint8_t *data = noise(length);
+    size_t targets = 0;
+
+    while (FUZZ_TARGETS[targets].name)
+        targets++;
+    FUZZ_TARGETS[below(targets)].run(data, length);
+    free(data);
+}
+
 int main(int count, char **words)
 {
     const double seconds = count > 1 ? atof(words[1]) : 1.0;
@@ -207,6 +178,7 @@ int main(int count, char **words)
         check_deltas();
         check_sparse();
         check_files();
+        check_fuzzing();
         turns++;
     } while (time(NULL) < end);
     printf("drive: %lu turns of every function, no fault\n", turns);
