@@ -41,6 +41,7 @@ def command(session: Session) -> None:
         drill_interval_s=settings.drill_interval_s,
         contacts=settings.contacts,
         channels=[channel.name for channel in settings.channels],
+        copies=[one.address for one in settings.copies],
         newest=newest,
         last_drill=drill,
         now_ns=SystemClock().now_ns(),

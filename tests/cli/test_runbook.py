@@ -14,7 +14,11 @@ def recovered(tmp_path) -> Machine:
     machine.source = machine.directory / "a place, 'quoted'"
     (machine.directory / "source").rename(machine.source)
     roots = str(machine.source).replace(",", "\\,")
-    machine.configure(snapshot_paths=roots, contacts="Ada <ada@example.org>, 0123 456")
+    machine.configure(
+        snapshot_paths=roots,
+        contacts="Ada <ada@example.org>, 0123 456",
+        copies="/mnt/nas/ciuic, s3://bucket/a",
+    )
     assert ciuic("--config", machine.config, "init").code == 0
     return machine
 
@@ -39,6 +43,7 @@ def test_the_page_names_people_paths_store_and_what_is_missing(recovered: Machin
     assert "There was no snapshot" in text
     assert "No recovery has been practiced" in text
     assert "Alerts: none" in text
+    assert "- copy: /mnt/nas/ciuic\n- copy: s3://bucket/a\n" in text
 
     assert ciuic("--config", recovered.config, "snapshot").code == 0
     assert ciuic("--config", recovered.config, "drill").code == 0

@@ -30,6 +30,7 @@ class Facts:
         drill_interval_s: How often the daemon practices; 0: never.
         contacts: Who can help; empty: the configuration does not say.
         channels: The names of the alerts.
+        copies: The stores that the configuration keeps as copies of this one.
         newest: The newest snapshot.
         last_drill: The last drill.
         now_ns: The time.
@@ -44,6 +45,7 @@ class Facts:
     drill_interval_s: float
     contacts: str
     channels: Sequence[str]
+    copies: Sequence[str]
     newest: SnapshotSummary | None
     last_drill: DrillRecord | None
     now_ns: int
@@ -149,6 +151,9 @@ def _machine(facts: Facts) -> Iterator[str]:
     yield "## The machine is gone"
     yield ""
     yield "The store is all that is needed: its disk, or a copy of it. On another machine:"
+    if facts.copies:
+        yield ""
+        yield from (f"- copy: {address}" for address in facts.copies)
     yield ""
     yield "    ciuic --store STORE list"
     yield "    ciuic --store STORE verify latest --checksum"
