@@ -85,7 +85,8 @@ class Session:
         try:
             return self.settings()
         except ConfigError as error:
-            if self.store is None and self.config_path is not None:
+            names_both = self.store is not None and names_paths
+            if names_both or (self.store is None and self.config_path is not None):
                 raise
             hint = f"{error.hint} Or name both store and directories: {_WITHOUT_CONFIGURATION}."
             raise ConfigError(error.message, hint=hint) from error

@@ -122,6 +122,11 @@ def test_a_configuration_that_is_missing_or_no_file_is_named(tmp_path):
 
     refused(run_here("--config", missing, "snapshot"), 2, str(missing), "no such file")
     refused(run_here("--config", missing, "list"), 2, str(missing), "no such file")
+    both = run(
+        "ciuic", "--store", tmp_path, "snapshot", tmp_path, env={"CIUIC_CONFIG": str(missing)}
+    )
+    refused(both, 2, str(missing), "no such file")
+    assert "--store" not in both.err, "it was given"
     with_store = ("--config", missing, "--store", tmp_path / "store")
     refused(run_here(*with_store, "list"), 2, str(missing), "no such file")
     refused(run_here("--config", tmp_path, "list"), 2, str(tmp_path), "is a directory")
