@@ -61,9 +61,13 @@ class Run:
             self.process.kill()
         self.process.wait()
         self._join()
-        for stream in (self.process.stdout, self.process.stderr):
+        for thread, stream in zip(
+            self._threads, (self.process.stdout, self.process.stderr), strict=True
+        ):
             assert stream is not None
-            stream.close()
+            # Closing waits without end for a thread that reads from a process that is left over.
+            if not thread.is_alive():
+                stream.close()
 
     @property
     def ended(self) -> bool:
