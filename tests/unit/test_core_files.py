@@ -24,7 +24,7 @@ from ciuic.system.core import Core, Functions
 from tests.kit.cores import VARIANTS, using
 
 CORES = [None, *VARIANTS[:1]]
-NOBODY = 65534
+OTHER_USER = 65534
 
 modes = st.integers(0, 0o7777).map(lambda mode: mode | stat.S_IRUSR)
 times = st.integers(-(10**18), 2**33 * 10**9)
@@ -127,13 +127,13 @@ def test_a_file_that_can_not_be_completed_is_removed(functions: Functions, tmp_p
 
 def test_only_root_gives_a_file_away(functions: Functions, tmp_path: Path) -> None:
     with opened(tmp_path) as fd:
-        found = functions.files_create([(fd, b"given", b"x", 0o4755, NOBODY, NOBODY, 7)])
+        found = functions.files_create([(fd, b"given", b"x", 0o4755, OTHER_USER, OTHER_USER, 7)])
     if os.geteuid():
         assert found == [errno.EPERM]
         assert os.listdir(tmp_path) == []
     else:
         status = (tmp_path / "given").stat()
-        assert (found, status.st_uid, status.st_mtime_ns) == ([0], NOBODY, 7)
+        assert (found, status.st_uid, status.st_mtime_ns) == ([0], OTHER_USER, 7)
         assert stat.S_IMODE(status.st_mode) == 0o4755, "a change of the owner clears this bit"
 
 
