@@ -102,6 +102,9 @@ class ObjectPack:
 
     def _part_for(self, begin: int, end: int) -> tuple[int, int]:
         """Return the part to read for a range: more of what is probably read next."""
+        if self._size_bytes <= _PART_BYTES_MIN:
+            # A small pack is one request, whichever of its frames is read first.
+            return 0, self._size_bytes
         for expected_begin, expected_end in self._expected:
             if expected_begin <= begin < expected_end:
                 ahead = min(expected_end, begin + _PART_BYTES_MAX)
