@@ -135,6 +135,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="text",
         help="how to write the log on stderr: lines of text (the default), or a JSON object a line",
     )
+    _add_actions(parser)
+    parser.add_argument("--version", action="version", version=f"ciuicd {ciuic.__version__}")
+    return parser.parse_args(arguments)
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what to do instead of serving; one of them can be given."""
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--once",
@@ -189,8 +196,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="tell the daemon that serves STORE (or a symlink to it) to reload its configuration, "
         "and exit; with 2 if the new configuration can't be used (the old one stays in effect)",
     )
-    parser.add_argument("--version", action="version", version=f"ciuicd {ciuic.__version__}")
-    return parser.parse_args(arguments)
 
 
 def _reload(store: str) -> None:
