@@ -78,12 +78,20 @@ def default_settings(store_path: str) -> Settings:
 
 
 def _checked(values: Mapping[str, Value], path: str) -> Settings:
+    """Return the settings that the lines of a file, or of a section and the top, make together."""
     # In the order of the lines, so that the first mistake in the file is reported.
     found = {
         key: _value(key, value, path)
         for key, value in sorted(values.items(), key=lambda pair: pair[1].line)
     }
-    settings = Settings(
+    settings = _settings(found, path)
+    _check_combinations(settings, values, path)
+    return settings
+
+
+def _settings(found: Mapping[str, Any], path: str) -> Settings:
+    """Give each value its place; a field has the name of its key, with the unit."""
+    return Settings(
         path=path,
         snapshot_paths=found["snapshot_paths"],
         snapshot_interval_s=found["snapshot_interval"][0],
@@ -123,6 +131,14 @@ def _checked(values: Mapping[str, Value], path: str) -> Settings:
         copy_limit_bytes=found["copy_limit"],
         top_retention_policy=found["retention_policy"],
     )
+
+
+def _check_combinations(settings: Settings, values: Mapping[str, Value], path: str) -> None:
+    """Refuse values that are right alone and wrong together.
+
+    Raises:
+        ConfigError: There are such values; it names the line of one.
+    """
     if settings.store_endpoint.startswith("http://") and not settings.store_allow_http:
         raise wrong_line(
             path,
@@ -141,7 +157,6 @@ def _checked(values: Mapping[str, Value], path: str) -> Settings:
         what = "metrics_listen serves the metrics_file, and none is set"
         hint = "Add a line such as metrics_file = /run/ciuicd/metrics.prom."
         raise wrong_line(path, values["metrics_listen"].line, what, hint=hint)
-    return settings
 
 
 def _schedules(top: Settings, lines: Lines, path: str) -> list[Settings]:
