@@ -78,24 +78,15 @@ def prune_store(
             cancelled=cancelled,
             progress=shown.stage,
         )
-        if dry_run:
-            report = foresee_prune(
-                store,
-                plan,
-                parity=parity,
-                clock=clock,
-                cancelled=cancelled,
-                progress=shown.stage,
-            )
-        else:
-            report = apply_prune(
-                store,
-                plan,
-                parity=parity,
-                clock=clock,
-                cancelled=cancelled,
-                progress=shown.stage,
-            )
+        carry_out = foresee_prune if dry_run else apply_prune
+        report = carry_out(
+            store,
+            plan,
+            parity=parity,
+            clock=clock,
+            cancelled=cancelled,
+            progress=shown.stage,
+        )
     return replace(report, total_s=clock.monotonic_s() - began_s)
 
 
