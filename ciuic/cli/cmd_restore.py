@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 
 import click
 
@@ -22,7 +23,7 @@ from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, DONE, FAILED, TROUBLE, CiuicError, UsageError
-from ciuic.ids import matching_ids
+from ciuic.ids import SnapshotId, matching_ids
 from ciuic.model import Owner, PathWarning, SnapshotSummary, path_text
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.restore import restore
@@ -171,11 +172,7 @@ def command(
             _print_done(error)
             raise
     if newer:
-        # The snapshot that was meant can't be read: name it, and report damage.
-        report.damaged = True
-        said = NEWER if snapshot_id == LATEST else CLOSER
-        named = {os.fsencode(name): f"{said}: {what}" for name, what in newer.items()}
-        report.notes += [PathWarning(name, what) for name, what in named.items()]
+        _name_damaged(report, newer, NEWER if snapshot_id == LATEST else CLOSER)
     if as_json:
         print_json(report.as_json())
     else:
@@ -183,6 +180,15 @@ def command(
         if report.damaged:
             print_holders(session, store.path, [manifest.summary.id])
     sys.exit(restore_exit_code(report))
+
+
+def _name_damaged(report: RestoreReport, snapshots: Mapping[SnapshotId, str], why: str) -> None:
+    """Report damage, and name the snapshots that the user meant and that can't be read."""
+    report.damaged = True
+    report.notes += [
+        PathWarning(os.fsencode(snapshot_id), f"{why}: {what}")
+        for snapshot_id, what in snapshots.items()
+    ]
 
 
 def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
