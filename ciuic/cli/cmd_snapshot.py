@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+from typing import NamedTuple
 
 import click
 
@@ -106,8 +107,6 @@ def command(
     if schedule is not None:
         settings = _of_schedule(settings, schedule, paths)
     store_path = session.store_path()
-    # A store that can't be reached has no daemon that can be reached, except by its control_group,
-    # which may not read the store.
     unreadable = None if is_url(store_path) else _unreadable(store_path)
     more = ExcludeRules(patterns, larger_than_bytes or 0, caches, markers)
     roots = _directories(paths) or tuple(os.fsencode(path) for path in settings.snapshot_paths)
@@ -116,36 +115,19 @@ def command(
     # Of two schedules with the same directories, only the name tells which is meant.
     is_own = exclude == settings.exclude_rules and not paths
     name = settings.schedule if is_own else settings.schedule_of(roots, exclude)
+    wanted = _Wanted(roots, exclude, base, tags, name)
     if dry_run:
         from ciuic.cli.taking import preview, take_request
 
-        request = take_request(settings, roots, exclude, base=base, tags=tags, schedule=name)
-        preview(session, request, as_json=as_json)
+        preview(session, take_request(settings, **wanted._asdict()), as_json=as_json)
         return
-    report = None
-    control = _control_directory(session, store_path) if is_url(store_path) else store_path
-    if control is not None:
-        with told_by_daemon(session, roots) as news:
-            try:
-                report = request_snapshot(
-                    control,
-                    base=base,
-                    tags=tags,
-                    roots=None if schedule is not None and is_own else roots,
-                    exclude=exclude,
-                    schedule=schedule if is_own else None,
-                    progress=news,
-                )
-            except StoreError as error:
-                if unreadable is None or not isinstance(error.__cause__, PermissionError):
-                    raise
-    if report is None and unreadable is not None:
-        raise unreadable
+    report = _taken_by_daemon(
+        session, store_path, unreadable, wanted, named=schedule if is_own else None
+    )
     if report is None:
-        # No daemon serves the store.
         from ciuic.cli.taking import take_here, take_request
 
-        request = take_request(settings, roots, exclude, base=base, tags=tags, schedule=name)
+        request = take_request(settings, **wanted._asdict())
         report = take_here(session, settings, request, wait_s=wait_s)
     if as_json:
         print_json(report)
@@ -153,6 +135,67 @@ def command(
         click.echo(report["id"])
         _print_summary(report)
     sys.exit(TROUBLE if report["trouble_count"] else 0)
+
+
+class _Wanted(NamedTuple):
+    """The snapshot to take.
+
+    Attributes:
+        roots: The directories.
+        exclude: What to leave out of them.
+        base: Read every file again.
+        tags: The tags to give it.
+        schedule: The schedule that it belongs to; empty if none.
+    """
+
+    roots: tuple[bytes, ...]
+    exclude: ExcludeRules
+    base: bool
+    tags: tuple[str, ...]
+    schedule: str
+
+
+def _taken_by_daemon(
+    session: Session,
+    store_path: str,
+    unreadable: StoreError | None,
+    wanted: _Wanted,
+    *,
+    named: str | None,
+) -> Document | None:
+    """Have the store's daemon take a snapshot; returns its report, or None if no daemon answers.
+
+    Args:
+        session: Names the store.
+        store_path: The store's directory, or the URL of its bucket.
+        unreadable: Why this user can't read the store. Its daemon may answer nevertheless: the
+            ``control_group`` may use the daemon's socket, but not the store.
+        wanted: The snapshot.
+        named: The schedule that the user named, if the snapshot is as that schedule says.
+
+    Raises:
+        StoreError: The daemon failed, or no daemon answers and this user can't read the store.
+    """
+    control = _control_directory(session, store_path) if is_url(store_path) else store_path
+    report = None
+    if control is not None:
+        with told_by_daemon(session, wanted.roots) as news:
+            try:
+                report = request_snapshot(
+                    control,
+                    base=wanted.base,
+                    tags=wanted.tags,
+                    roots=wanted.roots if named is None else None,
+                    exclude=wanted.exclude,
+                    schedule=named,
+                    progress=news,
+                )
+            except StoreError as error:
+                if unreadable is None or not isinstance(error.__cause__, PermissionError):
+                    raise
+    if report is None and unreadable is not None:
+        raise unreadable
+    return report
 
 
 def _of_schedule(settings: Settings, name: str, paths: tuple[str, ...]) -> Settings:
