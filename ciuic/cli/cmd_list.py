@@ -103,26 +103,6 @@ def command(
     snapshot that has the path, if its content is the same there. --machine-readable then prints
     ID|YYYY-mm-dd HH:MM:SS|SIZE OF THE SNAPSHOT|STATE|SAME AS|SIZE OF P.
     """
-    if machine_readable and as_json:
-        raise UsageError(
-            "--machine-readable can't be combined with --json", hint="Use one of them."
-        )
-    if by_day and (machine_readable or as_json or trash or path is not None):
-        raise UsageError(
-            "--by-day can't be combined with --machine-readable, --json, --path or --trash",
-            hint="Leave one of them out.",
-        )
-    if trash:
-        if machine_readable or any(
-            text is not None for text in (path, tag, host, origin, schedule, root)
-        ):
-            raise UsageError(
-                "--trash can be combined only with --json", hint="Leave the other options out."
-            )
-        from ciuic.cli.trash import list_trash
-
-        list_trash(session, as_json=as_json)
-        return
     wanted = _Filter(
         tag,
         host,
@@ -131,6 +111,14 @@ def command(
         None if root is None else absolute(root),
         None if path is None else absolute(path),
     )
+    _refuse_combinations(
+        wanted, machine_readable=machine_readable, by_day=by_day, trash=trash, as_json=as_json
+    )
+    if trash:
+        from ciuic.cli.trash import list_trash
+
+        list_trash(session, as_json=as_json)
+        return
     with opened(session) as store:
         snapshots = list_snapshots(store)
         warn_damaged(session, store)
@@ -152,9 +140,7 @@ def command(
             for summary in matching
         )
     elif machine_readable:
-        for summary in matching:
-            when = local_time_text(summary.taken_ns)
-            click.echo(f"{summary.id}|{when}|{summary.logical_bytes}")
+        _print_lines(matching)
     elif matching:
         left_out = _needless_columns(snapshots)
         for day, group in _days(matching) if by_day else [("", matching)]:
@@ -213,6 +199,32 @@ class _Filter(NamedTuple):
         return f"no snapshot yet. {HOW_TO_TAKE}"
 
 
+_ALL: Final = _Filter(None, None, None, None, None, None)
+
+
+def _refuse_combinations(
+    wanted: _Filter, *, machine_readable: bool, by_day: bool, trash: bool, as_json: bool
+) -> None:
+    """Refuse options that can't be combined.
+
+    Raises:
+        UsageError: They can't be combined.
+    """
+    if machine_readable and as_json:
+        raise UsageError(
+            "--machine-readable can't be combined with --json", hint="Use one of them."
+        )
+    if by_day and (machine_readable or as_json or trash or wanted.path is not None):
+        raise UsageError(
+            "--by-day can't be combined with --machine-readable, --json, --path or --trash",
+            hint="Leave one of them out.",
+        )
+    if trash and (machine_readable or wanted != _ALL):
+        raise UsageError(
+            "--trash can be combined only with --json", hint="Leave the other options out."
+        )
+
+
 def _list_path(
     store: Store,
     snapshots: Sequence[SnapshotSummary],
@@ -243,6 +255,13 @@ def _days(
         stored = format_bytes(sum(one.stored_bytes for one in found))
         gap = "\n" if number else ""
         yield f"{gap}{day}: {counted(len(found), 'snapshot')}, {stored} stored", found
+
+
+def _print_lines(snapshots: Sequence[SnapshotSummary]) -> None:
+    """Print a line for each snapshot, for scripts: its ID, its time and its size."""
+    for summary in snapshots:
+        when = local_time_text(summary.taken_ns)
+        click.echo(f"{summary.id}|{when}|{summary.logical_bytes}")
 
 
 def _needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
