@@ -123,13 +123,8 @@ def command(
         if not ended.is_failure:
             break
         failed_s = clock.monotonic_s()
-        said = f"job {name} {_how(ended)}"
-        say(f"critical: {said}")
-        alerts.began("failure", "critical", said, step=ended.last_step)
-        is_saved = not can_snapshot or take_emergency(session) is not None
-        if not is_saved:
-            said = f"job {name} failed, and its emergency snapshot failed too"
-            alerts.began("emergency snapshot", "critical", said)
+        _report_failure(name, ended, alerts)
+        is_saved = not can_snapshot or _save_emergency(session, name, alerts)
         events.mark()  # before broken files are replaced from snapshots: those suspect are not used
         if not restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
             if restarts.refusal:
@@ -141,6 +136,28 @@ def command(
         alerts.ended("failure", "critical", restarts.said)
     watched.close()
     events.finish()
+    _let_go(running, name)
+    alerts.wait()
+    _exit_like(ended.code)
+
+
+def _report_failure(name: str, ended: Ended, alerts: Alerts) -> None:
+    said = f"job {name} {_how(ended)}"
+    say(f"critical: {said}")
+    alerts.began("failure", "critical", said, step=ended.last_step)
+
+
+def _save_emergency(session: Session, name: str, alerts: Alerts) -> bool:
+    """Take the snapshot of a job that failed; returns whether there is one."""
+    if take_emergency(session) is not None:
+        return True
+    said = f"job {name} failed, and its emergency snapshot failed too"
+    alerts.began("emergency snapshot", "critical", said)
+    return False
+
+
+def _let_go(running: Command, name: str) -> None:
+    """Name what is left of a job, and guard it no longer."""
     left = running.members()
     if left:
         count = counted(len(left), "process", "processes")
@@ -149,8 +166,6 @@ def command(
             "ciuic no longer guards them.",
         )
     running.close()
-    alerts.wait()
-    _exit_like(ended.code)
 
 
 class _Restarts:
