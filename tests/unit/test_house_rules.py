@@ -29,6 +29,9 @@ DURABLE_ANYWHERE = {"syncfs", "renameat2", "sync_file_range", "rename", "hardlin
 """Method names that mean the same on any object."""
 
 LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+"""The signature and the body, without decorators and the docstring: neither is read as code."""
+
 MODULES_MAX = 15
 
 COPIES = {"move", "copytree", "copyfile", "copy", "copy2", "rmtree"}
@@ -308,6 +311,46 @@ def test_no_module_has_more_than_500_lines(name):
     lines = (REPOSITORY / name).read_text(encoding="utf-8").count("\n")
 
     assert lines <= LINES_MAX, "split it where it falls into parts"
+
+
+def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function without its decorators and its docstring."""
+    assert node.end_lineno is not None
+    total = node.end_lineno - node.lineno + 1
+    first = node.body[0]
+    if ast.get_docstring(node) is not None:
+        assert first.end_lineno is not None
+        total -= first.end_lineno - first.lineno + 1
+    return total
+
+
+def long_functions(tree: ast.Module) -> list[str]:
+    """Return the functions of a module that are too long, each with its number of lines."""
+    return [
+        f"{node.name}: {function_lines(node)} lines"
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and function_lines(node) > FUNCTION_LINES_MAX
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_function_has_more_than_60_lines(name):
+    assert long_functions(parsed(name)) == [], "split it into its phases"
+
+
+@pytest.mark.parametrize(
+    "head", ["@d\ndef f():", "@d\nasync def f():", "class C:\n @d\n def f(self):"]
+)
+def test_the_rule_about_long_functions_counts_neither_decorators_nor_the_docstring(head):
+    indent = "  " if head.startswith("class") else " "
+    docstring = f'{indent}"""A docstring\n{indent}in two lines."""\n'
+    body = f"{indent}pass\n" * (FUNCTION_LINES_MAX - 1)
+
+    assert long_functions(ast.parse(f"{head}\n{docstring}{body}")) == []
+    assert long_functions(ast.parse(f"{head}\n{docstring}{body}{indent}pass")) == [
+        f"f: {FUNCTION_LINES_MAX + 1} lines"
+    ]
 
 
 def test_a_folder_holds_at_most_15_modules():
