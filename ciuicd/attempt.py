@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ciuic.control import Document
 from ciuic.errors import CiuicError, StoreError, shortage
-from ciuicd.control import Job
+from ciuicd.jobs.job import Job
 
 __all__ = ["attempt", "failure", "sentence"]
 

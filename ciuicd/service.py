@@ -16,7 +16,6 @@ Guarantees:
 import contextlib
 import logging
 import os
-import queue
 import threading
 from collections.abc import Iterator
 from typing import Final
@@ -38,11 +37,11 @@ from ciuic.snapshot.report import TakeReport
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
-from ciuic.units import format_duration
 from ciuicd.attempt import attempt, failure, sentence
-from ciuicd.control import Job
 from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
+from ciuicd.jobs.inbox import Inbox
+from ciuicd.jobs.job import Job
 from ciuicd.known import KnownStores
 from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
@@ -76,9 +75,7 @@ class Service:
         self._clock = clock
         self._notifier = notifier
         self._known = known
-        # None only wakes the main thread. The number of clients bounds the queue.
-        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._urgent: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._stopping = False
         self._reload_wanted = False
         self._paused = False
@@ -88,7 +85,7 @@ class Service:
         self._watchdog = Watchdog(notifier, clock)
         self._hold = StoreHold(self, clock)
         self._taker = SnapshotTaker(clock, notifier, self._is_cancelled)
-        self._turns = Turns(settings, clock, lambda: self._inbox.put(None))
+        self._turns = Turns(settings, clock, self._inbox.wake)
         self._space = Space(clock)
         self._upkeep = Upkeep(clock, self._watchdog.note_progress)
         self._metrics = meter_of(settings, clock)
@@ -157,14 +154,14 @@ class Service:
             finally:
                 self._notifier.stopping()
                 self._stopping = True
-                self._refuse_jobs()
+                self._inbox.refuse_all(_stopping_error())
                 self._turns.drop_follow_ups()
                 self._hold.release()
 
     def stop(self) -> None:
         """End as soon as possible, even in the middle of a snapshot."""
         self._stopping = True
-        self._inbox.put(None)
+        self._inbox.wake()
 
     def _prepare_store(self) -> None:
         settings = self._settings
@@ -191,19 +188,10 @@ class Service:
             for state in self._turns:
                 state.newest_ns = newest_taken_ns(state.settings, self._clock)
         store_path = self._settings.snapshot_dir
-        _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._plan())
+        _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._turns.plan)
         if is_url(store_path):
             _log.info("scrub is left out in a bucket")
         self._show_status()
-
-    def _plan(self) -> str:
-        return "; ".join(map(self._plan_of, self._turns))
-
-    def _plan_of(self, state: ScheduleState) -> str:
-        roots = ", ".join(state.settings.snapshot_paths)
-        name = f"{state.name}: " if self._settings.others else ""
-        choice = " (auto)" if state.settings.interval_bounds_s is not None else ""
-        return f"{name}{roots} every {format_duration(state.interval_s)}{choice}"
 
     def status(self) -> Document:
         """See ``Services``; the document of ``ciuic status --json``."""
@@ -235,30 +223,20 @@ class Service:
         """See ``Services``."""
         self._paused = True
         _log.info("paused: no scheduled snapshots until 'resume'")
-        self._inbox.put(None)
+        self._inbox.wake()
 
     def resume(self) -> None:
         """See ``Services``."""
         self._paused = False
         _log.info("resumed")
-        self._inbox.put(None)
+        self._inbox.wake()
 
     def submit(self, job: Job) -> None:
-        """See ``Services``. A snapshot of a failed job goes before all others."""
-        if EMERGENCY_TAG in job.tags:
-            self._urgent.put(job)
-            self._inbox.put(None)
-        else:
-            self._inbox.put(job)
+        """See ``Services``."""
+        self._inbox.put(job)
+        # ``serve`` may have refused all jobs just before.
         if self._stopping:
-            self._refuse_jobs()
-
-    def _refuse_jobs(self) -> None:
-        while (job := self._waiting_job()) is not None:
-            job.finish(CancelledError("the daemon is stopping"))
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._urgent.get_nowait().finish(CancelledError("the daemon is stopping"))
+            self._inbox.refuse_all(_stopping_error())
 
     def control_group(self) -> int | None:
         """See ``Services``."""
@@ -275,7 +253,7 @@ class Service:
     def reload_soon(self) -> None:
         """Read the configuration again as soon as no snapshot is being taken."""
         self._reload_wanted = True
-        self._inbox.put(None)
+        self._inbox.wake()
 
     def reload(self) -> None:
         """See ``Services``. A snapshot that is being taken keeps its settings."""
@@ -288,8 +266,8 @@ class Service:
                 raise
             finally:
                 self._notifier.ready()
-        _log.info("reloaded %s: %s", self._settings.path, self._plan())
-        self._inbox.put(None)
+        _log.info("reloaded %s: %s", self._settings.path, self._turns.plan)
+        self._inbox.wake()
 
     def _replace_settings(self, new: Settings) -> None:
         old = self._settings
@@ -318,14 +296,15 @@ class Service:
             with contextlib.suppress(CiuicError):
                 self.reload()
         self._turns.drop_gone()
-        with contextlib.suppress(queue.Empty):
-            self._take_for(self._urgent.get_nowait())
+        urgent = self._inbox.urgent()
+        if urgent is not None:
+            self._take_for(urgent)
             return
         if self._paused:
             self._turns.drop_follow_ups()
         elif (state := self._turns.due()) is not None:
             # Several schedules may be due all the time: a request has every second turn.
-            job = self._waiting_job() if self._was_scheduled else None
+            job = self._inbox.waiting() if self._was_scheduled else None
             self._was_scheduled = job is None
             if job is None:
                 self._take_scheduled(state)
@@ -348,7 +327,7 @@ class Service:
 
     def _can_do_upkeep(self) -> bool:
         return (
-            self._inbox.empty()
+            self._inbox.is_quiet
             and self._upkeep.is_due(self._settings)
             and self._hold.can_take(self._settings)  # no prune of another store at this path
         )
@@ -357,7 +336,7 @@ class Service:
         return (
             self._stopping
             or self._reload_wanted
-            or not self._inbox.empty()
+            or not self._inbox.is_quiet
             or self._turns.due() is not None
             or self._turns.follow_up_due() is not None
         )
@@ -367,17 +346,7 @@ class Service:
         look_s = self._turns.next_look_s
         if look_s is not None:
             wait_s = min(wait_s, look_s - self._clock.monotonic_s())
-        try:
-            return self._inbox.get(timeout=max(wait_s, 0.001))
-        except queue.Empty:
-            return None
-
-    def _waiting_job(self) -> Job | None:
-        with contextlib.suppress(queue.Empty):
-            while (job := self._inbox.get_nowait()) is None:
-                pass
-            return job
-        return None
+        return self._inbox.wait(max(wait_s, 0.001))
 
     @property
     def _all_roots(self) -> tuple[bytes, ...]:
@@ -487,7 +456,7 @@ class Service:
         self._watchdog.note_progress()
         job = self._job
         is_own = job is not None and job.origin == DAEMON
-        return self._stopping or (is_own and not self._urgent.empty())
+        return self._stopping or (is_own and self._inbox.has_urgent)
 
     def _write_metrics(self) -> None:
         next_due_ns = None if self._paused else self._turns.next_due_ns
@@ -497,3 +466,7 @@ class Service:
     def _show_status(self) -> None:
         when = "paused" if self._paused else f"next {local_time_text(self._turns.next_due_ns)}"
         self._notifier.status(f"{when}; {self._taker.last_text}")
+
+
+def _stopping_error() -> CiuicError:
+    return CancelledError("the daemon is stopping")

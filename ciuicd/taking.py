@@ -25,7 +25,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
-from ciuicd.control import Job
+from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.schedules.due import covers
 from ciuicd.schedules.state import encoded_roots, error_fields

@@ -124,6 +124,13 @@ class ScheduleState:
         return self.settings.schedule
 
     @property
+    def plan(self) -> str:
+        """Its directories, and how often a snapshot is due."""
+        roots = ", ".join(self.settings.snapshot_paths)
+        choice = " (auto)" if self.settings.interval_bounds_s is not None else ""
+        return f"{roots} every {format_duration(self.interval_s)}{choice}"
+
+    @property
     def roots(self) -> tuple[bytes, ...]:
         """Its directories, as ``TakeRequest`` wants them."""
         return encoded_roots(self.settings)

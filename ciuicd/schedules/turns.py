@@ -38,6 +38,13 @@ class Turns:
         """The first schedule, which snapshots without a schedule go by."""
         return self._states[0]
 
+    @property
+    def plan(self) -> str:
+        """What is taken and how often, for the log; with their names if there are several."""
+        if len(self._states) == 1:
+            return self.first.plan
+        return "; ".join([f"{state.name}: {state.plan}" for state in self._states])
+
     def find(self, name: str) -> ScheduleState | None:
         """Return the schedule of this name."""
         return next((state for state in self._states if state.name == name), None)

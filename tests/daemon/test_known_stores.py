@@ -18,7 +18,7 @@ from ciuic.source.mounts import mount_points_of
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header
 from ciuic.store.store import open_store
-from ciuicd.control import Job
+from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.taking import SnapshotTaker
 from ciuicd.upkeep import Upkeep

@@ -37,7 +37,8 @@ from ciuic.errors import (
 from ciuic.model import ExcludeRules, PathWarning
 from ciuic.snapshot.report import TakeReport
 from ciuic.system.clock import SystemClock
-from ciuicd.control import Job, Server
+from ciuicd.control import Server
+from ciuicd.jobs.job import Job
 
 REPORT = TakeReport(
     id="cs-38a2b1",

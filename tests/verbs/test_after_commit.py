@@ -20,7 +20,7 @@ from ciuic.store.records import layout
 from ciuic.store.snapshots.copies import ManifestCopies
 from ciuic.store.store import Store, open_store
 from ciuic.system import durable
-from ciuicd.control import Job
+from ciuicd.jobs.job import Job
 from tests.kit.box import Box
 from tests.kit.damage import packs
 from tests.kit.filesystems import disk
