@@ -153,7 +153,7 @@ def test_a_crash_while_a_state_is_reduced_loses_nothing_and_the_next_save_ends_i
 
 
 def test_a_state_that_cannot_be_read_stays_and_keeps_no_others(tmp_path, monkeypatch):
-    real = keeping.replace_by_weights
+    real = keeping.commit_weights
     with SnapshotManager(tmp_path) as manager:
         ids = [save(manager, step) for step in range(4)]
 
@@ -162,7 +162,7 @@ def test_a_state_that_cannot_be_read_stays_and_keeps_no_others(tmp_path, monkeyp
                 raise CorruptionError("state.json is damaged")
             return real(store, full, clock)
 
-        monkeypatch.setattr(keeping, "replace_by_weights", failing)
+        monkeypatch.setattr(keeping, "commit_weights", failing)
         with (
             open_store(str(tmp_path), write=True) as store,
             pytest.raises(CorruptionError, match=r"state\.json is damaged"),

@@ -17,7 +17,7 @@ from ciuic.training.retention.planning import (
     of_channel,
     plan_retention,
 )
-from ciuic.training.retention.replacing import replace_by_weights
+from ciuic.training.retention.replacing import commit_weights
 from ciuic.view.damage import DamageSurvey, known_lost
 
 __all__ = ["Keeper"]
@@ -127,7 +127,7 @@ class Keeper:
         for full in reversed(plan.reduced):
             if survey.is_sound(full.id):
                 try:
-                    replace_by_weights(store, full, self._clock)
+                    commit_weights(store, full, self._clock)
                 except (CorruptionError, UnknownFormatError) as error:
                     failure = error  # the others must not stay for it: they would fill the disk
                     continue

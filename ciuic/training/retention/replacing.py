@@ -18,10 +18,10 @@ from ciuic.training.retention.planning import reduced_tags
 from ciuic.training.values.structure import UNREADABLE
 from ciuic.view.locator import Locator
 
-__all__ = ["replace_by_weights"]
+__all__ = ["commit_weights"]
 
 
-def replace_by_weights(store: Store, full: SnapshotSummary, clock: Clock) -> TakeReport:
+def commit_weights(store: Store, full: SnapshotSummary, clock: Clock) -> TakeReport:
     """Commit a snapshot with the weights of a full state, which stays listed.
 
     It has the same time, step, metrics and tags, and the tag ``reduced``. Its arrays are the chunks
