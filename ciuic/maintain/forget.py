@@ -247,7 +247,7 @@ def apply_forget(store: Store, plan: ForgetPlan, now_ns: int) -> None:
         forgotten = store.trash.forget(snapshot_ids[begin : begin + _TOGETHER], now_ns)
         remember(store, *forgotten)
     if plan.given_up:
-        store.trash.give_up(plan.given_up)
+        store.trash.delete_lost(plan.given_up)
 
 
 def bring_back(store: Store, name: str) -> SnapshotSummary:

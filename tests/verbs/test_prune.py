@@ -218,7 +218,7 @@ def test_a_lost_manifest_whose_copy_is_left_stops_it(worn):
         prune(worn)
     assert state(worn) == before
     with open_store(str(worn.store), write=True) as store:
-        store.trash.give_up([second])
+        store.trash.delete_lost([second])
     assert prune(worn).freed_bytes > 0
     assert third in names_of(worn)
 

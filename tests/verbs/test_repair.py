@@ -566,7 +566,7 @@ def test_a_manifest_without_a_copy_is_set_aside(patient):
     assert again.is_hopeless
     assert not again.has_work
     with open_store(str(patient.store), write=True) as store:
-        store.trash.give_up([patient.ids[0]])
+        store.trash.delete_lost([patient.ids[0]])
     assert not patient.plan().is_damaged
 
 

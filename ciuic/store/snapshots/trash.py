@@ -260,7 +260,7 @@ class Trash:
         marked = self._marks.newest().keys() | self._marks.newest_copies().keys()
         self._marks.remove_all((marked & self.retired.ids()) - self._manifests.ids())
 
-    def give_up(self, snapshot_ids: Collection[SnapshotId]) -> None:
+    def delete_lost(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete snapshots whose manifests are lost; a prune may then remove their chunks.
 
         A damaged manifest is moved to ``quarantine/``.
