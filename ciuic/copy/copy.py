@@ -43,7 +43,6 @@ __all__ = [
     "OnProgress",
     "copy_snapshots",
     "foresee_copy",
-    "never_ends",
     "shows_nothing",
 ]
 
@@ -86,11 +85,6 @@ class _Ready(NamedTuple):
     summary: SnapshotSummary
     state: SnapshotSummary
     data: bytes
-
-
-def never_ends() -> bool:
-    """Never cancel."""
-    return False
 
 
 def shows_nothing(_snapshot_id: SnapshotId, _done: int, _total: int, _sent_bytes: int) -> None:
@@ -137,7 +131,7 @@ def copy_snapshots(
     *,
     clock: Clock,
     sent: Mapping[SnapshotId, int] = NOTHING_SENT,
-    cancelled: Callable[[], bool] = never_ends,
+    cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = shows_nothing,
     on_copied: OnCopied = lambda _copied: None,
 ) -> None:

@@ -7,7 +7,7 @@ its checksums is not enough to replace what is lost. Manifests are taken to the 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, never_ends, shows_nothing
+from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, shows_nothing
 from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
 from ciuic.ids import SnapshotId
@@ -59,7 +59,7 @@ def mend(
     *,
     parity: float,
     clock: Clock,
-    cancelled: Callable[[], bool] = never_ends,
+    cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = shows_nothing,
 ) -> Mended:
     """Take what damaged snapshots lack from another store.
