@@ -83,7 +83,7 @@ class RankServer:
                 if not why and remaining_s > 0:
                     self._changed.wait(remaining_s)
                     continue
-                raise self._given_up(label, missing, why[0] if why else "")
+                raise self._refuse_parts(label, missing, why[0] if why else "")
             taken = [self._parts[rank] for rank in range(1, self._count)]
             for part in taken:
                 part.is_taken = True
@@ -101,7 +101,7 @@ class RankServer:
         """Refuse the parts of a save, now and later, because rank 0 can't save its own state."""
         with self._changed:
             missing = [rank for rank in range(1, self._count) if not self._has(rank, label)]
-            self._given_up(label, missing, f"rank 0 could not save its state: {why}")
+            self._refuse_parts(label, missing, f"rank 0 could not save its state: {why}")
 
     def publish(self, number: int, message: Message) -> None:
         """Set the snapshot that all ranks load when they load for the ``number``-th time."""
@@ -136,8 +136,8 @@ class RankServer:
             return f"rank {rank} ended before it handed over its part of step {label[0]}"
         return ""
 
-    def _given_up(self, label: Label, missing: list[int], why: str) -> StoreError:
-        """Answer the parts of a save that is given up; returns the error to raise."""
+    def _refuse_parts(self, label: Label, missing: list[int], why: str) -> StoreError:
+        """Refuse the parts of a save that can't be completed; returns the error to raise."""
         message = why or (
             f"rank {missing[0]} has not handed over its part of step {label[0]} in"
             f" {self._timeout_s:g} s"
