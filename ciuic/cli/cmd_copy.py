@@ -175,7 +175,7 @@ def _recorded(
     if keeping is None:
         yield
         return
-    keeping.check(copy)
+    keeping.note_store(copy)
     with keeping.recorded(report, is_all=not request.named):
         yield
 

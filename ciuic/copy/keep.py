@@ -59,8 +59,8 @@ class Keeping:
         else:
             self._note(report, _refusals(report), is_complete=is_all)
 
-    def check(self, copy: Store) -> None:
-        """Begin a new record if the store at the address is another one."""
+    def note_store(self, copy: Store) -> None:
+        """Record which store is at the address; if it is another one, begin a new record."""
         store_id = copy.header.store_id
         self.is_other = self.record.store_id not in {"", store_id}
         if self.is_other:

@@ -105,7 +105,7 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
         with keeping.recorded(report, is_all=True):
             _refuse_same(source, copy.address)
             with _opened(copy, cancelled) as there:
-                keeping.check(there)
+                keeping.note_store(there)
                 if keeping.is_other:
                     _log.warning("%s has another store than before; it gets everything", copy.name)
                 back = bring_back_there(source, there, keeping.record)
