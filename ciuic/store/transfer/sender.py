@@ -102,8 +102,8 @@ class Sender:
         for depth in sorted(set(depths.values())):
             self._send([one for one in waiting if depths[one] == depth], is_last=True)
 
-    def give_up(self) -> None:
-        """Forget the deltas that wait: their snapshot can't be sent."""
+    def drop_waiting(self) -> None:
+        """Drop the deltas that wait for their bases: their snapshot can't be sent."""
         self._waiting = {}
 
     def _send(self, chunk_ids: list[ChunkId], *, is_last: bool) -> None:

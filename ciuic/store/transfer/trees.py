@@ -52,7 +52,7 @@ class TreeSender:
             self._sender.finish()
         except BaseException:
             self._seen, self._data, self._nodes = set(), {}, {}
-            self._sender.give_up()
+            self._sender.drop_waiting()
             raise
 
     def add_data(self, chunk_ids: list[ChunkId]) -> None:
