@@ -26,7 +26,7 @@ from ciuic.training.loading.layers import (
 from ciuic.training.loading.places import FindPlaces, Places
 from ciuic.training.ranks.job import rank_directory
 from ciuic.training.values.arrays import rebuild
-from ciuic.training.values.structure import UNREADABLE, Json, read_structure
+from ciuic.training.values.structure import UNREADABLE, read_structure
 from ciuic.units import counted
 
 __all__ = ["LoadedState", "load"]
@@ -218,9 +218,11 @@ def _read(
     except UNREADABLE:
         # ``read_structure`` says what is wrong.
         places = {}
-    arrays = _Arrays(files, place, places)
-    if older is not None:
-        arrays.fill(state, older, origins)
+
+    def sources(file: str) -> Iterator[Source]:
+        return older.sources(state, file) if older is not None and file in origins else iter(())
+
+    arrays = _Arrays(files, place, places, sources)
     values: dict[str, Any] = read_structure(state, arrays.get)
     layers = {names[file]: origin for file, origin in {**origins, **arrays.filled}.items()}
     return _Read(values, document["versions"], layers)
@@ -229,22 +231,30 @@ def _read(
 class _Arrays:
     """The arrays of one snapshot; an array that the state holds twice is built once.
 
+    Args:
+        files: The files of the snapshot.
+        place: See ``load``.
+        places: Tensors of the user to read to.
+        older: Returns where else a file can be read if it is damaged or missing.
+
     Attributes:
         filled: The files that were read from older snapshots, and where they are from.
     """
 
-    def __init__(self, files: StateFiles, place: Callable[[Any], Any], places: Places) -> None:
+    def __init__(
+        self,
+        files: StateFiles,
+        place: Callable[[Any], Any],
+        places: Places,
+        older: Callable[[str], Iterator[Source]],
+    ) -> None:
         self._files = files
         self._place = place
         self._places = places
         self._data: dict[str, dict[str, np.ndarray]] = {}
         self._built: dict[tuple[str, str], Any] = {}
-        self._older: Callable[[str], Iterator[Source]] = lambda _: iter(())
+        self._older = older
         self.filled: dict[str, LayerOrigin] = {}
-
-    def fill(self, state: Json, older: OlderLayers, files: Collection[str]) -> None:
-        """Let ``get`` read these files from older snapshots if they are damaged or missing."""
-        self._older = lambda file: older.sources(state, file) if file in files else iter(())
 
     def get(self, description: dict[str, Any]) -> Any:
         file, name = description["file"], description["name"]
@@ -263,11 +273,11 @@ class _Arrays:
             try:
                 self._data[file] = self._read(self._files, file)
             except CorruptionError:
-                if not self._fill(file):
+                if not self._read_older(file):
                     raise
         return self._data[file]
 
-    def _fill(self, file: str) -> bool:
+    def _read_older(self, file: str) -> bool:
         """Read a file from the newest older snapshot that has it undamaged, if there is one."""
         for source in self._older(file):
             with contextlib.suppress(CorruptionError):
