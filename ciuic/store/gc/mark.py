@@ -45,6 +45,10 @@ _FOUND: Final = 2
 class IdTable:
     """A set of IDs with a mark for each.
 
+    It takes 10 bytes for each ID, where a dict takes 130. ``numpy.searchsorted`` finds a batch of
+    IDs in about two thirds of the time, and a single ID in three times the time. The import of
+    numpy costs more than that saves, unless a store has a million chunks.
+
     Args:
         full_ids: Compare all bytes of IDs; otherwise only the first 8.
     """
