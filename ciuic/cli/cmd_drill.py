@@ -158,11 +158,17 @@ def _print_restored(report: DrillReport, when: str) -> None:
     click.echo(
         f"{report.snapshot_id} ({when}): {format_files(report.files)} restored and compared,"
         f" {format_bytes(report.restored_bytes)} in {format_duration(report.restore_s)}:"
-        f" {'no fault' if report.ok else report.outcome}"
+        f" {_outcome(report)}"
     )
     _print_loaded(report)
     if report.not_recorded:
         click.echo(f"the result could not be recorded: {printable(report.not_recorded)}", err=True)
+
+
+def _outcome(report: DrillReport) -> str:
+    if not report.ok:
+        return report.outcome
+    return "no fault" if report.files else "the snapshot has no complete file to practice on"
 
 
 def _print_loaded(report: DrillReport) -> None:

@@ -1,6 +1,7 @@
 """Chooses the files of a snapshot to practice on."""
 
 import random
+import sys
 from collections.abc import Iterator
 
 from ciuic.formats.soundness import CHECKPOINT_SUFFIXES
@@ -11,7 +12,7 @@ from ciuic.view.listing import OnDamage, readable_roots, walk
 from ciuic.view.located import Located
 from ciuic.view.tree_walk import PathBudget
 
-__all__ = ["choose"]
+__all__ = ["choose", "sizes_bytes"]
 
 
 def choose(
@@ -59,6 +60,12 @@ def choose(
             chosen[found.path] = found
             left_bytes -= found.entry.size_bytes
     return list(chosen.values())
+
+
+def sizes_bytes(store: Store, manifest: Manifest) -> Iterator[int]:
+    """Yield the size of each file that a drill can choose."""
+    for found in _files(store, manifest, sys.maxsize, lambda path, error: None):
+        yield found.entry.size_bytes
 
 
 def _files(

@@ -9,17 +9,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from ciuic.drill.choose import choose
+from ciuic.drill.choose import choose, sizes_bytes
 from ciuic.drill.compare import difference
 from ciuic.drill.loading import load_checkpoint
 from ciuic.drill.report import DrillReport
 from ciuic.errors import (
     CancelledError,
+    CiuicError,
     CorruptionError,
     PathNotFoundError,
     StoreError,
     TargetError,
     UnknownFormatError,
+    UsageError,
 )
 from ciuic.model import CONSISTENT, Entry, PathWarning, path_text
 from ciuic.progress import Progress
@@ -79,7 +81,8 @@ def drill(
     whatever happens, unless the process is killed; then a directory ``ciuic-drill-*`` stays.
 
     Raises:
-        TargetError: The scratch directory can't be used, or has too little space.
+        UsageError: ``size_max_bytes`` is less than the size of every file.
+        TargetError: The scratch directory can't be used, or has too little space for any file.
         StoreError: The store can't be used.
         CancelledError: ``cancelled`` turned true.
     """
@@ -93,15 +96,20 @@ def drill(
         _refuse_too_little_space(manifest, request)
         chosen = list(readable_roots(store, manifest.roots, run.note_directory))
     else:
-        size_max_bytes = int(_available_bytes(request.scratch) * _SHARE_OF_SPACE)
+        space_bytes = int(_available_bytes(request.scratch) * _SHARE_OF_SPACE)
+        size_max_bytes = min(space_bytes, request.size_max_bytes)
         chosen = choose(
             store,
             manifest,
             files_max=request.files_max,
-            size_max_bytes=min(size_max_bytes, request.size_max_bytes),
+            size_max_bytes=size_max_bytes,
             seed=request.seed,
             on_damage=run.note_directory,
         )
+        if not chosen and not report.damaged:
+            smallest = min(sizes_bytes(store, manifest), default=0)
+            if smallest > size_max_bytes:
+                raise _too_small(request, smallest, space_bytes)
     report.chosen = [found.path for found in chosen]
     if not request.is_dry_run:
         with _scratch(request.scratch) as directory:
@@ -272,6 +280,21 @@ def _refuse_too_little_space(manifest: Manifest, request: DrillRequest) -> None:
             f" {format_bytes(available_bytes)} free",
             hint="Name a larger directory with --scratch DIR, or leave out --full for a sample.",
         )
+
+
+def _too_small(request: DrillRequest, smallest_bytes: int, space_bytes: int) -> CiuicError:
+    """No file fits, so the drill would restore nothing and prove nothing."""
+    smallest = f"the smallest file has {format_bytes(smallest_bytes)}"
+    if space_bytes < request.size_max_bytes:
+        return TargetError(
+            f"{request.scratch} has too little space for a drill: {smallest}, and a drill takes at"
+            f" most half of the free space, {format_bytes(space_bytes)}",
+            hint="Free space there, or name another directory with --scratch DIR.",
+        )
+    return UsageError(
+        f"no file fits into {format_bytes(request.size_max_bytes)}: {smallest}",
+        hint="Give more with --size.",
+    )
 
 
 @contextlib.contextmanager

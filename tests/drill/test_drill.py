@@ -208,8 +208,12 @@ def test_a_dry_run_restores_nothing_and_leaves_no_record(box: Box, scratch: Path
 def test_a_snapshot_of_empty_roots_is_no_error(box: Box, scratch: Path) -> None:
     box.take()
 
-    assert box.ciuic("drill", "--scratch", scratch).code == 0
+    done = box.ciuic("drill", "--scratch", scratch)
+    assert done.code == 0
+    assert "no complete file to practice on" in done.out
     assert box.ciuic("drill", "--full", "--scratch", scratch).code == 0
+    assert "nothing shows that a restore works" in practice(box)
+    assert practice(box).startswith("note: ")
 
 
 def test_another_user_may_practice_without_a_record(public_box: Box) -> None:
@@ -259,6 +263,28 @@ def test_too_little_space_refuses_a_full_drill_and_limits_a_sample(
     assert "a full drill needs 8.00 MiB" in full.err
     assert some.code == 0, some.err
     assert 1 <= some.document["files"] <= 2
+
+
+def test_a_drill_that_could_restore_nothing_is_refused_and_not_recorded(
+    box: Box, scratch: Path, tmp_path: Path
+) -> None:
+    (box.source / "weights.bin").write_bytes(os.urandom(3 << 20))
+    box.take()
+    assert box.ciuic("drill", "--scratch", scratch).code == 0
+    before = practice(box)
+
+    little = box.ciuic("drill", "--scratch", scratch, "--size", "1MiB")
+    with tmpfs(tmp_path / "small", size_mib=4) as small:
+        full = box.ciuic("drill", "--scratch", small)
+        assert not list(small.iterdir())
+
+    assert little.code == 2
+    assert "the smallest file has 3.00 MiB" in little.err
+    assert full.code == 1
+    assert f"{small} has too little space for a drill" in full.err
+    assert "--scratch DIR" in full.err
+    assert before.startswith("ok: ")
+    assert "1 file " in practice(box)
 
 
 def test_a_stopped_drill_leaves_nothing_in_the_scratch_directory(box: Box, scratch: Path) -> None:

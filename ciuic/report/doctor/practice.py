@@ -32,6 +32,9 @@ def examine_practice(store: Store, now_ns: int) -> Iterator[Finding]:
     if last.outcome:
         advice = "Run 'ciuic drill' again: it names the paths. 'ciuic repair' shows what helps."
         yield Finding(PROBLEM, "practice", f"{what}; {last.outcome}", advice)
+    elif not last.files:
+        what = f"{what}, so nothing shows that a restore works here"
+        yield Finding(NOTE, "practice", what, f"{_HOW} machine.")
     elif age_s > _FRESH_S:
         yield Finding(NOTE, "practice", f"{what}, too long ago", f"{_HOW} machine.")
     else:

@@ -91,7 +91,8 @@ def _protected(facts: Facts) -> Iterator[str]:
     if last is None:
         yield "No recovery has been practiced: run 'ciuic drill'."
     else:
-        outcome = last.outcome or "every chosen file came back as it was"
+        came_back = "every chosen file came back as it was" if last.files else "nothing to restore"
+        outcome = last.outcome or came_back
         amount = f"{format_files(last.files)}, {format_bytes(last.restored_bytes)}"
         yield (
             f"Last drill: {local_time_text(last.done_ns)}, {amount} in"
