@@ -11,7 +11,7 @@ from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.config.settings import Settings
 from ciuic.drill.drill import last_drill
-from ciuic.report.doctor.runbook import Facts, runbook
+from ciuic.report.doctor.runbook import Facts, Reach, runbook
 from ciuic.system.clock import SystemClock
 from ciuic.units import format_duration
 
@@ -31,23 +31,40 @@ def command(session: Session) -> None:
         newest = latest_snapshot(store)
         warn_damaged(session, store)
         drill = last_drill(store)
+    config_path = os.path.abspath(settings.path)
+    reach = _reach(settings)
+    program = ["ciuic", "--config", config_path]
+    if session.store is not None:
+        reach = Reach(session.store_path())
+        program = ["ciuic", "--store", reach.address]
     facts = Facts(
         host=os.uname().nodename,
         version=ciuic.__version__,
-        config_path=os.path.abspath(settings.path),
-        store=session.store_path(),
+        config_path=config_path,
+        program=program,
+        store=reach,
         roots=settings.all_paths,
         schedules=[_plan(one, is_only=not settings.others) for one in settings.schedules],
         drill_interval_s=settings.drill_interval_s,
         contacts=settings.contacts,
         channels=[channel.name for channel in settings.channels],
-        copies=[one.address for one in settings.copies],
+        copies=[_reach(one.settings) for one in settings.copies],
         newest=newest,
         last_drill=drill,
         now_ns=SystemClock().now_ns(),
     )
     for line in runbook(facts).splitlines():
         click.echo(printable(line))
+
+
+def _reach(settings: Settings) -> Reach:
+    return Reach(
+        settings.snapshot_dir,
+        settings.store_endpoint,
+        settings.store_region,
+        settings.store_credentials,
+        settings.store_path_style,
+    )
 
 
 def _plan(settings: Settings, *, is_only: bool) -> str:

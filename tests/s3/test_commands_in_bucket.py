@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY
 from tests.kit.machine import Machine
 from tests.kit.mounted import mounted, wait_for
+from tests.kit.program import ciuic
 from tests.kit.served import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -107,8 +110,25 @@ def test_damage_is_named_and_repaired(run, taken, server, address, tmp_path):
     assert not {pack.key} & place.keys("packs")
 
 
-def test_the_runbook_names_the_bucket_and_no_secret(run, taken, address):
-    assert address in run("runbook")
+def test_the_commands_of_the_runbook_reach_the_bucket_here_and_elsewhere(
+    run, taken, address, source, tmp_path
+):
+    page = run("runbook")  # checks that no secret is in it
+    known = {"ID": taken[-1], "PATH": str(source), "STORE": address}
+    known[f"{source}/FILE"] = f"{source}/file"
+    here, gone = page.split("## The machine is gone")
+    exports = re.findall(r"export (\w+)=(\S+)", gone)
+    elsewhere = {**run.environ, "XDG_CACHE_HOME": str(tmp_path / "elsewhere"), **dict(exports)}
+
+    assert {name for name, _ in exports} == {"AWS_ENDPOINT_URL", "AWS_SHARED_CREDENTIALS_FILE"}
+    for text, environ in ((here, run.environ), (gone.split("## Afterwards")[0], elsewhere)):
+        found = re.findall(r"^ +ciuic (.*)", text, re.MULTILINE)
+        assert len(found) >= 3
+        for number, line in enumerate(found):
+            into = {"DIR": str(tmp_path / f"{len(text)}-{number}")}
+            words = (into.get(word, known.get(word, word)) for word in shlex.split(line))
+            done = ciuic(*words, more=environ)
+            assert done.code == 0, (line, done.err)
 
 
 def test_the_page_shows_and_restores_from_the_bucket(box, taken, source, tmp_path):

@@ -1,7 +1,8 @@
 """The page with the steps of a recovery: this machine's own paths, store, people and commands.
 
-It is Markdown that reads well as plain text. Its reader may have nothing else, so every
-command on it is complete and names the store.
+It is Markdown that reads well as plain text. Its reader may have nothing else, so every command on
+it is complete. The commands for this machine name the configuration, because only it says where the
+copies are, and how to reach a bucket. Those for another machine need the store alone.
 """
 
 import shlex
@@ -13,7 +14,26 @@ from ciuic.store.index.places import DrillRecord
 from ciuic.system.clock import local_time_text
 from ciuic.units import format_bytes, format_duration, format_files
 
-__all__ = ["Facts", "runbook"]
+__all__ = ["Facts", "Reach", "runbook"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A store or a copy of it, and what another machine needs to reach it.
+
+    Attributes:
+        address: A directory, or the URL of a bucket.
+        endpoint: The URL of the bucket's server; empty: the usual one.
+        region: The region of the bucket; empty: the usual one.
+        credentials_file: The file with the key; empty: the configuration names none.
+        path_style: The bucket is a part of the path, as it is without a configuration.
+    """
+
+    address: str
+    endpoint: str = ""
+    region: str = ""
+    credentials_file: str = ""
+    path_style: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +44,8 @@ class Facts:
         host: The name of this machine.
         version: The version of ciuic.
         config_path: The configuration.
-        store: The store: a directory or a URL.
+        program: The command with the options that name the configuration, or else the store.
+        store: The store.
         roots: The directories that snapshots cover.
         schedules: How often snapshots are taken and which stay, a line for each schedule.
         drill_interval_s: How often the daemon practices; 0: never.
@@ -39,13 +60,14 @@ class Facts:
     host: str
     version: str
     config_path: str
-    store: str
+    program: Sequence[str]
+    store: Reach
     roots: Sequence[str]
     schedules: Sequence[str]
     drill_interval_s: float
     contacts: str
     channels: Sequence[str]
-    copies: Sequence[str]
+    copies: Sequence[Reach]
     newest: SnapshotSummary | None
     last_drill: DrillRecord | None
     now_ns: int
@@ -79,7 +101,7 @@ def _protected(facts: Facts) -> Iterator[str]:
     for root in facts.roots:
         yield f"- {root}"
     yield ""
-    yield f"Snapshots go to the store {facts.store}."
+    yield f"Snapshots go to the store {facts.store.address}."
     yield from facts.schedules
     newest = facts.newest
     if newest is None:
@@ -127,8 +149,8 @@ def _files(facts: Facts) -> Iterator[str]:
     yield ""
     yield "   For the newest valid versions of all broken checkpoints at once:"
     yield ""
-    yield f"       ciuic --config {shlex.quote(facts.config_path)} recover --dry-run"
-    yield f"       ciuic --config {shlex.quote(facts.config_path)} recover"
+    yield f"       {_configured(facts, 'recover', '--dry-run')}"
+    yield f"       {_configured(facts, 'recover')}"
     yield ""
     yield "5. Start the training again."
     yield ""
@@ -154,8 +176,10 @@ def _machine(facts: Facts) -> Iterator[str]:
     yield "The store is all that is needed: its disk, or a copy of it. On another machine:"
     if facts.copies:
         yield ""
-        yield from (f"- copy: {address}" for address in facts.copies)
+        yield from (f"- copy: {one.address}" for one in facts.copies)
     yield ""
+    for one in (facts.store, *facts.copies):
+        yield from _reaching(one)
     yield "    ciuic --store STORE list"
     yield "    ciuic --store STORE verify latest --checksum"
     for root in facts.roots:
@@ -163,9 +187,46 @@ def _machine(facts: Facts) -> Iterator[str]:
     yield ""
     yield "## Afterwards"
     yield ""
-    yield f"    ciuic --config {shlex.quote(facts.config_path)} doctor"
-    yield f"    ciuic --config {shlex.quote(facts.config_path)} drill"
+    yield f"    {_configured(facts, 'doctor')}"
+    yield f"    {_configured(facts, 'drill')}"
+
+
+def _reaching(place: Reach) -> Iterator[str]:
+    """Say what a machine without the configuration needs for a bucket."""
+    scheme, _, rest = place.address.partition("://")
+    if not rest:
+        return
+    file = place.credentials_file
+    if scheme == "s3":
+        variables = {
+            "AWS_ENDPOINT_URL": place.endpoint,
+            "AWS_REGION": place.region,
+            "AWS_SHARED_CREDENTIALS_FILE": file,
+        }
+        key = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    elif scheme == "gs":
+        variables = {"GOOGLE_APPLICATION_CREDENTIALS": file}
+        key = "GOOGLE_APPLICATION_CREDENTIALS"
+    else:
+        variables = {}
+        key = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+    yield f"Before the commands for {place.address}:"
+    yield ""
+    for name, value in variables.items():
+        if value:
+            yield f"    export {name}={shlex.quote(value)}"
+    if file:
+        yield f"    # {file} has the key: keep a copy of it where you keep this page"
+    else:
+        yield f"    # and set {key}: keep the key where you keep this page"
+    if not place.path_style:
+        yield "    # the server wants 'store_path_style = no': write it into a configuration"
+    yield ""
 
 
 def _ciuic(facts: Facts, *arguments: str) -> str:
-    return shlex.join(["ciuic", "--store", facts.store, *arguments])
+    return shlex.join([*facts.program, *arguments])
+
+
+def _configured(facts: Facts, *arguments: str) -> str:
+    return shlex.join(["ciuic", "--config", facts.config_path, *arguments])
