@@ -3,12 +3,14 @@
 import os
 
 import pytest
+from obstore.store import S3Store
 
 from ciuic.errors import StoreError, UsageError
 from ciuic.store.place.address import open_place
 from ciuic.store.place.credentials import AccessKey, find_access_key
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.location import PlaceOptions
+from ciuic.store.place.objects import Clients, ObjectPlace
 
 SECRET = "s3cr3t+/key"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": SECRET}
@@ -188,3 +190,42 @@ def test_texts_show_nothing_of_a_key(credentials):
     assert SECRET not in repr(key) + str(key) + repr(place)
     assert "AKID" not in repr(key) + repr(place)
     assert repr(place) == "ObjectPlace('s3://bucket/x')"
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "127.0.0.1:9000",
+        "garbage",
+        "http://",
+        "http://a b",
+        "http://h:99999",
+        "http://[::1",
+        "ftp://x",
+    ],
+)
+def test_a_server_of_the_environment_with_which_the_client_would_abort_is_refused(name, value):
+    with pytest.raises(UsageError) as caught:
+        open_place("s3://bucket/a", {**ENVIRONMENT, name: value})
+
+    assert caught.value.message.startswith(f"{name} can't be used: it is not the URL of a server")
+    assert caught.value.hint == f"Correct or unset the environment variable {name}."
+    options = PlaceOptions(endpoint="https://s3.example.org")
+    assert open_place("s3://bucket/a", {**ENVIRONMENT, name: value}, options)
+
+
+@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_a_region_of_the_environment_with_which_the_client_would_abort_is_refused(name):
+    with pytest.raises(UsageError, match=f"{name} is not the name of a region"):
+        open_place("s3://bucket/a", {**ENVIRONMENT, name: "a b"})
+    assert open_place("s3://bucket/a", {**ENVIRONMENT, name: "a b"}, PlaceOptions(region="eu"))
+
+
+def test_a_client_that_aborts_is_an_error_of_the_store():
+    config = {"endpoint": "127.0.0.1:9", "access_key_id": "a", "secret_access_key": SECRET}
+    store = S3Store("bucket", config=config)
+    place = ObjectPlace("s3://bucket", Clients(store, store, store), patience_s=0)
+
+    with pytest.raises(StoreError, match="cannot read s3://bucket/a: the client of object stores"):
+        place.get("a", 10)

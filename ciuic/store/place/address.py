@@ -1,5 +1,6 @@
 """Opens the place that a store's address names: a path, or a URL of an object store."""
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -11,13 +12,16 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from ciuic.errors import UsageError
 from ciuic.store.place.credentials import find_access_key
 from ciuic.store.place.directory import DirectoryPlace
-from ciuic.store.place.location import PlaceOptions, split_address
+from ciuic.store.place.location import PlaceOptions, endpoint_url, split_address
 from ciuic.store.place.objects import Clients, ObjectPlace
 from ciuic.store.place.place import Place
 from ciuic.system.clock import Clock
 
 __all__ = ["open_place"]
 
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_REGION: Final = re.compile(r"[A-Za-z0-9_-]+")
 _CONNECT_S: Final = 10
 _PAUSE_S: Final = 30
 _BULK_S: Final = 600
@@ -81,15 +85,13 @@ def _s3_config(
     bucket: str, options: PlaceOptions, environment: Mapping[str, str]
 ) -> dict[str, str | bool]:
     config: dict[str, str | bool] = {"virtual_hosted_style_request": not options.path_style}
-    endpoint = (
-        options.endpoint
-        or environment.get("AWS_ENDPOINT_URL_S3", "")
-        or environment.get("AWS_ENDPOINT_URL", "")
-    )
+    endpoint = options.endpoint or _endpoint(environment)
     if endpoint:
         config["endpoint"] = endpoint if options.path_style else _with_bucket(endpoint, bucket)
     if options.region:
         config["region"] = options.region
+    else:
+        _check_region(environment)
     key = find_access_key(options.credentials_file, environment)
     if key is not None:
         config["access_key_id"] = key.id
@@ -97,6 +99,37 @@ def _s3_config(
         if key.token:
             config["session_token"] = key.token
     return config
+
+
+def _endpoint(environment: Mapping[str, str]) -> str:
+    """Return the URL of the server that the environment names; empty: it names none.
+
+    Raises:
+        UsageError: It can't be one, and the client would abort. The message does not quote it,
+            because it may hold a password.
+    """
+    for name in _ENDPOINTS:
+        if value := environment.get(name):
+            try:
+                return endpoint_url(value)
+            except ValueError as error:
+                raise UsageError(f"{name} can't be used: {error}", hint=_unset(name)) from None
+    return ""
+
+
+def _check_region(environment: Mapping[str, str]) -> None:
+    """Refuse a region of the environment with which the client would abort.
+
+    Raises:
+        UsageError: It can't be one.
+    """
+    for name in _REGIONS:
+        if (value := environment.get(name)) and not _REGION.fullmatch(value):
+            raise UsageError(f"{name} is not the name of a region", hint=_unset(name))
+
+
+def _unset(name: str) -> str:
+    return f"Correct or unset the environment variable {name}."
 
 
 def _s3(

@@ -36,6 +36,8 @@ _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
 _TIME_OUT: Final = re.compile(r"TimedOut|kind: Timeout|operation timed out")
 _NO_CONNECTION: Final = re.compile(r"kind: Connect\b|ConnectError|ConnectionRefused|dns error")
+_NO_TLS: Final = re.compile(r"InvalidMessage\(")
+_NO_TRUST: Final = re.compile(r"InvalidCertificate\(")
 _CUT: Final = re.compile(r"kind: (?:Interrupted|Body|Decode)|IncompleteMessage|response body")
 _NO_CREDENTIALS: Final = re.compile(r"169\.254\.|metadata\.google|[Cc]redential|/api/token")
 _REDIRECTS: Final = range(300, 400)
@@ -93,6 +95,16 @@ def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
             f"cannot {doing} {url}: there are no credentials",
             hint="Name a file with credentials, or set AWS_ACCESS_KEY_ID and"
             " AWS_SECRET_ACCESS_KEY.",
+        )
+    if _NO_TLS.search(text):
+        return StoreError(
+            f"cannot {doing} {url}: the server does not answer with TLS, which https:// needs",
+            hint="Correct the port of the server's address, or write http:// if it has no TLS.",
+        )
+    if _NO_TRUST.search(text):
+        return StoreError(
+            f"cannot {doing} {url}: this machine does not trust the server's certificate",
+            hint="Correct the server's address, or install the certificate of its authority here.",
         )
     if _TIME_OUT.search(text):
         return TransientError("the server did not answer in time")

@@ -114,6 +114,13 @@ def endpoint_url(text: str) -> str:
     Raises:
         ValueError: It is not one. The message does not quote it, because it may hold a password.
     """
-    if not _ENDPOINT.fullmatch(text):
+    if not _ENDPOINT.fullmatch(text) or not _has_port(text):
         raise ValueError("it is not the URL of a server, such as https://s3.example.org:9000")
     return text.rstrip("/")
+
+
+def _has_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:  # above 65535
+        return False

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import obstore
 from obstore.store import ObjectStore
 
-from ciuic.errors import CorruptionError, LostRaceError, MissingError
+from ciuic.errors import CorruptionError, LostRaceError, MissingError, StoreError
 from ciuic.store.place.answers import CLIENT_ERRORS, sorted_error
 from ciuic.store.place.keys import check_folder, check_key, is_key
 from ciuic.store.place.merged import Merged, merged_ranges
@@ -67,7 +67,7 @@ class ObjectPlace:
         """
         self._name = name.rstrip("/")
         self._clients = clients
-        self._retries = Retries(clock or SystemClock(), patience_s)
+        self._retries = Retries(clock or SystemClock(), patience_s, self._name)
         self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="ranges")
         self._bare_tags = False
         """The server compares entity tags without their quotes, as Ceph does."""
@@ -227,6 +227,14 @@ class ObjectPlace:
         except CLIENT_ERRORS as error:
             # Not chained: the client's message may quote the request.
             raise self._sorted(error, doing, key) from None
+        except BaseException as error:
+            # The client's panics are no Exception: one would end a training that saves here.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise StoreError(
+                f"cannot {doing} {self._url(key)}: the client of object stores has given up",
+                hint="Check the server's address, and the AWS_* and *_PROXY variables.",
+            ) from None
 
     def _sorted(self, error: Exception, doing: str, key: str) -> Exception:
         return sorted_error(error, doing, self._url(key))

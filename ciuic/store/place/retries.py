@@ -4,6 +4,7 @@ The pauses grow exponentially and have full jitter: many clients that the server
 moment do not come back at one moment.
 """
 
+import logging
 import random
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -15,10 +16,14 @@ __all__ = ["PATIENCE_S", "Retries", "TransientError"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 PATIENCE_S: Final = 90.0
 """No attempt begins later than this after the first one."""
 _FIRST_PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 10.0
+_QUIET_S: Final = 3.0
+"""After this time without an answer, the log says what ciuic waits for, once."""
 
 
 class TransientError(Exception):
@@ -34,11 +39,19 @@ class TransientError(Exception):
 
 
 class Retries:
-    """Calls functions again as long as they raise ``TransientError``."""
+    """Calls functions again as long as they raise ``TransientError``.
 
-    def __init__(self, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+    Args:
+        clock: Measures and makes the pauses between attempts.
+        patience_s: No attempt begins later than this after the first one.
+        name: The place, for the log.
+    """
+
+    def __init__(self, clock: Clock, patience_s: float = PATIENCE_S, name: str = "") -> None:
         self._clock = clock
         self._patience_s = patience_s
+        self._name = name
+        self._has_told = False
         self._random = random.SystemRandom()
 
     def run(self, doing: str, target: str, act: Callable[[], T]) -> T:
@@ -57,7 +70,9 @@ class Retries:
         while True:
             attempts += 1
             try:
-                return act()
+                result = act()
+                self._has_told = False
+                return result
             except TransientError as error:
                 reason = error.reason
             pause_s = self._random.uniform(0, _ceiling_s(attempts))
@@ -67,6 +82,11 @@ class Retries:
                 raise OfflineError(
                     f"cannot {doing} {target}: {reason} ({tried} in {spent_s:.0f} s)"
                 )
+            if spent_s >= _QUIET_S and not self._has_told:
+                # Several threads may get here at once: a second line does no harm.
+                self._has_told = True
+                patience = f"{self._patience_s:.0f} s"
+                _log.warning("%s: %s; trying again for up to %s", self._name, reason, patience)
             self._clock.sleep(pause_s)
 
 
