@@ -16,6 +16,7 @@ from tests.cli.test_terminal import ESCAPE, on_terminal
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Machine, wait_until
+from tests.kit.damage import pack_of
 from tests.kit.filesystems import disk
 from tests.kit.installed import contents, run, run_here
 from tests.kit.program import as_nobody
@@ -195,6 +196,23 @@ def test_trouble_in_the_newest_snapshot_and_a_damaged_manifest_are_named(tmp_pat
     done = box.ciuic("doctor", "--json")
     assert done.code == 1
     assert [one for one in findings(done, "problem") if f"manifest of {first.id}" in one]
+
+
+def test_a_newest_snapshot_that_has_lost_a_pack_is_a_problem_before_any_scrub(tmp_path):
+    box = Box(tmp_path)
+    content = os.urandom(300_000)
+    (box.source / "weights.bin").write_bytes(content)
+    box.take()
+    assert box.ciuic("doctor", "--json").code == 0
+    pack = pack_of(box.store, content)
+    os.truncate(pack, 1000)
+
+    done = box.ciuic("doctor", "--json")
+
+    assert done.code == 1
+    (problem,) = findings(done, "problem", "snapshots")
+    assert f" is damaged, first {box.source}/weights.bin: " in problem
+    assert not [one for one in findings(done) if "as it should be" in one]
 
 
 def test_one_of_the_future_is_not_taken_for_the_newest(tmp_path):

@@ -1,4 +1,4 @@
-"""Checks the manifests of snapshots, their age, their warnings and their roots."""
+"""Checks the manifests of snapshots, their age, their damage, their warnings and their roots."""
 
 from collections.abc import Iterator
 
@@ -19,6 +19,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import is_future, local_time_text
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_duration
+from ciuic.view.damage import DamageSurvey, known_lost
 
 __all__ = ["examine_snapshots"]
 
@@ -26,7 +27,10 @@ __all__ = ["examine_snapshots"]
 def examine_snapshots(
     store: Store, snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int
 ) -> Iterator[Finding]:
-    """Check manifests, times, the newest snapshot's warnings, and the roots that it lacks."""
+    """Check manifests and times, and the newest snapshot: damage, warnings, roots that it lacks.
+
+    Damage is what ``latest-valid`` passes over: what shows without reading content.
+    """
     for snapshot_id, what in sorted(damaged_manifests(store).items()):
         advice = (
             "Run 'ciuic repair --apply': it takes the manifest from its copy, if there is one. If"
@@ -49,14 +53,15 @@ def examine_snapshots(
         return
     past = [summary for summary in own if not is_future(summary.taken_ns, now_ns)]
     newest = newest_first(own)[0]
+    survey = DamageSurvey(store, known_lost(store))
     if plan is None:
         yield from _ages("", past, None, now_ns)
-        yield from _warnings(store, newest)
+        yield from _state(store, newest, survey)
         return
     if len(plan.schedules) == 1:
         schedule = plan.schedules[0]
         yield from _ages("", past, schedule, now_ns)
-        yield from _warnings(store, newest)
+        yield from _state(store, newest, survey)
         yield from _missing_roots(newest, schedule)
         return
     for schedule in plan.schedules:
@@ -68,7 +73,7 @@ def examine_snapshots(
         its_past = [one for one in members if not is_future(one.taken_ns, now_ns)]
         yield from _ages(f"{schedule.name}: ", its_past, schedule, now_ns)
         its_newest = newest_first(members)[0]
-        yield from _warnings(store, its_newest)
+        yield from _state(store, its_newest, survey)
         yield from _missing_roots(its_newest, schedule)
 
 
@@ -92,10 +97,21 @@ def _clock(future: list[SnapshotSummary]) -> Finding:
     return Finding(WARNING, "clock", what, advice)
 
 
-def _warnings(store: Store, newest: SnapshotSummary) -> Iterator[Finding]:
-    if not newest.trouble_count:
+def _state(store: Store, newest: SnapshotSummary, survey: DamageSurvey) -> Iterator[Finding]:
+    damaged = next(survey.damage(newest.id), None)
+    if damaged is not None:
+        what = f"{newest.id} is damaged, first {path_text(damaged.path)}: {damaged.what}"
+        advice = (
+            "'ciuic repair' shows what can be repaired. Until then, restore from 'latest-valid'."
+        )
+        yield Finding(PROBLEM, "snapshots", what, advice)
+    if newest.trouble_count:
+        yield _warnings(store, newest)
+    elif damaged is None:
         yield Finding(OK, "snapshots", f"{newest.id} has every path as it should be")
-        return
+
+
+def _warnings(store: Store, newest: SnapshotSummary) -> Finding:
     # A log file is always open for writing, which is no reason to warn every day.
     only_being_written = newest.flux_count == newest.trouble_count
     warnings = store.manifest(newest.id).trouble
@@ -106,7 +122,7 @@ def _warnings(store: Store, newest: SnapshotSummary) -> Iterator[Finding]:
         how = bad.what.removeprefix("in flux: ") if only_being_written else bad.what
         what += f", first {path_text(bad.path)}: {how}"
     level = NOTE if only_being_written else WARNING
-    yield Finding(level, "snapshots", what, f"See them all: 'ciuic show {newest.id}'.")
+    return Finding(level, "snapshots", what, f"See them all: 'ciuic show {newest.id}'.")
 
 
 def _ages(
