@@ -16,6 +16,7 @@ from ciuic.catalog.find import (
     ambiguous,
     check_tags,
     find_snapshot,
+    means_otherwise,
     passed_over,
 )
 from ciuic.catalog.listing import (
@@ -50,6 +51,7 @@ __all__ = [
     "list_snapshots",
     "lost_manifest",
     "lost_snapshots",
+    "means_otherwise",
     "passed_over",
     "remember",
     "unreadable",

@@ -26,6 +26,7 @@ __all__ = [
     "ambiguous",
     "check_tags",
     "find_snapshot",
+    "means_otherwise",
     "passed_over",
 ]
 
@@ -57,7 +58,8 @@ def find_snapshot(
         text: What the user typed.
         holding: Paths. ``latest``, ``latest-valid`` and a time mean the newest snapshot whose roots
             hold all of them; if none does, they mean what they mean without paths.
-        tagged: What is none of these may be a tag: it means the newest snapshot that has it.
+        tagged: What is none of these may be a tag: it means the newest snapshot that has it. A
+            word without ``cs-`` that is both the beginning of an ID and a tag is refused.
 
     Raises:
         UsageError: ``text`` can't mean a snapshot.
@@ -65,6 +67,10 @@ def find_snapshot(
         CorruptionError: The snapshot's manifest is damaged.
     """
     if _PREFIX.fullmatch(text):
+        if tagged and not text.startswith("cs-"):
+            named = _with_tag(complete_ones(list_snapshots(store)), text)
+            if named is not None:
+                return _unless_id(store, text, named)
         return _by_prefix(store, text)
     snapshots = _holding(complete_ones(list_snapshots(store)), holding)
     if text in {LATEST, LATEST_VALID}:
@@ -79,11 +85,11 @@ def find_snapshot(
         return snapshots[0] if text == LATEST else _latest_valid(store, snapshots)
     until_ns = from_local_text(text)
     if until_ns is None:
-        named = [one for one in snapshots if text in one.tags] if tagged else []
-        if named:
-            return newest_first(named)[0]
+        named = _with_tag(snapshots, text) if tagged else None
+        if named is not None:
+            return named
         raise UsageError(
-            f"'{text}' is not a snapshot's ID",
+            f"'{text}' is not a snapshot's ID{', and no snapshot has this tag' * tagged}",
             hint=f"Give cs- and hex digits, 'latest', 'latest-valid'{', a tag' * tagged}, or a time"
             " such as '2026-06-15 14:30'.",
         )
@@ -144,6 +150,12 @@ def ambiguous(
     )
 
 
+def means_otherwise(tag: str) -> bool:
+    """Whether a tag can't be used in place of an ID, because it means another snapshot there."""
+    is_id = tag.startswith("cs-") and _PREFIX.fullmatch(tag) is not None
+    return is_id or tag in {LATEST, LATEST_VALID} or from_local_text(tag) is not None
+
+
 def check_tags(tags: Iterable[str]) -> None:
     """Refuse tags that a table cannot show or a script cannot split.
 
@@ -156,6 +168,23 @@ def check_tags(tags: Iterable[str]) -> None:
                 f"{tag[:_TAG_MAX]!r} can't be a tag",
                 hint=f"A tag has 1 to {_TAG_MAX} printable characters, without '|' and ','.",
             )
+
+
+def _with_tag(snapshots: list[SnapshotSummary], tag: str) -> SnapshotSummary | None:
+    named = [snapshot for snapshot in snapshots if tag in snapshot.tags]
+    return newest_first(named)[0] if named else None
+
+
+def _unless_id(store: Store, text: str, named: SnapshotSummary) -> SnapshotSummary:
+    """Return a snapshot that was named by a tag, unless the tag may be meant as an ID."""
+    for snapshot_id in matching_ids(text, store.manifests.ids()):
+        if snapshot_id != named.id:
+            raise SnapshotNotFoundError(
+                f"'{text}' is ambiguous: it is a tag of {named.id}, and the ID {snapshot_id}"
+                " begins with it",
+                hint=f"Give {named.id} or {snapshot_id}.",
+            )
+    return named
 
 
 def _holding(snapshots: list[SnapshotSummary], paths: Sequence[bytes]) -> list[SnapshotSummary]:

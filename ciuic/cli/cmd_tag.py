@@ -2,6 +2,7 @@
 
 import click
 
+from ciuic.catalog import means_otherwise
 from ciuic.cli.candidates import SNAPSHOT, known_tags
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import given, json_option, wait_option
@@ -64,6 +65,12 @@ def command(
             summary = change_tags(store, before.id, add=add, remove=remove)
         if move:
             summary, moved_from = move_tags(store, before.id, move)
+    for text in filter(means_otherwise, dict.fromkeys([*add, *move])):
+        name = printable(text)
+        click.echo(
+            f"ciuic: '{name}' in place of an ID means something else: use this tag with --tag only",
+            err=True,
+        )
     for text in dict.fromkeys(remove):
         if text not in before.tags and text not in add:
             click.echo(f"ciuic: {before.id} had no tag '{printable(text)}'", err=True)
