@@ -1,6 +1,7 @@
 """``ciuic web``."""
 
 import os
+import re
 
 import click
 
@@ -17,6 +18,8 @@ from ciuic.system.clock import SystemClock
 from ciuic.units import counted
 
 __all__ = ["command"]
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 @click.command("web")
@@ -86,6 +89,12 @@ def command(
         raise UsageError(
             "--certificate, --key and --name need each other", hint="Give all three, or none."
         )
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"--name: '{name}' is not the name of a host",
+                hint="Give a host name or an address, without a port and a path.",
+            )
     context = click.get_current_context()
 
     def subject() -> Subject:

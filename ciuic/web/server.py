@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import ssl
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Final, NamedTuple
@@ -211,9 +212,12 @@ def _on_path(path: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
+        is_file = os.path.exists(path) and not stat.S_ISSOCK(os.stat(path).st_mode)
         raise CiuicError(
             f"{path} can't be listened on: {error.strerror}",
-            hint="If 'ciuic web' was killed, remove the old socket, or give another path.",
+            hint="Give another path: this one is not a socket."
+            if is_file
+            else "If 'ciuic web' was killed, remove the old socket, or give another path.",
         ) from error
     finally:
         os.umask(before)
@@ -240,6 +244,11 @@ def _check(tls: Tls) -> None:
             f"{tls.certificate} and {tls.key} can't be used: {error.strerror or error}",
             hint="Give the certificate and its private key as two files in PEM form.",
         ) from error
+    # A group may read it: Debian's group ssl-cert does.
+    if os.stat(tls.key).st_mode & stat.S_IROTH:
+        raise CiuicError(
+            f"every user can read the private key {tls.key}", hint=f"Run 'chmod o= {tls.key}'."
+        )
 
 
 def _url(address: Address, listener: socket.socket, token: str, tls: Tls | None) -> str:

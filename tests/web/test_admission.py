@@ -139,6 +139,17 @@ def test_only_this_machine_is_listened_to(box: Box, address: str, code: int):
     assert outcome.out == ""
 
 
+def test_a_file_in_the_place_of_the_socket_stays(box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("keep")
+
+    outcome = box.ciuic("web", "--listen", file)
+
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "this one is not a socket" in outcome.err
+    assert file.read_text() == "keep"
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     """A certificate for ``page.example``, and its key."""
@@ -194,6 +205,14 @@ def test_a_certificate_that_can_not_be_used_is_one_sentence(
         outcome = box.ciuic("web", "--certificate", first, "--key", second, "--name", "a")
         assert (outcome.code, outcome.out) == (1, "")
         assert "can't be used" in outcome.err
+    key.chmod(0o644)
+    outcome = box.ciuic("web", "--certificate", pem, "--key", key, "--name", "a")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert f"every user can read the private key {key}" in outcome.err
+    key.chmod(0o640)
+    for name in ("bad/name", "a b", "", "a:80", "https://a"):
+        outcome = box.ciuic("web", "--certificate", pem, "--key", key, "--name", name)
+        assert (outcome.code, outcome.out) == (2, ""), name
     alone = box.ciuic("web", "--listen", "0.0.0.0:0", "--certificate", pem)
     assert (alone.code, alone.out) == (2, "")
 

@@ -49,8 +49,8 @@ def translated(error: OSError, doing: str, path: str) -> StoreError:
     if error.errno == errno.ELOOP:
         return StoreError(
             f"{message}: {os.fsdecode(error.filename or path)} is a symlink",
-            hint="Put the directory itself there: ciuic follows no symlink inside a store. To keep"
-            " a part of a store on another disk, use a bind mount.",
+            hint="Put the file or directory itself there: ciuic follows no symlink inside a store."
+            " To keep a directory of a store on another disk, use a bind mount.",
         )
     if error.errno in _FULL:
         return StoreFullError(message)

@@ -171,7 +171,7 @@ def decode_manifest(data: bytes, snapshot_id: SnapshotId) -> Manifest:
     """
     record = unseal_version(data, _Record, FORMAT, f"snapshot {snapshot_id}")
     if record.id != snapshot_id or not is_snapshot_id(record.id):
-        raise CorruptionError(f"the manifest of {snapshot_id} says that it is {record.id!r}")
+        raise CorruptionError(f"it says that it is {record.id!r}")
     unknown = sorted(set(record.required or []) - KNOWN_FEATURES)
     if unknown:
         raise UnknownFormatError(
