@@ -72,7 +72,7 @@ def put(
 
 
 def _places(columns: Sequence[memoryview], count: int) -> Words | None:
-    """The index of each changed element; None if one is beyond ``count`` elements."""
+    """Return the index of each changed element; None if one is beyond ``count`` elements."""
     gaps = np.zeros((len(columns[0]), _GAP_BYTES), np.uint8)
     for at, column in enumerate(columns):
         gaps[:, at] = np.frombuffer(column, np.uint8)

@@ -68,7 +68,7 @@ def encode(plain: bytes | memoryview, *, is_mixed: bool = False, width: int = 0)
 
 
 def looks_like_numbers(samples: Sequence[bytes]) -> bool:
-    """Whether parts of a file are neither text nor noise, and show the exponents of floats."""
+    """Return whether parts of a file are neither text nor noise, and look like floats."""
     sample = b"".join(samples)
     from ciuic.codec import probing, zstd
 
@@ -78,13 +78,13 @@ def looks_like_numbers(samples: Sequence[bytes]) -> bool:
 
 
 def sample_of(plain: memoryview, parts: int) -> bytes:
-    """A few short parts from all over; each begins at a multiple of 8, where elements begin."""
+    """Return a few short parts from all over; each begins at a multiple of 8, as elements do."""
     step = len(plain) // parts // 8 * 8
     return b"".join([plain[at : at + _SAMPLE_PART_BYTES] for at in range(0, step * parts, step)])
 
 
 def tells_little(ratio: float) -> bool:
-    """Whether a sample that zstd shrinks to ``ratio`` of its length says little about the rest."""
+    """Return whether a sample that zstd shrinks to ``ratio`` says little about the rest."""
     return ratio < _HARDLY_ANY
 
 

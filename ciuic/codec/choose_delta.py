@@ -143,7 +143,7 @@ def _sampled(plain: bytes | memoryview, width: int) -> _Sampling:
 
 
 def _shapes(alone: Plan, told: int) -> list[tuple[int, int]]:
-    """Width and skip of the elements that may have moved, from how the payload splits alone.
+    """Return width and skip of elements that may have moved, by how the payload alone splits.
 
     Args:
         alone: The plan of byte planes for the payload alone.
@@ -162,7 +162,7 @@ def _shapes(alone: Plan, told: int) -> list[tuple[int, int]]:
 def _difference(
     plain: bytes | memoryview, old: bytes | memoryview, sampled: _Sampling, enough: float
 ) -> tuple[int, memoryview] | None:
-    """The shorter of a sparse and a dense delta with its codec; None if above ``enough`` bytes."""
+    """Return the shorter delta, sparse or dense, with its codec; None above ``enough`` bytes."""
     from ciuic.codec import dense_delta, sparse_delta
 
     size = len(plain)

@@ -38,7 +38,7 @@ class _Scratch(threading.local):
         self._bytes = np.empty(0, dtype=np.uint8)
 
     def take(self, width: int, count: int) -> tuple[Words, Words, Words]:
-        """An array of elements and two arrays of 16-bit words; their content is arbitrary."""
+        """Lend an array of elements and two arrays of 16-bit words, of arbitrary content."""
         first, second = count * width, count * (width + TOP_BYTES)
         needed = second + count * TOP_BYTES
         if len(self._bytes) < needed:
@@ -150,7 +150,7 @@ def _spread(column: Bytes, weights: npt.NDArray[np.uint64]) -> tuple[int, int, i
 
 @functools.lru_cache(4)
 def _weights(end: int) -> npt.NDArray[np.uint64]:
-    """Each number below ``end``, times its binary logarithm, in units of 2**-20; of 0: 0.
+    """Return each number below ``end``, times its binary logarithm, in units of 2**-20; of 0: 0.
 
     In integers only, a bit of the logarithm at a time, so that every machine has the same.
     """

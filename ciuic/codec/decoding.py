@@ -87,7 +87,7 @@ def round_trips(
     delta_base: bytes | memoryview,
     plain: bytes | memoryview,
 ) -> bool:
-    """Whether ``stored`` decodes to ``plain`` again.
+    """Return whether ``stored`` decodes to ``plain`` again.
 
     Every encoding is checked this way before the writer gets it. A fault in a compressor, a
     processor core or a memory module then costs a raw frame instead of a snapshot.

@@ -148,7 +148,7 @@ def _decode_classes(
 
 
 def _sizes(delta_base: bytes | memoryview, shape: _Shape) -> Sequence[int]:
-    """The number of elements of each class."""
+    """Return the number of elements of each class."""
     width, skip, cuts = shape
     compiled = core()
     if compiled is not None:
@@ -181,7 +181,7 @@ def _join(
 def _decode_class(
     stored: memoryview, at: int, count: int, width: int
 ) -> tuple[memoryview, int, int]:
-    """The ``count`` differences of a class, its rotation in bits, and the offset of its end."""
+    """Return the differences of a class, its rotation in bits, and the offset of its end."""
     if len(stored) - at < _CLASS.size:
         raise CorruptionError("a delta is cut short")
     length, shift = _CLASS.unpack_from(stored, at)

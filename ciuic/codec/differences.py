@@ -117,7 +117,7 @@ def _classes(old: Words, cuts: bytes) -> Iterator[Any]:
 
 
 def _exponents(old: Words) -> Words:
-    """The 8 bits below the highest bit."""
+    """Return the 8 bits below the highest bit."""
     shifted: Words = old >> (8 * old.itemsize - 9)
     return shifted.astype(np.uint8)
 
@@ -134,7 +134,7 @@ def _rotated(words: Words, bits: int) -> Words:
 def _folded(
     plain: bytes | memoryview, delta_base: bytes | memoryview, width: int, skip: int
 ) -> Words:
-    """The differences of all whole elements, with the sign in the lowest bit."""
+    """Return the differences of all whole elements, with the sign in the lowest bit."""
     new = elements(plain, width, skip)
     difference = new - elements(delta_base, width, skip)
     signs = difference.view(f"<i{width}") >> (8 * width - 1)

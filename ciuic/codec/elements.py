@@ -63,7 +63,7 @@ class Distance(NamedTuple):
     odd: int = 0
 
     def plus(self, other: "Distance") -> "Distance":
-        """The distance over both ranges together."""
+        """Return the distance over both ranges together."""
         return Distance(
             self.elements + other.elements,
             self.equal + other.equal,
@@ -125,7 +125,7 @@ def _sums(old: _Bytes, new: _Bytes, element: str) -> tuple[float, float, int]:
 
 
 def _numbers(raw: _Bytes, element: str) -> _Array:
-    """The numbers in double precision; only the largest integers lose bits."""
+    """Return the numbers in double precision; only the largest integers lose bits."""
     if element == "BF16":
         wide = raw.view("<u2").astype("<u4")
         return (wide << 16).view("<f4").astype(np.float64)
@@ -136,7 +136,7 @@ def _numbers(raw: _Bytes, element: str) -> _Array:
 
 @functools.cache
 def _table(element: str) -> npt.NDArray[np.float64]:
-    """The numbers that the 256 bytes mean, in OCP 8-bit floating point and its variants."""
+    """Return the numbers that the 256 bytes mean, in OCP 8-bit floating point and its variants."""
     exponent_bits, bias = _SMALL_FLOATS[element]
     codes = np.arange(256)
     if element == "F8_E8M0":

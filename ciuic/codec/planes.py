@@ -61,7 +61,7 @@ def encode(plain: bytes | memoryview, plan: Plan) -> memoryview:
 
 
 def _raw_column(plain: bytes | memoryview, plan: Plan, number: int) -> memoryview:
-    """One column of ``plain``, for the rare one that its coding does not shrink."""
+    """Return one column of ``plain``, for the rare one that its coding does not shrink."""
     width, skip, columns, _ = plan
     count = _even(len(plain) - skip, width)
     packed = _packed(width, [(column.width, False, 0) for column in columns])
@@ -96,7 +96,7 @@ def _join(
 
 
 def _packed(width: int, columns: Sequence[tuple[int, bool, int]]) -> bytes:
-    """A plan as the compiled core takes it: width, whether in pairs, lowest of each column."""
+    """Return a plan for the compiled core: width, whether in pairs, lowest of each column."""
     return bytes([width, *(int(value) for column in columns for value in column)])
 
 
@@ -140,7 +140,7 @@ def decode(stored: memoryview, plain_bytes: int, out: memoryview | None = None) 
 
 
 def matches(stored: memoryview, plain: bytes | memoryview) -> bool:
-    """Whether ``stored`` decodes to ``plain``. With the core this takes no memory for the result.
+    """Return whether ``stored`` decodes to ``plain``; the core needs no memory for the result.
 
     Raises:
         CorruptionError: ``encode`` cannot have made ``stored``.
@@ -185,7 +185,7 @@ def _parsed(
 
 
 def _even(plain_bytes: int, width: int) -> int:
-    """The number of elements to split: an even number, so that they form pairs."""
+    """Return the number of elements to split: an even number, so that they form pairs."""
     return plain_bytes // (2 * width) * 2
 
 
@@ -198,7 +198,7 @@ def _encode_pairs(pairs: memoryview, lowest: int, *, has_high: bool) -> bytes:
 
 
 def _parse_header(stored: memoryview) -> tuple[int, int, list[tuple[int, int, int]], int]:
-    """Width, skip; bytes, coding and stored length of each column; offset of the header's end."""
+    """Return width, skip, the columns (bytes, coding, stored length), and the header's end."""
     try:
         width, skip = _HEADER.unpack_from(stored)
         at = _HEADER.size
@@ -223,7 +223,7 @@ def _parse_header(stored: memoryview) -> tuple[int, int, list[tuple[int, int, in
 
 
 def _decode_column(coding: int, body: memoryview, count: int, width: int) -> _Body:
-    """A column of ``count`` elements, ``width`` bytes of each."""
+    """Return a column of ``count`` elements, ``width`` bytes of each."""
     size = count * width
     if coding == PAIRS and width == 1:
         return _decode_pairs(body, size)

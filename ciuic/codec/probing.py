@@ -49,7 +49,7 @@ def probe(sample: bytes, width: int = 0) -> Plan:
 
 
 def plan(sample: bytes | memoryview, width: int, skip: int = 0) -> Plan:
-    """The plan for elements of this width, from the order-0 entropy of each byte position."""
+    """Return the plan for elements of this width, by the order-0 entropy of each byte."""
     count = (len(sample) - skip) // width
     spreads = _tally(sample, width, skip)
     bits = [spread[0] / (count * _UNIT) if count else 8.0 for spread in spreads]
@@ -90,6 +90,6 @@ def _columns(coded: list[bool], spreads: Sequence[_Spread], count: int) -> tuple
 
 
 def _coded_column(spread: _Spread, count: int) -> Column:
-    """The coding for bytes that are spread like this."""
+    """Return the coding for bytes that are spread like this."""
     _, near, lowest = spread
     return Column(1, ZSTD) if near < count * _NEAR_SHARE else Column(1, PAIRS, lowest)

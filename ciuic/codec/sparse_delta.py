@@ -79,7 +79,7 @@ def encode(
 def _found(
     plain: bytes | memoryview, delta_base: bytes | memoryview, width: int, skip: int
 ) -> _Changes | None:
-    """The elements that differ; None if there are too many."""
+    """Return the elements that differ; None if there are too many."""
     compiled = core()
     if compiled is None:
         from ciuic.codec import changes
@@ -145,7 +145,7 @@ class _Places(NamedTuple):
 
 
 def _decode_values(places: _Places, stored: memoryview, at: int) -> memoryview:
-    """The new elements; with a width of one byte their differences, folded."""
+    """Return the new elements; with a width of one byte their differences, folded."""
     count = len(places.gaps[0])
     before = _take(places)
     if places.width == 1:
@@ -162,7 +162,7 @@ def _decode_values(places: _Places, stored: memoryview, at: int) -> memoryview:
 
 
 def _take(places: _Places) -> memoryview:
-    """The elements of the delta base that have changed."""
+    """Return the elements of the delta base that have changed."""
     gaps, delta_base, width, skip = places
     compiled = core()
     if compiled is None:
@@ -179,7 +179,7 @@ def _take(places: _Places) -> memoryview:
 
 
 def _put(places: _Places, values: memoryview) -> memoryview:
-    """The delta base with the new elements in their places."""
+    """Return the delta base with the new elements in their places."""
     gaps, delta_base, width, skip = places
     compiled = core()
     if compiled is None:
@@ -214,7 +214,7 @@ def _encode_column(raw: memoryview) -> list[bytes | memoryview]:
 
 
 def _decode_column(stored: memoryview, at: int, count: int) -> tuple[memoryview, int]:
-    """A column of ``count`` bytes, and the offset of its end."""
+    """Return a column of ``count`` bytes, and the offset of its end."""
     if len(stored) - at < _COLUMN.size:
         raise CorruptionError("a sparse delta is cut short")
     coding, length = _COLUMN.unpack_from(stored, at)

@@ -56,7 +56,7 @@ def compress_entropy(plain: bytes | memoryview) -> bytes:
 
 
 def probe(sample: bytes) -> float:
-    """The fraction of its length that a sample shrinks to."""
+    """Return the fraction of its length that a sample shrinks to."""
     return len(_contexts.fast.compress(sample)) / len(sample)
 
 

@@ -149,7 +149,7 @@ def record_drill(
 
 
 def last_drill(store: Store) -> DrillRecord | None:
-    """The newest drill that the chunk index knows; None if it knows none or is damaged."""
+    """Return the newest drill that the chunk index knows; None if it knows none or is damaged."""
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:

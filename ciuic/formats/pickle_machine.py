@@ -132,7 +132,7 @@ class PickleMachine:
         self._values = 0
 
     def run(self, pickle: bytes) -> Any:
-        """The value that unpickling would return.
+        """Return the value that unpickling would return.
 
         Raises:
             OddPickleError: An opcode or the number of values is out of bounds.
@@ -354,7 +354,7 @@ def _rebuilt(arguments: tuple[Any, ...]) -> Any:
 
 
 def shape_of(size: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """A shape, or None if these are not a shape's lengths."""
+    """Return a shape, or None if these are not a shape's lengths."""
     lengths = [length for length in size if type(length) is int and length >= 0]
     if len(size) > DIMENSIONS_MAX or len(lengths) != len(size):
         return None

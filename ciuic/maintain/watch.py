@@ -11,7 +11,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def cancel_check(cancelled: Callable[[], bool], message: str) -> Callable[[], None]:
-    """A function that raises ``CancelledError`` with this message once ``cancelled`` is true."""
+    """Return a function that raises CancelledError once ``cancelled`` returns true."""
 
     def check() -> None:
         if cancelled():

@@ -42,7 +42,7 @@ class MountedSnapshot:
         self.top = self._above(b"/", roots)
 
     def _above(self, path: bytes, roots: list[Root]) -> Node:
-        """The node of a path that is a root, or above the given roots."""
+        """Return the node of a path that is a root, or above the given roots."""
         if roots and roots[0].path == path:
             return self.node(path, root_entry(self._store, roots[0]))
         taken_ns = self._manifest.summary.taken_ns
@@ -58,7 +58,7 @@ class MountedSnapshot:
         return self._above(path, roots)
 
     def node(self, path: bytes, entry: Entry) -> Node:
-        """The node of an entry of the snapshot."""
+        """Return the node of an entry of the snapshot."""
         owned = Owned(self.id, path)
         if stat.S_ISDIR(entry.mode):
             return Node(entry, owned, _Stored(self, path, entry, self._trees))

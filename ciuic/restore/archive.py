@@ -73,7 +73,7 @@ class Archive:
         self.notes: list[PathWarning] = []
 
     def blocks(self) -> Iterator[bytes | memoryview]:
-        """The stream, in parts of any length. After an error it is incomplete.
+        """Yield the stream, in parts of any length. After an error it is incomplete.
 
         Raises:
             CorruptionError: A large file was lost after its header was written.
@@ -96,7 +96,7 @@ class Archive:
         yield bytes(gathered) + bytes(end + -(length + end) % tarfile.RECORDSIZE)
 
     def _parts(self) -> Iterator[bytes | memoryview]:
-        """All members. Not by recursion: trees can be deeper than the stack."""
+        """Yield all members. Not by recursion: trees can be deeper than the stack."""
         top = _Member(os.path.basename(self._top.path) or b".", self._top)
         yield from self._member(top)
         levels: list[_Level] = []
@@ -122,7 +122,7 @@ class Archive:
         relax([level.cursor for level in levels[-KEPT_MAX:]])
 
     def _next(self, level: _Level) -> _Member | None:
-        """The next valid name of a directory."""
+        """Return the next valid name of a directory."""
         while True:
             try:
                 entry = level.cursor.next()
@@ -196,7 +196,7 @@ class Archive:
         self._remember(member)
 
     def _content(self, entry: Entry) -> Iterator[bytes | memoryview]:
-        """A file's bytes; their number is checked against the entry."""
+        """Yield a file's bytes; their number is checked against the entry."""
         length = 0
         for part in read_file(self._store, entry):
             length += len(part)
@@ -207,7 +207,7 @@ class Archive:
             raise CorruptionError("its content does not have the length of the file")
 
     def _again(self, member: _Member) -> Iterator[bytes | memoryview]:
-        """The bytes of a file that has just been checked."""
+        """Yield the bytes of a file that has just been checked."""
         path, entry = member.located
         done = 0
         try:
@@ -248,11 +248,11 @@ class Archive:
 
 
 def _is_valid(name: bytes) -> bool:
-    """Whether this is a single file name. Other names mean a damaged or hostile store."""
+    """Return whether this is a single file name. Other names mean a damaged or hostile store."""
     return bool(name) and name not in {b".", b".."} and b"/" not in name and b"\0" not in name
 
 
 def _likeness(entry: Entry) -> int:
-    """A hash of what all names of an inode have in common. A hostile store may differ."""
+    """Return a hash of what all names of an inode have in common. A hostile store may differ."""
     content = (entry.content, entry.level, entry.size_bytes, entry.rdev)
     return hash((content, entry.mode, entry.uid, entry.gid, entry.mtime_ns, entry.xattrs))

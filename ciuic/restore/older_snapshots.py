@@ -172,7 +172,7 @@ class Fallback:
             placer.place(handle, target.name, entry, path, above=parent, keeps_time=bool(below))
 
     def _child(self, directory: DirectoryHandle | None, name: bytes) -> DirectoryHandle | None:
-        """A directory below the target; None in a dry run if it does not exist."""
+        """Return a directory below the target; None in a dry run if it does not exist."""
         try:
             return None if directory is None else directory.child(name)
         except (FileNotFoundError, NotADirectoryError):
@@ -182,7 +182,7 @@ class Fallback:
 
 
 def _find(locator: Locator, path: bytes) -> Entry | None:
-    """A snapshot's entry for a path; None if it has none, or a directory above is damaged."""
+    """Return a snapshot's entry for a path; None without one, or below a damaged directory."""
     try:
         located = locator.find(path)
     except (CorruptionError, UnknownFormatError):
@@ -197,7 +197,7 @@ def _names(path: bytes) -> list[bytes]:
 
 
 def _holders(path: bytes, targets: Mapping[bytes, Target]) -> Iterator[Target]:
-    """The targets that a path was restored with: the path itself, and targets above it."""
+    """Yield the targets that a path was restored with: the path itself, and targets above it."""
     above = path
     while above != b"/":
         if above in targets:

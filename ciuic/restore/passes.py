@@ -48,7 +48,7 @@ class Run(NamedTuple):
     progress: Progress | None
 
     def ledger(self) -> Ledger:
-        """A ledger for one pass."""
+        """Return a ledger for one pass."""
         return Ledger(self.report, self.progress)
 
     @contextlib.contextmanager
@@ -102,7 +102,7 @@ class Run(NamedTuple):
 
 
 def _copies_of(store: Store, manifest: Manifest) -> OpensCopies | None:
-    """The reflink copies of a snapshot; None if it has made none."""
+    """Return the reflink copies of a snapshot; None if it has made none."""
     if all(root.capture in {IN_PLACE, MEMORY} for root in manifest.roots):
         return None
     # Imported here because most file systems can't make copies, and a small restore is short.

@@ -122,7 +122,7 @@ def _left_out(manifest: Manifest) -> Exclusions:
 
 
 def _nearest(path: bytes) -> DirectoryHandle | None:
-    """The nearest directory above a missing path; None if it is not readable."""
+    """Return the nearest directory above a missing path; None if it is not readable."""
     while not os.path.isdir(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return open_directory(path) if os.access(path, os.R_OK) else None

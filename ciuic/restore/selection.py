@@ -42,7 +42,7 @@ class Selection:
         self.any = bool(include or exclude)
 
     def verdict(self, path: bytes) -> Verdict:
-        """The verdict about an absolute path."""
+        """Return the verdict about an absolute path."""
         verdict = self._top
         at = b"/"
         for name in path.split(b"/"):
@@ -52,7 +52,7 @@ class Selection:
         return verdict
 
     def inner(self, directory_path: bytes, name: bytes, above: Verdict) -> Verdict:
-        """The verdict about a name in a directory whose own verdict is ``above``."""
+        """Return the verdict about a name in a directory whose own verdict is ``above``."""
         if not self.any:
             return Verdict.TAKEN
         if above is Verdict.LEFT_OUT or self._exclude.match(directory_path, name):
@@ -116,20 +116,20 @@ class _Patterns:
             del self._unmatched[pattern]
 
     def may_match_below(self, path: bytes) -> bool:
-        """Whether a pattern may match a path below a directory; otherwise it is not entered."""
+        """Return whether a pattern may match a path below a directory: else it is not entered."""
         names = [name for name in path.split(b"/") if name]
         return any(_leads_below(parts, names) for parts in self._fixed)
 
 
 def _fixed_parts(pattern: bytes) -> list[Exclusions] | None:
-    """A rule for each component of an absolute pattern; None if it may match at any depth."""
+    """Return a rule for each part of an absolute pattern; None if it may match at any depth."""
     if not pattern.startswith(b"/") or b"**" in pattern or b"[" in pattern:
         return None
     return [Exclusions([os.fsdecode(part)]) for part in pattern.split(b"/") if part]
 
 
 def _leads_below(parts: list[Exclusions] | None, names: list[bytes]) -> bool:
-    """Whether a pattern may match a path below the directory with these names."""
+    """Return whether a pattern may match a path below the directory with these names."""
     if parts is None:
         return True
     if len(names) >= len(parts):

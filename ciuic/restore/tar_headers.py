@@ -24,14 +24,14 @@ SPECIAL_KINDS: Final = {
 
 
 def device(entry: Entry) -> tuple[int, int]:
-    """Major and minor number of a device node."""
+    """Return the major and minor number of a device node."""
     return entry.rdev >> 32, entry.rdev & 0xFFFFFFFF
 
 
 def header(
     name: bytes, entry: Entry, kind: bytes, *, size_bytes: int = 0, link: bytes = b""
 ) -> bytes:
-    """The blocks of a member that come before its content.
+    """Return the blocks of a member that come before its content.
 
     The module ``tarfile`` makes the blocks, but not the pax records: if an attribute is not text,
     it marks all records as binary, and GNU tar warns.
@@ -51,7 +51,7 @@ def header(
 
 
 def _pax_records(name: bytes, entry: Entry, size_bytes: int, link: bytes) -> bytes:
-    """The values that do not fit into a plain header."""
+    """Return the values that do not fit into a plain header."""
     records = []
     if not _is_plain(name):
         records.append((b"path", name))
@@ -74,7 +74,7 @@ def _pax_records(name: bytes, entry: Entry, size_bytes: int, link: bytes) -> byt
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    """A pax record. It begins with its own length in decimal."""
+    """Return a pax record. It begins with its own length in decimal."""
     bare = len(key) + len(value) + 3
     length = bare + len(b"%d" % bare)
     length = bare + len(b"%d" % length)
@@ -99,7 +99,7 @@ def _short(name: bytes) -> str:
 
 
 def _is_plain(name: bytes) -> bool:
-    """Whether a name needs no pax record: short ASCII names, and short names that are not UTF-8."""
+    """Return whether a name needs no pax record: it is short, and ASCII or no UTF-8."""
     if len(name) > _NAME_BYTES_MAX:
         return False
     try:

@@ -112,7 +112,10 @@ def resolve(store: Store, manifest: Manifest, request: RestoreRequest) -> list[T
 
 
 def _outermost(paths: Iterable[bytes], *, together: bool) -> list[bytes]:
-    """Each path once. ``together``: without the paths inside another one, which restores them."""
+    """Return each path once.
+
+    ``together``: without the paths inside another one, which restores them.
+    """
     kept: list[bytes] = []
     for path in sorted({b"/" + os.path.normpath(path).lstrip(b"/") for path in paths}):
         if together and any(path.startswith(outer.rstrip(b"/") + b"/") for outer in kept):
@@ -122,7 +125,7 @@ def _outermost(paths: Iterable[bytes], *, together: bool) -> list[bytes]:
 
 
 def _target_of(manifest: Manifest, located: Located, request: RestoreRequest) -> Target:
-    """The target of a path. Symlinks above the target are followed: the user has made them.
+    """Return the target of a path. Symlinks above the target are followed: the user has made them.
 
     A root that is a symlink is followed as well, as it was when the snapshot was taken.
     """
@@ -150,7 +153,7 @@ def _target_of(manifest: Manifest, located: Located, request: RestoreRequest) ->
 
 
 def _mode(place: bytes) -> int:
-    """The mode of a path, not following a symlink; 0 if it does not exist."""
+    """Return the mode of a path, not following a symlink; 0 if it does not exist."""
     try:
         return os.lstat(place).st_mode
     except OSError:

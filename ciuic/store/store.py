@@ -271,7 +271,7 @@ class Store:
         }
 
     def manifest(self, snapshot_id: SnapshotId, *, copy: bool = True) -> Manifest:
-        """A snapshot's manifest, as it was committed: see ``Manifests.read``.
+        """Return a snapshot's manifest, as it was committed: see ``Manifests.read``.
 
         Its tags and its pin may have changed since; ``catalog`` tells the present ones.
         """

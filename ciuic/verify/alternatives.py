@@ -26,7 +26,7 @@ _TRIES_MAX: Final = 20_000
 
 
 def with_alternatives(store: Store, report: VerifyReport) -> VerifyReport:
-    """The same report, with what to use instead of each damaged snapshot and path.
+    """Return the same report, with what to use instead of each damaged snapshot and path.
 
     Raises:
         StoreError: The store itself can't be used.
@@ -59,7 +59,7 @@ class _Search:
         self._tries_left = _TRIES_MAX
 
     def complete(self, damaged: VerifySnapshot) -> VerifySnapshot:
-        """The same result, with what to use instead."""
+        """Return the same result, with what to use instead."""
         own = next((found for found in self._snapshots if found.id == damaged.id), None)
         snapshots = [
             found for found in self._snapshots if own is None or found.owner.is_same(own.owner)
@@ -96,7 +96,7 @@ class _Search:
     def _whole_in(
         self, snapshot_id: SnapshotId, paths: list[bytes], types: dict[bytes, int]
     ) -> list[bytes]:
-        """The paths that this snapshot has intact.
+        """Return the paths that this snapshot has intact.
 
         Args:
             snapshot_id: The snapshot.
@@ -132,7 +132,7 @@ class _Search:
 
 
 def _is_readable(store: Store, chunk_id: ChunkId) -> bool:
-    """Whether a pack or parity gives the chunk. Its kind is not known: all are tried."""
+    """Return whether a pack or parity gives the chunk. Its kind is not known: all are tried."""
     for kind in KINDS:
         with contextlib.suppress(CorruptionError, UnknownFormatError):
             store.reader.chunk(chunk_id, kind=kind)

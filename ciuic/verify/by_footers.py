@@ -100,7 +100,7 @@ class Listed:
         return plain
 
     def left(self) -> tuple[Iterator[list[Task]], int]:
-        """The needed frames that were not checked yet, in groups; and their bytes.
+        """Return the needed frames that were not checked yet, in groups; and their bytes.
 
         They are in the order of the packs, each followed by the frames that are deltas from it, so
         that each is decoded once. Delta bases are included, whether or not snapshots need them.
@@ -138,11 +138,11 @@ class Listed:
             yield [self._task(number, keep=len(group) > 1) for number in group]
 
     def needed_in(self, frames: Collection[int]) -> list[ChunkId]:
-        """The needed chunks in these frames."""
+        """Return the needed chunks in these frames."""
         return self._listing.needed_in(frames) if frames else []
 
     def repeated(self) -> set[ChunkId]:
-        """The needed chunks of file content that may have several copies."""
+        """Return the needed chunks of file content that may have several copies."""
         return self._listing.repeated()
 
     def _task(self, number: int, *, keep: bool) -> Task:

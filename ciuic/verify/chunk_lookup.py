@@ -124,7 +124,7 @@ class ChunkLookup:
             self._checker.begin(Task(*frame, keep=False))
 
     def _sound_places(self, chunk_ids: list[ChunkId]) -> dict[ChunkId, ChunkPlace]:
-        """The places of the chunks that are in a pack, together with all their delta bases."""
+        """Return the places of the chunks that are in a pack with all their delta bases."""
         reader = self._store.reader
         places = reader.places(chunk_ids)
         doubtful = self._not_fitting(chunk_ids, places)
@@ -138,7 +138,7 @@ class ChunkLookup:
     def _not_fitting(
         self, chunk_ids: list[ChunkId], places: dict[ChunkId, ChunkPlace]
     ) -> list[ChunkId]:
-        """The chunks without a place in a pack that is long enough."""
+        """Return the chunks without a place in a pack that is long enough."""
         # Written out, as calling _fits for each of millions of chunks takes longer than the rest.
         sizes = self._pack_sizes
         for pack_id in {place.pack_id for place in places.values()} - sizes.keys():
@@ -167,12 +167,12 @@ class ChunkLookup:
         return chunk_id not in self._bad and self._fits(place)
 
     def _fits(self, place: ChunkPlace) -> bool:
-        """Whether the pack is long enough to contain the frame."""
+        """Return whether the pack is long enough to contain the frame."""
         if place.pack_id not in self._pack_sizes:
             self._pack_sizes[place.pack_id] = self._pack_size(place.pack_id)
         return place.offset_bytes + place.frame_bytes <= self._pack_sizes[place.pack_id]
 
     def _pack_size(self, pack_id: PackId) -> int:
-        """The length of a pack; -1 if it is missing."""
+        """Return the length of a pack; -1 if it is missing."""
         size_bytes = self._store.reader.pack_size(pack_id)
         return -1 if size_bytes is None else size_bytes

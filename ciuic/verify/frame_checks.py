@@ -209,7 +209,7 @@ def _read_sound(reader: StoreReader, task: Task) -> _Sound | None:
 
 
 def _is_readable(store: Store, chunk: Needed) -> bool:
-    """Whether a second read, or another pack, gives the chunk: the cable may be at fault."""
+    """Return whether a second read, or another pack, gives the chunk: the cable may be at fault."""
     try:
         store.reader.chunk(chunk.chunk_id, kind=chunk.kind, repair=False)
     except (CorruptionError, UnknownFormatError):  # an I/O error of the store passes through
@@ -237,7 +237,7 @@ def _decode(request: bytes) -> Iterator[Task]:
 
 
 def answering(store_path: str, expected: bytes) -> Callable[[bytes], bytes]:
-    """The function that a process runs: it returns which frames of a batch are not sound."""
+    """Return the function that a process runs: it returns which frames of a batch are not sound."""
     prepare_for_bulk()
     get_ready(numbers=expected == _HAS_NUMBERS)
     known = _BatchPlaces()

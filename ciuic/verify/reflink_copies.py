@@ -58,7 +58,7 @@ class ReflinkReport(NamedTuple):
         return sum(snapshot.copies for snapshot in self.snapshots)
 
     def as_json(self) -> Document:
-        """The document of ``ciuic verify --hot --json``: as without ``--hot``, plus ``copies``."""
+        """Return what ``ciuic verify --hot --json`` prints: it also has ``copies``."""
         return {
             "ok": self.ok,
             "read_bytes": self.read_bytes,

@@ -58,7 +58,7 @@ class SnapshotSurvey:
         return self._lookup.chunks
 
     def damage(self, snapshot: SnapshotSummary) -> list[PathWarning]:
-        """Every damaged path of a snapshot."""
+        """Return every damaged path of a snapshot."""
         try:
             manifest = self._store.manifest(snapshot.id, copy=False)
         except (CorruptionError, UnknownFormatError) as error:
@@ -71,7 +71,10 @@ class SnapshotSurvey:
         return found
 
     def _root_damage(self, root: Root) -> Iterator[PathWarning]:
-        """Damage in and below a root. The files of many directories are looked up together."""
+        """Yield damage in and below a root.
+
+        The files of many directories are looked up together.
+        """
         entered: dict[Directory, list[Entry]] = {}
         failures: dict[Directory, str] = {}
         left: list[Directory] = []
@@ -97,7 +100,7 @@ class SnapshotSurvey:
         failures: Mapping[Directory, str],
         left: Sequence[Directory],
     ) -> Iterator[PathWarning]:
-        """Damage in these directories' own nodes and files.
+        """Yield damage in these directories' own nodes and files.
 
         Args:
             entered: The directories, each with its files.
@@ -119,7 +122,7 @@ class SnapshotSurvey:
         self._lookup.hand_over_shared(kept=_SHARED_KEPT)
 
     def _doubtful(self, files: list[Entry]) -> list[Entry]:
-        """The files that must be judged one by one: most have one chunk, and are sound."""
+        """Return the files that must be judged one by one: most have one chunk, and are sound."""
         # The content of a file of one chunk is the chunk's ID.
         lengths, bad = cast("dict[bytes, int]", self._lookup.lengths), self._bad
         return [
@@ -172,7 +175,7 @@ class SnapshotSurvey:
         self._recipes.forget_leaves()
 
     def _lost_whole(self, entry: Entry) -> dict[ChunkId, ChunkId]:
-        """The chunk of a file of one chunk if it is missing, damaged, or of another length."""
+        """Return the only chunk of a file if it is missing, damaged or of another length."""
         chunk_id = ChunkId(entry.content)
         length = self._lookup.lengths.get(chunk_id, -1)
         if length >= 0 and length != entry.size_bytes:
@@ -185,7 +188,7 @@ class SnapshotSurvey:
         return {piece.id: piece.id for piece in pieces if not self._is_sound(piece)}
 
     def _is_sound(self, piece: Piece) -> bool:
-        """The chunk exists, is long enough for the piece, and is not known to be damaged."""
+        """Return whether the chunk exists, is long enough, and is not known to be damaged."""
         end = piece.start_bytes + piece.length_bytes
         length = self._lookup.lengths.get(piece.id, -1)
         if 0 <= length < end:

@@ -58,7 +58,7 @@ class ChecksFrames(Protocol):
 
 
 def in_order(frames: Frames) -> Iterator[list[Task]]:
-    """Frames in the order of the packs, each followed by the frames that are deltas from it.
+    """Yield frames in the order of the packs, each followed by the frames that are deltas from it.
 
     So each frame is decoded once, and not once for every delta that has it as its base.
     """

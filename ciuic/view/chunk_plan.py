@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 def windows(reader: StoreReader, entry: Entry) -> Iterator[list[Part]]:
-    """The pieces of a file in order, in lists of limited length.
+    """Yield the pieces of a file in order, in lists of limited length.
 
     Raises:
         CorruptionError: The recipe is damaged.
@@ -51,7 +51,7 @@ def windows(reader: StoreReader, entry: Entry) -> Iterator[list[Part]]:
 
 
 def group_by_frame(reader: StoreReader, parts: Iterable[Part]) -> list[list[Part]]:
-    """The parts that are not holes, grouped by frame, in the order of the frames in the packs."""
+    """Return the parts that are not holes, by frame, in the order of the frames in the packs."""
     wanted = [part for part in parts if part.piece.id]
     places = reader.places(list({part.piece.id for part in wanted}))
     reader.expect(places)
@@ -67,7 +67,7 @@ def group_by_frame(reader: StoreReader, parts: Iterable[Part]) -> list[list[Part
 def read_parts(
     reader: StoreReader, group: Sequence[Part]
 ) -> Iterator[tuple[int, memoryview | bytes]]:
-    """Offset and bytes of each part of one frame. Each of its chunks is read once.
+    """Yield offset and bytes of each part of one frame. Each of its chunks is read once.
 
     Raises:
         CorruptionError: A chunk is missing or damaged, or is shorter than its pieces require.
@@ -84,7 +84,7 @@ def read_parts(
 def matching_parts(
     reader: StoreReader, pool: Executor, fd: int, window: Sequence[Part]
 ) -> bytearray:
-    """One byte for each part: 1 if an open file has the same bytes at the same place.
+    """Return one byte for each part: 1 if an open file has the same bytes at the same place.
 
     Whole chunks are compared by hash. Slices are compared with the bytes in the store; if these
     can't be read, the result is 0.
@@ -103,7 +103,7 @@ def matching_parts(
 
 
 def _slices(reader: StoreReader, parts: Iterable[Part]) -> list[Part]:
-    """The parts that are not whole chunks."""
+    """Return the parts that are not whole chunks."""
     data = [part for part in parts if part.piece.id]
     places = reader.places(list({part.piece.id for part in data}))
     return [
@@ -133,7 +133,7 @@ def _match_whole(fd: int, parts: Iterable[Part]) -> list[int]:
 
 
 def _has_whole(fd: int, offset: int, piece: Piece) -> bool:
-    """Whether the file has this chunk or hole at this place; False if it is unreadable."""
+    """Return whether the file has this chunk or hole at this place; False if it is unreadable."""
     if piece.start_bytes:
         return False
     try:

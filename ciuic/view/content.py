@@ -18,7 +18,7 @@ _CACHED_MAX: Final = 16
 
 
 def read_file(store: Store, entry: Entry) -> Iterator[bytes | memoryview]:
-    """The bytes of a regular file, in order, checked; a hole is read as zeros.
+    """Yield the bytes of a regular file, in order, checked; a hole is read as zeros.
 
     Raises:
         CorruptionError: A chunk is missing or damaged.
@@ -29,7 +29,7 @@ def read_file(store: Store, entry: Entry) -> Iterator[bytes | memoryview]:
 
 
 def has_same_bytes(store: Store, old: Entry, new: Entry) -> bool:
-    """Whether two files of one length have the same bytes although they have other chunks.
+    """Return whether two files of one length have the same bytes although they have other chunks.
 
     Files of one chunk each differ as soon as their chunk IDs differ. Slices that file changes have
     left are compared byte by byte, up to the first difference. False if a chunk can't be read.
@@ -54,7 +54,7 @@ class _ChunkCache:
         self._chunks: OrderedDict[bytes, memoryview] = OrderedDict()
 
     def read(self, piece: Piece) -> memoryview:
-        """The bytes of a piece. A hole must not be longer than ``_ZEROS``."""
+        """Return the bytes of a piece. A hole must not be longer than ``_ZEROS``."""
         if not piece.id:
             return _ZEROS[: piece.length_bytes]
         chunk = self._chunks.get(piece.id)
@@ -68,7 +68,7 @@ class _ChunkCache:
 
 
 def _pieces(store: Store, entry: Entry) -> Iterator[Piece]:
-    """The pieces of a file, with holes in parts of at most the length of ``_ZEROS``."""
+    """Yield the pieces of a file, with holes in parts of at most the length of ``_ZEROS``."""
     for piece in iter_pieces(store.reader.node, entry):
         left = piece
         while not left.id and left.length_bytes > len(_ZEROS):
@@ -78,7 +78,7 @@ def _pieces(store: Store, entry: Entry) -> Iterator[Piece]:
 
 
 def _side_by_side(old: Iterator[Piece], new: Iterator[Piece]) -> Iterator[tuple[Piece, Piece]]:
-    """The pieces of two files of one length in pairs, each cut to the length of the other."""
+    """Yield the pieces of two files of one length in pairs, each cut to the length of the other."""
     left, right = next(old, None), next(new, None)
     while left is not None and right is not None:
         length = min(left.length_bytes, right.length_bytes)

@@ -53,7 +53,7 @@ class _Problem(NamedTuple):
 
 
 def known_lost(store: Store) -> set[ChunkId]:
-    """Chunks that the chunk index remembers as lost; empty without a chunk index."""
+    """Return chunks that the chunk index remembers as lost; empty without a chunk index."""
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:
@@ -97,11 +97,11 @@ class DamageSurvey:
         self._recipes = Recipes(self._node, self._lost_pieces)
 
     def is_sound(self, snapshot_id: SnapshotId) -> bool:
-        """Whether no path of the snapshot is known to be damaged."""
+        """Return whether no path of the snapshot is known to be damaged."""
         return next(self.damage(snapshot_id), None) is None
 
     def damage(self, snapshot_id: SnapshotId) -> Iterator[DamagedPath]:
-        """Every damaged path of a snapshot.
+        """Yield every damaged path of a snapshot.
 
         Raises:
             SnapshotNotFoundError: The store has no snapshot of this ID.
@@ -116,7 +116,7 @@ class DamageSurvey:
             yield from self._damage_at(self._walk.visit_root(root))
 
     def entry_is_sound(self, entry: Entry) -> bool:
-        """Whether no damage is known in a file, or in or below a directory.
+        """Return whether no damage is known in a file, or in or below a directory.
 
         Raises:
             StoreError: The store itself can't be used.
@@ -145,7 +145,7 @@ class DamageSurvey:
         return next(self._damage_at(self._walk.visit(b"", entry)), None) is None
 
     def _damage_at(self, visits: Iterator[Visit]) -> Iterator[DamagedPath]:
-        """The damage that a walk meets, in the order in which it meets it."""
+        """Yield the damage that a walk meets, in the order in which it meets it."""
         for visit in visits:
             directory = visit.directory
             if visit.failure:
@@ -163,7 +163,7 @@ class DamageSurvey:
                     yield DamagedPath(inside, problem.what, problem.chunks)
 
     def _problems_in(self, directory: Directory, files: Sequence[Entry]) -> list[_Problem]:
-        """The problems of the files of a leaf, remembered if the leaf was met before."""
+        """Return the problems of the files of a leaf, remembered if the leaf was met before."""
         known = self._problems.setdefault(directory.tree, {})
         key = files[0].name if files else b""
         if key not in known:
@@ -172,7 +172,7 @@ class DamageSurvey:
         return known[key]
 
     def _files_damage(self, entries: Sequence[Entry]) -> dict[int, _Problem]:
-        """The problems of files, by their number in the list."""
+        """Return the problems of files, by their number in the list."""
         lost = self._lost_of_whole(entries)
         problems: dict[int, _Problem] = {}
         for number, entry in enumerate(entries):
@@ -195,7 +195,7 @@ class DamageSurvey:
         return problems
 
     def _lost_of_whole(self, entries: Sequence[Entry]) -> dict[int, dict[ChunkId, ChunkId]]:
-        """Lost chunks of the files of one chunk, looked up together; by number of the file."""
+        """Return the lost chunks of the files of one chunk, by number of the file."""
         lost: dict[int, dict[ChunkId, ChunkId]] = {}
         whole = [
             (number, Piece(entry.size_bytes, ChunkId(entry.content)))
@@ -214,7 +214,7 @@ class DamageSurvey:
         return self._lost(pieces, is_whole=False)
 
     def _lost(self, wanted: Sequence[Piece], *, is_whole: bool) -> dict[ChunkId, ChunkId]:
-        """The chunks of pieces that can't be read, each with the chunk that is lost.
+        """Return the chunks of pieces that can't be read, each with the chunk that is lost.
 
         Args:
             wanted: The pieces.
@@ -262,7 +262,7 @@ class DamageSurvey:
         return chunk_id not in self._lost_chunks and self._fits(place)
 
     def _fits(self, place: ChunkPlace) -> bool:
-        """Whether the frame holds file content, and the pack is long enough to contain it."""
+        """Return whether a frame holds file content, and its pack is long enough to contain it."""
         if place.pack_id not in self._pack_sizes:
             self._pack_sizes[place.pack_id] = self._store.reader.pack_size(place.pack_id)
         size = self._pack_sizes[place.pack_id]

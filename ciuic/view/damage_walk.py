@@ -171,7 +171,7 @@ class DamageWalk:
             self._unsound.add(directory.tree)
 
     def is_unsound(self, tree: bytes) -> bool:
-        """Whether a directory with this top node was found to be damaged."""
+        """Return whether a directory with this top node was found to be damaged."""
         return tree in self._unsound
 
     def _entered(
@@ -184,7 +184,7 @@ class DamageWalk:
         return _Level(Directory(parent, path, ChunkId(entry.content)), cursor, hints)
 
     def _is_known(self, level: _Level, inner: Entry, depth: int, budget: PathBudget) -> bool:
-        """Whether an equal directory was walked before, and this one is sound as well."""
+        """Return whether an equal directory was walked before, and this one is sound as well."""
         known = self._sound.get(ChunkId(inner.content))
         if known is None or depth + known[0] >= DEPTH_MAX:
             return False
@@ -201,7 +201,7 @@ class DamageWalk:
 
 
 def _next_files(level: _Level) -> list[Entry] | None:
-    """The files of the next leaf; None if there is none."""
+    """Return the files of the next leaf; None if there is none."""
     leaf = level.cursor.next_leaf()
     if leaf is None:
         return None

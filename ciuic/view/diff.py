@@ -43,7 +43,7 @@ class Change(NamedTuple):
 
 
 def diff(store: Store, before: Manifest, after: Manifest) -> Iterator[Change]:
-    """The changes from one snapshot to the other, sorted by path within each root.
+    """Yield the changes from one snapshot to the other, sorted by path within each root.
 
     A path that the rules of the second snapshot leave out is not called removed: the source may
     still have it.
@@ -60,7 +60,7 @@ def diff(store: Store, before: Manifest, after: Manifest) -> Iterator[Change]:
 
 
 def has_same_content(store: Store, old: Entry, new: Entry) -> bool:
-    """Whether two entries that are not directories have equal bytes, symlink targets or devices."""
+    """Return whether two entries, no directories, have equal bytes, targets or devices."""
     return _sign(store, old, new) in {"", "m"}
 
 
@@ -142,7 +142,7 @@ def _tree(entry: Entry | None) -> tuple[bytes, int] | None:
 
 
 def _merged(old: Iterator[Entry], new: Iterator[Entry]) -> Iterator[_Pair]:
-    """The pairs of two directories, by name. Both iterators are sorted."""
+    """Yield the pairs of two directories, by name. Both iterators are sorted."""
     left, right = next(old, None), next(new, None)
     while left is not None or right is not None:
         if right is None or (left is not None and left.name < right.name):
@@ -168,7 +168,7 @@ def _change(store: Store, path: bytes, pair: _Pair) -> Change | None:
 
 
 def _sign(store: Store, old: Entry, new: Entry) -> str:
-    """The sign of a change between two entries; empty if they are the same."""
+    """Return the sign of a change between two entries; empty if they are the same."""
     if old.mode >> 12 != new.mode >> 12:
         return "T"
     if old.lacks_content or new.lacks_content:

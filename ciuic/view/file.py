@@ -26,12 +26,12 @@ class StoredFile:
         self._chunk: tuple[ChunkId, memoryview] = HOLE, memoryview(b"")
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """The bytes at an offset; fewer at the end of the file."""
+        """Return the bytes at an offset; fewer at the end of the file."""
         length = min(length_bytes, self._entry.size_bytes - offset_bytes)
         return b"" if length <= 0 else bytes(self.data(self.pieces(offset_bytes, length)))
 
     def pieces(self, offset_bytes: int, length_bytes: int) -> list[Piece]:
-        """The pieces of a range, which must be inside the file.
+        """Return the pieces of a range, which must be inside the file.
 
         Raises:
             CorruptionError: The pieces are shorter than the file.
@@ -51,7 +51,7 @@ class StoredFile:
         return [_clipped(at, piece, offset_bytes, end) for at, piece in self._around if at < end]
 
     def data(self, pieces: list[Piece]) -> bytes | memoryview:
-        """The bytes of pieces."""
+        """Return the bytes of pieces."""
         parts = [self._read_piece(piece) for piece in pieces]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -70,6 +70,6 @@ class StoredFile:
 
 
 def _clipped(at: int, piece: Piece, begin: int, end: int) -> Piece:
-    """The part between two offsets of a piece that begins at ``at``."""
+    """Return the part between two offsets of a piece that begins at ``at``."""
     first, last = max(at, begin), min(at + piece.length_bytes, end)
     return Piece(last - first, piece.id, piece.start_bytes + first - at if piece.id else 0)

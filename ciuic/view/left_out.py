@@ -37,7 +37,7 @@ class LeftOut:
             return None  # a hostile manifest: its rules explain nothing
 
     def rule(self, path: bytes, size_bytes: int | None = None) -> str:
-        """The rule that leaves out an absolute path, in words; empty if no rule is known to.
+        """Return the rule that leaves out an absolute path, in words; empty if no rule is known to.
 
         Args:
             path: Absolute.
@@ -70,7 +70,7 @@ class LeftOut:
         return None
 
     def _mark(self, directory: bytes) -> bytes:
-        """The mark file for which the snapshot left out the rest of a directory; empty if none."""
+        """Return the mark for which the snapshot left out the rest of a directory; else nothing."""
         rules = self._manifest.exclude
         names = [os.fsencode(name) for name in rules.if_present]
         names += [CACHE_TAG] if rules.caches else []

@@ -23,7 +23,7 @@ OnDamage: TypeAlias = Callable[[bytes, CorruptionError], None]
 def children(
     store: Store, located: Located, *, depth: int = 0, budget: PathBudget | None = None
 ) -> Iterator[Located]:
-    """The entries of a directory, sorted by name; nothing for anything else."""
+    """Yield the entries of a directory, sorted by name; nothing for anything else."""
     path, entry = located
     if entry.is_directory and entry.content:
         get = store.reader.node
@@ -39,7 +39,7 @@ def walk(
     skips: Callable[[Located], bool] = lambda _: False,
     on_damage: OnDamage | None = None,
 ) -> Iterator[Located]:
-    """A path and everything below it, each directory before its entries.
+    """Yield a path and everything below it, each directory before its entries.
 
     Args:
         store: An open store.
@@ -103,7 +103,7 @@ def find(
     pattern: bytes,
     on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[SnapshotId, Located]]:
-    """The paths that match a glob, in the order of the snapshots.
+    """Yield the paths that match a glob, in the order of the snapshots.
 
     A pattern with ``/`` is matched against whole paths, any other pattern against names. A path
     that is the same in several snapshots is returned for the first of them. Directories that are

@@ -23,7 +23,7 @@ _COMPARED_MAX: Final = 10_000
 
 
 def locate(store: Store, manifest: Manifest, path: bytes) -> Located:
-    """The entry of an absolute path.
+    """Return the entry of an absolute path.
 
     Raises:
         PathNotFoundError: The snapshot does not have it; the hint suggests similar names.
@@ -41,7 +41,7 @@ class _Step:
         self._lookup: Lookup | None = None
 
     def inner(self, name: bytes) -> Located | None:
-        """The entry of this name; None if there is none, or if this path is not a directory."""
+        """Return the entry of a name; None without one, or if this path is not a directory."""
         path, entry = self.located
         if not entry.is_directory or not entry.content:
             return None
@@ -80,7 +80,7 @@ class Locator:
         return found
 
     def find(self, path: bytes) -> Located | None:
-        """The entry of an absolute path; None if the snapshot does not have it.
+        """Return the entry of an absolute path; None if the snapshot does not have it.
 
         Raises:
             CorruptionError: A directory above it is damaged.
@@ -107,7 +107,7 @@ class Locator:
         return Located(path, way[-1].located.entry)
 
     def _not_found(self, path: bytes) -> PathNotFoundError:
-        """The error for a path that the snapshot does not have, with a hint."""
+        """Return the error for a path that the snapshot does not have, with a hint."""
         root = _root_of(self._manifest, path)
         message = f"{path_text(path)} is not in snapshot {self._manifest.summary.id}"
         if root is None:
@@ -141,7 +141,7 @@ def _normal(path: bytes) -> bytes:
 
 
 def _names(root: Root, path: bytes) -> list[bytes]:
-    """The names that lead from a root to a path in it."""
+    """Return the names that lead from a root to a path in it."""
     return [name for name in path[len(root.path) :].split(b"/") if name]
 
 
@@ -153,7 +153,7 @@ def _root_of(manifest: Manifest, path: bytes) -> Root | None:
 
 
 def _suggestion(store: Store, nearest: Located, name: bytes) -> str:
-    """A hint for a name that ``nearest``, the last path that was found, does not have."""
+    """Return a hint for a name that ``nearest``, the last path that was found, does not have."""
     at, entry = nearest
     if not entry.is_directory:
         return f"{path_text(at)} is not a directory in this snapshot."

@@ -16,7 +16,7 @@ __all__ = ["entries_after"]
 
 
 def entries_after(store: Store, directory: Entry, after: bytes, count: int) -> list[Entry]:
-    """The first entries of a directory whose names come after a name.
+    """Return the first entries of a directory whose names come after a name.
 
     Raises:
         CorruptionError: A node on the way is damaged.
@@ -29,7 +29,7 @@ def entries_after(store: Store, directory: Entry, after: bytes, count: int) -> l
 
 
 def _from(get: GetNode, node_id: ChunkId, level: int, name: bytes) -> Iterator[Entry]:
-    """The entries from the leaf on that has a name, or would have it."""
+    """Yield the entries from the leaf on that has a name, or would have it."""
     if level == 0:
         yield from leaf_entries(get(TREE, node_id))
         return

@@ -58,7 +58,7 @@ class Recipes:
         self._leaves = {}
 
     def read_ahead(self, entry: Entry) -> list[ChunkId]:
-        """The chunks of a file whose recipe is a single leaf; the decoded leaf is kept.
+        """Return the chunks of a file whose recipe is a single leaf; the decoded leaf is kept.
 
         Raises:
             CorruptionError: The leaf is missing or damaged.
@@ -72,7 +72,7 @@ class Recipes:
         return [piece.id for piece in pieces if piece.id]
 
     def lost(self, entry: Entry) -> dict[ChunkId, ChunkId]:
-        """The chunks of a file with a recipe that can't be read, each with the chunk that is lost.
+        """Map each chunk of an unreadable recipe to the chunk that is lost.
 
         Raises:
             CorruptionError: A node is missing or damaged, or the pieces do not have the length of
@@ -85,7 +85,7 @@ class Recipes:
         return lost
 
     def is_sound(self, entry: Entry) -> bool:
-        """Whether the file's recipe was found sound before, for a file of this length."""
+        """Return whether the file's recipe was found sound before, for a file of this length."""
         if not 0 < entry.level <= LEVEL_MAX + 1:
             return False
         known = self._known[entry.level - 1].get(ChunkId(entry.content))

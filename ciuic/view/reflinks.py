@@ -75,7 +75,7 @@ class ReflinkCopies:
         return fd
 
     def shares_blocks(self, copy_fd: int, directory: DirectoryHandle) -> bool:
-        """Files in a directory can share the blocks of a copy. Tried once, on a nameless file.
+        """Try once, with a nameless file, whether files in a directory can share a copy's blocks.
 
         Only then do equal extents mean equal bytes.
         """
@@ -122,7 +122,7 @@ def share_blocks(copy_fd: int, fd: int) -> bool:
 
 
 def has_same_bytes(copy_fd: int, fd: int) -> bool:
-    """An open file has the bytes of a copy that it may share blocks with.
+    """Return whether an open file has the bytes of a copy that it may share blocks with.
 
     Reads only blocks that are not shared, up to the first difference. False for a file that is
     written meanwhile, and for a file with written zeros where the copy has holes.
@@ -149,5 +149,5 @@ def has_same_bytes(copy_fd: int, fd: int) -> bool:
 
 
 def _data_bytes(fd: int) -> int:
-    """Bytes of a file that are neither hole nor preallocated; 0 if the kernel can't tell."""
+    """Return how many bytes of a file are data, no hole and not preallocated; 0: not known."""
     return sum([span.length_bytes for span in data_ranges(fd) or ()])

@@ -32,7 +32,7 @@ TOO_DEEP: Final = f"it is more than {DEPTH_MAX} directories deep"
 
 
 def path_limit(pack_sizes: Sequence[int]) -> int:
-    """The number of paths that one walk may meet, from the lengths of all packs."""
+    """Return the number of paths that one walk may meet, from the lengths of all packs."""
     return _PATHS_MIN + _PATHS_PER_BYTE * sum(pack_sizes)
 
 
@@ -152,7 +152,7 @@ class Cursor:
         return found
 
     def next(self) -> Entry | None:
-        """The next entry; None after the last.
+        """Return the next entry; None after the last.
 
         Raises:
             CorruptionError: A node is missing or damaged, the directory is too deep, or there are
@@ -167,7 +167,7 @@ class Cursor:
                 return None
 
     def next_directory(self) -> Entry | None:
-        """The next directory that is not empty in the current leaf; None after the last."""
+        """Return the next directory that is not empty in the current leaf; None after the last."""
         leaf = self._current()
         for at in range(self._at, len(leaf)):
             entry = leaf[at]
@@ -178,7 +178,7 @@ class Cursor:
         return None
 
     def next_leaf(self) -> list[Entry] | None:
-        """All entries of the next leaf; None after the last.
+        """Return all entries of the next leaf; None after the last.
 
         ``next`` and ``next_directory`` continue at its first entry.
 

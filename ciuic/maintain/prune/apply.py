@@ -62,7 +62,7 @@ def foresee_prune(
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = lambda _what, _done, _total: None,
 ) -> PruneReport:
-    """The report that ``apply_prune`` would return, to the byte, unless it finds new damage.
+    """Return the report that ``apply_prune`` would return, to the byte, unless it finds new damage.
 
     Frames that a prune would encode again are encoded and thrown away, to learn their new length.
     """

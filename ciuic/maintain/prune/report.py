@@ -18,7 +18,7 @@ class PruneCounts:
     size_bytes: int = 0
 
     def as_json(self) -> dict[str, int]:
-        """The form that commands print."""
+        """Return the form that commands print."""
         return {"packs": self.packs, "bytes": self.size_bytes}
 
 
@@ -108,7 +108,7 @@ class PruneReport:
         return old - self.written.size_bytes
 
     def as_json(self) -> Document:
-        """The document of ``ciuic prune --json``."""
+        """Return the document of ``ciuic prune --json``."""
         return {
             "dry_run": self.dry_run,
             "expired": list(self.expired),

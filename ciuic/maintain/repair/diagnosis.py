@@ -45,7 +45,7 @@ def diagnose(store: Store, check: PackCheck) -> BadPack:
 
 
 def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
-    """The chunks in damaged frames and their kinds, from the pack, its parity and the index."""
+    """Return the chunks in damaged frames, with kinds, by the pack, its parity and the index."""
     named = {chunk_id: bad.kind for bad in check.bad for chunk_id in bad.chunks}
     if not check.footer_ok:
         named |= _chunks_by_parity(store, check.pack_id)
@@ -60,7 +60,7 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
 
 
 def _chunks_of_sound_payloads(store: Store, check: PackCheck) -> set[ChunkId]:
-    """The chunks of frames that are damaged only in the header in front of the payload."""
+    """Return the chunks of frames that are damaged only in the header in front of the payload."""
     damaged = {bad.offset_bytes for bad in check.bad}
     path = os.path.join(store.path, layout.PACKS, layout.pack_name(check.pack_id))
     found: set[ChunkId] = set()
@@ -79,7 +79,7 @@ def _chunks_of_sound_payloads(store: Store, check: PackCheck) -> set[ChunkId]:
 
 
 def chunks_by_index(store: Store, pack_id: PackId) -> dict[ChunkId, int]:
-    """The chunks that the chunk index places in a pack, and their kinds."""
+    """Return the chunks that the chunk index places in a pack, and their kinds."""
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:
@@ -88,7 +88,7 @@ def chunks_by_index(store: Store, pack_id: PackId) -> dict[ChunkId, int]:
 
 
 def _chunks_by_parity(store: Store, pack_id: PackId) -> dict[ChunkId, int]:
-    """The chunks in the footer that parity restores: the chunk index may lack this pack."""
+    """Return the chunks in the footer that parity restores: the chunk index may lack this pack."""
     path = os.path.join(store.path, layout.PACKS, layout.pack_name(pack_id))
     with contextlib.suppress(CorruptionError, UnknownFormatError), store_faults("read", path):
         fd = open_regular(path)
@@ -103,7 +103,7 @@ def _chunks_by_parity(store: Store, pack_id: PackId) -> dict[ChunkId, int]:
 
 
 def source_of(store: Store, chunk_id: ChunkId, kind: int) -> str:
-    """The source in the store from which a damaged chunk can be read; empty if there is none."""
+    """Return where in the store a damaged chunk can be read; empty if nowhere."""
     for repair, how in ((False, OTHER_PACK), (True, PARITY)):
         with contextlib.suppress(CorruptionError, UnknownFormatError):
             store.reader.chunk(chunk_id, kind=kind, repair=repair)

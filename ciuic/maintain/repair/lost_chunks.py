@@ -124,7 +124,7 @@ class LostChunkSearch:
         return Remaining(snapshot.id, tuple(named), count, files_left, snapshot.files)
 
     def _files(self, snapshot_id: SnapshotId) -> Iterator[Entry]:
-        """The regular files in the trees of a snapshot that can still be read."""
+        """Yield the regular files in the trees of a snapshot that can still be read."""
         budget = PathBudget(self._store.pack_lengths)
         get = self._store.reader.node
         waiting: list[tuple[Entry, int]] = []

@@ -168,7 +168,7 @@ class _PackSurvey:
             return False
 
     def unreadable_chunks(self) -> set[ChunkId]:
-        """The chunks of damaged and unreachable packs that no other pack and no parity has."""
+        """Return the chunks of damaged or unreachable packs that neither packs nor parity have."""
         unreadable = {chunk_id for bad in self.damaged for chunk_id in bad.lost}
         for pack_id in self._unreachable.packs:
             for chunk_id, kind in chunks_by_index(self._store, pack_id).items():
@@ -227,7 +227,7 @@ def _manifest_place(directory: str, snapshot_id: SnapshotId) -> str:
 
 
 def _lost_manifests(store: Store) -> list[BadManifest]:
-    """Snapshots that were not forgotten, and whose manifest is gone; some have a copy."""
+    """Return snapshots that were not forgotten, and whose manifest is gone; some have a copy."""
     found = []
     for snapshot_id in lost_snapshots(store):
         error = lost_manifest(store, snapshot_id)
@@ -245,7 +245,7 @@ def _manifest_file(store: Store, snapshot_id: SnapshotId) -> bytes:
 
 
 def _is_stale(store: Store, sizes: dict[PackId, int]) -> bool:
-    """Whether the chunk index names other packs than these."""
+    """Return whether the chunk index names other packs than these."""
     try:
         index = store.existing_index
         return (index.packs() if index is not None else {}) != sizes

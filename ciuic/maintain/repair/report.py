@@ -111,7 +111,7 @@ class Remaining(NamedTuple):
     files: int
 
     def as_json(self) -> Document:
-        """The form that commands print."""
+        """Return the form that commands print."""
         return {
             "id": self.id,
             "files": self.files,
@@ -213,7 +213,7 @@ class RepairReport:
         return not (self.plan.is_hopeless if self.applied else self.plan.is_damaged)
 
     def as_json(self) -> Document:
-        """The document of ``ciuic repair --json``."""
+        """Return the document of ``ciuic repair --json``."""
         plan = self.plan
         return {
             "ok": self.ok,
@@ -261,7 +261,7 @@ class RepairReport:
 
 
 def chunk_counts(bad: BadPack, plan: RepairPlan) -> dict[str, int]:
-    """The number of chunks of a pack's damaged frames, by the source that still has them."""
+    """Return the number of chunks of a pack's damaged frames, by the source that still has them."""
     counts: dict[str, int] = {}
     for saved in bad.saved.values():
         counts[saved.source] = counts.get(saved.source, 0) + 1

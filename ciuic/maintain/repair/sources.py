@@ -63,7 +63,7 @@ class Origin(NamedTuple):
 def find_in_file(
     store: Store, manifest: Manifest, locator: Locator, path: bytes, wanted: set[ChunkId]
 ) -> Iterator[Origin]:
-    """The wanted chunks that a file's reflink copy or the live file still has.
+    """Yield the wanted chunks that a file's reflink copy or the live file still has.
 
     Args:
         store: The store, for the file's recipe.
@@ -102,7 +102,7 @@ def read_origin(store: Store, origin: Origin) -> bytes | None:
 
 
 def _whole_pieces(store: Store, entry: Entry) -> Iterator[tuple[int, Piece]]:
-    """The pieces that may be whole chunks, with their offsets in the file."""
+    """Yield the pieces that may be whole chunks, with their offsets in the file."""
     if entry.level == 0 and entry.content:
         yield 0, Piece(entry.size_bytes, ChunkId(entry.content))
         return

@@ -17,7 +17,7 @@ class Budget(NamedTuple):
     size_bytes: float = math.inf
 
     def is_spent(self, spent_s: float, read_bytes: int) -> bool:
-        """Whether a scrub must stop after this time, or before it has read this many bytes."""
+        """Return whether to stop after this time, or before this many bytes have been read."""
         return spent_s >= self.duration_s or read_bytes > self.size_bytes
 
 

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def recorded_packs(store: Store) -> set[PackId]:
-    """Packs that the chunk index names; empty if it is missing or damaged."""
+    """Return packs that the chunk index names; empty if it is missing or damaged."""
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:
@@ -79,7 +79,7 @@ def _damaged_marks(store: Store) -> list[PathWarning]:
 
 
 def is_readable(store: Store, chunk_id: ChunkId, kind: int) -> bool:
-    """Whether any pack or parity gives the chunk.
+    """Return whether any pack or parity gives the chunk.
 
     Raises:
         StoreError: An I/O error of the store, which is not damage of a chunk.

@@ -25,7 +25,7 @@ class DamagedFile(NamedTuple):
     snapshots: tuple[SnapshotId, ...]
 
     def as_json(self) -> Document:
-        """A part of the document of ``ciuic scrub --json``."""
+        """Return a part of the document of ``ciuic scrub --json``."""
         return {
             "path": path_text(self.path),
             "what": self.what,
@@ -138,7 +138,7 @@ class CostSearch:
 
 
 def _still_lost(store: Store, lost: Mapping[ChunkId, PackId | None]) -> set[ChunkId]:
-    """The lost chunks that no snapshot has stored again in another pack since."""
+    """Return the lost chunks that no snapshot has stored again in another pack since."""
     index = store.existing_index
     places = {} if index is None else index.places(list(lost))
     return {

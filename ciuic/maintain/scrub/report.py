@@ -36,7 +36,7 @@ class DamagedPack:
     files: list[DamagedFile] = field(default_factory=list)
 
     def as_json(self) -> Document:
-        """A part of the document of ``ciuic scrub --json``."""
+        """Return a part of the document of ``ciuic scrub --json``."""
         return {
             "pack": self.check.pack_id.hex(),
             "new": self.is_new,
@@ -123,7 +123,7 @@ class ScrubReport:
                 self.missing.append(cost.file)
 
     def as_json(self) -> Document:
-        """The document of ``ciuic scrub --json``."""
+        """Return the document of ``ciuic scrub --json``."""
         return {
             "ok": self.ok,
             "stopped": self.stopped,
@@ -142,7 +142,7 @@ class ScrubReport:
 
 
 def search_for(report: ScrubReport, store_id: str) -> CostSearch:
-    """A new search for the files that need the lost chunks of a report."""
+    """Return a new search for the files that need the lost chunks of a report."""
     lost = {chunk_id: pack.check.pack_id for pack in report.damaged for chunk_id in pack.lost}
     return CostSearch(store_id, dict.fromkeys(report.lost) | lost)
 
@@ -168,7 +168,7 @@ def complete_costs(
 
 
 def lost_before(store: Store) -> ScrubReport | None:
-    """A report of chunks that earlier checks found to be lost, for ``complete_costs``; or None."""
+    """Return a report of chunks that earlier checks found lost, for ``complete_costs``, if any."""
     lost = known_lost(store)
     if not lost:
         return None

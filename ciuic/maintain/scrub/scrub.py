@@ -157,7 +157,7 @@ class _Scrub:
         return start
 
     def _in_turn(self, packs: Iterable[PackId], rest_s: float) -> list[PackId]:
-        """The packs to read: never checked ones first, then by the time of the last check."""
+        """Return the packs to read: never checked ones, then by the time of the last check."""
         now_ns = self._clock.now_ns()
         since: dict[PackId, int] = {}
         for pack_id in packs:

@@ -32,7 +32,7 @@ class FirstNames(Generic[Record]):
         self._table: LinkTable[Record] = LinkTable(kind, _DIRECTORIES)
 
     def get(self, key: tuple[int, int]) -> Record | None:
-        """The record of an inode; None if there is none."""
+        """Return the record of an inode; None if there is none."""
         with self._lock:
             found = self._records.get(key)
             return self._table.get(key) if found is None else found

@@ -144,7 +144,7 @@ class HardLinks:
 
 
 def _is_same_file(first: Entry, other: Entry) -> bool:
-    """Whether two entries can be names of one inode. In a hostile store they may differ."""
+    """Return whether two entries can be names of one inode. In a hostile store they may differ."""
     return (
         (first.content, first.level, first.size_bytes)
         == (other.content, other.level, other.size_bytes)

@@ -44,12 +44,12 @@ class _Present(NamedTuple):
     is_right: bytearray
 
     def is_same(self, size_bytes: int) -> bool:
-        """All pieces are right, and nothing follows them."""
+        """Return whether all pieces are right, and nothing follows them."""
         has_size = self.status is not None and self.status.st_size == size_bytes
         return has_size and all(self.is_right)
 
     def has_changed(self) -> bool:
-        """A program has written to the file since it was compared."""
+        """Return whether a program has written to the file since it was compared."""
         return self.status is not None and not same_content(self.status, os.fstat(self.fd))
 
 
@@ -86,7 +86,7 @@ class LargeFiles:
                 os.close(fd)
 
     def _compare(self, job: Job, fd: int) -> bytearray:
-        """One byte for each piece: 1 if the open file has the same bytes at the same place."""
+        """Return a byte for each piece: 1 if the open file has the same bytes at the same place."""
         is_right = bytearray()
         if fd >= 0:
             for window in windows(self._reader, job.entry):
@@ -181,7 +181,7 @@ class LargeFiles:
 
 
 def _stretches(parts: Iterable[Part]) -> Iterator[tuple[int, int]]:
-    """Offset and length of each run of adjacent parts, up to a useful length."""
+    """Yield offset and length of each run of adjacent parts, up to a useful length."""
     begin = end = 0
     for offset, piece in parts:
         if offset != end or end - begin >= _COPIED_TOGETHER_BYTES:
@@ -194,7 +194,7 @@ def _stretches(parts: Iterable[Part]) -> Iterator[tuple[int, int]]:
 
 
 def _open_direct(job: Job, fd: int) -> int:
-    """A second descriptor of a temporary file, with O_DIRECT; -1 if that is refused."""
+    """Return a second descriptor of a temporary file, with O_DIRECT; -1 if that is refused."""
     if job.entry.size_bytes < _DIRECT_BYTES_MIN:
         return -1
     try:

@@ -66,7 +66,7 @@ class Ledger:
             self._unwritten.put((entry.link_dev, entry.ino), path)
 
     def is_unwritten(self, path: bytes, entry: Entry) -> bool:
-        """Whether a dry run would write this file, which has several names."""
+        """Return whether a dry run would write this file, which has several names."""
         return self._unwritten.get((entry.link_dev, entry.ino)) == path
 
     def filled(self, size_bytes: int) -> None:
@@ -132,7 +132,7 @@ class Ledger:
             self._report.damaged |= damaged
 
     def lost_warnings(self) -> dict[bytes, PathWarning]:
-        """The last warning of each lost path."""
+        """Return the last warning of each lost path."""
         return {
             warning.path: warning for warning in self.failures if warning.path in self.lost_paths
         }

@@ -28,11 +28,11 @@ class Place(NamedTuple):
     may_exist: bool
 
     def where(self) -> bytes:
-        """Path in the target; the path in the snapshot in a dry run without a directory."""
+        """Return the path in the target; in a dry run without a directory, that in the snapshot."""
         return self.path if self.directory is None else self.directory.join(self.name)
 
     def status(self) -> os.stat_result | None:
-        """Status of what has the name now; None if nothing has."""
+        """Return the status of what has the name now; None if nothing has."""
         return status_of(self.directory, self.name) if self.may_exist else None
 
 
@@ -70,7 +70,7 @@ class Level:
 
 
 def status_of(directory: DirectoryHandle | None, name: bytes) -> os.stat_result | None:
-    """Status of a name, not following a symlink; None if it does not exist."""
+    """Return the status of a name, not following a symlink; None if it does not exist."""
     if directory is None:
         return None
     try:
@@ -80,5 +80,5 @@ def status_of(directory: DirectoryHandle | None, name: bytes) -> os.stat_result 
 
 
 def is_directory(status: os.stat_result | None) -> bool:
-    """The name exists and is a directory."""
+    """Return whether the name exists and is a directory."""
     return status is not None and stat.S_ISDIR(status.st_mode)

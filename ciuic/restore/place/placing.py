@@ -323,7 +323,7 @@ class Placer:
 
 
 def _is_wanted(entry: Entry, verdict: Verdict) -> bool:
-    """The entry is placed, or paths below it may be."""
+    """Return whether the entry is placed, or paths below it may be."""
     return verdict is Verdict.TAKEN or (verdict is Verdict.PASSAGE and entry.is_directory)
 
 

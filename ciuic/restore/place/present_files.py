@@ -54,7 +54,7 @@ class PresentFiles:
         return True
 
     def clonable_bytes(self, path: bytes, entry: Entry, directory: DirectoryHandle) -> int:
-        """Bytes of a new file that a reflink copy would serve on this directory's file system."""
+        """Return how many bytes of a new file in this directory a reflink copy would give."""
         copies = self._run.copies
         copy_fd = copies.open(path, entry) if copies is not None else None
         if copies is None or copy_fd is None:
@@ -86,7 +86,7 @@ class PresentFiles:
             os.close(copy_fd)
 
     def _equals_copy(self, job: Job, copy_fd: int) -> bool:
-        """The present file has the copy's bytes, and its metadata is right now."""
+        """Return whether the present file has the copy's bytes, and its metadata is right now."""
         from ciuic.view.reflinks import has_same_bytes  # the run has it: there is a copy
 
         fd = open_present(job)
@@ -114,7 +114,7 @@ class PresentFiles:
         return True
 
     def _has_content(self, job: Job) -> bool:
-        """The present file has the entry's content, which is one chunk."""
+        """Return whether the present file has the entry's content, which is one chunk."""
         if job.present is None or job.present.st_size != job.entry.size_bytes:
             return False
         fd = open_present(job)
@@ -133,7 +133,7 @@ class PresentFiles:
 
 
 def _is_untouched(job: Job, taken_ns: int) -> bool:
-    """The file is the inode of the snapshot, and has not changed since."""
+    """Return whether the file is the inode of the snapshot, and has not changed since."""
     present, entry = job.present, job.entry
     return (
         present is not None

@@ -91,7 +91,7 @@ class Removal:
     def _is_protected(
         self, directory: DirectoryHandle, name: bytes, path: bytes, status: os.stat_result
     ) -> bool:
-        """The path must stay: a socket, the store, or a path that the snapshot left out.
+        """Return whether a path must stay: a socket, the store, or what the snapshot left out.
 
         Called for each path before it is removed, so an interrupt takes effect here.
         """

@@ -83,12 +83,15 @@ def remedy(error: OSError) -> str:
 
 
 def temporary_prefix() -> bytes:
-    """The prefix of temporary names. It contains the ID and the start time of this process."""
+    """Return the prefix of temporary names.
+
+    It contains the ID and the start time of this process.
+    """
     return b"%s%d-%d-" % (_PREFIX, os.getpid(), _started(os.getpid()))
 
 
 def is_leftover(name: bytes) -> bool:
-    """Whether ``name`` is a temporary file of a restore whose process has ended."""
+    """Return whether ``name`` is a temporary file of a restore whose process has ended."""
     match = _LEFTOVER.fullmatch(name)
     return match is not None and _started(int(match[1])) != int(match[2])
 
@@ -253,7 +256,7 @@ def _try_owner(change: Callable[[], None], entry: Entry) -> list[str]:
 
 
 def same_metadata(entry: Entry, status: os.stat_result) -> bool:
-    """Whether owner, mode and time are right already; extended attributes are not compared."""
+    """Return whether owner, mode and time are right; compares no extended attributes."""
     return (
         status.st_mode == entry.mode
         and (status.st_uid, status.st_gid) == (entry.uid, entry.gid)

@@ -70,7 +70,7 @@ class TemporaryFiles:
             discard(file)
 
     def new_name(self) -> bytes:
-        """A new temporary name."""
+        """Return a new temporary name."""
         return b"%s%016x" % (self._prefix, next(_numbers))
 
     def take(self) -> list[Written]:
@@ -140,7 +140,7 @@ class TemporaryFiles:
         self._ledger.filled(size_bytes)
 
     def _is_bare(self, job: Job) -> bool:
-        """Neither the new file nor the entry has extended attributes."""
+        """Return whether neither the new file nor the entry has extended attributes."""
         return not job.entry.xattrs and not self._has_default_acl(job.directory)
 
     def _has_default_acl(self, directory: DirectoryHandle) -> bool:
@@ -160,7 +160,7 @@ class TemporaryFiles:
 def _as_new(
     name: bytes, job: Job, data: bytes | memoryview
 ) -> tuple[int, bytes, bytes | memoryview, int, int, int, int]:
-    """A file as the compiled core takes it."""
+    """Return a file as the compiled core takes it."""
     entry = job.entry
     mode = stat.S_IMODE(entry.mode)
     return job.directory.fd, name, data, mode, entry.uid, entry.gid, entry.mtime_ns

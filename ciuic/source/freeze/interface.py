@@ -23,7 +23,7 @@ class OpensCopies(Protocol):
         ...
 
     def shares_blocks(self, copy_fd: int, directory: DirectoryHandle) -> bool:
-        """Files in a directory can share the blocks of a copy."""
+        """Return whether files in a directory can share the blocks of a copy."""
         ...
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ def sound_frames(
 
 
 def _is_sound(read: Callable[[int, int], bytes], packed: PackedFrame) -> bool:
-    """Whether ``read`` (length, offset) returns this frame, to the last bit.
+    """Return whether ``read`` (length, offset) returns this frame, to the last bit.
 
     Raises:
         CorruptionError: The frame can't be read.

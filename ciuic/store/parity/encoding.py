@@ -50,7 +50,7 @@ class Header(NamedTuple):
 
 
 def encode_header(pack_id: PackId, size_bytes: int, shape: Shape) -> bytes:
-    """The header, its own checksum at the end."""
+    """Return the header, its own checksum at the end."""
     fields = (_MAGIC, size_bytes, shape.segments, shape.rows, shape.sector_bytes, _CODE)
     bare = _HEADER.pack(*fields, shape.segment_bytes, pack_id, 0)[:_SUMMED_BYTES]
     return bare + _sum_bytes(bare)
@@ -96,7 +96,7 @@ def encode_pages(pack_id: PackId, sums: Sequence[int]) -> Iterator[bytes]:
 def decode_page(
     pack_id: PackId, number: int, data: bytes, sums_count: int
 ) -> tuple[int, ...] | None:
-    """The ``sums_count`` checksums of page ``number``; None if the page is damaged."""
+    """Return the ``sums_count`` checksums of page ``number``; None if the page is damaged."""
     page = data[:-_SUM_BYTES]
     is_sound = len(page) == _SUM_BYTES * sums_count
     if not is_sound or _page_sum(pack_id, number, page) != data[-_SUM_BYTES:]:
@@ -105,7 +105,7 @@ def decode_page(
 
 
 def table_bytes(sums_count: int) -> int:
-    """Length of all pages of a table with this many checksums."""
+    """Return the length of all pages of a table with this many checksums."""
     return _SUM_BYTES * (sums_count + -(-sums_count // PAGE_SUMS))
 
 

@@ -103,5 +103,5 @@ class Coder:
 
 @functools.lru_cache(8)
 def coder_for(segments: int, rows: int, compiled: Core | None) -> Coder:
-    """The code of this many segments and rows; made once, used by all threads."""
+    """Return the code of this many segments and rows; made once, used by all threads."""
     return Coder(segments, rows, compiled)

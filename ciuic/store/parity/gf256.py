@@ -49,7 +49,7 @@ def _reciprocal(value: int) -> int:
 
 
 def cauchy_matrix(segments: int, rows: int) -> bytes:
-    """The coefficients of ``rows`` rows of parity over ``segments`` segments, row by row."""
+    """Return the coefficients of ``rows`` rows of parity over ``segments`` segments, row by row."""
     return bytes(
         _reciprocal((segments + row) ^ segment)
         for row in range(rows)
@@ -58,7 +58,7 @@ def cauchy_matrix(segments: int, rows: int) -> bytes:
 
 
 def inverse_matrix(matrix: bytes, size: int) -> bytes:
-    """The inverse of a square matrix, by Gauss-Jordan elimination.
+    """Return the inverse of a square matrix, by Gauss-Jordan elimination.
 
     Raises:
         ZeroDivisionError: The matrix is singular. No square part of a Cauchy matrix is.
@@ -101,5 +101,5 @@ class TableArithmetic:
 
 @functools.cache
 def _products(factor: int) -> bytes:
-    """The products of ``factor`` with 0 to 255."""
+    """Return the products of ``factor`` with 0 to 255."""
     return bytes(_product(factor, value) for value in range(_ORDER + 1))

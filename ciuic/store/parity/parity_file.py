@@ -38,7 +38,7 @@ _LOST_FACTOR_MAX: Final = 8
 
 
 def parity_path(store_path: str, pack_id: PackId) -> str:
-    """The path of a pack's parity file, whether or not the file exists."""
+    """Return the path of a pack's parity file, whether or not the file exists."""
     return os.path.join(store_path, layout.PARITY, layout.pack_name(pack_id))
 
 
@@ -75,7 +75,7 @@ class Parity:
         os.close(self._fd)
 
     def sum_of(self, sector: int) -> int | None:
-        """The checksum of a sector; None if it is lost.
+        """Return the checksum of a sector; None if it is lost.
 
         The sectors of the parity rows are numbered after those of the pack.
         """
@@ -89,7 +89,7 @@ class Parity:
         return None if page is None else page[place]
 
     def read_row(self, row: int, offset_bytes: int, length_bytes: int) -> bytes:
-        """A range of a row of parity, with zeros for what can't be read."""
+        """Return a range of a row of parity, with zeros for what can't be read."""
         at = self._rows_at + row * self.shape.segment_bytes + offset_bytes
         return read_or_zeros(self._fd, length_bytes, at, self.shape.sector_bytes)
 

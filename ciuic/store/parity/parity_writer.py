@@ -99,7 +99,7 @@ class ParityMaker:
                     self._coder.add(part.segment, data[at : at + high - low], rows)
 
     def _row_ranges(self, low: int, high: int) -> list[memoryview]:
-        """The bytes ``low`` to ``high`` of each row."""
+        """Return the bytes ``low`` to ``high`` of each row."""
         begins = range(low, self.shape.parity_bytes, self.shape.segment_bytes)
         return [memoryview(self._rows)[begin : begin + high - low] for begin in begins]
 

@@ -86,5 +86,5 @@ def _rows(segments: int, share: float) -> int:
 
 
 def rounded_up(value: int, unit: int) -> int:
-    """The smallest multiple of ``unit`` that is not below ``value``."""
+    """Return the smallest multiple of ``unit`` that is not below ``value``."""
     return -(-value // unit) * unit

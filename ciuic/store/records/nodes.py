@@ -140,11 +140,11 @@ class Builder(Generic[Item]):
         self._add_child(0, child)
 
     def _fields(self, items: list[Item]) -> Sequence[object]:
-        """The encoded form of a leaf's items."""
+        """Return the encoded form of a leaf's items."""
         return items
 
     def _weight(self, items: list[Item]) -> int:
-        """The ``count`` of a leaf, for its parent."""
+        """Return the ``count`` of a leaf, for its parent."""
         raise NotImplementedError
 
     def _add_child(self, level: int, child: Child) -> None:
