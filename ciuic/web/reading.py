@@ -22,6 +22,7 @@ from ciuic.report.change_documents import change_json
 from ciuic.report.doctor.examine import examine
 from ciuic.report.doctor.findings import PROBLEM, WARNING, Finding, Subject
 from ciuic.report.entries import entry_json
+from ciuic.report.growth import full_in_s
 from ciuic.store.addressed import open_at_address
 from ciuic.store.index.places import DrillRecord
 from ciuic.store.place.location import PlaceOptions
@@ -55,7 +56,6 @@ __all__ = ["Reading", "snapshot_answer"]
 
 _NS: Final = 1_000_000_000
 _EXAMINED_S: Final = 10.0
-_WEEK_NS: Final = 7 * 86_400 * _NS
 
 
 class Reading:
@@ -121,7 +121,7 @@ class Reading:
             doing=_doing(daemon),
             free_bytes=free,
             total_bytes=total,
-            full_in_s=_full_in_s(snapshots, free, now_ns),
+            full_in_s=None if free is None else full_in_s(snapshots, free, now_ns),
             packs=None if checks is None else checks.packs,
             checked_packs=None if checks is None else _sound(checks),
             copies=[Copy.model_validate(one.as_json()) for one in copies],
@@ -286,18 +286,6 @@ def _space(path: str) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-
-def _full_in_s(snapshots: list[SnapshotSummary], free: int | None, now_ns: int) -> float | None:
-    """Return when the file system is full if the store grows as in the last week."""
-    recent = [one for one in snapshots if now_ns - one.taken_ns < _WEEK_NS]
-    stored = sum(one.stored_bytes for one in recent)
-    if free is None or stored <= 0 or len(recent) < 2:
-        return None
-    lasted_s = (recent[0].taken_ns - recent[-1].taken_ns) / _NS
-    # The first snapshot says nothing about the growth: it may have stored years of files.
-    grown = stored - recent[-1].stored_bytes
-    return free * lasted_s / grown if grown > 0 and lasted_s > 0 else None
 
 
 def _doing(daemon: Document) -> bytes | None:

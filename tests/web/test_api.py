@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ciuic.report.doctor.findings import Subject
 from ciuic.web import models
 from ciuic.web.openapi import ENDPOINTS
 from ciuic.web.ranges import ByteSpan, RangeError, parse_range
+from ciuic.web.reading import Reading
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
 from tests.kit.served import Served, served
@@ -50,6 +52,16 @@ def site(site_box: Box) -> Iterator[Served]:
 
 def at(path: Path | bytes) -> str:
     return quote_from_bytes(os.fsencode(path))
+
+
+def test_the_disk_is_full_by_the_rule_of_doctor(site_box: Box):
+    """One hour of growth does not speak for a year: a day at least."""
+    store = str(site_box.store)
+    found = Reading(store, lambda: Subject(store, None, None), site_box.clock).overview()
+
+    added_bytes = site_box.snapshots()[0].stored_bytes
+    assert found.free_bytes is not None
+    assert found.full_in_s == pytest.approx(found.free_bytes * 86_400 / added_bytes)
 
 
 def test_every_document_is_as_openapi_describes_it(site: Served):
