@@ -64,7 +64,7 @@ def choose(
 
 def sizes_bytes(store: Store, manifest: Manifest) -> Iterator[int]:
     """Yield the size of each file that a drill can choose."""
-    for found in _files(store, manifest, sys.maxsize, lambda path, error: None):
+    for found in _files(store, manifest, sys.maxsize, lambda _path, _error: None):
         yield found.entry.size_bytes
 
 
