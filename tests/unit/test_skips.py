@@ -25,7 +25,7 @@ def compared(like: set[int], workers: int, seed: int = 0) -> list[int]:
     begun: list[int] = []
     unfinished: list[int] = []
     for chunk in range(CHUNKS):
-        if not skips.take(0, chunk * 4096):
+        if not skips.should_skip(0, chunk * 4096):
             begun.append(chunk)
             unfinished.append(chunk)
         while unfinished and (len(unfinished) == workers or dice.random() < 0.3):
@@ -62,18 +62,18 @@ def test_a_tensor_that_is_never_like_its_old_version_is_seldom_read(
 
 def test_a_late_miss_does_not_take_back_a_later_result() -> None:
     skips = Skips()
-    assert not skips.take(0, 0)
-    assert not skips.take(0, 4096)
+    assert not skips.should_skip(0, 0)
+    assert not skips.should_skip(0, 4096)
     skips.tell(0, 4096, is_like=True)
     skips.tell(0, 0, is_like=False)
-    assert not skips.take(0, 8192)
+    assert not skips.should_skip(0, 8192)
 
 
 def test_after_some_tensors_in_vain_the_next_ones_are_not_compared() -> None:
     skips = Skips()
     looked = []
     for tensor in range(12):
-        if not skips.take(tensor, tensor * 4096):
+        if not skips.should_skip(tensor, tensor * 4096):
             looked.append(tensor)
             skips.tell(tensor, tensor * 4096, is_like=False)
     assert looked == [0, 1, 2, 3, 5, 8]
@@ -82,5 +82,5 @@ def test_after_some_tensors_in_vain_the_next_ones_are_not_compared() -> None:
 def test_chunks_in_no_tensor_are_always_compared() -> None:
     skips = Skips()
     for offset in range(0, 40960, 4096):
-        assert not skips.take(-1, offset)
+        assert not skips.should_skip(-1, offset)
         skips.tell(-1, offset, is_like=False)

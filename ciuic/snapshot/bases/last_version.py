@@ -121,7 +121,7 @@ class LastVersion:
         Most tensors behave uniformly: first moments of Adam are never similar to their old
         version, and each comparison costs reading and decoding the old chunk.
         """
-        is_skipped = self._skips.take(self._tensor(offset_bytes), offset_bytes)
+        is_skipped = self._skips.should_skip(self._tensor(offset_bytes), offset_bytes)
         return _NO_CHUNK if is_skipped else self.at(offset_bytes)
 
     def tell(self, offset_bytes: int, *, is_like: bool) -> None:

@@ -38,8 +38,8 @@ class Skips:
         self._misses = 0
         self._tensors_left = 0
 
-    def take(self, tensor: int, offset_bytes: int) -> bool:
-        """Return whether to skip the next chunk.
+    def should_skip(self, tensor: int, offset_bytes: int) -> bool:
+        """Return whether to skip the next chunk; each call is about a further chunk.
 
         Args:
             tensor: The chunk's tensor; -1: the chunk is in no tensor.
