@@ -329,7 +329,7 @@ def test_no_step_can_come_while_a_job_is_paused(tmp_path: Path) -> None:
     from ciuic.guard.rules.watching import Watching
 
     watching = Watching([parse_rule("a", {"when": "no step for 10m"})])
-    assert watching.time(0.0) == []
-    assert watching.time(500.0, is_paused=True) == []
-    assert watching.time(1000.0) == []
-    assert len(watching.time(1100.0)) == 1
+    assert watching.time_passed(0.0) == []
+    assert watching.time_passed(500.0, is_paused=True) == []
+    assert watching.time_passed(1000.0) == []
+    assert len(watching.time_passed(1100.0)) == 1

@@ -196,22 +196,22 @@ def test_rises_are_those_of_a_plain_reading(values, steps) -> None:
 
 def test_no_new_step_fires_once_and_ends_with_the_next_step() -> None:
     rules = watching("no step for 10m")
-    assert rules.time(100.0) == []
+    assert rules.time_passed(100.0) == []
     rules.lines(0, logged({"step": 1}), since_ns=1, monotonic_s=200.0)
-    assert rules.time(799.0) == []
-    found = [*rules.time(800.0), *rules.time(900.0)]
+    assert rules.time_passed(799.0) == []
+    found = [*rules.time_passed(800.0), *rules.time_passed(900.0)]
     assert fired(found) == [(1, 1)]
 
     ended = rules.lines(0, logged({"step": 2}), since_ns=2, monotonic_s=1000.0)
     assert [one.is_end for one in ended] == [True]
-    assert fired(rules.time(1600.0)) == [(2, 2)]
+    assert fired(rules.time_passed(1600.0)) == [(2, 2)]
 
 
 def test_a_job_that_never_logs_a_step_is_found_too() -> None:
     rules = watching("no step for 1m")
-    rules.time(0.0)
+    rules.time_passed(0.0)
 
-    assert fired(rules.time(60.0)) == [(None, None)]
+    assert fired(rules.time_passed(60.0)) == [(None, None)]
 
 
 def test_old_logs_with_times_show_where_no_step_came() -> None:

@@ -72,7 +72,7 @@ class JobLogs:
                 found += self.watching.lines(number, lines, since_ns=since_ns, monotonic_s=now_s)
         if is_last:
             self.watching.steps.restart()
-        return found + self.watching.time(now_s, is_paused=is_paused)
+        return found + self.watching.time_passed(now_s, is_paused=is_paused)
 
     def complaints(self) -> list[str]:
         """Return, once each, why rules can't fire: no log, no steps in it, or a field is missing.

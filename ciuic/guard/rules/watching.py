@@ -162,7 +162,7 @@ class Watching:
             if not one.has_looked
         ]
 
-    def time(self, monotonic_s: float, *, is_paused: bool = False) -> list[Finding]:
+    def time_passed(self, monotonic_s: float, *, is_paused: bool = False) -> list[Finding]:
         """Return the rules that fire because no new step came.
 
         The time counts from the first call of this method, the last new step, or the end of a
