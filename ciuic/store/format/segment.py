@@ -1,6 +1,6 @@
 """Index segments: the ends of many packs in one object, for a store in a bucket.
 
-A pack's end, footer and trailer, is listed to the byte, and the ID of the pack is the hash of its
+A pack's end, footer and trailer, is listed to the byte, and the ID of the pack has a hash of its
 footer. So what a segment says is checked by itself. Byte layout: docs/format.md, "Index segments".
 """
 
