@@ -217,7 +217,7 @@ def _prepare(options: PlaceOptions, path: str, source: Store, *, init: bool, dry
 
 
 def _can_be_created(path: str) -> bool:
-    """Whether --init could create a store there: nothing is there, or an empty directory."""
+    """Return whether --init could create a store there: on nothing, or an empty directory."""
     return not nofollow.exists(path) or (os.path.isdir(path) and not nofollow.list_names(path))
 
 

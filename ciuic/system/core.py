@@ -235,12 +235,12 @@ def load(setting: str, interface: int = _INTERFACE) -> State:
 
 @functools.cache
 def state() -> State:
-    """Whether the compiled core runs in this process."""
+    """Return whether the compiled core runs in this process."""
     return load(os.environ.get(VARIABLE, ""))
 
 
 def core() -> Core | None:
-    """The compiled core; None if Python and numpy have to do its work."""
+    """Return the compiled core; None if Python and numpy have to do its work."""
     return state().core
 
 
