@@ -13,11 +13,12 @@ from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
 from ciuic.maintain.scrub.damage_cost import DamagedFile
 from ciuic.maintain.scrub.report import DamagedPack, ScrubReport, complete_costs, lost_before
+from ciuic.maintain.scrub.subject import Subject, subject_at
 from ciuic.model import path_text
 from ciuic.store.place.keys import is_url
 from ciuic.units import counted, format_bytes, format_duration, inflected, listed
 
-__all__ = ["REPAIR_HINT", "DamageLog", "first_few"]
+__all__ = ["REPAIR_HINT", "DamageLog", "first_few", "subject_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class DamageLog:
         Raises:
             CiuicError: The store can't be read.
         """
-        if self._has_recalled or not settings.scrub_budget_s or is_url(settings.snapshot_dir):
+        if self._has_recalled or not settings.scrub_budget_s:
             return
         with open_configured(settings) as store:
             report = lost_before(store)
@@ -94,7 +95,7 @@ class DamageLog:
         Raises:
             CiuicError: The store can't be read.
         """
-        while self.pending and complete_costs(self.pending[0], settings.snapshot_dir, cancelled):
+        while self.pending and complete_costs(self.pending[0], subject_of(settings), cancelled):
             self._log_costs(self.pending.pop(0))
 
     def _log_costs(self, report: ScrubReport) -> None:
@@ -107,6 +108,16 @@ class DamageLog:
             name, cost = pack.check.pack_id.hex(), _cost(pack.files)
             if pack.is_new and pack.lost and self.is_news(name, cost):
                 _log.error("damaged pack %s: %s", name[:12], cost)
+
+
+def subject_of(settings: Settings) -> Subject:
+    """Return the store of a configuration, to be scrubbed.
+
+    Raises:
+        CiuicError: There is no store, or it can't be read.
+    """
+    address = settings.snapshot_dir
+    return subject_at(address, os.environ, settings.place_options if is_url(address) else None)
 
 
 def first_few(names: Sequence[str]) -> str:

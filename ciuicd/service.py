@@ -189,8 +189,6 @@ class Service:
                 state.newest_ns = newest_taken_ns(state.settings, self._clock)
         store_path = self._settings.snapshot_dir
         _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._turns.plan)
-        if is_url(store_path):
-            _log.info("scrub is left out in a bucket")
         self._show_status()
 
     def status(self) -> Document:

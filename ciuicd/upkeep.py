@@ -6,8 +6,8 @@
     scrub    up to ``scrub_budget`` a day, including 'ciuic scrub'; each pack at most once a week
     drill    every ``drill_interval``
 
-In a bucket, scrub is left out. A prune there waits for no session: what a session may
-rely on stays until the next look, an hour later.
+A prune of a bucket waits for no session: what a session may rely on stays until the next look, an
+hour later. What a scrub of a bucket finds, this machine alone remembers.
 
 All stop for a snapshot that is due or requested, and for the end of the daemon. Finished work
 is kept, and the next run continues. Each prune plans from scratch. After three interrupted plans in
@@ -45,7 +45,7 @@ from ciuic.system.free_space import PRUNE_RESERVE, is_short_of_space
 from ciuic.system.priority import lower_priority
 from ciuic.units import counted, format_bytes, format_duration
 from ciuicd.attempt import attempt, sentence
-from ciuicd.damage_log import REPAIR_HINT, DamageLog, first_few
+from ciuicd.damage_log import REPAIR_HINT, DamageLog, first_few, subject_of
 from ciuicd.practice import is_drill_due, practice
 
 __all__ = ["Upkeep"]
@@ -359,7 +359,7 @@ class Upkeep:
             self._note("drill", ok=report.ok, snapshot=report.snapshot_id, outcome=outcome)
 
     def _left_today_s(self, settings: Settings) -> float:
-        if is_url(settings.snapshot_dir):
+        if not settings.scrub_budget_s:
             return 0.0
         if self._day.number != self._today:
             # The store has a record of what an earlier daemon read today.
@@ -377,7 +377,7 @@ class Upkeep:
         began_s = self._clock.monotonic_s()
         try:
             report = scrub(
-                settings.snapshot_dir,
+                subject_of(settings),
                 clock=self._clock,
                 budget=Budget(duration_s=left_s),
                 rest_s=_REST_S,

@@ -1,6 +1,5 @@
 """``ciuic scrub``."""
 
-import functools
 import os
 import sys
 from typing import Final
@@ -18,7 +17,7 @@ from ciuic.maintain.scrub.budget import Budget, parse_budget
 from ciuic.maintain.scrub.damage_cost import DamagedFile
 from ciuic.maintain.scrub.report import DamagedPack, ScrubReport
 from ciuic.maintain.scrub.scrub import scrub
-from ciuic.maintain.scrub.subject import Subject
+from ciuic.maintain.scrub.subject import Subject, subject_at
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.units import (
@@ -81,17 +80,14 @@ def command(session: Session, *, budget: str | None, as_json: bool) -> None:
     sys.exit((interrupted_code() or FAILED) if was_interrupted else DONE)
 
 
-def _subject(session: Session) -> str | Subject:
+def _subject(session: Session) -> Subject:
     address = session.store_path()
     if not is_url(address):
-        return address
+        return subject_at(address, os.environ)
     # Imported here because most stores are directories.
     from ciuic.cli.addresses import place_options
-    from ciuic.maintain.scrub.bucket import Bucket
-    from ciuic.store.addressed import open_at_address
 
-    options = place_options(session, address)
-    return Bucket(functools.partial(open_at_address, address, os.environ, options))
+    return subject_at(address, os.environ, place_options(session, address))
 
 
 def _print_damage(report: ScrubReport) -> None:

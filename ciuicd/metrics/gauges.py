@@ -166,8 +166,7 @@ class Metrics:
             self._set("copy_behind_seconds", what, copy.behind_s, copy=copy.name)
 
     def _look_at_health(self, store: Store) -> None:
-        if store.bucket is None:
-            self._look_at_checks(store)
+        self._look_at_checks(store)
         drill = last_drill(store)
         if drill is not None:
             self._set("drill_timestamp_seconds", "When the last drill ended.", drill.done_ns / _NS)
@@ -177,7 +176,7 @@ class Metrics:
             self._set("drill_restored_bytes", "What it restored.", drill.restored_bytes)
 
     def _look_at_checks(self, store: Store) -> None:
-        found = health(store)
+        found = health(store, is_asked=False)
         if found.packs:
             share = 1.0 - found.unchecked / found.packs
             self._set("verified_ratio", "Share of the packs that were read and checked.", share)

@@ -1,5 +1,6 @@
 """The real daemon, with its store in a bucket of a real S3 server."""
 
+import json
 import os
 import signal
 import subprocess
@@ -100,7 +101,6 @@ def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
 
     daemon.wait_for("snapshot ")
     assert len(elsewhere.ids()) == 1
-    assert "scrub is left out" in daemon.said()
     (source / "small" / "1").write_text("second")
     second = run("snapshot").splitlines()[0]
     (source / "small" / "1").write_text("third")
@@ -156,6 +156,54 @@ def test_a_daemon_prunes_a_bucket_and_waits_for_a_session_of_another_machine(
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
     assert "removed for good" in daemon.said()
+
+
+def test_a_daemon_scrubs_a_bucket_and_tells_of_damage(run, daemon, elsewhere, source):
+    told = run.directory / "told"
+    metrics = run.directory / "ciuic.prom"
+    daemon.configure(
+        f"metrics_file = {metrics}",
+        "[alert file]",
+        "type = command",
+        f"command = cat >> {told}",
+    )
+    run("init")
+    (source / "noise").write_bytes(os.urandom(5 * MIB))
+    run("snapshot")
+    place = elsewhere.place()
+    pack = max(place.list("packs"), key=lambda listed: listed.size_bytes)
+    data = bytearray(place.get(pack.key, pack.size_bytes))
+    data[200_000] ^= 1
+    place.put(pack.key, bytes(data))
+
+    process = daemon.start()
+
+    daemon.wait_for(f"damage: pack {pack.key[6:18]}")
+    daemon.wait_for("scrub: ")
+    wait_until("a file is named", lambda: "1 file affected, first" in daemon.said())
+    found = daemon.status()["upkeep"]
+    assert found["scrub"]["ok"] is False
+    assert found["scrubbed_today_s"] > 0
+    checks = json.loads(run("status", "--json"))["checks"]
+    assert checks["unchecked"] == 0
+    assert [one["pack"] for one in checks["damaged"]] == [pack.key[6:]]
+    wait_until("metrics know", lambda: "ciuic_damaged_packs 1.0" in metrics.read_text())
+    daemon.do("--alert")
+    assert "1 damaged pack" in told.read_text()
+    assert place.keys("leases") == set()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+
+
+def test_without_a_budget_a_daemon_reads_no_pack_of_a_bucket(run, daemon):
+    run("init")
+    run("snapshot")
+    run.config.write_text(run.config.read_text().replace("scrub_budget = 1h", "scrub_budget = 0"))
+    process = daemon.start()
+    run("snapshot")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+    assert "scrub: " not in daemon.said()
 
 
 def test_once_takes_a_snapshot_and_metrics_and_alerts_know_it(run, daemon, elsewhere):

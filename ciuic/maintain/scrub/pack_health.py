@@ -64,13 +64,18 @@ class Health:
         }
 
 
-def health(store: Store) -> Health:
+def health(store: Store, *, is_asked: bool = True) -> Health:
     """The results of earlier checks. Reads no pack.
 
+    Args:
+        store: An open store.
+        is_asked: False: of a bucket, the packs count that the chunk index of this machine names. A
+            listing of the bucket costs a request for each thousand packs.
+
     Raises:
-        StoreError: The directory of packs can't be read.
+        StoreError: The packs can't be listed.
     """
-    packs = store.pack_files()
+    packs = store.pack_files() if is_asked or store.bucket is None else _recorded_packs(store)
     checks = {
         pack_id: check for pack_id, check in recorded_checks(store).items() if pack_id in packs
     }
@@ -103,6 +108,15 @@ def read_since_s(store: Store, since_ns: int) -> float:
         spent_s += min((check.checked_ns - before_ns) / _NS, slow_s)
         before_ns = check.checked_ns
     return spent_s
+
+
+def _recorded_packs(store: Store) -> dict[PackId, int]:
+    """The packs that the chunk index names; none if it is missing or damaged."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.packs()
+    return {}
 
 
 def recorded_checks(store: Store) -> dict[PackId, CheckRecord]:

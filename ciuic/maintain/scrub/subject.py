@@ -1,6 +1,7 @@
-"""What is scrubbed: a store in a directory."""
+"""What is scrubbed: a store in a directory. ``bucket`` has the other kind."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -9,9 +10,11 @@ from ciuic.maintain.scrub.checks import check_with_parity, damaged_manifests, re
 from ciuic.model import PathWarning
 from ciuic.store.directory.find import read_header, refuse_other_store
 from ciuic.store.health.inspect import PackCheck, inspect_pack
+from ciuic.store.place.keys import is_url
+from ciuic.store.place.location import PlaceOptions
 from ciuic.store.store import Store, open_store
 
-__all__ = ["Directory", "Subject"]
+__all__ = ["Directory", "Subject", "subject_at"]
 
 
 class Subject(Protocol):
@@ -95,3 +98,20 @@ class Directory:
     def damaged_manifests(self, store: Store) -> list[PathWarning]:
         """See ``Subject``."""
         return damaged_manifests(store)
+
+
+def subject_at(
+    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+) -> Subject:
+    """Return the store at an address: see ``open_at_address``.
+
+    Raises:
+        StoreError: There is no store, or the bucket can't be read.
+    """
+    if not is_url(address):
+        return Directory(address)
+    # Imported here because most stores are directories.
+    from ciuic.maintain.scrub.bucket import Bucket
+    from ciuic.store.addressed import open_at_address
+
+    return Bucket(functools.partial(open_at_address, address, environment, options))
