@@ -259,6 +259,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
         note: What a person has written about it; empty: nothing.
         is_complete: False: it holds the first parts of a state whose save has not ended.
         follows: What had been restored since the snapshot before it.
+        store: ID of the store that it was taken in, and that had its parent; empty: not recorded.
     """
 
     id: SnapshotId
@@ -285,6 +286,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
     note: str = ""
     is_complete: bool = True
     follows: tuple[Follow, ...] = ()
+    store: str = ""
 
     def unmarked(self) -> "SnapshotSummary":
         """Return what is the same in every store: the other fields are each store's own."""

@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,10 +17,12 @@ from ciuic.errors import (
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, complete_ones, newest_first
 from ciuic.store.index.database import IndexDamagedError
+from ciuic.store.records.layout import is_snapshot_id
 from ciuic.store.store import Store
 
 __all__ = [
     "Rows",
+    "Survey",
     "all_snapshots",
     "labelled",
     "latest_snapshot",
@@ -39,14 +41,29 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(SnapshotSummary)
 
 
+class Survey(NamedTuple):
+    """What the manifests of a store say.
+
+    Attributes:
+        found: The snapshots that can be read; those taken last come first.
+        damaged: The manifests that can't be read, and why.
+        parents: The parents of snapshots that were taken in this store. It had them, so one that
+            has no manifest and is not retired is lost.
+    """
+
+    found: list[SnapshotSummary]
+    damaged: dict[SnapshotId, str]
+    parents: set[SnapshotId]
+
+
 def list_snapshots(store: Store) -> list[SnapshotSummary]:
     """Return every listed snapshot whose manifest can be read; those taken last come first."""
-    return survey(store, read_rows(store))[0]
+    return survey(store, read_rows(store)).found
 
 
 def all_snapshots(store: Store) -> list[SnapshotSummary]:
     """Do as ``list_snapshots``, with the forgotten snapshots whose manifest is there."""
-    return survey(store, read_rows(store), is_forgotten_too=True)[0]
+    return survey(store, read_rows(store), is_forgotten_too=True).found
 
 
 def labelled(store: Store, summary: SnapshotSummary) -> SnapshotSummary:
@@ -99,10 +116,18 @@ def row_of(recorded: Rows, snapshot_id: SnapshotId) -> SnapshotSummary | None:
     return None
 
 
-def lost_ids(store: Store, recorded: Rows) -> list[SnapshotId]:
-    """Return the snapshots that were not forgotten and whose manifest is gone, in order."""
-    remembered = store.manifests.remembered_ids() | store.marks.newest().keys()
+def lost_ids(store: Store, recorded: Rows, parents: Collection[SnapshotId]) -> list[SnapshotId]:
+    """Return the snapshots that were not forgotten and whose manifest is gone, in order.
+
+    Args:
+        store: An open store.
+        recorded: Rows of the chunk index.
+        parents: See ``Survey``.
+    """
+    remembered = store.manifests.remembered_ids() | store.marks.newest().keys() | set(parents)
     missed = store.trash.find_missing({*remembered, *recorded})
+    # A listing of a bucket can have a snapshot and lack its parent, if both came meanwhile.
+    missed = {one for one in missed if one not in parents or not store.manifests.is_there(one)}
     # Look twice: another process may have brought a snapshot back between two listings.
     missed = store.trash.find_missing(missed) if missed else missed
     return sorted(
@@ -114,9 +139,7 @@ def lost_ids(store: Store, recorded: Rows) -> list[SnapshotId]:
     )
 
 
-def survey(
-    store: Store, recorded: Rows, *, is_forgotten_too: bool = False
-) -> tuple[list[SnapshotSummary], dict[SnapshotId, str]]:
+def survey(store: Store, recorded: Rows, *, is_forgotten_too: bool = False) -> Survey:
     """Return the snapshots, and what is wrong with damaged manifests; correct the chunk index.
 
     Args:
@@ -125,6 +148,7 @@ def survey(
         is_forgotten_too: Return forgotten snapshots as well.
     """
     found, fresh, damaged = [], [], {}
+    parents: set[SnapshotId] = set()
     # The marks first: a purge removes a manifest before its marks, which say that it is forgotten.
     marks = store.marks.newest()
     listed = store.manifests.files()
@@ -140,6 +164,9 @@ def survey(
             continue
         except SnapshotNotFoundError:
             continue
+        parent = summary.parent
+        if parent and summary.store == store.header.store_id and is_snapshot_id(parent):
+            parents.add(parent)
         if summary.forgotten_ns is not None:
             # Only the mark itself can say so: if it is damaged, the snapshot counts as listed.
             summary = msgspec.structs.replace(summary, mark=0, forgotten_ns=None, purged=False)
@@ -157,19 +184,22 @@ def survey(
             snapshot_id: row for snapshot_id, row in recorded.items() if snapshot_id not in listed
         }
         if fresh or gone:
-            _correct_rows(store, fresh, gone)
+            _correct_rows(store, fresh, gone, parents)
     found.sort(key=lambda summary: (summary.taken_ns, summary.id), reverse=True)
-    return found, damaged
+    return Survey(found, damaged, parents)
 
 
 def _correct_rows(
-    store: Store, fresh: Iterable[tuple[SnapshotSummary, os.stat_result]], gone: Rows
+    store: Store,
+    fresh: Iterable[tuple[SnapshotSummary, os.stat_result]],
+    gone: Rows,
+    parents: Collection[SnapshotId],
 ) -> None:
     """Record summaries in the chunk index, and drop the rows of snapshots that are gone."""
     try:
         for summary, status in fresh:
             _put(store, summary, status)
-        store.index.drop_snapshots(gone.keys() - lost_ids(store, gone) if gone else ())
+        store.index.drop_snapshots(gone.keys() - lost_ids(store, gone, parents) if gone else ())
         if not store.index_keeper.is_alone:
             # Another process that adds could not record its packs until this one commits.
             store.index.commit()

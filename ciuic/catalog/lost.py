@@ -38,8 +38,8 @@ class Unreadable(NamedTuple):
 def unreadable(store: Store) -> Unreadable:
     """Return which manifests and marks can't be read."""
     recorded = read_rows(store)
-    found, damaged = survey(store, recorded)
-    for snapshot_id in lost_ids(store, recorded):
+    found, damaged, parents = survey(store, recorded)
+    for snapshot_id in lost_ids(store, recorded, parents):
         damaged[snapshot_id] = f"its file is gone; {_remedy(store, snapshot_id)}"
     marks = {summary.id: summary.mark_problem for summary in found if summary.mark_problem}
     return Unreadable(damaged, marks)
@@ -92,10 +92,12 @@ def damaged_before(store: Store, later: SnapshotSummary) -> dict[SnapshotId, str
 def lost_snapshots(store: Store) -> list[SnapshotId]:
     """Return the snapshots that were not forgotten and whose manifest is gone.
 
-    They are known from copies of manifests, from damaged manifests that a repair has set aside, and
-    from the chunk index. Their chunks must stay, because the file may be put back.
+    They are known from copies of manifests, from damaged manifests that a repair has set aside,
+    from marks, from the chunk index, and from snapshots of this store that have them as parents.
+    Their chunks must stay, because the file may be put back.
     """
-    return lost_ids(store, read_rows(store))
+    recorded = read_rows(store)
+    return lost_ids(store, recorded, survey(store, recorded).parents)
 
 
 def lost_manifest(store: Store, snapshot_id: SnapshotId) -> CorruptionError:
@@ -126,6 +128,7 @@ def _remedy(store: Store, snapshot_id: SnapshotId) -> str:
     if store.manifests.copies.read(snapshot_id) is not None:
         return "'ciuic repair --apply' puts it back from its copy"
     return (
-        f"put snapshots/{snapshot_id}.json back from a copy of the store, or abandon the snapshot"
-        f" with 'ciuic forget {snapshot_id}'"
+        f"put snapshots/{snapshot_id}.json back from a copy of the store, as"
+        f" 'ciuic repair --from COPY --apply' does, or abandon the snapshot with"
+        f" 'ciuic forget {snapshot_id}'"
     )

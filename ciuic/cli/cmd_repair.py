@@ -108,6 +108,7 @@ def _repair_bucket(
     from ciuic.maintain.prune.bucket.prune import finish_condemned
     from ciuic.maintain.prune.bucket.waiting import Patience
     from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+    from ciuic.maintain.repair.manifests import put_back_manifests
 
     clock = SystemClock()
     began_s = clock.monotonic_s()
@@ -126,13 +127,16 @@ def _repair_bucket(
             patience = Patience(wait_s)
             left = len(finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled))
     mended: list[Mended] = []
-    if sources and plan.is_damaged:
+    has_copies = apply and any(bad.has_copy for bad in plan.manifests)
+    if has_copies or (sources and plan.is_damaged):
         # A session of its own, which adds: it relies on no pack that was condemned before.
         with (
             interruptible() as cancelled,
             opened(session, write=apply, wait_s=wait_s, cancelled=cancelled) as store,
             progress("repair") as shown,
         ):
+            if has_copies:
+                plan = put_back_manifests(store, plan, cancelled=cancelled)
             plan, mended = mend_from(
                 sources, store, plan, apply=apply, parity=0.0, cancelled=cancelled, shown=shown
             )

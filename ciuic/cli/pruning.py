@@ -65,6 +65,7 @@ def prune_store(
                 patience=Patience(wait_s, after_s),
                 dry_run=dry_run,
                 leaving=leaving,
+                given_up=given_up,
                 cancelled=cancelled,
                 progress=shown.stage,
             )

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, shows_nothing
 from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
+from ciuic.errors import CorruptionError, MissingError, UnknownFormatError
 from ciuic.ids import SnapshotId
+from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.view.damage import DamageSurvey, known_lost
@@ -80,6 +82,7 @@ def mend(
     has = foresee_mend(other, damaged).has
     report = CopyReport(copy=store.name, dry_run=False)
     if has:
+        _put_back_manifests(store, other, has)
         request = CopyRequest(frozenset(has), parity, is_checked=True)
         copy_snapshots(
             other, store, request, report, clock=clock, cancelled=cancelled, progress=progress
@@ -90,3 +93,20 @@ def mend(
     chunks = report.mended_chunks + sum([one.chunks for one in report.copied])
     problem = "; ".join([f"{one}: {what}" for one, what in report.refused.items()])
     return Mended(other.name, has, healed, chunks, problem)
+
+
+def _put_back_manifests(store: Store, other: Store, snapshot_ids: Collection[SnapshotId]) -> None:
+    """Replace damaged manifests in a bucket; a repair of a directory has set them aside.
+
+    In a bucket they stay until then: a damaged manifest stops the prunes of every machine.
+    """
+    bucket = store.bucket
+    if bucket is None:
+        return
+    for snapshot_id in snapshot_ids:
+        try:
+            decode_manifest(bucket.manifest(snapshot_id), snapshot_id)
+        except CorruptionError:
+            bucket.put_back(snapshot_id, other.manifests.read_file(snapshot_id)[1])
+        except (MissingError, UnknownFormatError):
+            continue  # a lost one is copied with its snapshot

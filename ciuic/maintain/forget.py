@@ -21,7 +21,7 @@ from ciuic.catalog import (
     remember,
 )
 from ciuic.documents import Document
-from ciuic.errors import CorruptionError, UnreachableError, UnsupportedError, UsageError
+from ciuic.errors import CorruptionError, UnreachableError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
 from ciuic.model import ExcludeRules, Owner, SnapshotSummary, complete_ones
 from ciuic.retention import NEWEST, PINNED, UNDAMAGED, Decision, Policy, plan_retention, protected
@@ -174,15 +174,8 @@ def plan_forget_by_id(
         UsageError: A snapshot is pinned, the newest, or the newest undamaged one.
         SnapshotNotFoundError: A name matches no snapshot, or several.
         CorruptionError: The manifest of a snapshot is damaged.
-        UnsupportedError: A snapshot in a bucket would be given up.
     """
     given_up = _without_manifest(store, [SnapshotId(name) for name in names])
-    for snapshot_id in given_up if store.bucket is not None else ():
-        raise UnsupportedError(
-            f"the manifest of {snapshot_id} is lost, and a snapshot in a bucket can't be abandoned"
-            " yet",
-            hint="Put the manifest back from a copy of the bucket.",
-        )
     snapshots = list_snapshots(store)
     # A full ID needs no search, which lists the store anew for each name.
     listed = {found.id: found for found in snapshots}

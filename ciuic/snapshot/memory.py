@@ -259,6 +259,8 @@ class _Run:
             schedule="",
             is_complete=self._request.is_complete,
             follows=follows if replaced is None else replaced.follows,
+            # What is replaced may be a copy, whose parent was never here.
+            store=self._store.header.store_id if replaced is None else replaced.store,
         )
         return Manifest(
             summary=summary,

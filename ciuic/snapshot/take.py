@@ -189,6 +189,7 @@ class _Run:
             origin=self._request.origin,
             schedule=self._request.schedule,
             follows=self._restored.follows,
+            store=self._store.header.store_id,
         )
         return Manifest(
             summary=summary,

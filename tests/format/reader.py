@@ -675,6 +675,28 @@ class Store:
         """Whether the newest mark says so: the snapshot is then not listed. Section 25."""
         return (self._newest_mark(snapshot) or {}).get("forgotten_ns") is not None
 
+    def lost(self) -> list[str]:
+        """Snapshots without a manifest that did not go by right. Sections 13 and 25."""
+        with open(os.path.join(self.path, "ciuic-store.json"), "rb") as file:
+            store = read_header(file.read())["store_id"]
+        form = r"(cs-[0-9a-f]{6,64})"
+        known = {name[:-5] for name in self._names("parity", form + r"\.json")}
+        for directory, rest in (("marks", r"-[0-9]+\.json"), ("quarantine", r"\.json(\.[0-9]+)?")):
+            for name in self._names(directory, form + rest):
+                known |= set(re.findall("^" + form, name))
+        there = set(self.snapshots())
+        for snapshot in there:
+            with contextlib.suppress(FormatError):
+                manifest = self.manifest(snapshot)
+                parent = manifest["parent"] or ""
+                if manifest.get("store") == store and re.fullmatch(form, parent):
+                    known.add(parent)
+        retired: set[str] = set()
+        for name in self._names("retired", r"[0-9a-f]{16}-[1-9][0-9]*\.json"):
+            with open(os.path.join(self.path, "retired", name), "rb") as file:
+                retired |= set(unseal(file.read())["ids"])
+        return sorted(known - there - retired)
+
     def _newest_mark(self, snapshot: str) -> dict[str, Any] | None:
         path = os.path.join(self.path, "marks")
         form = re.compile(re.escape(snapshot) + r"-([1-9][0-9]{0,17})\.json")

@@ -33,8 +33,8 @@ from ciuic.store.records.kinds import DATA, RECIPE, TREE, check_chunk
 from ciuic.store.records.manifest import _escaped, _unescaped, decode_manifest, encode_manifest
 from ciuic.store.records.mark import decode_mark, encode_mark
 from ciuic.store.records.recipe_nodes import Piece
+from ciuic.store.records.retired import decode_retired
 from ciuic.store.records.sealed import seal, unseal
-from ciuic.store.snapshots.retired import decode_retired
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock, rfc3339
 from ciuic.system.hashing import checksum, data_id, node_id, pack_id_of

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import list_snapshots, lost_snapshots
 from ciuic.errors import SnapshotNotFoundError
 from ciuic.model import CONSISTENT
 from ciuic.restore.restore import restore
@@ -132,3 +132,17 @@ def test_a_snapshot_can_be_added_to_it(store, tmp_path):
         assert report.parent is None, "no snapshot of the store has this directory"
         assert report.new_bytes == 0
         assert len(list_snapshots(opened)) == len(LISTED) + 1
+
+
+def test_the_parents_vouch_for_one_another(store):
+    """The parent of the newest one was purged by right; that of the one in the trash is lost."""
+    assert FORGOTTEN["parent"] == FIRST["id"]
+    assert NEWEST["parent"] == EXPECTED["retired"]
+    assert reader.Store(store).lost() == []
+    for directory, _, names in os.walk(store):
+        for name in names:
+            if name.startswith(FIRST["id"]):
+                os.unlink(os.path.join(directory, name))
+    assert reader.Store(store).lost() == [FIRST["id"]]
+    with open_store(store) as opened:
+        assert lost_snapshots(opened) == [FIRST["id"]]

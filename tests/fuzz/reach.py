@@ -24,7 +24,7 @@ _PARSERS = {
     "frozen": ["source/freeze/records.py", "source/freeze/copies.py"],
     "header": ["store/directory/find.py", "store/records/header.py", "store/records/sealed.py"],
     "manifest": ["store/records/manifest.py", "store/records/sealed.py"],
-    "mark": ["store/records/mark.py", "store/snapshots/retired.py", "store/records/sealed.py"],
+    "mark": ["store/records/mark.py", "store/records/retired.py", "store/records/sealed.py"],
     "parity": [
         "store/parity/encoding.py",
         "store/parity/parity_file.py",

@@ -47,10 +47,10 @@ from ciuic.store.records import (
     mark,
     nodes,
     recipe_nodes,
+    retired,
     tree_nodes,
 )
 from ciuic.store.records.references import references
-from ciuic.store.snapshots import retired
 from ciuic.system.clock import from_local_text
 from ciuic.system.hashing import checksum, data_id, pack_id_of
 from ciuic.units import parse_duration_s, parse_size_bytes

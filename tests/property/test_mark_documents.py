@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ciuic.errors import CorruptionError
 from ciuic.store.records.mark import Mark, decode_mark, encode_mark
+from ciuic.store.records.retired import decode_retired
 from ciuic.store.records.sealed import seal
-from ciuic.store.snapshots.retired import decode_retired
 from ciuic.system.clock import local_time_text, rfc3339
 from tests.property.test_parsers import call, changed_documents, mutations, seal_text
 

@@ -110,6 +110,20 @@ def test_damage_is_named_and_repaired(run, taken, server, address, tmp_path):
     assert not {pack.key} & place.keys("packs")
 
 
+def test_a_manifest_that_the_bucket_has_lost_is_put_back(run, taken, server, address, tmp_path):
+    place = Machine(address, server, server.endpoint, tmp_path / "cache").place()
+    manifests = place.keys("snapshots")
+    place.delete([f"snapshots/{taken[0]}.json"])
+
+    assert "is gone, so nothing was removed" in run("prune", code=4)
+    assert "would be put back from its copy" in run("repair", code=4)
+    assert "put back from its copy" in run("repair", "--apply")
+
+    assert place.keys("snapshots") == manifests
+    run("prune")
+    run("verify", "--all", "--checksum")
+
+
 def test_the_commands_of_the_runbook_reach_the_bucket_here_and_elsewhere(
     run, taken, address, source, tmp_path
 ):

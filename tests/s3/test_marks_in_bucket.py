@@ -12,9 +12,9 @@ import pytest
 from ciuic.catalog import find_snapshot, list_snapshots, unreadable
 from ciuic.errors import (
     CommitUncertainError,
+    CorruptionError,
     SnapshotNotFoundError,
     UnknownFormatError,
-    UnsupportedError,
     UsageError,
 )
 from ciuic.maintain.forget import apply_forget, bring_back, plan_forget_by_id
@@ -325,10 +325,16 @@ def test_a_bucket_with_an_unknown_feature_takes_no_mark(machine, other, taken):
     assert keys(other.place(), "marks") == []
 
 
-def test_a_snapshot_whose_manifest_is_lost_is_not_abandoned(machine, other, taken):
+def test_a_snapshot_whose_manifest_is_lost_is_abandoned_where_there_is_no_copy(
+    machine, other, taken
+):
     tag(machine, taken[0], "word")
     other.place().delete([f"{layout.SNAPSHOTS}/{layout.manifest_name(taken[0])}"])
 
-    with pytest.raises(UnsupportedError, match="can't be abandoned"):
-        forget(machine, taken[0])
+    with pytest.raises(CorruptionError, match="is gone") as caught:
+        forget(machine, taken[0])  # its cache has a copy
+    assert "'ciuic repair --apply'" in caught.value.hint
+    forget(other, taken[0])
     assert seen(other)[0].keys() == set(taken[1:])
+    assert seen(machine)[0].keys() == set(taken[1:])
+    assert keys(other.place(), "marks") == []

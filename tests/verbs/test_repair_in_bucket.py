@@ -166,7 +166,7 @@ def test_a_damaged_manifest_is_named_with_what_to_do(one, tmp_path):
     (manifest,) = (tmp_path / "bucket/snapshots").iterdir()
     damage(manifest, 60)
 
-    plan, _ = repair(one)
+    plan, _ = repair(newcomer(tmp_path))
 
     (bad,) = plan.manifests
     assert bad.what.startswith(f"snapshots/{manifest.name}: ")

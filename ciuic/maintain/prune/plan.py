@@ -28,7 +28,7 @@ from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.free_space import free_space
 
-__all__ = ["free_bytes", "mark_needed", "plan_prune"]
+__all__ = ["free_bytes", "mark_needed", "plan_prune", "refuse_lost_manifests"]
 
 _NS: Final = 1_000_000_000
 
@@ -85,7 +85,7 @@ def plan_prune(
     """
     prepare_for_bulk()
     check = cancel_check(cancelled, "prune was stopped; nothing was removed")
-    _refuse_lost_manifests(store, given_up)
+    refuse_lost_manifests(store, given_up)
     _refuse_unreachable_packs(store)
     expiry = _find_expired(_read_trash(store), leaving, trash_s, now_ns)
     marks = mark_needed(store, expiry.expired, check, progress)
@@ -105,8 +105,16 @@ def plan_prune(
     )
 
 
-def _refuse_lost_manifests(store: Store, given_up: Collection[SnapshotId]) -> None:
-    """Refuse to plan without a manifest: it may be put back, and what it needs is not known."""
+def refuse_lost_manifests(store: Store, given_up: Collection[SnapshotId] = ()) -> None:
+    """Refuse to remove anything without a manifest: it may be put back, and needs unknown packs.
+
+    Args:
+        store: An open store.
+        given_up: Lost snapshots that count as given up.
+
+    Raises:
+        CorruptionError: A manifest is lost.
+    """
     lost = [snapshot_id for snapshot_id in lost_snapshots(store) if snapshot_id not in given_up]
     if lost:
         store.trash.retired.check()  # without this list, expired snapshots seem to be lost

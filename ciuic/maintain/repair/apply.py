@@ -143,7 +143,9 @@ class _Steps:
             repair_mark(self._store, bad)
 
     def set_retired_aside(self, name: str) -> None:
-        """Set a damaged record of retired IDs aside, so that ciuic goes on without it."""
+        """Replace a damaged record of retired IDs by one with those that can be read in it."""
+        trash = self._store.trash
+        trash.retired.renew(name, self._store.manifests.ids())
         path = os.path.join(self._store.path, layout.RETIRED, name)
         self._set_aside(path, f"{layout.RETIRED}-{name}")
         self._take_away(path)

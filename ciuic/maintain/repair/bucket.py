@@ -13,12 +13,14 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from ciuic.errors import CancelledError, CorruptionError, OfflineError, StoreError
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.bad_marks import MarkSurvey
 from ciuic.maintain.objects import bucket_of, damaged_documents, inspect_object, pack_object
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
+from ciuic.maintain.repair.manifests import sound_manifest
 from ciuic.maintain.repair.report import OTHER_PACK, BadManifest, BadPack, RepairPlan, SavedChunk
 from ciuic.maintain.repair.sources import read_origin
 from ciuic.maintain.watch import OnProgress
@@ -34,6 +36,11 @@ from ciuic.store.records.kinds import DATA
 from ciuic.store.store import Store
 
 __all__ = ["apply_in_bucket", "plan_in_bucket"]
+
+_HINT: Final = (
+    "Put the object back from an older version of the bucket, run the repair on a machine that has"
+    " used the store, or take it from a copy of the store with --from COPY."
+)
 
 
 def plan_in_bucket(
@@ -74,7 +81,7 @@ def plan_in_bucket(
         packs=tuple(damaged),
         origins=search.origins,
         lost=frozenset(search.lost),
-        manifests=tuple(map(_bad_document, damaged_documents(store))),
+        manifests=tuple([_bad_document(store, bad) for bad in damaged_documents(store)]),
         marks=MarkSurvey([], [], {}, {}),
         retired={},
         bare=(),
@@ -131,12 +138,13 @@ def _diagnosed(store: Store, check: PackCheck) -> BadPack:
     return BadPack(check.pack_id, check.what, False, saved, lost, stays=bool(check.unknown))
 
 
-def _bad_document(bad: PathWarning) -> BadManifest:
-    """Report a manifest or a mark that is damaged: a repair has no copy of it."""
+def _bad_document(store: Store, bad: PathWarning) -> BadManifest:
+    """Report a damaged or lost manifest, or a damaged mark, which has no copy."""
     path = os.fsdecode(bad.path)
-    snapshot_id = SnapshotId(os.path.basename(path).removesuffix(".json"))
-    hint = "Put the object back from a copy or an older version of the bucket."
-    return BadManifest(snapshot_id, f"{path}: {bad.what}", False, is_gone=True, hint=hint)
+    folder, _, name = path.rpartition("/")
+    snapshot_id = SnapshotId(name.removesuffix(".json"))
+    has_copy = folder == layout.SNAPSHOTS and sound_manifest(store, snapshot_id) is not None
+    return BadManifest(snapshot_id, f"{path}: {bad.what}", has_copy, is_gone=True, hint=_HINT)
 
 
 def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:

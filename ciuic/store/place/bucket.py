@@ -1,7 +1,8 @@
 """A store in a bucket, seen from one machine.
 
 What counts is in the bucket. The cache directory has what would be slow to fetch again: the chunk
-index, and copies of manifests and of the newest marks, which are written once. A user may delete it
+index, and copies of manifests and of the newest marks, which are written once; in ``parity/`` are
+those of manifests that the bucket has lost. A user may delete it
 at any time. It has no header, so that no program takes it for a store.
 
 Several machines can add and prune at once. Each session holds a lease, and a prune waits for those
@@ -28,12 +29,14 @@ from ciuic.errors import (
 from ciuic.ids import PackId, SessionId, SnapshotId
 from ciuic.store.directory.cache import prepare_cache
 from ciuic.store.directory.folder import Folder
+from ciuic.store.directory.kept import forget_kept, keep_lost
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Listed, Place, Version
 from ciuic.store.place.probe import probe
 from ciuic.store.place.records import Records
 from ciuic.store.place.segments.segments import Segments
 from ciuic.store.place.sessions.condemned import Condemned
+from ciuic.store.place.sessions.damaged import keep_aside, replace_damaged
 from ciuic.store.place.sessions.leases import (
     HeldLeases,
     copied_ids,
@@ -46,6 +49,7 @@ from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone, new_
 from ciuic.store.records.header import FORMAT, Chunking, Header, decode_header
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.records.mark import MARK_BYTES_MAX
+from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired
 from ciuic.system.clock import Clock, rfc3339
 
 __all__ = ["StoreInBucket", "create_in_bucket", "open_bucket"]
@@ -105,6 +109,7 @@ class StoreInBucket:
         # A manifest that was cut to the length of a tombstone is damage, which must not be hidden.
         listed |= revoked_ids - known_revoked
         gone = (known - listed) | (known & revoked_ids)
+        keep_lost(self.path, gone - revoked_ids, listed, self._retired)
         if gone:
             folder.remove_all(map(layout.manifest_name, gone))
         missing = sorted(listed - (known - gone))
@@ -115,6 +120,30 @@ class StoreInBucket:
                     revoked.create(layout.manifest_name(snapshot_id), data)
                 elif data is not None:
                     folder.create(layout.manifest_name(snapshot_id), data)
+
+    def put_back(self, snapshot_id: SnapshotId, data: bytes) -> bool:
+        """Put a sound manifest in the place of one that is lost or damaged.
+
+        The damaged one is copied to ``quarantine/``. For a lost one, the caller holds a lease that
+        ``announce`` has made, and has read the retired IDs after that.
+
+        Returns:
+            False if another session has changed it meanwhile.
+
+        Raises:
+            StoreError: The bucket failed.
+        """
+        try:
+            if not replace_damaged(self._place, snapshot_id, data):
+                return False
+        except MissingError:
+            if not self.create_manifest(snapshot_id, data):
+                return False
+        with contextlib.suppress(StoreError):  # the next run fetches it
+            name = layout.manifest_name(snapshot_id)
+            Folder(self.path, layout.SNAPSHOTS).replace(name, data)
+            forget_kept(self.path, [snapshot_id])
+        return True
 
     def create_manifest(self, snapshot_id: SnapshotId, data: bytes) -> bool:
         """Commit a snapshot: create its manifest in the bucket; returns false if the key is taken.
@@ -167,6 +196,10 @@ class StoreInBucket:
                 found = self._place.get_versioned(key, MANIFEST_BYTES_MAX)
                 self._place.replace(key, new_tombstone(), found.version)
         self._place.delete(_manifest_key(one) for one in snapshot_ids if one not in copied)
+
+    def set_manifests_aside(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Copy damaged manifests to ``quarantine/``, then delete them; missing ones are skipped."""
+        self.remove_manifests(keep_aside(self._place, sorted(snapshot_ids)))
 
     def remove_marks(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete all marks of snapshots that are gone for good."""
@@ -300,6 +333,12 @@ class StoreInBucket:
             StoreError: It can't be read.
         """
         return self._place.get(_manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
+
+    def _retired(self) -> frozenset[SnapshotId]:
+        records = self.records(layout.RETIRED)
+        names = records.names(layout.parse_retired_name)
+        found = [decode_retired(records.read(name, RETIRED_BYTES_MAX)) for name in names]
+        return frozenset[SnapshotId]().union(*found)
 
     def _refuse_unknown(self) -> None:
         if self.header.problem_for_writers:

@@ -171,6 +171,14 @@ class Bucket(Protocol):
         """Delete manifests."""
         ...
 
+    def put_back(self, snapshot_id: SnapshotId, data: bytes) -> bool:
+        """Put a sound manifest in the place of one that is lost or damaged."""
+        ...
+
+    def set_manifests_aside(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Copy damaged manifests to ``quarantine/``, then delete them; missing ones are skipped."""
+        ...
+
     def remove_marks(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete all marks of snapshots."""
         ...

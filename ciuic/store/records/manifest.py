@@ -105,6 +105,7 @@ class _Record(msgspec.Struct):
     required: list[str] | msgspec.UnsetType = msgspec.UNSET
     complete: bool | msgspec.UnsetType = msgspec.UNSET
     follows: list[_FollowRecord] | msgspec.UnsetType = msgspec.UNSET
+    store: str | msgspec.UnsetType = msgspec.UNSET
     checksum: str = ""
 
 
@@ -154,6 +155,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             exclude_if_present=_escaped_all(rules.if_present) or msgspec.UNSET,
             follows=[_FollowRecord(_escaped(one.path), one.snapshot) for one in summary.follows]
             or msgspec.UNSET,
+            store=summary.store or msgspec.UNSET,
             trouble=[
                 _TroubleRecord(_escaped(warning.path), _words(warning.what), warning.harmless)
                 for warning in manifest.trouble
@@ -205,6 +207,7 @@ def decode_manifest(data: bytes, snapshot_id: SnapshotId) -> Manifest:
         follows=tuple(
             [Follow(_unescaped(one.path), SnapshotId(one.snapshot)) for one in record.follows or []]
         ),
+        store=record.store or "",
     )
     return Manifest(
         summary=summary,

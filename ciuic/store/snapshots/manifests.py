@@ -7,7 +7,7 @@ snapshot say whether it is listed or forgotten: ``trash``.
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ciuic.errors import (
     CorruptionError,
@@ -158,12 +158,16 @@ class Manifests:
         """
         self._folder.sync()
 
-    def set_aside(self, snapshot_ids: Iterable[SnapshotId]) -> None:
+    def set_aside(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Durably move damaged manifests to ``quarantine/``; missing manifests are skipped.
 
         Raises:
             StoreError: A manifest cannot be moved.
         """
+        if self._bucket is not None:
+            self._bucket.set_manifests_aside(frozenset(snapshot_ids))
+            self._folder.remove_all(map(layout.manifest_name, snapshot_ids))
+            return
         for snapshot_id in sorted(self.files().keys() & set(snapshot_ids)):
             self._folder.set_aside(layout.manifest_name(snapshot_id), self._quarantine)
 

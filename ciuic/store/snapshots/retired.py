@@ -8,10 +8,9 @@ no ID is missing in between.
 """
 
 import contextlib
+import re
 from collections.abc import Collection
 from typing import Final
-
-import msgspec
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UnreachableError
 from ciuic.ids import SessionId, SnapshotId
@@ -19,22 +18,13 @@ from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.reserve import with_reserve
 from ciuic.store.place.packs import Bucket, RecordFolder
 from ciuic.store.records import layout
-from ciuic.store.records.sealed import seal, unseal_version
+from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired, encode_retired
 
-__all__ = ["Retired", "decode_retired"]
+__all__ = ["Retired"]
 
-FORMAT: Final = 1
-_BYTES_MAX: Final = 64 * 1024 * 1024
 _RECORDS_MAX: Final = 32
 _TRIES: Final = 100
-
-
-class _Record(msgspec.Struct):
-    """A record."""
-
-    format: int
-    ids: list[str]
-    checksum: str = ""
+_QUOTED_ID: Final = re.compile('"(cs-[0-9a-f]{6,64})"')
 
 
 class Retired:
@@ -102,12 +92,33 @@ class Retired:
             return
         is_merged = len(found) >= _RECORDS_MAX
         ids = known.union(snapshot_ids) if is_merged else set(snapshot_ids) - known
-        data = seal(_Record(FORMAT, sorted(ids)))
+        data = encode_retired(ids)
         with_reserve(self._store_path, lambda: self._create(data))
         if is_merged:
             # An error does no harm: the new record has all their IDs.
             with contextlib.suppress(StoreError):
                 self._folder.remove_durably(found)
+
+    def renew(self, name: str, there: Collection[SnapshotId]) -> None:
+        """Create a record with the IDs that can still be read in a damaged one.
+
+        An ID that is not retired any more would make a snapshot seem lost.
+
+        Args:
+            name: The damaged record.
+            there: Snapshots that have a manifest: none of them is gone, whatever the record says.
+
+        Raises:
+            StoreError: The new record can't be written.
+        """
+        try:
+            text = self._folder.read(name, RETIRED_BYTES_MAX).decode("ascii", "replace")
+        except StoreError:
+            return
+        ids = set(map(SnapshotId, _QUOTED_ID.findall(text))) - set(there) - self.ids()
+        if ids:
+            data = encode_retired(ids)
+            with_reserve(self._store_path, lambda: self._create(data))
 
     def _create(self, data: bytes) -> None:
         self._folder.make()
@@ -140,7 +151,7 @@ class Retired:
 
     def _record(self, name: str) -> frozenset[SnapshotId]:
         try:
-            return decode_retired(self._folder.read(name, _BYTES_MAX))
+            return decode_retired(self._folder.read(name, RETIRED_BYTES_MAX))
         except CorruptionError as error:
             message = f"{self._folder.path_of(name)}: {error.message}"
             if isinstance(error, UnreachableError):
@@ -159,16 +170,3 @@ class Retired:
 
 class _MergedError(Exception):
     """A record that was listed is gone."""
-
-
-def decode_retired(data: bytes) -> frozenset[SnapshotId]:
-    """Decode a record.
-
-    Raises:
-        CorruptionError: It is damaged.
-        UnknownFormatError: A later version wrote it.
-    """
-    record = unseal_version(data, _Record, FORMAT, "a record of retired IDs")
-    if not all(layout.is_snapshot_id(text) for text in record.ids):
-        raise CorruptionError("it has an entry that is not a snapshot ID")
-    return frozenset(map(SnapshotId, record.ids))

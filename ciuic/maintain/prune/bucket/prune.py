@@ -17,11 +17,12 @@ import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from ciuic.catalog import lost_snapshots
 from ciuic.errors import OfflineError, StoreError
 from ciuic.ids import PackId, SnapshotId
 from ciuic.maintain.prune.apply import Work, foresee_prune, prune_work, report_of, rewrite
 from ciuic.maintain.prune.bucket.waiting import Patience, Waiting
-from ciuic.maintain.prune.plan import mark_needed, plan_prune
+from ciuic.maintain.prune.plan import mark_needed, plan_prune, refuse_lost_manifests
 from ciuic.maintain.prune.report import PruneCounts, PrunePlan, PruneReport
 from ciuic.maintain.watch import OnProgress, cancel_check
 from ciuic.store.gc.judging import judge_packs
@@ -48,6 +49,7 @@ def prune_bucket(
     patience: Patience = Patience(),  # noqa: B008 - it is immutable
     dry_run: bool = False,
     leaving: Collection[SnapshotId] = (),
+    given_up: Collection[SnapshotId] = (),
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = lambda _what, _done, _total: None,
     told: Callable[[list[Lease]], None] = lambda _leases: None,
@@ -62,6 +64,7 @@ def prune_bucket(
         patience: How long to wait for other sessions.
         dry_run: Remove nothing, and report what would be removed if no other session were at work.
         leaving: Listed snapshots that count as forgotten now.
+        given_up: Lost snapshots that count as given up now.
         cancelled: Asked often.
         progress: Receives the stage, the steps done and their total.
         told: Receives the leases of the sessions that are waited for.
@@ -81,6 +84,7 @@ def prune_bucket(
         trash_s=trash_s,
         now_ns=now_ns,
         leaving=leaving,
+        given_up=given_up,
         cancelled=cancelled,
         progress=progress,
     )
@@ -107,6 +111,9 @@ def finish_condemned(
         patience: How long to wait for other sessions.
         cancelled: Asked often.
 
+    While a manifest is lost, only those of repairs are finished: what the snapshot needs is not
+    known.
+
     Returns:
         The leases of the sessions that are waited for.
 
@@ -116,7 +123,8 @@ def finish_condemned(
     """
     bucket, check = _bucket(store), cancel_check(cancelled, _STOPPED)
     waiting = Waiting(bucket, patience, clock, check=check, told=lambda _leases: None)
-    _Run(store, bucket, waiting, check, lambda _what, _done, _total: None).finish_earlier()
+    run = _Run(store, bucket, waiting, check, lambda _what, _done, _total: None)
+    run.finish_earlier(only_damaged=bool(lost_snapshots(store)))
     return waiting.left
 
 
@@ -154,13 +162,17 @@ class _Run:
         self._removed: dict[PackId, int] = {}
         self._own_lease = prune_lease(store.session_id)
 
-    def finish_earlier(self) -> None:
+    def finish_earlier(self, *, only_damaged: bool = False) -> None:
         """Finish what earlier prunes have condemned, as far as no session is waited for.
 
         Packs that were deleted and have come back go at once: no session relies on them.
+
+        Args:
+            only_damaged: Finish what repairs have condemned, and leave the rest.
         """
         for condemnation in self._bucket.condemned.read():
-            self._finish(condemnation)
+            if condemnation.damaged or not only_damaged:
+                self._finish(condemnation)
         self._delete(self._bucket.condemned.deleted())
         self._store.index_keeper.renew(self._bucket.shut_packs())
 
@@ -221,6 +233,8 @@ class _Run:
         if condemnation.damaged:
             return bucket.condemned.judge(condemnation.session, condemnation.packs)
         bucket.fetch()
+        # A manifest may have been lost since the plan, and a judgment can't be taken back.
+        refuse_lost_manifests(store)
         shut = bucket.condemned.shut(besides=condemnation.session) | condemnation.packs
         store.index_keeper.renew(shut)
         sizes = store.pack_files()

@@ -1,0 +1,78 @@
+"""Puts back manifests that a bucket has lost or damaged, from what this machine has of them.
+
+A damaged manifest stays where it is until then: it stops the prunes of every machine.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from ciuic.errors import StoreError
+from ciuic.ids import SnapshotId
+from ciuic.maintain.objects import bucket_of
+from ciuic.maintain.repair.lost_chunks import LostChunkSearch
+from ciuic.maintain.repair.report import RepairPlan
+from ciuic.store.directory.folder import Folder
+from ciuic.store.records import layout
+from ciuic.store.records.manifest import MANIFEST_BYTES_MAX, decode_manifest
+from ciuic.store.store import Store
+
+__all__ = ["put_back_manifests", "sound_manifest"]
+
+
+def sound_manifest(store: Store, snapshot_id: SnapshotId) -> bytes | None:
+    """Return a sound manifest that the bucket does not have where it should be; None: none known.
+
+    It is in the cache directory of this machine, or in ``parity/`` of the bucket, if a directory
+    was uploaded there.
+    """
+    bucket, name = bucket_of(store), layout.manifest_name(snapshot_id)
+    cache = Folder(bucket.path, layout.SNAPSHOTS)
+    with contextlib.suppress(StoreError):
+        data = cache.read(name, MANIFEST_BYTES_MAX)
+        decode_manifest(data, snapshot_id)
+        return data
+    kept = store.manifests.copies.read(snapshot_id)
+    if kept is not None:
+        return kept
+    with contextlib.suppress(StoreError):
+        data = bucket.place.get(f"{layout.PARITY}/{name}", MANIFEST_BYTES_MAX)
+        decode_manifest(data, snapshot_id)
+        return data
+    return None
+
+
+def put_back_manifests(
+    store: Store, plan: RepairPlan, *, cancelled: Callable[[], bool] = lambda: False
+) -> RepairPlan:
+    """Put back the manifests of a plan that have a copy.
+
+    Args:
+        store: Open for writing, and not with ``removes``: what its session announces is waited for.
+        plan: The plan.
+        cancelled: Asked often.
+
+    Returns:
+        The plan, with what cannot be restored of these snapshots.
+
+    Raises:
+        StoreError: The bucket failed. What was put back stays.
+        CancelledError: ``cancelled`` turned true; the same.
+    """
+    bucket = bucket_of(store)
+    ids = [bad.id for bad in plan.manifests if bad.has_copy]
+    if not ids:
+        return plan
+    # A prune waits for the leases, and a snapshot that was purged meanwhile must not come back.
+    retired = store.announce(ids)
+    back = set()
+    for snapshot_id in ids:
+        data = sound_manifest(store, snapshot_id)
+        if data is not None and snapshot_id not in retired:
+            bucket.put_back(snapshot_id, data)
+            back.add(snapshot_id)
+    unreadable = {chunk_id for pack in plan.packs for chunk_id in pack.lost}
+    remaining = LostChunkSearch(store, unreadable, cancelled).run(None)
+    known = {one.id for one in plan.remaining}
+    more = tuple([one for one in remaining if one.id in back - known])
+    return replace(plan, remaining=(*plan.remaining, *more))

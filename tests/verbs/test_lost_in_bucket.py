@@ -1,0 +1,244 @@
+"""A manifest that a bucket has lost: what it needs stays, until it is back or abandoned.
+
+The bucket is a directory here, behind the same interface; tests/s3 has a real server.
+"""
+
+import pytest
+
+from ciuic.catalog import lost_snapshots
+from ciuic.copy.copy import CopyRequest, copy_snapshots
+from ciuic.copy.mend import mend
+from ciuic.copy.report import CopyReport
+from ciuic.errors import CorruptionError
+from ciuic.maintain.prune.bucket.prune import finish_condemned, is_unfinished
+from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+from ciuic.maintain.repair.manifests import put_back_manifests
+from tests.kit.buckets import FolderMachine, write
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """Three snapshots, each with a file of its own; the first one is the parent of the second."""
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    for name in "abc":
+        for old in (tmp_path / "source").glob("*"):
+            old.unlink()
+        write(tmp_path / "source", [name])
+        machine.take_at(machine.place(), tmp_path / "source")
+    return tmp_path / "bucket"
+
+
+def newcomer(bucket, name):
+    """A machine that has never seen the bucket."""
+    machine = FolderMachine(bucket, bucket.parent / name)
+    machine.clock.advance(3600)
+    return machine
+
+
+def in_order(machine):
+    """The IDs of all snapshots, the first one first."""
+    with machine.opened() as store:
+        manifests = [store.manifest(one).summary for one in store.manifests.ids()]
+    return [one.id for one in sorted(manifests, key=lambda one: one.taken_ns)]
+
+
+def lost(machine):
+    with machine.opened() as store:
+        return lost_snapshots(store)
+
+
+def test_a_machine_that_never_saw_the_lost_snapshot_refuses_to_prune(bucket):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    (bucket / f"snapshots/{second}.json").unlink()
+    other = newcomer(bucket, "new")
+    packs = other.names("packs")
+
+    with pytest.raises(
+        CorruptionError, match=f"{second} is gone, so nothing was removed"
+    ) as caught:
+        other.prune()
+
+    assert f"'ciuic forget {second}'" in caught.value.hint
+    assert other.names("packs") == packs
+    assert lost(other) == [second]
+
+    other.forget(second)
+    other.prune()
+    assert lost(newcomer(bucket, "later")) == []
+    assert len(other.names("packs")) < len(packs)
+    other.check(listed=[first, third])
+
+
+def test_what_another_machine_has_purged_is_not_lost(bucket):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    one, two = newcomer(bucket, "one"), newcomer(bucket, "two")
+    two.verify()
+    one.forget(first, second)
+    one.prune()
+    assert lost(two) == []
+    two.prune()
+    newcomer(bucket, "new").check(listed=[third])
+
+
+def test_a_manifest_that_is_lost_before_the_judgment_stops_it(bucket, tmp_path):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    one, two = newcomer(bucket, "one"), newcomer(bucket, "two")
+    one.forget(first)
+    with two.opened_at(two.place()):  # a session at work
+        assert one.prune().waiting_for
+    packs = one.names("packs")
+    (bucket / f"snapshots/{second}.json").unlink()
+
+    with pytest.raises(CorruptionError, match=f"{second} is gone"):
+        newcomer(bucket, "new").prune()
+    with two.opened_at(two.place(), removes=True) as store:
+        finish_condemned(store, clock=two.clock)
+        assert is_unfinished(store)
+
+    assert one.names("packs") == packs
+    newcomer(bucket, "third").forget(second)
+    two.prune()
+    two.check(listed=[third])
+
+
+def test_a_damaged_manifest_is_abandoned_and_kept_in_the_quarantine(bucket):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    path = bucket / f"snapshots/{second}.json"
+    path.write_bytes(path.read_bytes().replace(b"delta", b"dexta"))
+    damaged = path.read_bytes()
+    other = newcomer(bucket, "new")
+    with pytest.raises(CorruptionError, match="nothing was removed"):
+        other.prune()
+
+    other.forget(second)
+
+    assert not path.exists()
+    assert (bucket / f"quarantine/{second}.json").read_bytes() == damaged
+    other.prune()
+    newcomer(bucket, "later").check(listed=[first, third])
+
+
+def repair(machine, *, source=None, apply=True):
+    """Do as ``ciuic repair --apply [--from SOURCE]``; returns the plan with what is left."""
+    with machine.opened_at(machine.place(), removes=True) as store:
+        plan = plan_in_bucket(store)
+        if not apply:
+            return plan
+        apply_in_bucket(store, plan)
+    with machine.opened_at(machine.place()) as store:
+        plan = put_back_manifests(store, plan)
+        if source is not None:
+            with source.opened() as other:
+                damaged = [bad.id for bad in plan.manifests if not bad.has_copy]
+                mended = mend(store, other, damaged, parity=0.0, clock=machine.clock)
+                assert set(mended.healed) == set(damaged), mended
+    return plan
+
+
+@pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty"])
+def test_a_machine_that_has_used_the_bucket_puts_a_manifest_back(bucket, damage):
+    machine = newcomer(bucket, "one")
+    first, second, third = in_order(machine)
+    path = bucket / f"snapshots/{second}.json"
+    was = path.read_bytes()
+    spoil(path, damage)
+    stranger = newcomer(bucket, "stranger")
+    assert [bad.has_copy for bad in repair(stranger).manifests] == [False]
+    machine.verify()  # a run that only looks keeps what the machine has
+
+    foreseen = repair(machine, apply=False)
+    assert [(bad.id, bad.has_copy) for bad in foreseen.manifests] == [(second, True)]
+    assert not path.exists() or path.read_bytes() != was
+    assert not repair(machine).is_hopeless
+
+    assert path.read_bytes() == was
+    assert (bucket / f"quarantine/{second}.json").exists() == (damage != "gone")
+    newcomer(bucket, "later").check(listed=[first, second, third])
+    newcomer(bucket, "pruning").prune()
+    assert not repair(machine).is_damaged
+    assert not list((bucket.parent / "one").rglob("parity/cs-*"))
+
+
+@pytest.mark.parametrize("damage", ["gone", "flipped", "cut"])
+def test_a_copy_of_the_store_gives_a_manifest_back(bucket, tmp_path, damage):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    copy = FolderMachine(tmp_path / "copy", tmp_path / "cache of the copy")
+    copy.init()
+    with newcomer(bucket, "source").opened() as source, copy.opened_at(copy.place()) as store:
+        copy_snapshots(source, store, CopyRequest(), CopyReport("", False), clock=copy.clock)
+    path = bucket / f"snapshots/{second}.json"
+    was = path.read_bytes()
+    spoil(path, damage)
+
+    repair(newcomer(bucket, "new"), source=copy)
+
+    assert path.read_bytes() == was
+    newcomer(bucket, "later").check(listed=[first, second, third])
+
+
+def test_what_was_uploaded_with_its_copies_is_put_back_from_them(bucket):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    path = bucket / f"snapshots/{second}.json"
+    was = path.read_bytes()
+    (bucket / "parity").mkdir()
+    path.rename(bucket / f"parity/{second}.json")
+
+    assert not repair(newcomer(bucket, "new")).is_hopeless
+
+    assert path.read_bytes() == was
+    newcomer(bucket, "later").check(listed=[first, second, third])
+
+
+def test_what_was_purged_meanwhile_is_not_put_back(bucket):
+    _, second, _ = in_order(newcomer(bucket, "before"))
+    machine = newcomer(bucket, "one")
+    machine.verify()
+    path = bucket / f"snapshots/{second}.json"
+    path.unlink()
+    with machine.opened_at(machine.place(), removes=True) as store:
+        plan = plan_in_bucket(store)
+    assert plan.manifests[0].has_copy
+    with machine.opened_at(machine.place()) as store:
+        newcomer(bucket, "other").forget(second)
+        put_back_manifests(store, plan)
+
+    assert not path.exists()
+    assert lost(machine) == []
+
+
+def test_a_manifest_that_comes_back_without_its_chunks_is_named(bucket):
+    machine = newcomer(bucket, "one")
+    _, second, _ = in_order(machine)
+    (bucket / f"snapshots/{second}.json").unlink()
+    newest = max((bucket / "packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    machine.verify()
+    sizes = {path: path.stat().st_size for path in (bucket / "packs").iterdir() if path != newest}
+    max(sizes, key=lambda path: (sizes[path], path.stat().st_mtime_ns)).unlink()
+
+    plan = repair(machine)
+
+    assert plan.is_hopeless
+    assert (bucket / f"snapshots/{second}.json").exists()
+
+
+def spoil(path, damage):
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        spoiled = {"flipped": data.replace(b"delta", b"dexta"), "cut": data[:100], "empty": b""}
+        path.write_bytes(spoiled[damage])
+
+
+def test_a_parent_that_a_listing_missed_is_not_lost(bucket):
+    """Both came while the pages of a listing were read: the child is on the last page."""
+    _, second, _ = in_order(newcomer(bucket, "before"))
+    other = newcomer(bucket, "new")
+    with other.opened() as store:
+        (store_file,) = (bucket.parent / "new").rglob(f"{second}.json")
+        store_file.unlink()
+        assert second not in store.manifests.ids()
+        assert lost_snapshots(store) == []
