@@ -112,6 +112,7 @@ class Rules:
     one_verdict: bool = True
     condemn_damaged: bool = True
     store_before_condemning_damaged: bool = True
+    keep_verdicts: bool = True
 
 
 class Read(NamedTuple):
@@ -331,6 +332,26 @@ class Roles:
         """Delete packs."""
         for pack in sorted(packs):
             yield Delete("packs", pack)
+
+    def sweeper(self, session: Session) -> Process:
+        """Delete a verdict and its condemnation, when nothing shows that either is of use."""
+        verdicts = yield Read(
+            "verdicts", lambda found: frozenset(one for one in found if one.session == session)
+        )
+        if self._rules.keep_verdicts or not verdicts:
+            return
+        gone = deleted(verdicts)
+        if (yield Read("packs", lambda packs: packs & gone)):
+            return
+        if (yield Read("segments", lambda segments: listed(segments) & gone)):
+            return
+        commits = yield Read("commits", lambda commits: commits)
+        if (yield Read("leases", lambda leases: leases)):
+            return
+        for commit in sorted(one for one in commits if one.session == session):
+            yield Delete("commits", commit)
+        for verdict in sorted(verdicts):
+            yield Delete("verdicts", verdict)
 
     def merger(self, session: Session) -> Process:
         """Replace all segments by one. It needs no lease: only what it says counts, not when."""

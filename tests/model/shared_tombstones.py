@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["MANIFEST", "Copier", "Pruner", "Purger", "Rules", "Store", "explore"]
+__all__ = ["MANIFEST", "Cleaner", "Copier", "Pruner", "Purger", "Rules", "Store", "explore"]
 
 MANIFEST: Final = "manifest"
 _FREE: Final = ""
@@ -34,6 +34,12 @@ class Rules:
     """A purge leaves a tombstone if there is a copier's lease, or such a note."""
     refuse_retired: bool = True
     """A copier that has its lease asks whether the ID is retired."""
+    clean_notes_of_retired: bool = True
+    """A note is deleted only if the ID is retired."""
+    clean_notes_behind_tombstones: bool = True
+    """A note is deleted only if a tombstone has the key."""
+    keep_tombstones: bool = True
+    """A tombstone is not deleted, even if no lease is left."""
 
 
 class Store(NamedTuple):
@@ -95,7 +101,14 @@ class Purger(NamedTuple):
     may_return: bool = False
 
 
-Process = Copier | Pruner | Purger
+class Cleaner(NamedTuple):
+    """A process that deletes the note; from the step "sweep" on, one that deletes a tombstone."""
+
+    name: str
+    step: str = "retired"
+
+
+Process = Copier | Pruner | Purger | Cleaner
 State = tuple[Store, tuple[Process, ...]]
 
 
@@ -124,8 +137,10 @@ def _steps(
             found = _copy(rules, store, process)
         elif isinstance(process, Pruner):
             found = _prune(rules, store, process)
-        else:
+        elif isinstance(process, Purger):
             found = _purge(rules, store, process)
+        else:
+            found = _clean(rules, store, process)
         if found is not None:
             after, ahead = found
             told = f"{process.name} {process.step}"
@@ -238,4 +253,22 @@ def _purge(rules: Rules, store: Store, me: Purger) -> tuple[Store, Purger] | Non
             return store._replace(is_purged=False), me._replace(step="done")
         case "other":
             return store._replace(has_other=False), me._replace(step="done")
+    return None
+
+
+def _clean(rules: Rules, store: Store, me: Cleaner) -> tuple[Store, Cleaner] | None:
+    match me.step:
+        case "retired":
+            may = store.is_retired or not rules.clean_notes_of_retired
+            return store, me._replace(step="key" if may else "done")
+        case "key":
+            is_tombstone = store.key not in {_FREE, MANIFEST}
+            may = is_tombstone or not rules.clean_notes_behind_tombstones
+            return store, me._replace(step="note" if may else "done")
+        case "note":
+            return store._replace(was_dismissed=False), me._replace(step="done")
+        case "sweep":
+            if rules.keep_tombstones or store.leases or store.key in {_FREE, MANIFEST}:
+                return None
+            return store._replace(key=_FREE), me._replace(step="done")
     return None

@@ -105,6 +105,10 @@ SCENARIOS: dict[str, tuple[Place, list[Runner]]] = {
         CONDEMNED,
         [FINISHER, FINISHER, mark("purge"), writer("W1")],
     ),
+    "a condemnation that two finish, and a sweeper": (
+        CONDEMNED,
+        [FINISHER, FINISHER, mark("purge"), writer("W1"), Runner("sweeper", ("P0",))],
+    ),
 }
 
 

@@ -207,6 +207,11 @@ class Marks:
                 marks[slot] = _FOUND
         return needed, repeated
 
+    @property
+    def lacks_some(self) -> bool:
+        """Whether a needed chunk was not ticked off: no pack that was looked through has it."""
+        return _NEEDED in self._data.marks or _NEEDED in self._nodes.marks
+
     def add_delta_base(self, delta: ChunkId, base: ChunkId) -> None:
         """Record that a pack has a data chunk as a delta against ``base``."""
         self._upper.append(self._data.add(delta))

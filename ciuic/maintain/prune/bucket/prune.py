@@ -8,7 +8,7 @@ condemn    name all these packs in one object; from then on, no new session reli
 wait       for each session that is at work, or revoke it
 judge      read again what is needed; the packs that are needed after all are spared
 delete     the other packs
-tidy       merge index segments, without the packs that are gone
+tidy       merge index segments, without the packs that are gone; delete records of no use
 
 It can be stopped at any moment, and any prune of any machine does the rest.
 """
@@ -21,6 +21,7 @@ from ciuic.catalog import lost_snapshots
 from ciuic.errors import OfflineError, StoreError
 from ciuic.ids import PackId, SnapshotId
 from ciuic.maintain.prune.apply import Work, foresee_prune, prune_work, report_of, rewrite
+from ciuic.maintain.prune.bucket.records import clean_records
 from ciuic.maintain.prune.bucket.waiting import Patience, Waiting
 from ciuic.maintain.prune.plan import mark_needed, plan_prune, refuse_lost_manifests
 from ciuic.maintain.prune.report import PruneCounts, PrunePlan, PruneReport
@@ -193,6 +194,8 @@ class _Run:
         if self._removed or earlier.packs:
             with contextlib.suppress(StoreError):  # only readers without a chunk index need it
                 self._bucket.segments.tidy(self._bucket.condemned.deleted())
+        with contextlib.suppress(StoreError):  # the next prune does the rest
+            clean_records(self._store, self._bucket, work.plan)
         return self._report(work, rewritten, earlier, condemned)
 
     def _purge(self, plan: PrunePlan) -> None:

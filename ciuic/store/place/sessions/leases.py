@@ -3,7 +3,8 @@
     leases/snapshot-<id>          a writer that will commit this snapshot
     leases/copy-<id>-<session>    a writer that copies this snapshot from another store
     leases/prune-<session>        a prune that will commit its condemnation
-    leases/dismissed-<id>         a note, no lease: a prune stopped waiting for a copy of this
+    leases/dismissed-<id>         a note, no lease: a prune stopped waiting for a copy of this, and
+                                  the manifest of that session may still come
 
 Each lease names the key where its session is decided. While its process runs, a thread changes the
 lease's number every minute, so that a prune can tell a session at work from a dead one without
@@ -13,7 +14,7 @@ comparing the clocks of two machines.
 import contextlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -35,6 +36,8 @@ __all__ = [
     "copied_ids",
     "copy_lease",
     "dismiss",
+    "dismissed_ids",
+    "drop_notes",
     "is_decided",
     "list_leases",
     "prune_lease",
@@ -203,6 +206,26 @@ def copied_ids(place: Place) -> set[SnapshotId]:
     names = [found.key.partition("/")[2] for found in place.list(layout.LEASES)]
     matches = [match for match in map(_COPIED.fullmatch, names) if match is not None]
     return {SnapshotId(match[1] or match[2]) for match in matches}
+
+
+def dismissed_ids(place: Place) -> set[SnapshotId]:
+    """Return the snapshots with a note that a prune stopped waiting for a copy of them.
+
+    Raises:
+        StoreError: The bucket can't be read.
+    """
+    names = [found.key.partition("/")[2] for found in place.list(layout.LEASES)]
+    matches = [match for match in map(_COPIED.fullmatch, names) if match is not None]
+    return {SnapshotId(match[2]) for match in matches if match[2]}
+
+
+def drop_notes(place: Place, snapshot_ids: Iterable[SnapshotId]) -> None:
+    """Delete such notes. The ID is retired, and a tombstone is where the manifest would come.
+
+    Raises:
+        StoreError: The bucket can't be written to.
+    """
+    place.delete(f"{layout.LEASES}/{_DISMISSED}{one}" for one in snapshot_ids)
 
 
 def dismiss(place: Place, lease: Lease) -> None:
