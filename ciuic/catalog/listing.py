@@ -124,17 +124,22 @@ def lost_ids(store: Store, recorded: Rows, parents: Collection[SnapshotId]) -> l
         recorded: Rows of the chunk index.
         parents: See ``Survey``.
     """
-    remembered = store.manifests.remembered_ids() | store.marks.newest().keys() | set(parents)
-    missed = store.trash.find_missing({*remembered, *recorded})
+    remembered = store.manifests.remembered_ids() | store.marks.newest().keys()
+    missed = store.trash.find_missing({*remembered, *recorded, *parents})
     # A listing of a bucket can have a snapshot and lack its parent, if both came meanwhile.
     missed = {one for one in missed if one not in parents or not store.manifests.is_there(one)}
     # Look twice: another process may have brought a snapshot back between two listings.
     missed = store.trash.find_missing(missed) if missed else missed
+    if not missed.isdisjoint(parents) and any(store.trash.retired.damage()):
+        # A parent may be retired there. Until a repair, nothing is removed anyway.
+        missed -= set(parents) - remembered - recorded.keys()
     return sorted(
         [
             snapshot_id
             for snapshot_id in missed
-            if snapshot_id in remembered or row_of(recorded, snapshot_id) is not None
+            if snapshot_id in remembered
+            or snapshot_id in parents
+            or row_of(recorded, snapshot_id) is not None
         ]
     )
 

@@ -242,3 +242,24 @@ def test_a_parent_that_a_listing_missed_is_not_lost(bucket):
         store_file.unlink()
         assert second not in store.manifests.ids()
         assert lost_snapshots(store) == []
+
+
+def test_a_damaged_record_of_retired_ids_is_replaced_by_what_can_be_read_in_it(bucket):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    machine = newcomer(bucket, "one")
+    machine.forget(first, second)
+    machine.prune()
+    (record,) = (bucket / "retired").iterdir()
+    record.write_bytes(record.read_bytes().replace(b"checksum", b"checksun"))
+    other = newcomer(bucket, "other")
+    assert lost(other) == [], "a parent may be retired there"
+    with pytest.raises(CorruptionError, match="retired"):
+        other.prune()
+
+    plan = repair(other)
+
+    assert list(plan.retired) == [record.name]
+    assert (bucket / f"quarantine/retired-{record.name}").exists()
+    assert lost(newcomer(bucket, "new")) == []
+    other.prune()
+    newcomer(bucket, "later").check(listed=[third])

@@ -113,11 +113,11 @@ def refuse_lost_manifests(store: Store, given_up: Collection[SnapshotId] = ()) -
         given_up: Lost snapshots that count as given up.
 
     Raises:
-        CorruptionError: A manifest is lost.
+        CorruptionError: A manifest is lost, or a record of retired IDs is damaged.
     """
+    store.trash.retired.check()  # without this list, what was purged seems to be lost
     lost = [snapshot_id for snapshot_id in lost_snapshots(store) if snapshot_id not in given_up]
     if lost:
-        store.trash.retired.check()  # without this list, expired snapshots seem to be lost
         error = lost_manifest(store, lost[0])
         raise CorruptionError(f"{error.message}, so nothing was removed", hint=error.hint)
 

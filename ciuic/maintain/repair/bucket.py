@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ciuic.errors import CancelledError, CorruptionError, OfflineError, StoreError
+from ciuic.errors import CancelledError, CorruptionError, MissingError, OfflineError, StoreError
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.bad_marks import MarkSurvey
 from ciuic.maintain.objects import bucket_of, damaged_documents, inspect_object, pack_object
@@ -33,6 +33,7 @@ from ciuic.store.health.salvage import listed_or_salvaged
 from ciuic.store.health.soundness import sound_payload
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
+from ciuic.store.records.retired import RETIRED_BYTES_MAX
 from ciuic.store.store import Store
 
 __all__ = ["apply_in_bucket", "plan_in_bucket"]
@@ -83,7 +84,7 @@ def plan_in_bucket(
         lost=frozenset(search.lost),
         manifests=tuple([_bad_document(store, bad) for bad in damaged_documents(store)]),
         marks=MarkSurvey([], [], {}, {}),
-        retired={},
+        retired=store.trash.retired.damage()[0],
         bare=(),
         uncopied=(),
         stale_catalog=False,
@@ -110,6 +111,8 @@ def apply_in_bucket(
         CancelledError: ``cancelled`` turned true.
     """
     bucket = bucket_of(store)
+    for name in plan.retired:
+        _set_retired_aside(store, name)
     replaced = [bad.pack_id for bad in plan.packs if not bad.stays]
     _store_chunks(store, plan)
     output = UploadOutput(store, bucket.packs)
@@ -189,6 +192,16 @@ def _store_chunks(store: Store, plan: RepairPlan) -> None:
     except BaseException:
         writer.abort()
         raise
+
+
+def _set_retired_aside(store: Store, name: str) -> None:
+    """Replace a damaged record of retired IDs by one with those that can be read in it."""
+    place, key = bucket_of(store).place, f"{layout.RETIRED}/{name}"
+    store.trash.retired.renew(name, store.manifests.ids())
+    with contextlib.suppress(MissingError):  # another repair was first
+        data = place.get(key, RETIRED_BYTES_MAX)
+        place.put(f"{layout.QUARANTINE}/{layout.RETIRED}-{name}", data)
+        place.delete([key])
 
 
 def _copy_sound_frames(output: UploadOutput, pack_id: PackId, data: bytes) -> None:
