@@ -263,3 +263,30 @@ def test_a_damaged_record_of_retired_ids_is_replaced_by_what_can_be_read_in_it(b
     assert lost(newcomer(bucket, "new")) == []
     other.prune()
     newcomer(bucket, "later").check(listed=[third])
+
+
+def test_a_machine_reads_each_record_of_retired_ids_once(bucket):
+    first, second, third = in_order(newcomer(bucket, "before"))
+    machine, other = newcomer(bucket, "one"), newcomer(bucket, "other")
+    machine.forget(first)
+    machine.prune()
+    assert lost(other) == []
+    (record,) = (bucket / "retired").iterdir()
+    was = record.read_bytes()
+    record.write_bytes(b"damaged")
+
+    assert lost(other) == []
+    with other.opened() as store:
+        assert store.trash.retired.ids() == {first}
+        assert store.trash.retired.damage()[0].keys() == {record.name}, "a repair reads the bucket"
+
+    record.write_bytes(was)
+    (machine_copy,) = (bucket.parent / "other").rglob("retired/*.json")
+    machine_copy.write_bytes(b"damaged")
+    assert lost(other) == []
+    assert machine_copy.read_bytes() == was
+    record.unlink()
+    with other.opened() as store:
+        assert store.trash.retired.ids() == frozenset()
+    assert not machine_copy.exists()
+    assert {second, third} <= set(in_order(other))

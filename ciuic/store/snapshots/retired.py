@@ -44,6 +44,8 @@ class Retired:
         self._folder: RecordFolder = (
             Folder(store_path, layout.RETIRED) if bucket is None else bucket.records(layout.RETIRED)
         )
+        # A record never changes, so this machine keeps copies of those in a bucket.
+        self._copies = None if bucket is None else Folder(store_path, layout.RETIRED)
 
     def ids(self) -> frozenset[SnapshotId]:
         """Return the IDs in all records that can be read.
@@ -71,7 +73,7 @@ class Retired:
         unread: dict[str, str] = {}
         for name in sorted(self._names()):
             try:
-                self._record(name)
+                self._record(name, is_fresh=True)
             except CorruptionError as error:
                 damaged[name] = error.message
             except UnknownFormatError as error:
@@ -141,17 +143,27 @@ class Retired:
 
     def _read_once(self, *, strict: bool) -> dict[str, frozenset[SnapshotId]]:
         found = {}
-        for name in sorted(self._names()):
+        names = self._names()
+        for name in sorted(names):
             try:
                 found[name] = self._record(name)
             except (CorruptionError, UnknownFormatError):
                 if strict:
                     raise
+        if self._copies is not None:
+            with contextlib.suppress(StoreError):
+                self._copies.remove_all(self._copies.names(layout.parse_retired_name) - names)
         return found
 
-    def _record(self, name: str) -> frozenset[SnapshotId]:
+    def _record(self, name: str, *, is_fresh: bool = False) -> frozenset[SnapshotId]:
+        """Read a record; ``is_fresh`` reads it in the bucket, even if there is a copy here."""
+        copies = self._copies
+        if copies is not None and not is_fresh and copies.has(name):
+            with contextlib.suppress(StoreError):
+                return decode_retired(copies.read(name, RETIRED_BYTES_MAX))
         try:
-            return decode_retired(self._folder.read(name, RETIRED_BYTES_MAX))
+            data = self._folder.read(name, RETIRED_BYTES_MAX)
+            ids = decode_retired(data)
         except CorruptionError as error:
             message = f"{self._folder.path_of(name)}: {error.message}"
             if isinstance(error, UnreachableError):
@@ -166,6 +178,10 @@ class Retired:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise _MergedError from error
             raise
+        if copies is not None:
+            with contextlib.suppress(StoreError):  # the next run reads it again
+                copies.make_and_replace(name, data)
+        return ids
 
 
 class _MergedError(Exception):
