@@ -6,8 +6,9 @@ import click
 
 from ciuic.cli.archive import write_archive
 from ciuic.cli.candidates import SNAPSHOT, stored_path
+from ciuic.cli.copies import reading_copies
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import absolute, given
+from ciuic.cli.options import absolute, copies_option, given
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, UsageError
@@ -25,8 +26,11 @@ __all__ = ["command"]
 @click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
 @click.argument("path", callback=given, shell_complete=stored_path)
 @click.option("--tar", "as_tar", is_flag=True, help="Write PATH and everything below it as tar.")
+@copies_option
 @click.pass_obj
-def command(session: Session, *, snapshot_id: str, path: str, as_tar: bool) -> None:
+def command(
+    session: Session, *, snapshot_id: str, path: str, as_tar: bool, no_copies: bool
+) -> None:
     """Write a file of a snapshot to stdout, or a directory as a tar stream (--tar).
 
     For example: ciuic cat latest /data/run7 --tar | ssh other tar -x -C /data
@@ -37,14 +41,18 @@ def command(session: Session, *, snapshot_id: str, path: str, as_tar: bool) -> N
     header is written, so a file of more than 32 MiB is read twice. If a file is damaged, or could
     not be read when the snapshot was taken, ciuic omits it from the stream, names it, and exits
     with 4 or 3. If a large file turns out to be damaged while it is being written, the stream ends
-    in the middle of that file, and tar reports that.
+    in the middle of that file, and tar reports that. Damage in the store counts only if no copy of
+    the configuration has what is damaged.
     """
     if as_tar and sys.stdout.isatty():
         raise UsageError(
             "a tar stream is not for a terminal",
             hint="Write it to a file with '> FILE', or pipe it into tar.",
         )
-    with opened(session) as store:
+    with (
+        opened(session) as store,
+        reading_copies(session, store, is_on=not no_copies),
+    ):
         wanted = absolute(path)
         found = find_snapshot(session, store, snapshot_id, holding=[wanted])
         located = locate(store, store.manifest(found.id), wanted)

@@ -2,15 +2,18 @@
 
 import os
 import sys
+from typing import NamedTuple
 
 import click
 
 from ciuic.cli.candidates import SNAPSHOT
+from ciuic.cli.copies import reading_copies
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import given, local_directory
+from ciuic.cli.options import copies_option, given, local_directory
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.errors import DONE, FAILED, CiuicError
+from ciuic.ids import SnapshotId
 from ciuic.mount.mount import MountRequest, check_point, mount_snapshots, require_fuse
 from ciuic.mount.nodes import Owned
 from ciuic.system.clock import SystemClock
@@ -27,6 +30,7 @@ __all__ = ["command"]
     is_flag=True,
     help="Let other users read what owners and modes allow.",
 )
+@copies_option
 @click.pass_obj
 def command(
     session: Session,
@@ -35,6 +39,7 @@ def command(
     snapshot_id: str | None,
     background: bool,
     allow_other: bool,
+    no_copies: bool,
 ) -> None:
     """Mount snapshots as a read-only file system at the empty directory DIR.
 
@@ -42,24 +47,44 @@ def command(
     paths; DIR/latest and DIR/latest-valid lead to the newest. With -s, DIR itself holds the roots,
     under their full paths. New snapshots appear while the store is mounted. To unmount, press
     Ctrl-C, or run 'fusermount3 -u DIR'. Reading a damaged path fails with an input/output error,
-    and ciuic names the path once: on stderr, or with --background in the system log.
+    and ciuic names the path once: on stderr, or with --background in the system log. What is
+    damaged in the store is read from the copies of the configuration.
     """
-    point = os.path.abspath(directory)
+    asked = _Asked(os.path.abspath(directory), snapshot_id, allow_other, not no_copies)
     if background:
-        sys.exit(_in_background(session, point, snapshot_id, allow_other=allow_other))
-    _mount(session, point, snapshot_id, allow_other=allow_other, ready=None)
+        sys.exit(_in_background(session, asked))
+    _mount(session, asked, ready=None)
 
 
-def _mount(
-    session: Session,
-    point: str,
-    snapshot_id: str | None,
-    *,
-    allow_other: bool,
-    ready: int | None,
-) -> None:
+class _Asked(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+        point: The mount point.
+        snapshot_id: The only snapshot; None: all.
+        is_for_all: Other users may read.
+        reads_copies: What is damaged is read from copies.
+    """
+
+    point: str
+    snapshot_id: str | None
+    is_for_all: bool
+    reads_copies: bool
+
+
+def _mount(session: Session, asked: _Asked, *, ready: int | None) -> None:
     """Mount and serve; ``ready`` is a pipe to a process that waits for the mount."""
-    with opened(session) as store:
+    told = _tell if ready is None else _log
+
+    def say_copy(address: str) -> None:
+        what = f"the store is damaged: what is lost is read from the copy {address}"
+        told(Owned(SnapshotId(""), b""), what)
+
+    point, snapshot_id = asked.point, asked.snapshot_id
+    with (
+        opened(session) as store,
+        reading_copies(session, store, is_on=asked.reads_copies, on_first=say_copy),
+    ):
         require_fuse()
         check_point(point, store.path)
         wanted = None if snapshot_id is None else find_snapshot(session, store, snapshot_id).id
@@ -76,22 +101,20 @@ def _mount(
 
         is_done = mount_snapshots(
             store,
-            MountRequest(point, wanted, is_for_all=allow_other),
+            MountRequest(point, wanted, is_for_all=asked.is_for_all),
             clock=SystemClock(),
             ready=say,
-            told=_log if ready is not None else _tell,
+            told=told,
         )
     if not is_done:
         rights = "you need the right to write to DIR and to /dev/fuse"
-        rights += ", and user_allow_other in /etc/fuse.conf" if allow_other else ""
+        rights += ", and user_allow_other in /etc/fuse.conf" if asked.is_for_all else ""
         raise CiuicError(
             f"{point} could not be mounted", hint=f"The line above says why; {rights}."
         )
 
 
-def _in_background(
-    session: Session, point: str, snapshot_id: str | None, *, allow_other: bool
-) -> int:
+def _in_background(session: Session, asked: _Asked) -> int:
     """Mount in another process; return its exit code, or 0 as soon as it has mounted.
 
     It is started before the store is opened: no database may be used by two processes.
@@ -101,7 +124,7 @@ def _in_background(
     if not child:
         os.close(reading)
         os.setsid()
-        _mount(session, point, snapshot_id, allow_other=allow_other, ready=writing)
+        _mount(session, asked, ready=writing)
         return DONE
     os.close(writing)
     is_mounted = bool(os.read(reading, 1))

@@ -8,12 +8,13 @@ import click
 
 from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.copies import print_holders
+from ciuic.cli.copies import print_holders, reading_copies
 from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
 from ciuic.cli.options import (
     absolute,
+    copies_option,
     given,
     json_option,
     local_directory,
@@ -103,6 +104,7 @@ __all__ = ["command", "print_restored", "restore_exit_code"]
     " has it intact.",
 )
 @click.option("--no-hot", is_flag=True, help="Read the store even if there is a reflink copy.")
+@copies_option
 @json_option
 @click.pass_obj
 def command(
@@ -119,6 +121,7 @@ def command(
     dry_run: bool,
     fallback: bool,
     no_hot: bool,
+    no_copies: bool,
     as_json: bool,
 ) -> None:
     """Restore files or directories from a snapshot.
@@ -126,7 +129,8 @@ def command(
     Each file appears complete, or not at all; files that are already right are left alone. If a
     target exists, ciuic changes nothing unless you give --overwrite. You can run an interrupted
     restore again. If the snapshot still has reflink copies, ciuic restores large files from them
-    without copying data.
+    without copying data. What is damaged in the store is read from the copies of the configuration,
+    and checked as always.
 
     GLOBs use the syntax of exclude_patterns: *.pt matches a name at any depth; run7/*.pt matches
     the end of a path; /data/run7/** matches from the root. * and ? stop at a /, ** does not, and
@@ -151,7 +155,12 @@ def command(
         hot=not no_hot,
         is_noted=True,
     )
-    with interruptible() as cancelled, opened(session) as store, progress("restore") as shown:
+    with (
+        interruptible() as cancelled,
+        opened(session) as store,
+        reading_copies(session, store, is_on=not no_copies) as through,
+        progress("restore") as shown,
+    ):
         chosen = find_snapshot(store, snapshot_id, holding=request.paths, tagged=True)
         newer = passed_over(store, snapshot_id, chosen)
         _note_machine(store, snapshot_id, chosen)
@@ -171,6 +180,7 @@ def command(
         except CiuicError as error:
             _print_done(error)
             raise
+    report.copies = [one.as_json() for one in through.taken()]
     if newer:
         _name_damaged(report, newer, NEWER if snapshot_id == LATEST else CLOSER)
     if as_json:
@@ -178,7 +188,8 @@ def command(
     else:
         print_restored(manifest.summary.id, report)
         if report.damaged:
-            print_holders(session, store.path, [manifest.summary.id])
+            asked = [one.address for one in through.taken()]
+            print_holders(session, store.path, [manifest.summary.id], except_for=asked)
     sys.exit(restore_exit_code(report))
 
 

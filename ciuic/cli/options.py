@@ -14,6 +14,7 @@ from ciuic.units import parse_duration_s, parse_size_bytes
 
 __all__ = [
     "absolute",
+    "copies_option",
     "given",
     "json_option",
     "late_options",
@@ -59,6 +60,11 @@ def _duration_s(
         raise click.BadParameter(str(error), context, parameter) from error
 
 
+copies_option = click.option(
+    "--no-copies",
+    is_flag=True,
+    help="Do not read what is damaged here from the configured copies.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 wait_option = click.option(
     "--wait",

@@ -25,6 +25,7 @@ class RestoreReport(msgspec.Struct):
         damaged: The store is damaged, even if an older version was found.
         repaired_frames: Damaged frames of the store that were read with parity, or from another
             copy. What was restored from them is right.
+        copies: What was read from other stores, as documents.
         unmatched: Options whose pattern matched nothing.
     """
 
@@ -43,6 +44,7 @@ class RestoreReport(msgspec.Struct):
     damaged_paths: set[bytes] = msgspec.field(default_factory=set)
     damaged: bool = False
     repaired_frames: int = 0
+    copies: list[Document] = msgspec.field(default_factory=list)
     unmatched: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -67,4 +69,5 @@ class RestoreReport(msgspec.Struct):
             "flux": [path_text(path) for path in self.flux],
             "unmatched": self.unmatched,
             "repaired_frames": self.repaired_frames,
+            "copies": self.copies,
         }

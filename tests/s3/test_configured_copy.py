@@ -1,6 +1,7 @@
 """``ciuicd --copy`` to a bucket of a real S3 server, by a section of the configuration alone."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY
 from tests.kit.damage import packs
 from tests.kit.program import REPOSITORY, ciuic, environment
+from tests.kit.trees import differences, photograph
 from tests.s3.conftest import WITHOUT
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -95,3 +97,27 @@ def test_a_bucket_gets_each_snapshot_and_gives_back_what_is_lost_here(configured
         pack.unlink()
     assert "can be restored in full again" in configured.run("repair", "--apply").out
     configured.run("verify", "--all", "--checksum")
+
+
+def test_a_restore_reads_what_is_lost_from_the_bucket_and_a_server_that_refuses_is_one_sentence(
+    configured, proxy, tmp_path
+):
+    configured.run("snapshot")
+    configured.run("copy", "--to", "far", "--init")
+    before = len(proxy.requests)
+    restore = ("restore", "-s", "latest", "-p", configured.source, "-d")
+    configured.run(*restore, tmp_path / "undamaged")
+    assert len(proxy.requests) == before, "a copy costs nothing until it is needed"
+
+    for pack in packs(configured.store):
+        pack.unlink()
+    said = configured.run(*restore, tmp_path / "lost").err
+    assert f"came from the copy {configured.address}; 'ciuic repair --apply'" in said
+    assert not differences(photograph(tmp_path / "undamaged"), photograph(tmp_path / "lost"))
+
+    proxy.always(faults.status(403, "AccessDenied"))
+    shutil.rmtree(tmp_path / "cache")
+    refused = configured.run(*restore, tmp_path / "refused", code=4).err
+    (line,) = [line for line in refused.splitlines() if "ciuic: the copy" in line]
+    assert configured.address in line
+    assert SECRET_KEY not in refused

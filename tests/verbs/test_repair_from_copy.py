@@ -110,7 +110,8 @@ def test_configured_copies_are_asked_without_being_named(pair: Box) -> None:
     hint = f"the copy {copy_of(pair)} has what is damaged: 'ciuic repair --apply'"
     assert hint in pair.ciuic("verify", "--checksum").err
     target = pair.directory / "broken"
-    assert hint in pair.ciuic("restore", "-s", "latest", "-p", pair.source, "-d", target).err
+    alone = ("restore", "--no-copies", "-s", "latest", "-p", pair.source, "-d", target)
+    assert hint in pair.ciuic(*alone).err
 
     outcome = repair(pair, "--apply")
     assert f"{gone}: there is no store at {gone}" in outcome.err

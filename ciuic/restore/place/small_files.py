@@ -4,6 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
@@ -15,6 +16,7 @@ from ciuic.store.records.kinds import DATA, check_chunk
 __all__ = ["SmallFiles"]
 
 _Places = dict[ChunkId, ChunkPlace]
+_MISSING: Final = "its content is missing from the store"
 
 
 class SmallFiles:
@@ -51,15 +53,28 @@ class SmallFiles:
     def _place_filled(self, jobs: list[Job]) -> None:
         places = self._reader.places([job.chunk_id for job in jobs])
         frames: dict[tuple[PackId, int], list[Job]] = defaultdict(list)
+        missing: list[Job] = []
         for job in jobs:
             place = places.get(job.chunk_id)
             if place is not None:
                 frames[place.pack_id, place.offset_bytes].append(job)
+            elif self._reader.elsewhere is not None:
+                missing.append(job)
             else:
-                self._run.ledger.lost(job.path, "its content is missing from the store")
+                self._run.ledger.lost(job.path, _MISSING)
         ordered = [frames[key] for key in sorted(frames)]
         tasks = [functools.partial(self._write_frame, group, places) for group in ordered]
+        tasks += [functools.partial(self._write_missing, job) for job in missing]
         run_all(self._pool, tasks)
+
+    def _write_missing(self, job: Job) -> None:
+        """Write a file whose chunk is in no pack, if it is elsewhere."""
+        try:
+            found = self._checked(job, memoryview(b""))
+        except (CorruptionError, UnknownFormatError):
+            self._run.ledger.lost(job.path, _MISSING)
+        else:
+            self._write([(job, found)])
 
     def _write_frame(self, jobs: Sequence[Job], places: _Places) -> None:
         """Write all files whose content is in one frame."""

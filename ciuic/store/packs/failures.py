@@ -1,10 +1,29 @@
 """How a read of a chunk fails, and what a reader does when it is asked for the chunk again."""
 
+from typing import Protocol
+
 from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId
 from ciuic.store.records.kinds import CHAIN_MAX
 
-__all__ = ["ChainTooLongError", "Descent", "LostBaseError", "RememberFailures", "RetryFailures"]
+__all__ = [
+    "ChainTooLongError",
+    "Descent",
+    "Elsewhere",
+    "LostBaseError",
+    "RememberFailures",
+    "RetryFailures",
+]
+
+
+class Elsewhere(Protocol):
+    """Other stores that may have a chunk which can't be read here. Used from any thread."""
+
+    def chunk(self, chunk_id: ChunkId, kind: int) -> bytes | memoryview | None:
+        """Return the plain bytes of a chunk; None if no other store has it.
+
+        A fault of another store raises nothing: the error of this store stands.
+        """
 
 
 class RetryFailures:

@@ -33,6 +33,7 @@ from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.failures import (
     ChainTooLongError,
     Descent,
+    Elsewhere,
     LostBaseError,
     RememberFailures,
     RetryFailures,
@@ -41,6 +42,7 @@ from ciuic.store.packs.frame_cache import FrameCache
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.packs.locator import Locator, Places
 from ciuic.store.packs.open_packs import OpenPacks
+from ciuic.store.packs.sound_bases import find_sound_bases
 from ciuic.store.place.packs import Packs
 from ciuic.store.records.kinds import CHAIN_MAX, DATA, check_chunk
 from ciuic.system.hashing import data_id
@@ -65,6 +67,8 @@ class StoreReader:
         damaged: Frames that could not be read as they are in the pack, although another copy of the
             header or of the chunk could: by pack and offset, with the reason.
         failures: What to do when a chunk that could not be read is read again.
+        elsewhere: Is asked for a chunk that can't be read here, unless the read is to repair
+            nothing; None: nothing is.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class StoreReader:
         passing: bool = False,
     ) -> None:
         self.failures: RetryFailures | RememberFailures = RetryFailures()
+        self.elsewhere: Elsewhere | None = None
         self._store_path = store_path
         self._packs = OpenPacks(packs, passing=passing)
         self._listed = ListedFrames(list_pack)
@@ -113,7 +118,7 @@ class StoreReader:
         Args:
             chunk_id: The chunk.
             kind: ``DATA``, ``RECIPE`` or ``TREE``.
-            repair: If every copy is damaged, use parity.
+            repair: If every copy is damaged, use parity, and then what ``elsewhere`` has.
 
         Raises:
             CorruptionError: The chunk, or a chunk of its delta chain, is missing or damaged.
@@ -176,7 +181,7 @@ class StoreReader:
             is_sound: Returns whether another chunk can be read from its recorded place.
         """
         deltas = {chunk_id: place for chunk_id, place in places.items() if place.delta_bases}
-        graph = self._sound_bases(places, is_sound) if deltas else {}
+        graph = find_sound_bases(self.places, places, is_sound) if deltas else {}
         counts = count_deltas(graph)
         lost: dict[ChunkId, ChunkId] = {}
         for chunk_id, place in deltas.items():
@@ -201,27 +206,6 @@ class StoreReader:
                 if not self._is_stored_again(chunk_id, again)
             }
         return lost
-
-    def _sound_bases(
-        self,
-        places: Mapping[ChunkId, ChunkPlace],
-        is_sound: Callable[[ChunkId, ChunkPlace], bool],
-    ) -> dict[ChunkId, tuple[ChunkId, ...]]:
-        """Map each sound delta base of these chunks, and each base below, to its own bases."""
-        found: dict[ChunkId, tuple[ChunkId, ...]] = {}
-        met: set[ChunkId] = set()
-        wanted = {base for place in places.values() for base in place.delta_bases}
-        for _ in range(CHAIN_MAX):
-            if not wanted:
-                break
-            met |= wanted
-            unknown = [base for base in wanted if base not in places]
-            known = {base: places[base] for base in wanted if base in places}
-            known |= self.places(unknown) if unknown else {}
-            sound = {base: place for base, place in known.items() if is_sound(base, place)}
-            found.update({base: place.delta_bases for base, place in sound.items()})
-            wanted = {base for place in sound.values() for base in place.delta_bases} - met
-        return found
 
     def _is_stored_again(self, chunk_id: ChunkId, again: set[ChunkId]) -> bool:
         """Return whether a chunk can be read because a part of its chain was stored again."""
@@ -251,7 +235,10 @@ class StoreReader:
         if place is None or not self._packs.is_open(place.pack_id):
             place = self.places([chunk_id]).get(chunk_id)
         if place is None:
-            raise ChunkMissingError(f"chunk {chunk_id.hex()[:12]} is in no pack")
+            found = self._taken(chunk_id, kind, descent) if repair else None
+            if found is None:
+                raise ChunkMissingError(f"chunk {chunk_id.hex()[:12]} is in no pack")
+            return found
         tried: dict[ChunkPlace, str] = {}
         while True:
             try:
@@ -262,12 +249,24 @@ class StoreReader:
                 tried[place] = "" if descent.is_below else error.message
                 again = self.another_place(chunk_id, *tried)
                 if again is None:
-                    raise
+                    found = self._taken(chunk_id, kind, descent) if repair else None
+                    if found is None:
+                        raise
+                    return found
                 place = again
             else:
                 for failed, why in tried.items():
                     self._note_damaged(failed, why)
                 return found
+
+    def _taken(self, chunk_id: ChunkId, kind: int, descent: Descent) -> bytes | memoryview | None:
+        """Return a chunk that can't be read here from elsewhere; None if it is not there."""
+        found = None if self.elsewhere is None else self.elsewhere.chunk(chunk_id, kind)
+        if found is not None:
+            check_chunk(kind, chunk_id, found)
+            # Nothing of it was decoded here: a delta against it begins a new chain.
+            descent.links, descent.is_below = 0, False
+        return found
 
     def places(self, chunk_ids: Sequence[ChunkId]) -> dict[ChunkId, ChunkPlace]:
         """Return the places of chunks: see ``Locator.places``."""

@@ -1,0 +1,178 @@
+"""Reads chunks that a store has lost from its copies, while a path is restored.
+
+A copy is opened when the first chunk is missing, and not before: it may be a bucket, or a disk that
+is asleep. Whatever is wrong with a copy is one sentence, and the error of the store stands.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple
+
+from ciuic.documents import Document
+from ciuic.errors import (
+    CancelledError,
+    ChunkMissingError,
+    CiuicError,
+    CorruptionError,
+    UnknownFormatError,
+)
+from ciuic.ids import ChunkId
+from ciuic.store.store import Store
+
+__all__ = ["CopySource", "ReadThrough", "Taken"]
+
+_COUNTED_MAX: Final = 100_000
+"""More chunks are not told apart, so that memory does not grow with what is lost."""
+
+
+class CopySource(NamedTuple):
+    """A copy that may have what is lost.
+
+    Attributes:
+        address: Its directory or URL.
+        open: Opens it for reading.
+    """
+
+    address: str
+    open: Callable[[], AbstractContextManager[Store]]
+
+
+class Taken(NamedTuple):
+    """What a copy gave.
+
+    Attributes:
+        address: Its directory or URL.
+        chunks: Chunks that were read from it.
+        has_more: There were more of them than were counted.
+        problem: Why it did not give all that it was asked for; empty: it did.
+    """
+
+    address: str
+    chunks: int
+    has_more: bool
+    problem: str
+
+    def as_json(self) -> Document:
+        """Return an element of ``copies`` of ``ciuic restore --json``."""
+        return {"address": self.address, "chunks": self.chunks, "problem": self.problem or None}
+
+
+class ReadThrough:
+    """Asks copies for chunks, one copy after the other. May be used from any thread.
+
+    Args:
+        store: The store that has lost chunks.
+        sources: Its copies, in the order in which they are asked.
+        on_first: Receives the address of a copy when the first chunk came from there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sources: Sequence[CopySource],
+        on_first: Callable[[str], None] = lambda _address: None,
+    ) -> None:
+        self._copies = [_Copy(store.name, source, on_first) for source in sources]
+
+    def chunk(self, chunk_id: ChunkId, kind: int) -> bytes | memoryview | None:
+        """Return the plain bytes of a chunk from the first copy that has it; None if none has."""
+        for copy in self._copies:
+            found = copy.chunk(chunk_id, kind)
+            if found is not None:
+                return found
+        return None
+
+    def taken(self) -> tuple[Taken, ...]:
+        """Return what each copy gave, of those that were asked."""
+        return tuple([copy.taken() for copy in self._copies if copy.is_asked])
+
+    def close(self) -> None:
+        """Close the copies."""
+        for copy in self._copies:
+            copy.close()
+
+
+class _Copy:
+    """One copy: opened when it is first asked, and given up when it fails."""
+
+    def __init__(
+        self, store_name: str, source: CopySource, on_first: Callable[[str], None]
+    ) -> None:
+        self._store_name = store_name
+        self._source = source
+        self._on_first = on_first
+        self._lock = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._store: Store | None = None
+        self._given: set[ChunkId] = set()
+        self._has_more = False
+        self._problem = ""
+        self.is_asked = False
+
+    def chunk(self, chunk_id: ChunkId, kind: int) -> bytes | memoryview | None:
+        """Return the plain bytes of a chunk; None if the copy can't give it."""
+        store = self._opened()
+        if store is None:
+            return None
+        try:
+            found = store.reader.chunk(chunk_id, kind=kind)
+        except ChunkMissingError:
+            self._note("it does not have all that is lost here")
+        except (CorruptionError, UnknownFormatError) as error:
+            self._note(f"it is damaged too: {error.message}")
+        except CancelledError:
+            raise
+        except CiuicError as error:
+            self._give_up(error.message)
+        else:
+            self._count(chunk_id)
+            return found
+        return None
+
+    def taken(self) -> Taken:
+        """Return what this copy gave."""
+        return Taken(self._source.address, len(self._given), self._has_more, self._problem)
+
+    def close(self) -> None:
+        """Close the store; a failure here takes nothing back."""
+        with self._lock, contextlib.suppress(CiuicError):
+            self._store = None
+            self._stack.close()
+
+    def _opened(self) -> Store | None:
+        with self._lock:
+            if not self.is_asked:
+                self.is_asked = True
+                try:
+                    store = self._stack.enter_context(self._source.open())
+                    if store.name == self._store_name:
+                        self._problem = "it is the store itself"
+                    else:
+                        self._store = store
+                except CancelledError:
+                    raise
+                except CiuicError as error:
+                    self._problem = error.message
+            return self._store
+
+    def _note(self, problem: str) -> None:
+        with self._lock:
+            self._problem = self._problem or problem
+
+    def _give_up(self, problem: str) -> None:
+        """Ask it no more: each request to a server that is away takes long."""
+        with self._lock:
+            self._problem = problem
+            self._store = None
+
+    def _count(self, chunk_id: ChunkId) -> None:
+        with self._lock:
+            is_first = not self._given
+            if len(self._given) < _COUNTED_MAX:
+                self._given.add(chunk_id)
+            elif chunk_id not in self._given:
+                self._has_more = True
+        if is_first:
+            self._on_first(self._source.address)
