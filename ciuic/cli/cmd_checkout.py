@@ -9,9 +9,10 @@ import click
 
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.cmd_restore import print_restored, restore_exit_code
+from ciuic.cli.copies import reading_copies
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import absolute, given, json_option, wait_option
+from ciuic.cli.options import absolute, copies_option, given, json_option, wait_option
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
@@ -41,6 +42,7 @@ _NAMED_MAX: Final = 5
 )
 @click.option("--delete", is_flag=True, help="Also remove files that the snapshot does not have.")
 @click.option("--dry-run", is_flag=True, help="Verify, show what would be done, and do nothing.")
+@copies_option
 @wait_option
 @json_option
 @click.pass_obj
@@ -51,6 +53,7 @@ def command(
     paths: tuple[str, ...],
     delete: bool,
     dry_run: bool,
+    no_copies: bool,
     wait_s: float,
     as_json: bool,
 ) -> None:
@@ -60,21 +63,23 @@ def command(
     changes nothing. Then it takes a snapshot of what is there now, with the tag 'before-checkout'.
     If a program is writing there, so that this snapshot lacks something, ciuic restores nothing.
     Otherwise it restores PATHs with --overwrite. To go back, check out the snapshot that it has
-    taken. If PATHs are right already, it takes no snapshot. The exit codes are those of 'ciuic
-    restore'.
+    taken. If PATHs are right already, it takes no snapshot. What is damaged in the store is read
+    from the copies of the configuration. The exit codes are those of 'ciuic restore'.
     """
     if not dry_run:
         refuse_in_hook(os.environ)
     wanted = tuple(absolute(path) for path in paths)
     with opened(session) as store:
         chosen = find_snapshot(session, store, snapshot_id, holding=wanted).id
-    plan = _restore(session, chosen, wanted, delete=delete, dry_run=True)
-    checked = _verify(session, chosen, wanted)
+    plan = _restore(session, chosen, wanted, delete=delete, dry_run=True, no_copies=no_copies)
+    checked = _verify(session, chosen, wanted, no_copies=no_copies)
     before, report = None, plan
     if not dry_run:
         if plan.written_files or plan.deleted_files:
             before = _save(session, chosen, wanted, wait_s)
-        report = _restore(session, chosen, wanted, delete=delete, dry_run=False)
+        report = _restore(
+            session, chosen, wanted, delete=delete, dry_run=False, no_copies=no_copies
+        )
     if as_json:
         print_json(
             {
@@ -97,10 +102,16 @@ def _restore(
     *,
     delete: bool,
     dry_run: bool,
+    no_copies: bool,
 ) -> RestoreReport:
     """Restore, or find out what that would do: its refusals come before anything else."""
     request = RestoreRequest(paths, overwrite=True, delete=delete, dry_run=dry_run, is_noted=True)
-    with interruptible() as cancelled, opened(session) as store, progress("restore") as shown:
+    with (
+        interruptible() as cancelled,
+        opened(session) as store,
+        reading_copies(session, store, is_on=not no_copies, is_told=False),
+        progress("restore") as shown,
+    ):
         return restore(
             store,
             store.manifest(snapshot_id),
@@ -111,13 +122,20 @@ def _restore(
         )
 
 
-def _verify(session: Session, snapshot_id: SnapshotId, paths: tuple[bytes, ...]) -> Readable:
+def _verify(
+    session: Session, snapshot_id: SnapshotId, paths: tuple[bytes, ...], *, no_copies: bool
+) -> Readable:
     """Read what the restore will need.
 
     Raises:
         CorruptionError: A part of it is damaged.
     """
-    with interruptible() as cancelled, opened(session) as store, progress("verify") as shown:
+    with (
+        interruptible() as cancelled,
+        opened(session) as store,
+        reading_copies(session, store, is_on=not no_copies),
+        progress("verify") as shown,
+    ):
         found = read_paths(
             store, store.manifest(snapshot_id), paths, cancelled=cancelled, progress=shown
         )

@@ -43,6 +43,7 @@ def reading_copies(
     store: Store,
     *,
     is_on: bool,
+    is_told: bool = True,
     on_first: Callable[[str], None] = lambda _address: None,
 ) -> Iterator[ReadThrough]:
     """Have the store's reader take what it can't read from the copies; at the end, say so.
@@ -51,6 +52,7 @@ def reading_copies(
         session: Has the configuration, and so the copies.
         store: The open store.
         is_on: Do so. False: leave the reader as it is.
+        is_told: Say on stderr at the end which copies were read.
         on_first: See ``ReadThrough``.
     """
     copies = session.store_settings().copies if is_on and session.copies() else ()
@@ -69,7 +71,7 @@ def reading_copies(
     finally:
         store.reader.elsewhere = None
         through.close()
-        for one in through.taken():
+        for one in through.taken() if is_told else ():
             _print_taken(one)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Collection
+from typing import Final
 
 from ciuic.errors import (
     ChunkMissingError,
@@ -31,6 +32,9 @@ from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
 
 __all__ = ["IndexKeeper"]
+
+_MANY_PACKS: Final = 10_000
+"""A bucket names 1,000 in one answer: a few answers cost less than what a segment does not list."""
 
 
 class IndexKeeper:
@@ -177,13 +181,29 @@ class IndexKeeper:
             self._write_locks.take_alone()
             self.is_alone = True
             try:
-                self._bring_up_to_date(made := self._open_for_writing())
+                made = self._open_for_writing()
+                if not self._fill_from_segments(made):
+                    self._bring_up_to_date(made)
                 made.close()
                 return ChunkIndex(self._path, write=False)
             finally:
                 self.is_alone = False
                 self._write_locks.release()
         return self.from_packs()
+
+    def _fill_from_segments(self, index: ChunkIndex) -> bool:
+        """Fill a new index of a large store without listing its packs; return whether it is filled.
+
+        A reader may do so: it looks at the packs themselves if a chunk is not where an index says,
+        or is in no pack of it. A writer lists the packs, since it relies on what is there.
+        """
+        listed = self._packs.listed()
+        if len(listed) < _MANY_PACKS or index.packs():
+            return False
+        index.begin()
+        self._add_packs(index, listed)
+        index.commit()
+        return True
 
     def _open_for_writing(self) -> ChunkIndex:
         if self._is_foreign:

@@ -54,7 +54,7 @@ def note_restored(
     """
     if store.header.problem_for_writers:
         return
-    folder = Folder(store.path, layout.RESTORED)
+    folder = Folder(store.path, layout.RESTORED, is_unlocked=True)
     # Any failure means that there is no note: the restore itself is done.
     with contextlib.suppress(CiuicError, OSError):
         refuse_foreign(store.path, None)

@@ -21,6 +21,7 @@ from ciuic.training.ranks.job import rank_directory
 from ciuic.training.reducing import weights_alone
 from ciuic.training.retention.keeping import Keeper
 from ciuic.training.retention.planning import Rules, reduced_tags
+from ciuic.training.retention.removing import remove_older
 
 __all__ = ["Saved", "Saver"]
 
@@ -92,15 +93,25 @@ class Saver:
     def _save(
         self, request: MemoryRequest, channel: str, rules: Rules, layers: Sequence[Layer] = ()
     ) -> Saved:
+        run, overdue = run_of(request.tags), None
+        # Others may add at the same time, so nothing is removed here.
         with open_at_address(
-            self._store_path, os.environ, write=True, wait_s=_LOCK_WAIT_S
+            self._store_path, os.environ, write=True, only_adds=True, wait_s=_LOCK_WAIT_S
         ) as store:
             report, notes = take_in_order(store, request, layers, clock=self._clock)
             notes += [note.what for note in report.notes]
             try:
-                self._keeper.keep(store, channel, rules, run_of(request.tags))
+                if store.bucket is not None:
+                    self._keeper.keep(store, channel, rules, run)
+                else:
+                    overdue = self._keeper.overdue(store, channel, rules, run)
             except (CiuicError, OSError, MemoryError) as error:
-                notes.append(f"{report.id} was saved, but older ones could not be removed: {error}")
+                notes.append(_not_removed(report.id, error))
+        if overdue is not None:
+            try:
+                remove_older(self._store_path, self._keeper, channel, rules, run, overdue=overdue)
+            except (CiuicError, OSError, MemoryError) as error:
+                notes.append(_not_removed(report.id, error))
         return Saved(report.id, tuple(notes), report.stored_bytes, is_reduced=False)
 
     def _make_room(self, request: MemoryRequest, channel: str, rules: Rules) -> bool:
@@ -114,6 +125,10 @@ class Saver:
         ):
             return self._keeper.make_room(store, channel, rules, run_of(request.tags))
         return False
+
+
+def _not_removed(saved: SnapshotId, error: BaseException) -> str:
+    return f"{saved} was saved, but older ones could not be removed: {error}"
 
 
 def _reduced(request: MemoryRequest) -> MemoryRequest:

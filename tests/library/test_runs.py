@@ -60,7 +60,7 @@ def test_two_managers_of_one_run_save_and_count_together(tmp_path):
         for step in range(1, 8):
             manager = one if step % 2 else other
             manager.save_snapshot({"w": np.full(1_000, float(step))}, step=step, wait=True)
-        # At the same time: each waits for the lock of the store.
+        # At the same time, beside each other.
         weights = {"w": np.ones(1_000)}
         handles = [both.save_snapshot(weights, channel="weights") for both in (one, other)]
         assert len({handle.wait() for handle in handles}) == 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ciuic.ids import SnapshotId
 from ciuic.model import Follow
 from ciuic.report.histories.changes import descent
 from ciuic.report.histories.graph import draw
+from ciuic.store.directory.leftovers import remove_leftovers
 from ciuic.store.records import layout
 from ciuic.store.restored import note_restored
 from ciuic.store.store import open_store
@@ -159,6 +161,27 @@ def test_there_are_never_too_many_notes(box: Box) -> None:
 
     assert len(follows(box)[0]) == 256
     assert follows(box)[0][0][0].endswith("\udcff")
+
+
+def test_a_writer_that_empties_tmp_removes_no_note_that_is_being_written(box: Box) -> None:
+    first, _ = grown(box, "one", "two")
+    is_done = threading.Event()
+
+    def clean() -> None:
+        while not is_done.is_set():
+            remove_leftovers(str(box.store))
+
+    cleaner = threading.Thread(target=clean)
+    cleaner.start()
+    try:
+        with open_store(str(box.store)) as store:
+            for number in range(200):
+                place = os.fsencode(box.source / str(number))
+                note_restored(store, [place], store_id(first), this_machine())
+    finally:
+        is_done.set()
+        cleaner.join()
+    assert len(list((box.store / layout.RESTORED).iterdir())) == 200
 
 
 def store_id(text: str) -> SnapshotId:

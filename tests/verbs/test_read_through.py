@@ -64,8 +64,11 @@ def lose_all(box: Box) -> None:
         pack.unlink()
 
 
-def test_a_store_without_any_pack_is_restored_from_its_copy(pair: Box) -> None:
+@pytest.mark.parametrize("without_index", [False, True])
+def test_a_store_without_any_pack_is_restored_from_its_copy(pair: Box, without_index: bool) -> None:
     lose_all(pair)
+    if without_index:
+        (pair.store / "catalog.sqlite").unlink()
     before = photograph(copy_of(pair) / "packs"), photograph(pair.store / "packs")
     said = restored(pair).err
     assert f"chunks came from the copy {copy_of(pair)}; 'ciuic repair --apply'" in said
@@ -197,3 +200,15 @@ def test_a_mount_reads_the_copy_and_says_so_once(pair: Box) -> None:
     with mounted(pair) as shown:
         assert not differences(pair.photo, photograph(shown.at(pair.source)))
         assert shown.said().count(f"what is lost is read from the copy {copy_of(pair)}") == 1
+
+
+def test_a_checkout_reads_the_copy(pair: Box) -> None:
+    lose_all(pair)
+    shutil.rmtree(pair.source)
+    pair.source.mkdir()
+    assert pair.ciuic("checkout", "latest", pair.source, "--no-copies").code == 4
+    assert not list(pair.source.iterdir())
+    done = pair.ciuic("checkout", "latest", pair.source)
+    assert done.code == 0, done
+    assert done.err.count("came from the copy") == 1
+    assert not differences(pair.photo, photograph(pair.source))

@@ -29,14 +29,17 @@ class Folder:
     Args:
         store_path: The store's directory.
         name: The directory in it; empty: the store's directory itself.
+        is_unlocked: Processes write to it without a lock, so no unfinished file of theirs may be in
+            ``tmp/``: a writer that is alone removes what it finds there.
 
     Attributes:
         path: The directory.
     """
 
-    def __init__(self, store_path: str, name: str = "") -> None:
+    def __init__(self, store_path: str, name: str = "", *, is_unlocked: bool = False) -> None:
         self.path = os.path.join(store_path, name) if name else store_path
-        self._temporary = os.path.join(store_path, layout.TEMPORARY)
+        temporary = os.path.join(store_path, layout.TEMPORARY)
+        self._temporary = self.path if is_unlocked else temporary
 
     def path_of(self, name: str) -> str:
         """Return the path of a file, for messages."""

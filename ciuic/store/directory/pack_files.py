@@ -75,6 +75,10 @@ class PackFiles:
         """See ``Packs``."""
         return pack_sizes(self._store_path)
 
+    def listed(self) -> dict[PackId, int]:
+        """See ``Packs``: a directory has no segments."""
+        return {}
+
     def names(self) -> set[str]:
         """See ``Packs``; empty if the directory is missing."""
         with store_faults("list", self._directory):

@@ -27,6 +27,8 @@ _PART_BYTES_MAX: Final = 8 * 1024 * 1024
 _PARTS_MAX: Final = 2
 """Parts in memory of each pack."""
 _OPEN_MAX: Final = 8
+_LISTED_AT_ONCE: Final = 1000
+"""Keys that a server names in one answer."""
 _UPLOADS_AT_ONCE: Final = 3
 """Each holds a pack of about 64 MiB in memory."""
 
@@ -131,6 +133,9 @@ class PackObjects:
         self._segments = segments
         self._lock = threading.Lock()
         self._sizes: dict[PackId, int] = {}
+        self._listed: dict[PackId, int] = {}
+        """From index segments. A pack of these may be gone."""
+        self._asked = 0
         self._open: OrderedDict[PackId, ObjectPack] = OrderedDict()
         self._pool = ThreadPoolExecutor(_UPLOADS_AT_ONCE, thread_name_prefix="upload")
         self._turns = threading.BoundedSemaphore(_UPLOADS_AT_ONCE)
@@ -149,6 +154,13 @@ class PackObjects:
         self._segments.outdate()
         return dict(found)
 
+    def listed(self) -> dict[PackId, int]:
+        """See ``Packs``."""
+        found = self._segments.listed()
+        with self._lock:
+            self._listed = found
+        return dict(found)
+
     def names(self) -> set[str]:
         """See ``Packs``."""
         return {layout.pack_name(pack_id) for pack_id in self.sizes()}
@@ -157,8 +169,13 @@ class PackObjects:
         """See ``Packs``; asks once for each pack."""
         with self._lock:
             known = self._sizes.get(pack_id)
+            self._asked += known is None
+            is_cheaper_listed = 0 < len(self._listed) < self._asked * _LISTED_AT_ONCE
         if known is not None:
             return known
+        if is_cheaper_listed:
+            self._listed = {}
+            return self.sizes().get(pack_id)
         self._wait_for(pack_id)
         try:
             size_bytes = self._place.size_bytes(_key(pack_id))
@@ -170,7 +187,7 @@ class PackObjects:
 
     def open(self, pack_id: PackId) -> ObjectPack:
         """See ``Packs``; all readers share the last few packs, with their parts in memory."""
-        size_bytes = self.size_bytes(pack_id)
+        size_bytes = self._listed.get(pack_id) or self.size_bytes(pack_id)
         if size_bytes is None:
             raise ChunkMissingError(f"pack {pack_id.hex()[:12]} is gone")
         with self._lock:

@@ -65,6 +65,14 @@ class Packs(Protocol):
         """Map every pack whose status can be read to its size in bytes."""
         ...
 
+    def listed(self) -> dict[PackId, int]:
+        """Map packs to their lengths, as index segments list them; empty if there are none.
+
+        That is enough for a reader, which looks further if a pack is gone or a chunk is in none of
+        them. It costs far fewer requests than ``sizes``.
+        """
+        ...
+
     def names(self) -> set[str]:
         """Return the names of all packs; two equal sets mean that no pack came or went."""
         ...

@@ -1,9 +1,11 @@
 """``CiuicWriter``: saves checkpoints of ``torch.distributed.checkpoint`` to a store."""
 
+import contextlib
 import dataclasses
 import mmap
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any, Final
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -25,6 +27,7 @@ from ciuic.training.dcp.shards import shard_name, stage_shard
 from ciuic.training.finding import DCP
 from ciuic.training.retention.keeping import Keeper
 from ciuic.training.retention.planning import Rules
+from ciuic.training.retention.removing import remove_older
 
 __all__ = ["CiuicWriter", "tag_of"]
 
@@ -165,21 +168,26 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
     def _commit(self, files: tuple[MemoryFile, ...]) -> str:
         clock = SystemClock()
         request = MemoryRequest(files, clock.now_ns(), self._tags)
-        with open_at_address(self._path, os.environ, write=True, wait_s=_LOCK_WAIT_S) as store:
+        overdue = None
+        with open_at_address(
+            self._path, os.environ, write=True, only_adds=True, wait_s=_LOCK_WAIT_S
+        ) as store:
             report = take_from_memory(store, request, clock=clock)
             if self._rules is not None:
-                self._remove_older(store, self._rules, report.id)
+                overdue = self._remove_older(store, self._rules, report.id)
+        if overdue is not None and self._rules is not None:
+            with _warned(report.id):
+                remove_older(self._path, Keeper(clock), DCP, self._rules, None, overdue=overdue)
         return str(report.id)
 
-    def _remove_older(self, store: Store, rules: Rules, saved: SnapshotId) -> None:
-        """Apply ``max_snapshots``. A failure is a warning: the checkpoint exists."""
-        try:
-            Keeper(SystemClock()).keep(store, DCP, rules)
-        except CiuicError as error:
-            warnings.warn(
-                f"ciuic: {saved} was saved, but older checkpoints could not be removed: {error}",
-                stacklevel=2,
-            )
+    def _remove_older(self, store: Store, rules: Rules, saved: SnapshotId) -> int | None:
+        """Apply ``max_snapshots`` in a bucket; in a directory, return how many are overdue."""
+        keeper = Keeper(SystemClock())
+        with _warned(saved):
+            if store.bucket is None:
+                return keeper.overdue(store, DCP, rules)
+            keeper.keep(store, DCP, rules)
+        return None
 
     def _drop(self) -> None:
         """Forget what an earlier save of this writer has left."""
@@ -187,3 +195,15 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+@contextlib.contextmanager
+def _warned(saved: SnapshotId) -> Iterator[None]:
+    """Make a failure to remove older checkpoints a warning: the new one exists."""
+    try:
+        yield
+    except CiuicError as error:
+        warnings.warn(
+            f"ciuic: {saved} was saved, but older checkpoints could not be removed: {error}",
+            stacklevel=2,
+        )

@@ -42,6 +42,20 @@ class Keeper:
         self._clock = clock
         self._removed_count = 0
 
+    def overdue(
+        self, store: Store, channel: str, rules: Rules, run: str | None = None
+    ) -> int | None:
+        """Return how many snapshots of a channel are too many; None: ``keep`` has nothing to do.
+
+        Incomplete ones are not counted: their data is in the complete ones as well.
+        """
+        snapshots = newest_first(list_snapshots(store))
+        begun = of_channel(snapshots, channel, run, is_complete=False)
+        found = of_channel(snapshots, channel, run)
+        plan = plan_retention(found, rules, self._clock.now_ns(), complete_ones(snapshots))
+        count = len(plan.reduced) + len(plan.removed)
+        return count if count or any(not one.pinned for one in begun) else None
+
     def keep(self, store: Store, channel: str, rules: Rules, run: str | None = None) -> None:
         """Remove old snapshots of a channel; pinned ones stay and don't count.
 

@@ -84,11 +84,23 @@ class Segments:
             StoreError: The bucket can't be read.
         """
         with self._lock:
-            if pack_id not in self._places and not self._is_current:
-                self._is_current = True
-                self._fetch()
+            if pack_id not in self._places:
+                self._bring_up_to_date()
             data = self._read(pack_id) if pack_id in self._places else b""
         return data if is_end(data, pack_id, size_bytes) else b""
+
+    def listed(self) -> dict[PackId, int]:
+        """Map the packs that segments list to their lengths; some of them may be gone.
+
+        Every pack that a committed snapshot needs is in one: a session puts its segment first.
+
+        Raises:
+            StoreError: The bucket can't be read.
+        """
+        with self._lock:
+            self._bring_up_to_date()
+            entries = [table.entry(row) for _, table in self._tables for row in range(len(table))]
+        return {entry.pack_id: entry.size_bytes for entry in entries}
 
     def add(self, pack_id: PackId, pack: bytes) -> None:
         """List a pack of this session, which is in the bucket, in the next segment."""
@@ -188,6 +200,11 @@ class Segments:
             for name, table in self._copied(names).items()
             if len(table) <= _STALE_SHARE * len(gone.intersection(table.pack_ids()))
         ]
+
+    def _bring_up_to_date(self) -> None:
+        if not self._is_current:
+            self._is_current = True
+            self._fetch()
 
     def _listed(self) -> dict[str, int]:
         """List the segments: the length of each."""
