@@ -113,7 +113,8 @@ def test_a_restore_reads_what_is_lost_from_the_bucket_and_a_server_that_refuses_
         pack.unlink()
     said = configured.run(*restore, tmp_path / "lost").err
     assert f"came from the copy {configured.address}; 'ciuic repair --apply'" in said
-    assert not differences(photograph(tmp_path / "undamaged"), photograph(tmp_path / "lost"))
+    undamaged, lost = (tmp_path / name / configured.source.name for name in ("undamaged", "lost"))
+    assert not differences(photograph(undamaged), photograph(lost))
 
     proxy.always(faults.status(403, "AccessDenied"))
     shutil.rmtree(tmp_path / "cache")
