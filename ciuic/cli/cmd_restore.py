@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import click
 
@@ -20,7 +20,7 @@ from ciuic.cli.options import (
     local_directory,
     local_file,
 )
-from ciuic.cli.progress import progress
+from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, DONE, FAILED, TROUBLE, CiuicError, UsageError
@@ -29,6 +29,7 @@ from ciuic.model import Owner, PathWarning, SnapshotSummary, path_text
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
+from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.system.machine import this_machine
@@ -143,7 +144,7 @@ def command(
     summary counts what was actually done.
     """
     request = RestoreRequest(
-        paths=tuple(absolute(path) for path in paths),
+        paths=tuple(map(absolute, paths)),
         destination=None if destination is None or place else absolute(destination),
         place=_place(place, destination),
         include=include,
@@ -165,32 +166,56 @@ def command(
         newer = passed_over(store, snapshot_id, chosen)
         _note_machine(store, snapshot_id, chosen)
         manifest = store.manifest(chosen.id)
-        # With GLOBs the total is not known until every path has been compared with them.
-        expected = () if include or exclude else request.paths
-        try:
-            with counting(session, manifest, expected, shown):
-                report = restore(
-                    store,
-                    manifest,
-                    request,
-                    clock=SystemClock(),
-                    cancelled=cancelled,
-                    progress=shown,
-                )
-        except CiuicError as error:
-            _print_done(error)
-            raise
-    report.copies = [one.as_json() for one in through.taken()]
+        report = _restore(session, store, manifest, request, cancelled=cancelled, shown=shown)
+    asked = through.taken()
+    report.copies = [one.as_json() for one in asked]
     if newer:
         _name_damaged(report, newer, NEWER if snapshot_id == LATEST else CLOSER)
     if as_json:
         print_json(report.as_json())
     else:
-        print_restored(manifest.summary.id, report)
-        if report.damaged:
-            asked = [one.address for one in through.taken()]
-            print_holders(session, store.path, [manifest.summary.id], except_for=asked)
+        _print(session, store, chosen.id, report, [one.address for one in asked])
     sys.exit(restore_exit_code(report))
+
+
+def _restore(
+    session: Session,
+    store: Store,
+    manifest: Manifest,
+    request: RestoreRequest,
+    *,
+    cancelled: Callable[[], bool],
+    shown: Reporter,
+) -> RestoreReport:
+    """Restore with a progress bar; if that ends with an error, first say what was written."""
+    # With GLOBs the total is not known until every path has been compared with them.
+    expected = () if request.include or request.exclude else request.paths
+    try:
+        with counting(session, manifest, expected, shown):
+            return restore(
+                store,
+                manifest,
+                request,
+                clock=SystemClock(),
+                cancelled=cancelled,
+                progress=shown,
+            )
+    except CiuicError as error:
+        _print_done(error)
+        raise
+
+
+def _print(
+    session: Session,
+    store: Store,
+    snapshot_id: SnapshotId,
+    report: RestoreReport,
+    asked: Sequence[str],
+) -> None:
+    """Print the outcome; after damage, name the copies that may have what is missing."""
+    print_restored(snapshot_id, report)
+    if report.damaged:
+        print_holders(session, store.path, [snapshot_id], except_for=asked)
 
 
 def _name_damaged(report: RestoreReport, snapshots: Mapping[SnapshotId, str], why: str) -> None:
