@@ -31,7 +31,7 @@ from ciuic.snapshot.after_commit import Step, run_after_commit
 from ciuic.snapshot.bases.earlier_files import EarlierFiles
 from ciuic.snapshot.bases.last_version import LastVersion
 from ciuic.snapshot.memory_files import MemoryFile, MemoryFiles
-from ciuic.snapshot.plan import SnapshotPlan, TakeRequest, plan_snapshot
+from ciuic.snapshot.plan import SnapshotPlan, TakeRequest, full_due_ns, plan_snapshot
 from ciuic.snapshot.read.parent_nodes import keep_content
 from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.sinks import Sinks
@@ -46,10 +46,18 @@ from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
 
-__all__ = ["STATE_ROOT", "MemoryRequest", "StoredFile", "is_full_due", "take_from_memory"]
+__all__ = [
+    "FULL_KIND",
+    "STATE_ROOT",
+    "MemoryRequest",
+    "StoredFile",
+    "next_full_ns",
+    "take_from_memory",
+]
 
 STATE_ROOT: Final = b"/state"
-_FULL: Final = "base"
+FULL_KIND: Final = "base"
+"""The kind of a full snapshot."""
 _DIRECTORY_MODE: Final = stat.S_IFDIR | 0o700
 _NO_NAMES: Final = frozenset([b"", b".", b".."])
 
@@ -103,9 +111,9 @@ class MemoryRequest:
     follows: SnapshotId | None = None
 
 
-def is_full_due(store: Store, request: MemoryRequest, clock: Clock) -> bool:
-    """Return whether ``take_from_memory`` would take a full snapshot now."""
-    return plan_snapshot(store, _asked(request), clock).is_full
+def next_full_ns(store: Store, request: MemoryRequest, clock: Clock) -> int:
+    """Return when ``take_from_memory`` would take the next full snapshot: see ``full_due_ns``."""
+    return full_due_ns(store, _asked(request), clock.now_ns())
 
 
 def take_from_memory(
@@ -212,13 +220,13 @@ class _Run:
 
     @property
     def _makes_deltas(self) -> bool:
-        return self._writer.makes_deltas and self._kind != _FULL
+        return self._writer.makes_deltas and self._kind != FULL_KIND
 
     @property
     def _kind(self) -> str:
         if self._request.replaces is not None:
             return self._request.replaces.kind
-        return _FULL if self._plan.is_full else "delta"
+        return FULL_KIND if self._plan.is_full else "delta"
 
     def gather(self, tree: _Tree) -> Root:
         """Store the files and their trees."""

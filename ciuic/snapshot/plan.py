@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -28,7 +29,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import Clock, is_future
 from ciuic.system.machine import this_machine
 
-__all__ = ["SnapshotPlan", "TakeRequest", "left_out", "plan_snapshot"]
+__all__ = ["SnapshotPlan", "TakeRequest", "full_due_ns", "left_out", "plan_snapshot"]
 
 _NS: Final = 1_000_000_000
 _PARENTS_SEARCHED: Final = 50
@@ -114,6 +115,33 @@ def plan_snapshot(store: Store, request: TakeRequest, clock: Clock) -> SnapshotP
     old = _old_trees(store, series, roots, taken_ns)
     parent = _parent(own, series, roots, taken_ns)
     return SnapshotPlan(roots, exclusions, taken_ns, snapshots, owner, parent, is_full, old)
+
+
+def full_due_ns(store: Store, request: TakeRequest, now_ns: int) -> int:
+    """Return when the next full snapshot of a request is due, in nanoseconds since 1970.
+
+    Args:
+        store: The store.
+        request: The request.
+        now_ns: The present time. It is returned if a full snapshot is due.
+    """
+    owner = Owner(this_machine(), is_library=request.origin == LIBRARY)
+    series = [
+        one
+        for one in complete_ones(list_snapshots(store))
+        if one.owner.is_same(owner) and one.schedule == request.schedule
+    ]
+    roots = frozenset(request.roots)
+    if _full_is_due(series, request.roots, request.base_interval_s, now_ns):
+        return now_ns
+    if not request.base_interval_s:
+        return sys.maxsize
+    last_ns: dict[bytes, int] = {}
+    for one in series:
+        if one.kind == "base" and not is_future(one.taken_ns, now_ns):
+            for root in roots.intersection(one.roots):
+                last_ns[root] = max(one.taken_ns, last_ns.get(root, 0))
+    return min(last_ns.values()) + int(request.base_interval_s * _NS)
 
 
 def _parent(

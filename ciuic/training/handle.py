@@ -46,6 +46,11 @@ class SaveHandle:
         return self.id is not None and bool(self._answer.result()["is_reduced"])
 
     @property
+    def frozen_until_ns(self) -> int:
+        """Until then the frozen layers need no copy; 0: the save failed, or they need one now."""
+        return 0 if self.id is None else int(self._answer.result()["frozen_until_ns"])
+
+    @property
     def done(self) -> bool:
         """The save is durable, or has failed."""
         return self._answer.done()

@@ -75,6 +75,7 @@ class Saves:
         self._writer: WriterProcess | RankClient | None = None
         self._under_way: SaveHandle | None = None
         self._loaded: SnapshotId | None = None
+        self._frozen_until_ns = 0
         self._is_closed = False
         self._listener = job.listen(clock) if job is not None and job.rank == 0 else None
         if job is not None:
@@ -106,7 +107,8 @@ class Saves:
         """
         try:
             sections = take()
-            files = self._stager.stage(sections) if sections else []
+            copies_frozen = self._clock.now_ns() >= self._frozen_until_ns
+            files = self._stager.stage(sections, copies_frozen=copies_frozen) if sections else []
         except BaseException as error:
             if self._job is not None:
                 # The other ranks must not wait for a part that never comes.
@@ -114,7 +116,8 @@ class Saves:
             raise
         written = [[file.name, file.parts] for file in files]
         do = "save" if self._job is None or self._job.rank == 0 else "part"
-        answer = self.ask({"do": do, "files": written, "follows": self._loaded, **request})
+        more = {"follows": self._loaded, "copied_frozen": self._stager.has_copied_frozen}
+        answer = self.ask({"do": do, "files": written, **more, **request})
         self._loaded = None
         writer = self._writer
         if writer is None:
@@ -178,6 +181,7 @@ class Saves:
             return None
         handle.wait_done(timeout_s)
         self._under_way = None
+        self._frozen_until_ns = handle.frozen_until_ns
         if handle.was_raised:
             return None
         snapshot_id = handle.wait()

@@ -5,18 +5,21 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from ciuic.errors import CiuicError, StoreFullError
 from ciuic.ids import SnapshotId
-from ciuic.snapshot.memory import MemoryRequest
+from ciuic.snapshot.memory import FULL_KIND, MemoryRequest, next_full_ns
 from ciuic.snapshot.memory_files import MemoryFile
 from ciuic.store.addressed import open_at_address
+from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.training.files import STATE_NAME, encoded
 from ciuic.training.finding import FULL, run_of
 from ciuic.training.layers.commits import take_in_order
 from ciuic.training.layers.groups import Layer
+from ciuic.training.layers.sessions import Sessions
 from ciuic.training.ranks.job import rank_directory
 from ciuic.training.reducing import weights_alone
 from ciuic.training.retention.keeping import Keeper
@@ -37,12 +40,15 @@ class Saved:
         notes: What failed after the commit, and what is missing.
         stored_bytes: What it added to the store.
         is_reduced: Only the weights of a full state were saved.
+        frozen_until_ns: The next full snapshot is due then, and looks at the frozen layers; 0: look
+            at them in the next save.
     """
 
     id: SnapshotId
     notes: tuple[str, ...]
     stored_bytes: int
     is_reduced: bool
+    frozen_until_ns: int = 0
 
 
 class Saver:
@@ -59,7 +65,13 @@ class Saver:
         self._keeper = Keeper(clock)
 
     def save(
-        self, request: MemoryRequest, channel: str, rules: Rules, layers: Sequence[Layer] = ()
+        self,
+        request: MemoryRequest,
+        channel: str,
+        rules: Rules,
+        layers: Sequence[Layer] = (),
+        *,
+        copied_frozen: bool = True,
     ) -> Saved:
         """Commit a state, then remove what is too old.
 
@@ -72,18 +84,21 @@ class Saver:
             StoreFullError: The weights do not fit either. What the attempt has written is removed.
             StoreError: The store failed.
         """
+        save = partial(
+            self._save, channel=channel, rules=rules, layers=layers, copied_frozen=copied_frozen
+        )
         try:
-            return self._save(request, channel, rules, layers)
+            return save(request)
         except StoreFullError:
             has_removed = self._make_room(request, channel, rules)
         if has_removed:
             with contextlib.suppress(StoreFullError):
-                return self._save(request, channel, rules, layers)
+                return save(request)
             self._make_room(request, channel, rules)
         try:
             if channel != FULL:
-                return self._save(request, channel, rules, layers)
-            saved = self._save(_reduced(request), FULL, rules, layers)
+                return save(request)
+            saved = save(_reduced(request), channel=FULL)
         except StoreFullError:
             self._make_room(request, channel, rules)
             raise
@@ -91,20 +106,29 @@ class Saver:
         return replace(saved, notes=(note, *saved.notes), is_reduced=True)
 
     def _save(
-        self, request: MemoryRequest, channel: str, rules: Rules, layers: Sequence[Layer] = ()
+        self,
+        request: MemoryRequest,
+        *,
+        channel: str,
+        rules: Rules,
+        layers: Sequence[Layer],
+        copied_frozen: bool,
     ) -> Saved:
-        run, overdue = run_of(request.tags), None
-        # Others may add at the same time, so nothing is removed here.
-        with open_at_address(
-            self._store_path, os.environ, write=True, only_adds=True, wait_s=_LOCK_WAIT_S
-        ) as store:
-            report, notes = take_in_order(store, request, layers, clock=self._clock)
+        run, overdue, until_ns = run_of(request.tags), None, 0
+        # Others may add at the same time, so nothing is removed here in a directory.
+        with Sessions(self._open_to_add) as sessions:
+            report, notes = take_in_order(
+                sessions, request, layers, copied_frozen=copied_frozen, clock=self._clock
+            )
             notes += [note.what for note in report.notes]
+            looks_again = report.kind == FULL_KIND and not copied_frozen
             try:
-                if store.bucket is not None:
-                    self._keeper.keep(store, channel, rules, run)
+                if any(layer.frozen for layer in layers) and not looks_again:
+                    until_ns = next_full_ns(sessions.store, request, self._clock)
+                if sessions.store.bucket is not None:
+                    self._keeper.keep(sessions.store, channel, rules, run)
                 else:
-                    overdue = self._keeper.overdue(store, channel, rules, run)
+                    overdue = self._keeper.overdue(sessions.store, channel, rules, run)
             except (CiuicError, OSError, MemoryError) as error:
                 notes.append(_not_removed(report.id, error))
         if overdue is not None:
@@ -112,7 +136,7 @@ class Saver:
                 remove_older(self._store_path, self._keeper, channel, rules, run, overdue=overdue)
             except (CiuicError, OSError, MemoryError) as error:
                 notes.append(_not_removed(report.id, error))
-        return Saved(report.id, tuple(notes), report.stored_bytes, is_reduced=False)
+        return Saved(report.id, tuple(notes), report.stored_bytes, False, until_ns)
 
     def _make_room(self, request: MemoryRequest, channel: str, rules: Rules) -> bool:
         """Remove the data that no snapshot needs; returns whether data of a snapshot was removed.
@@ -125,6 +149,11 @@ class Saver:
         ):
             return self._keeper.make_room(store, channel, rules, run_of(request.tags))
         return False
+
+    def _open_to_add(self) -> contextlib.AbstractContextManager[Store]:
+        return open_at_address(
+            self._store_path, os.environ, write=True, only_adds=True, wait_s=_LOCK_WAIT_S
+        )
 
 
 def _not_removed(saved: SnapshotId, error: BaseException) -> str:

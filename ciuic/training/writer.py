@@ -7,7 +7,8 @@ A request and its answer are one line of JSON each. Requests, by ``do``:
 
     save    files (name and parts in the shared memory), taken_ns, tags, channel, rules, layers,
             label (the step and the channel, for the other ranks), follows (the snapshot that was
-            loaded since the save before, or null)
+            loaded since the save before, or null), copied_frozen (the files of frozen layers are
+            as they are now, not as at an earlier save)
     give-up label, why: the state of this step can't be saved
     publish number, message: what the other ranks get when they load for this time
     verify  id, or null for all snapshots of the library
@@ -166,7 +167,9 @@ class _Worker:
             follows=request.get("follows"),
         )
         rules, layers = Rules.of_json(request["rules"]), as_layers(request["layers"])
-        saved = self._saver.save(asked, request["channel"], rules, layers)
+        saved = self._saver.save(
+            asked, request["channel"], rules, layers, copied_frozen=request["copied_frozen"]
+        )
         return asdict(saved)
 
     def verify(self, request: Request) -> Request:

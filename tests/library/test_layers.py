@@ -15,23 +15,19 @@ from ciuic import Layer, SnapshotManager
 from ciuic.catalog import find_snapshot, list_snapshots
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreFullError, UsageError
 from ciuic.ids import SnapshotId
-from ciuic.snapshot.memory import MemoryRequest
-from ciuic.snapshot.memory_files import MemoryFile
 from ciuic.store.records.layout import pack_name
 from ciuic.store.records.recipe_nodes import iter_pieces
 from ciuic.store.store import Store, open_store
 from ciuic.system.clock import SystemClock
-from ciuic.training import client, saving
+from ciuic.training import saving
 from ciuic.training.layers import commits
 from ciuic.training.layers.groups import group_of
-from ciuic.training.retention.planning import Rules
-from ciuic.training.staging.buffer import StagingBuffer
-from ciuic.training.staging.stage import Stager
 from ciuic.view.locator import Locator
 from tests.format import reader
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte
 from tests.kit.program import ciuic
+from tests.kit.saved_layers import Here, leave_partial, save_here
 
 load_file = pytest.importorskip(
     "safetensors.numpy", reason="safetensors is not installed"
@@ -60,31 +56,6 @@ def equal(found: object, step: int, *names: str) -> bool:
     return all(np.array_equal(found["model_state_dict"][name], model(step)[name]) for name in names)
 
 
-def leave_partial(path: os.PathLike[str], step: int, count: int, **more: object) -> SnapshotId:
-    """Save a state, and kill the writer when ``count`` layers of it are durable."""
-    program = (
-        "import os, signal\n"
-        "from ciuic.training.layers import commits\n"
-        "from ciuic.training.writer import main\n"
-        "take, taken = commits.take_from_memory, []\n"
-        "def limited(*args, **more):\n"
-        f"    if len(taken) == {count}: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    taken.append(take(*args, **more))\n"
-        "    return taken[-1]\n"
-        "commits.take_from_memory = limited\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        changed = client._PROGRAM.replace("from ciuic.training.writer import main\n", program)
-        patch.setattr(client, "_PROGRAM", changed)
-        manager = SnapshotManager(path, layers=LAYERS, **more)
-        with pytest.raises(Exception, match="was killed by signal 9"):
-            save(manager, step)
-        found = [one for one in manager.list() if not one.complete]
-        manager.close()
-    # The snapshots of one save have one time: the last one has the most layers.
-    return max(found, key=lambda one: (one.taken_ns, one.logical_bytes)).id
-
-
 def test_each_layer_has_a_file_that_safetensors_reads(tmp_path):
     store = tmp_path / "store"
     with SnapshotManager(store, layers=LAYERS) as manager:
@@ -109,7 +80,7 @@ def test_a_save_that_is_cut_leaves_its_first_layers_and_all_pass_them_over(tmp_p
     store = tmp_path / "store"
     with SnapshotManager(store, layers=LAYERS) as manager:
         whole = save(manager, 1)
-    partial = leave_partial(store, 2, 2)
+    partial = leave_partial(store, 2, 2, LAYERS, model)
     listed = ciuic("--store", store, "list", "--json").document
     assert {one["id"] for one in listed if not one["complete"]} >= {partial}
     assert {one["id"] for one in listed if one["complete"]} == {whole}
@@ -138,7 +109,7 @@ def test_a_save_that_is_cut_leaves_its_first_layers_and_all_pass_them_over(tmp_p
 
 
 def test_a_cut_save_in_an_empty_store_leaves_a_store_without_a_latest_snapshot(tmp_path):
-    partial = leave_partial(tmp_path, 2, 1)
+    partial = leave_partial(tmp_path, 2, 1, LAYERS, model)
     with SnapshotManager(tmp_path, layers=LAYERS) as manager:
         assert manager.load_latest_snapshot() is None
         assert set(manager.load_snapshot(partial)["model_state_dict"]) == {
@@ -154,7 +125,7 @@ def test_a_cut_save_in_an_empty_store_leaves_a_store_without_a_latest_snapshot(t
 def test_missing_layers_come_from_the_newest_older_snapshot_that_has_them(tmp_path):
     with SnapshotManager(tmp_path, layers=LAYERS) as manager:
         whole = save(manager, 1)
-    partial = leave_partial(tmp_path, 2, 1)
+    partial = leave_partial(tmp_path, 2, 1, LAYERS, model)
     with SnapshotManager(tmp_path, layers=LAYERS) as manager:
         # A full state comes first, because a partial one has no optimizer.
         assert manager.load_latest_snapshot(fill_layers=True)["step"] == 1
@@ -205,7 +176,7 @@ def test_a_layer_of_another_form_fills_nothing(tmp_path):
     with SnapshotManager(tmp_path, layers=LAYERS) as manager:
         other = model(1) | {"h.0.mlp.w": np.zeros(9_000, np.float32)}
         manager.save_snapshot(other, {"m": np.zeros(3)}, step=1).wait()
-    leave_partial(tmp_path, 2, 1)
+    leave_partial(tmp_path, 2, 1, LAYERS, model)
     with (
         SnapshotManager(tmp_path, layers=LAYERS) as manager,
         pytest.raises(CorruptionError, match="lacks the file weights/mlp"),
@@ -251,36 +222,21 @@ def test_the_size_stays_flat_and_old_states_are_reduced_with_layers(tmp_path):
     assert packs < 6 * 3 * 80_000
 
 
-def save_here(saver, weights, step, layers, taken_ns, directory=""):
-    """Save a state as the writer does, in this process."""
-    buffer = StagingBuffer()
-    sections = {"model_state_dict": weights, "step": step, "epoch": 0, "metrics": None}
-    staged = Stager(buffer, layers).stage(sections)
-    memory = buffer.reserve(0)
-    files = tuple(
-        MemoryFile(
-            os.fsencode(directory + file.name),
-            tuple(bytes(memory[at : at + length]) for at, length in file.parts),
-        )
-        for file in staged
-    )
-    buffer.close()
-    request = MemoryRequest(files, taken_ns, ("full", f"step-{step}"))
-    return saver.save(request, "full", Rules(9), tuple(layers))
-
-
-def test_a_frozen_layer_is_not_looked_at_until_the_next_full_snapshot(tmp_path):
+def test_a_frozen_layer_is_neither_copied_nor_hashed_until_the_next_full_snapshot(tmp_path):
     SnapshotManager(tmp_path).close()
     clock = ManualClock()
-    saver = saving.Saver(str(tmp_path), clock)
-    layers = [Layer("mlp", "mlp", frozen=True)]
+    here = Here(saving.Saver(str(tmp_path), clock), [Layer("mlp", "mlp", frozen=True)])
     frozen = model(1)["h.0.mlp.w"]
-    notes = []
+    notes, copied = [], []
     for step in (1, 2, 3, 4):
         # The parameter that is declared frozen changes at step 2, and the save does not see it.
         weights = model(step) | {"h.0.mlp.w": frozen if step < 2 else frozen + 1}
-        notes.append(save_here(saver, weights, step, layers, clock.now_ns()).notes)
+        saved, was_copied = here.save(weights, step, clock.now_ns())
+        notes.append(saved.notes)
+        copied.append(was_copied)
         clock.advance(3_600.0 if step != 2 else 13 * 3_600.0)
+    here.close()
+    assert copied == [True, False, True, False]
     assert [bool(said) for said in notes] == [False, False, True, False]
     assert "the layer mlp is declared frozen and has changed" in notes[2][0]
     with SnapshotManager(tmp_path) as manager:
@@ -290,6 +246,54 @@ def test_a_frozen_layer_is_not_looked_at_until_the_next_full_snapshot(tmp_path):
             assert equal(state, step, "h.0.attn.w", "norm")
             assert state.layers["mlp"] == (step, state.snapshot_id)
         assert manager.verify()["ok"]
+
+
+def test_a_frozen_layer_that_changes_in_place_is_old_until_it_is_looked_at(tmp_path):
+    """With the writer's process, and a full snapshot that comes before the training expects it."""
+    weights = model(1)
+    frozen = weights["h.0.mlp.w"]
+    wanted = {2: frozen.copy()}
+    layers = [Layer("mlp", "mlp", frozen=True)]
+    with SnapshotManager(tmp_path, layers=layers) as manager:
+        first = manager.save_snapshot(weights, step=1).wait()
+        frozen += 1
+        manager.save_snapshot(weights, step=2).wait()
+        # Without the last full snapshot, the next one is full. It is known too late for a copy.
+        assert ciuic("--store", tmp_path, "forget", first).code == 0
+        wanted[3] = wanted[2]
+        manager.save_snapshot(weights, step=3).wait()
+        wanted[4] = frozen.copy()
+        manager.save_snapshot(weights, step=4)
+        with pytest.warns(RuntimeWarning, match="mlp is declared frozen and has changed"):
+            manager.wait()
+        wanted[5] = wanted[4]
+        frozen += 1
+        manager.save_snapshot(weights, step=5).wait()
+        for step, expected in wanted.items():
+            state = manager.load_snapshot(step)
+            assert np.array_equal(state["model_state_dict"]["h.0.mlp.w"], expected)
+        assert manager.verify()["ok"]
+    # A new training program may have other parameters, so its first save looks at them.
+    with SnapshotManager(tmp_path, layers=layers) as manager:
+        manager.save_snapshot(weights, step=6)
+        with pytest.warns(RuntimeWarning, match="mlp is declared frozen and has changed"):
+            manager.wait()
+        state = manager.load_snapshot(6)
+        assert np.array_equal(state["model_state_dict"]["h.0.mlp.w"], frozen)
+
+
+def test_a_frozen_layer_that_the_store_has_lost_is_stored_again_without_a_copy(tmp_path):
+    weights = model(1)
+    layers = [Layer("mlp", "mlp", frozen=True)]
+    with SnapshotManager(tmp_path, layers=layers) as manager:
+        saved = manager.save_snapshot(weights, step=1).wait()
+        with open_store(str(tmp_path)) as store:
+            damage(store, saved, b"mlp.safetensors")
+        assert ciuic("--store", tmp_path, "scrub").code == 4
+        manager.save_snapshot(weights, step=2).wait()
+        assert not manager._saves._stager.has_copied_frozen
+        state = manager.load_snapshot(2)
+        assert np.array_equal(state["model_state_dict"]["h.0.mlp.w"], weights["h.0.mlp.w"])
 
 
 def test_a_full_disk_keeps_the_layers_that_fit_and_no_others_for_long(tmp_path, monkeypatch):

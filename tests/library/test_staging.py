@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ciuic import Layer
 from ciuic.errors import ResourceError
 from ciuic.training.staging.buffer import StagingBuffer
 from ciuic.training.staging.stage import Stager
@@ -157,3 +158,39 @@ def test_a_state_that_finds_no_memory_is_refused_and_a_smaller_one_is_copied(buf
     parts = {file.name: file.parts for file in files}["weights.safetensors"]
     memory = buffer.reserve(0)
     assert set(memory[parts[-1][0] : sum(parts[-1])].view(np.float64)) == {7.0}
+
+
+def test_frozen_layers_stay_in_memory_unless_their_places_have_changed(buffer):
+    """The full state and the weights alone take turns, and the memory grows meanwhile."""
+    stager = Stager(buffer, [Layer("old", "old", frozen=True), Layer("new", "new")])
+    old, new = np.arange(900.0), np.arange(900.0)
+    model = {"new": new, "old.a": old, "old.b": np.ones(3)}
+    full = {"model_state_dict": model, "optimizer_state_dict": {"m": np.zeros(400_000)}}
+
+    def arrays(state, *, copies_frozen):
+        files = {file.name: file for file in stager.stage(state, copies_frozen=copies_frozen)}
+        memory = buffer.reserve(0)
+        found = []
+        for name in ("new", "old"):
+            begin, length = files[f"weights/{name}.safetensors"].parts[1]
+            found.append(memory[begin : begin + length].view(np.float64)[0])
+        return (*found, stager.has_copied_frozen)
+
+    # Nothing is in the memory yet, so it is copied even if that was not asked for.
+    assert arrays({"model_state_dict": model}, copies_frozen=False) == (0, 0, True)
+    old += 1
+    new += 1
+    assert arrays({"model_state_dict": model}, copies_frozen=False) == (1, 0, False)
+    new += 1
+    assert arrays(full, copies_frozen=False) == (2, 0, False)
+    assert arrays({"model_state_dict": model}, copies_frozen=True) == (2, 1, True)
+    old += 1
+    assert arrays(full, copies_frozen=False) == (2, 1, False)
+    # Another array in the layer moves what follows: everything is copied.
+    model["old.0"] = np.zeros(5)
+    assert arrays(full, copies_frozen=False)[2]
+    # An array that another layer has as well is not frozen.
+    tied = {"model_state_dict": {"new": old, "old.a": old}}
+    assert arrays(tied, copies_frozen=False) == (2, 2, True)
+    old += 1
+    assert arrays(tied, copies_frozen=False) == (3, 3, False)

@@ -1,16 +1,26 @@
 """The library, with its store in a bucket of a real S3 server."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
 from ciuic import Layer, SnapshotManager
+from ciuic.catalog import find_snapshot, list_snapshots
 from ciuic.errors import SnapshotNotFoundError, StoreError
+from ciuic.system.clock import SystemClock
+from ciuic.training import saving
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import SECRET_KEY
 from tests.kit.machine import Machine
 from tests.kit.place_contract import keys
+from tests.kit.program import ciuic
+from tests.kit.saved_layers import leave_partial, save_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+GROUPS = [Layer("first", "w"), Layer("second", "b")]
 
 
 @pytest.fixture
@@ -56,20 +66,105 @@ def test_states_are_saved_to_a_bucket_and_loaded_on_another_machine(
             manager.load_snapshot(0)
 
 
+def three(step):
+    """Return parameters of three groups."""
+    return {**state(step), "c": np.full(50_000, step)}
+
+
+def announced_and_committed(requests):
+    """Return what was created of leases and manifests, in order, and the ID in its name."""
+    found = [
+        re.search(r"/(leases|snapshots)/.*(cs-[0-9a-f]+)", request)
+        for request in requests
+        if request.startswith("PUT ")
+    ]
+    return [match.groups() for match in found if match]
+
+
 @pytest.mark.usefixtures("reach")
-def test_layers_in_a_bucket_are_saved_with_the_entire_snapshot(address, elsewhere):
+def test_each_layer_in_a_bucket_has_a_lease_and_a_commit_in_its_order(address, elsewhere, proxy):
     layers = [Layer("first", "w"), Layer("second", "b", every=10)]
     with SnapshotManager(address, layers=layers, max_snapshots=2) as manager:
-        for step in (1, 5, 8):
-            last = manager.save_snapshot({**state(step), "b": np.arange(99)}, step=step).wait()
+        begin = len(proxy.requests)
+        manager.save_snapshot(three(1), {"m": np.ones(9)}, step=1).wait()
+        requests = proxy.requests[begin:]
+        for step in (5, 8):
+            last = manager.save_snapshot({**three(step), "b": np.arange(1)}, step=step).wait()
         assert [(one.step, one.complete) for one in manager.list()] == [(8, True), (5, True)]
         with pytest.warns(RuntimeWarning, match="the layer second is of step 1"):
             loaded = manager.load_latest_snapshot()
-        assert loaded.layers == {"first": (8, last), "second": (1, last)}
+        assert loaded.layers == {"first": (8, last), "second": (1, last), "rest": (8, last)}
         np.testing.assert_array_equal(loaded["model_state_dict"]["w"], state(8)["w"])
-        np.testing.assert_array_equal(loaded["model_state_dict"]["b"], np.arange(99))
+        np.testing.assert_array_equal(loaded["model_state_dict"]["b"], np.arange(1))
         assert manager.verify()["ok"]
     assert elsewhere.verify().ok
+    assert keys(elsewhere.place(), "leases") == []
+    # Three incomplete snapshots, and the complete one: each is announced, and then committed.
+    found = announced_and_committed(requests)
+    assert [what for what, _ in found] == ["leases", "snapshots"] * 4
+    assert [one for _, one in found[::2]] == [one for _, one in found[1::2]]
+    assert len(set(found)) == 8
+
+
+@pytest.mark.usefixtures("reach")
+def test_a_writer_killed_between_two_layers_leaves_the_first_in_the_bucket(address, elsewhere):
+    with SnapshotManager(address, layers=GROUPS) as manager:
+        whole = manager.save_snapshot(three(1), step=1).wait()
+    left = [leave_partial(address, 2, count, GROUPS, three) for count in (1, 2)]
+
+    with elsewhere.opened() as store:
+        found = {one.id: one for one in list_snapshots(store)}
+        assert find_snapshot(store, "latest").id == find_snapshot(store, "latest-valid").id == whole
+    assert found[whole].is_complete
+    assert not found[left[0]].is_complete
+    assert elsewhere.verify().ok
+    # Each killed writer was in a session of its own, in which it would have committed.
+    assert len(keys(elsewhere.place(), "leases")) == 2
+    with SnapshotManager(address, layers=GROUPS) as manager:
+        assert manager.load_latest_snapshot().snapshot_id == whole
+        for partial, names in zip(left, ({"w"}, {"w", "b"}), strict=True):
+            part = manager.load_snapshot(partial)["model_state_dict"]
+            assert set(part) == names
+            np.testing.assert_array_equal(part["w"], state(2)["w"])
+        with pytest.warns(RuntimeWarning, match="layer rest is of step 1"):
+            filled = manager.load_latest_snapshot(channel="weights", fill_layers=True)
+        assert filled.layers["second"] == (2, left[1])
+        # The next save removes what is left of those that were cut.
+        newest = manager.save_snapshot(three(3), step=3).wait()
+        assert {one.id for one in manager.list()} == {whole, newest}
+    assert elsewhere.verify().ok
+
+
+@pytest.mark.usefixtures("reach")
+def test_a_layer_that_a_prune_takes_between_two_commits_is_stored_again(
+    address, elsewhere, server, monkeypatch
+):
+    layers = [Layer("first", "w"), Layer("second", "c", every=100)]
+    SnapshotManager(address).close()
+    saver = saving.Saver(address, SystemClock())
+    save_here(saver, three(1), 1, layers, 10**18)
+    more = {**elsewhere.environ, "AWS_ENDPOINT_URL": server.endpoint}
+    opened = []
+
+    def open_after_a_prune():
+        opened.append(None)
+        if len(opened) == 2:
+            with elsewhere.opened(write=True) as store:
+                store.trash.forget([one.id for one in list_snapshots(store)], 10**18)
+            pruned = ciuic("--store", address, "prune", "--trash", "0", "--json", more=more)
+            assert json.loads(pruned.out)["removed"]["packs"] > 0, pruned
+        return saving.Saver._open(saver)
+
+    monkeypatch.setattr(saver, "_open", open_after_a_prune)
+    saved = save_here(saver, three(2), 2, layers, 10**18 + 1)
+
+    assert elsewhere.ids() == {saved.id}
+    assert elsewhere.verify().ok
+    with SnapshotManager(address) as manager:
+        loaded = manager.load_latest_snapshot()
+    # Nothing is left of step 1: the layer is stored as a part of this step.
+    assert loaded.layers == dict.fromkeys(("first", "second", "rest"), (2, saved.id))
+    np.testing.assert_array_equal(loaded["model_state_dict"]["c"], three(2)["c"])
 
 
 @pytest.mark.usefixtures("reach")

@@ -12,7 +12,6 @@ from ciuic.snapshot.memory import (
     STATE_ROOT,
     MemoryRequest,
     StoredFile,
-    is_full_due,
     take_from_memory,
 )
 from ciuic.snapshot.memory_files import MemoryFile
@@ -23,6 +22,7 @@ from ciuic.system.clock import Clock
 from ciuic.training.files import STATE_NAME, encoded
 from ciuic.training.finding import run_of, saved_snapshots
 from ciuic.training.layers.groups import Layer
+from ciuic.training.layers.sessions import Sessions
 from ciuic.training.loading.files import StateFiles
 from ciuic.training.ranks.job import rank_directory
 from ciuic.training.reducing import weights_alone
@@ -38,17 +38,24 @@ _SEARCHED_MAX: Final = 10
 
 
 def take_in_order(
-    store: Store, request: MemoryRequest, layers: Sequence[Layer], *, clock: Clock
+    sessions: Sessions,
+    request: MemoryRequest,
+    layers: Sequence[Layer],
+    *,
+    copied_frozen: bool,
+    clock: Clock,
 ) -> tuple[TakeReport, list[str]]:
     """Commit a state; before that, an incomplete snapshot after each group of its parameters.
 
     Each incomplete snapshot has the groups of the one before and one more. This removes none of
-    them. In a bucket, this commits no incomplete snapshots.
+    them.
 
     Args:
-        store: The store, open for writing.
+        sessions: The store; each commit is in a session of its own where that is needed.
         request: A state as ``Stager`` has written it.
         layers: The groups; none: only the complete snapshot is committed.
+        copied_frozen: Frozen layers are stored as they are in the request. False: they are taken
+            from an earlier snapshot, if one has them.
         clock: Gives the time.
 
     Returns:
@@ -58,14 +65,12 @@ def take_in_order(
     Raises:
         StoreError: The store failed. Groups that were committed stay as an incomplete snapshot.
     """
+    store = sessions.store
     state = _State.of(request) if layers else None
     if state is None or not state.groups:
         return take_from_memory(store, request, clock=clock), []
     earlier = dict(_earlier(store, state, layers, run_of(request.tags)))
-    is_full = any(found.is_frozen for found in earlier.values()) and is_full_due(
-        store, request, clock
-    )
-    kept = {name: one for name, one in earlier.items() if not (one.is_frozen and is_full)}
+    kept = {name: one for name, one in earlier.items() if not (one.is_frozen and copied_frozen)}
     stored: dict[str, StoredFile] = {}
     waiting = []
     for group in state.groups:
@@ -76,11 +81,10 @@ def take_in_order(
             stored[state.path(group)] = found.file
             group["step"] = found.step
     others = state.files.keys() - {state.path(group) for group in state.groups}
-    if store.bucket is not None:
-        waiting.clear()  # a session of a bucket commits one snapshot
-    elif others == {state.name}:
+    if others == {state.name}:
         del waiting[-1:]  # nothing follows the last group: it is in the complete snapshot
-    begun = _commit_begun(store, request, state, waiting, stored, clock=clock)
+    begun = _commit_begun(sessions, request, state, waiting, stored, clock=clock)
+    store = sessions.store
     whole = MemoryFile(os.fsencode(state.name), (encoded(state.document),))
     left = [state.files[path] for path in state.files.keys() - stored.keys() - {state.name}]
     files = (whole, *sorted(left, key=lambda file: file.path))
@@ -91,7 +95,7 @@ def take_in_order(
 
 
 def _commit_begun(
-    store: Store,
+    sessions: Sessions,
     request: MemoryRequest,
     state: "_State",
     waiting: Sequence[str],
@@ -102,19 +106,27 @@ def _commit_begun(
     """Commit an incomplete snapshot after each file; returns the last one.
 
     Args:
-        store: The store.
+        sessions: The store. Afterwards it is ready for another commit.
         request: The state.
         state: The same, taken apart.
         waiting: The files of the groups that are to be stored.
-        stored: The files that the store has. Those that are committed are added.
+        stored: The files that the store has. Those that are committed are added, and those on which
+            the next commit can't rely are removed.
         clock: Gives the time.
     """
-    document = MemoryFile(os.fsencode(state.name), (encoded(weights_alone(state.document)[0]),))
     begun: SnapshotSummary | None = None
+    paths = list(stored)
     for path in waiting:
+        store = sessions.store
+        paths.append(path)
+        written = encoded(weights_alone(state.document)[0])
+        missing = [one for one in paths if one not in stored]
         asked = replace(
             request,
-            files=(document, state.files[path]),
+            files=(
+                MemoryFile(os.fsencode(state.name), (written,)),
+                *[state.files[one] for one in missing],
+            ),
             stored=tuple(stored.values()),
             tags=(*request.tags, PARTIAL),
             replaces=begun,
@@ -122,9 +134,25 @@ def _commit_begun(
         )
         manifest = store.manifest(take_from_memory(store, asked, clock=clock).id)
         begun = manifest.summary
-        located = Locator(store, manifest).locate(STATE_ROOT + b"/" + os.fsencode(path))
-        stored[path] = StoredFile(os.fsencode(path), located.entry)
+        locator = Locator(store, manifest)
+        for one in missing:
+            name = os.fsencode(one)
+            stored[one] = StoredFile(name, locator.locate(STATE_ROOT + b"/" + name).entry)
+        if sessions.begin_next() is not store:
+            _let_go(sessions.store, state, stored)
     return begun
+
+
+def _let_go(store: Store, state: "_State", stored: dict[str, StoredFile]) -> None:
+    """Remove the files on which this session can't rely: a prune may have condemned their packs.
+
+    They are stored again from the memory, as parts of the present state.
+    """
+    for path in [path for path, file in stored.items() if not can_reuse(store, file.entry)]:
+        del stored[path]
+        for group in state.groups:
+            if state.path(group) == path:
+                group["step"] = state.step
 
 
 class _State(NamedTuple):
@@ -154,6 +182,11 @@ class _State(NamedTuple):
         """The name of ``state.json``."""
         return self.directory + STATE_NAME
 
+    @property
+    def step(self) -> Any:  # whatever the user has given
+        """The step of the state."""
+        return self.document["state"].get("step")
+
     def path(self, group: Mapping[str, Any]) -> str:
         """Return the name of the file of a group."""
         return self.directory + str(group["file"])
@@ -175,8 +208,8 @@ def _changed(files: StateFiles, renewed: Mapping[str, _Earlier]) -> list[str]:
         if files.entry(os.fsdecode(earlier.file.path)).content != earlier.file.entry.content
     ]
     return [
-        f"the layer {name} is declared frozen and has changed: the snapshots since the last full"
-        " one have its older parameters"
+        f"the layer {name} is declared frozen and has changed: snapshots that this training has"
+        " saved since the last full one have its older parameters"
         for name in names
     ]
 
@@ -185,7 +218,7 @@ def _earlier(
     store: Store, state: _State, layers: Sequence[Layer], run: str | None
 ) -> Iterator[tuple[str, _Earlier]]:
     """Yield the groups that the new snapshot can take from an earlier one: frozen, or not due."""
-    step = state.document["state"].get("step")
+    step = state.step
     limits = {layer.name: layer.every for layer in layers if layer.every is not None}
     frozen = {layer.name for layer in layers if layer.frozen}
     if type(step) is not int:

@@ -26,8 +26,8 @@ class Layer:
             anywhere in its name, such as ``h.0.attn.weight``.
         every: A save stores the group only if this number of steps has passed since it was stored.
             The snapshots in between refer to the stored one. None: each save stores it.
-        frozen: The parameters do not change. A save neither hashes nor stores the group until the
-            next full snapshot, which also notices a change.
+        frozen: The parameters do not change. After the first save of a program, none copies,
+            hashes or stores the group until the next full snapshot, which also notices a change.
     """
 
     name: str

@@ -69,10 +69,13 @@ class StagePlan:
     Args:
         arrays: The arrays of the state, in the order in which ``StructureWriter`` meets them.
         files: For each file its header, and the number of the array for each tensor.
+        frozen: The numbers of the arrays that only files of frozen layers have.
         fits_again: Another state may fit the plan.
 
     Attributes:
         files: Name and parts of each file.
+        frozen: Path, kind and place in the shared memory of each array of a frozen layer. States
+            for which this is the same can leave out the copy.
         size_bytes: Length of the arrays and the headers in the shared memory.
     """
 
@@ -80,16 +83,25 @@ class StagePlan:
         self,
         arrays: list[_Planned],
         files: dict[str, tuple[bytes, list[int]]],
+        frozen: frozenset[int],
         *,
         fits_again: bool,
     ) -> None:
         self.fits_again = fits_again
         self._arrays = arrays
-        self._unique = [at for at, planned in enumerate(arrays) if planned.same == at]
+        unique = [at for at, planned in enumerate(arrays) if planned.same == at]
+        # First: the full state and the weights alone have them at the same places.
+        self._unique = sorted(unique, key=lambda at: at not in frozen)
         end = 0
         for at in self._unique:
             arrays[at].offset_bytes = end
             end += -(-arrays[at].leaf.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self.frozen = tuple(
+            [
+                (arrays[at].path, arrays[at].kind, arrays[at].offset_bytes)
+                for at in self._unique[: len(frozen)]
+            ]
+        )
         self._headers: list[tuple[int, np.ndarray]] = []
         self.files: list[tuple[str, tuple[Part, ...]]] = []
         for name, (head, numbers) in files.items():
@@ -130,17 +142,20 @@ class StagePlan:
             return None
         return (written, values) if len(values) == len(arrays) else None
 
-    def copy(self, values: list[Any], memory: np.ndarray) -> None:
+    def copy(self, values: list[Any], memory: np.ndarray, *, copies_frozen: bool = True) -> None:
         """Copy the arrays and the headers to their places.
 
         Args:
             values: The arrays of a state that the plan fits.
             memory: The shared memory, of at least ``size_bytes``.
+            copies_frozen: False: leave out the arrays of ``frozen``.
         """
         if memory is not self._memory:
             self._places = [self._place(at, values[at], memory) for at in self._unique]
             self._memory = memory
-        copy_arrays(zip(self._places, [values[at] for at in self._unique], strict=True))
+        begin = 0 if copies_frozen else len(self.frozen)
+        wanted = [values[at] for at in self._unique[begin:]]
+        copy_arrays(zip(self._places[begin:], wanted, strict=True))
         for begin, head in self._headers:
             memory[begin : begin + len(head)] = head
 
@@ -212,7 +227,15 @@ class _Planner:
             )
         # Other keys, such as parameters, can't be compared, and the plan would keep them in memory.
         is_plain = all(_PLAIN_KEYS.issuperset(map(type, one.path)) for one in self._arrays)
-        return StagePlan(self._arrays, files, fits_again=is_plain)
+        return StagePlan(self._arrays, files, self._frozen(), fits_again=is_plain)
+
+    def _frozen(self) -> frozenset[int]:
+        """Return the arrays that only files of frozen layers have; others may be tied to them."""
+        names = {group_file(layer.name) for layer in self._layers if layer.frozen}
+        frozen, others = set[int](), set[int]()
+        for name, (_, numbers) in self._files.items():
+            (frozen if name in names else others).update(numbers)
+        return frozenset(frozen - others)
 
     def _element_bytes(self, at: int) -> int:
         leaf = self._arrays[at].leaf

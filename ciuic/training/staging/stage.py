@@ -35,20 +35,29 @@ class Stager:
     Args:
         buffer: The shared memory.
         layers: The groups of the model's parameters.
+
+    Attributes:
+        has_copied_frozen: The last state was copied with its frozen layers.
     """
 
     def __init__(self, buffer: StagingBuffer, layers: Sequence[Layer] = ()) -> None:
+        self.has_copied_frozen = True
+        self._in_memory: tuple[object, ...] | None = None
         self._buffer = buffer
         self._layers = layers
         self._plans: dict[tuple[str, ...], StagePlan] = {}
 
-    def stage(self, sections: Mapping[str, object]) -> list[StagedFile]:
+    def stage(
+        self, sections: Mapping[str, object], *, copies_frozen: bool = True
+    ) -> list[StagedFile]:
         """Copy a state; returns the files that it makes.
 
         No other process may be reading the shared memory. When this returns, the state may change.
 
         Args:
             sections: The values of the state, by the names of their sections.
+            copies_frozen: False: the shared memory keeps the frozen layers of the state before, if
+                it has them at their places.
 
         Raises:
             TypeError: A value can't be stored; the message names it.
@@ -71,7 +80,10 @@ class Stager:
         document = state_document(fields)
         begin = plan.size_bytes
         memory = self._buffer.reserve(begin + len(document))
-        plan.copy(values, memory)
+        self.has_copied_frozen = copies_frozen or plan.frozen != self._in_memory
+        self._in_memory = None  # unless the copy succeeds
+        plan.copy(values, memory, copies_frozen=self.has_copied_frozen)
+        self._in_memory = plan.frozen
         memory[begin : begin + len(document)] = np.frombuffer(document, np.uint8)
         return [
             StagedFile(STATE_NAME, ((begin, len(document)),)),
