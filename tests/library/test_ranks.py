@@ -372,3 +372,41 @@ def test_a_training_with_ddp_that_torchrun_restarts_has_the_same_losses_to_the_b
         lines = Path(f"{tmp_path / 'killed-log'}-{number}").read_text().splitlines()
         assert json.loads(lines[-1])["first"] == 7
     assert losses_of(tmp_path / "whole-log", 0) != losses_of(tmp_path / "whole-log", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_layers_of_ranks_are_durable_in_their_order_and_all_ranks_pass_over_a_cut_save(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program = [TRAINING.with_name("rank_layers.py"), tmp_path / "store", tmp_path / "log"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "--max-restarts=1", *program],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = (
+        [json.loads((tmp_path / f"log-{attempt}-{rank}").read_text()) for rank in range(2)]
+        for attempt in range(2)
+    )
+    assert "was killed by signal 9" in before[0]["error"]
+    assert "rank 1 has lost the process that commits for rank 0" in before[1]["error"]
+    first = {name: before[0]["step 2"][name] for name in ("0.weight", "0.bias")}
+    # The second layer is not due at step 2, so it is the one of step 1.
+    second = {name: before[0]["step 1"][name] for name in ("1.weight", "1.bias")}
+    for rank, one in enumerate(after):
+        assert one["resumed"] == [1, {"rank": rank}, before[rank]["step 1"]]
+        assert one["partial"] == [2, first | second]
+        assert "fill_layers and join_optimizer can't be combined with ranks" in one["refused"]
+        assert one["step 2"] == before[rank]["step 2"]
+        assert "error" not in one
+
+    store = tmp_path / "store"
+    listed = ciuic("--store", store, "list", "--json").document
+    assert [one["complete"] for one in listed] == [True] * 3
+    assert ciuic("--store", store, "verify", "--all", "--checksum").code == 0
+    weights = ciuic("--store", store, "ls", "latest", "/state/rank-00000/weights").out
+    assert all(name in weights for name in ("first", "second", "rest"))
