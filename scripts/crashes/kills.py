@@ -3,6 +3,7 @@
 import random
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from tests.kit.kills import EPOCHS, VICTIMS, kill_once
@@ -26,6 +27,7 @@ def kill_often(count: int, seed: int) -> bool:
                 durable = kill_once(store, chance, victim, EPOCHS * number, durable)
             except Exception as error:  # noqa: BLE001 - every failure is a result
                 print(f"kill {number + 1} of {count} ({victim}): {error!r}", flush=True)
+                traceback.print_exception(error)
                 return False
             if (number + 1) % 10 == 0:
                 took_s = time.monotonic() - began_s

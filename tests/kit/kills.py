@@ -89,9 +89,9 @@ def _check(store: Path, durable: int, staged: int) -> None:
     with SnapshotManager(store, max_snapshots=3, keep_optimizer=1) as manager:
         latest = manager.load_latest_snapshot()
         assert latest is not None
-        assert latest.skipped == {}
+        assert latest.skipped == {}, latest.skipped
         epoch = latest["epoch"]
-        assert durable <= epoch <= staged
+        assert durable <= epoch <= staged, (durable, epoch, staged)
         expected = np.random.default_rng(epoch).normal(size=500_000).astype(np.float32)
         assert np.array_equal(latest["model_state_dict"]["w"], expected)
         assert np.array_equal(latest["optimizer_state_dict"]["m"], expected * 2)

@@ -13,6 +13,7 @@ from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
+from ciuic.training.loading import latest
 from ciuic.training.retention import keeping, replacing
 from ciuic.training.retention.keeping import Keeper
 from ciuic.training.retention.planning import (
@@ -275,3 +276,25 @@ def _simulated(saves: list[tuple[int, int]], rules: Rules) -> list[SnapshotSumma
         ]
         left = newest_first([*weights, *[one for one in left if one.id not in gone]])
     return left
+
+
+def test_a_load_that_another_process_takes_the_data_from_loads_what_has_replaced_it(
+    tmp_path, monkeypatch
+):
+    """A writer that outlives its program may commit, reduce and prune while the next one loads."""
+    first = {"w": np.arange(200_000.0)}
+    second = {"w": np.arange(200_000.0) + 1}
+    with SnapshotManager(tmp_path, max_snapshots=1, keep_optimizer=1) as writing:
+        writing.save_snapshot(first, {"m": first["w"] * 2}, step=1).wait()
+        read_state = latest.read_state
+
+        def read_late(store, summary, *more, **options):
+            if "step-1" in summary.tags:
+                writing.save_snapshot(second, {"m": second["w"] * 2}, step=2).wait()
+            return read_state(store, summary, *more, **options)
+
+        monkeypatch.setattr(latest, "read_state", read_late)
+        with SnapshotManager(tmp_path) as manager:
+            state = manager.load_latest_snapshot()
+    assert (state["step"], state.skipped) == (2, {})
+    np.testing.assert_array_equal(state["optimizer_state_dict"]["m"], second["w"] * 2)

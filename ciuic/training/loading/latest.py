@@ -4,7 +4,12 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from ciuic.catalog import damaged_manifests
-from ciuic.errors import CorruptionError, UnknownFormatError, UsageError
+from ciuic.errors import (
+    CorruptionError,
+    SnapshotNotFoundError,
+    UnknownFormatError,
+    UsageError,
+)
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
@@ -13,11 +18,15 @@ from ciuic.training.loading.places import FindPlaces
 from ciuic.training.loading.state import LoadedState, load
 from ciuic.training.ranks.job import Job
 
-__all__ = ["LoadOptions", "check_mixture", "newest_state", "read_state"]
+__all__ = ["LoadOptions", "RemovedError", "check_mixture", "newest_state", "read_listed"]
 
 _OPTIMIZER: Final = "optimizer_state_dict"
 _OF_OPTIMIZER: Final = frozenset([_OPTIMIZER, "scheduler_state_dict", "scaler_state_dict", "step"])
 """The sections that a state takes from an older one, and the older step."""
+
+
+class RemovedError(SnapshotNotFoundError):
+    """A snapshot was removed while it was read: what has replaced it is listed now."""
 
 
 class LoadOptions(NamedTuple):
@@ -70,6 +79,7 @@ def newest_state(
 
     Raises:
         CorruptionError: There are snapshots, and none can be read.
+        RemovedError: See ``read_listed``.
     """
     begun = [one for one in begun_snapshots(store) if run_of(one.tags) == run]
     full = [one for one in begun if one.is_complete and FULL in one.tags]
@@ -81,7 +91,7 @@ def newest_state(
         candidates = {None: [*full, *others], FULL: full, WEIGHTS: others}[channel]
     for summary in candidates:
         try:
-            state = read_state(store, summary, skipped, options)
+            state = read_listed(store, summary, skipped, options)
         except (CorruptionError, UnknownFormatError) as error:
             skipped[summary.id] = error.message
             continue
@@ -105,12 +115,39 @@ def _join(
     """Add the optimizer of the first undamaged one of these full states."""
     for summary in full:
         try:
-            other = read_state(store, summary, {}, options, sections=_OF_OPTIMIZER)
+            other = read_listed(store, summary, {}, options, sections=_OF_OPTIMIZER)
         except (CorruptionError, UnknownFormatError) as error:
             state.skipped[summary.id] = error.message
             continue
         state.join(other)
         return
+
+
+def read_listed(
+    store: Store,
+    summary: SnapshotSummary,
+    skipped: dict[SnapshotId, str],
+    options: LoadOptions,
+    sections: Collection[str] | None = None,
+) -> LoadedState:
+    """Read a state; the arguments and errors are those of ``read_state``.
+
+    A program may load while the process that wrote for an earlier one is at work: it commits a
+    state, and removes older ones. What is gone then is no damage.
+
+    Raises:
+        RemovedError: Another process has removed the snapshot. Open the store again.
+    """
+    try:
+        return read_state(store, summary, skipped, options, sections)
+    except (CorruptionError, SnapshotNotFoundError) as error:
+        if store.bucket is not None:
+            store.bucket.fetch()
+        if summary.id in store.listed_ids():
+            raise
+        raise RemovedError(
+            f"another process has removed {summary.id} while it was read", hint="Load again."
+        ) from error
 
 
 def read_state(

@@ -3,13 +3,19 @@
 import contextlib
 import os
 from collections.abc import Callable
+from typing import Final
 
 from ciuic.errors import SnapshotNotFoundError
 from ciuic.ids import SnapshotId
 from ciuic.store.addressed import open_at_address
 from ciuic.store.store import Store
 from ciuic.training.finding import find_saved
-from ciuic.training.loading.latest import LoadOptions, newest_state, read_state
+from ciuic.training.loading.latest import (
+    LoadOptions,
+    RemovedError,
+    newest_state,
+    read_listed,
+)
 from ciuic.training.loading.places import place_finder
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.ranks.agreement import Agreement
@@ -17,6 +23,9 @@ from ciuic.training.ranks.job import Job
 from ciuic.training.saves import Saves
 
 __all__ = ["Loads"]
+
+_TRIES_MAX: Final = 10
+"""Each one but the last has met a snapshot that another process removed meanwhile."""
 
 
 class Loads:
@@ -59,7 +68,8 @@ class Loads:
             CorruptionError: It is damaged.
         """
         state = self._load(
-            lambda store: read_state(store, find_saved(store, ref, self._run), {}, options), options
+            lambda store: read_listed(store, find_saved(store, ref, self._run), {}, options),
+            options,
         )
         if state is None:
             raise SnapshotNotFoundError(f"rank 0 has found no snapshot for {ref!r}")
@@ -81,13 +91,16 @@ class Loads:
         """Load the snapshot that ``choose`` chooses; of several ranks, only rank 0 calls it."""
 
         def chosen() -> LoadedState | None:
+            for _ in range(_TRIES_MAX - 1):
+                with self.reading() as store, contextlib.suppress(RemovedError):
+                    return choose(store)
             with self.reading() as store:
                 return choose(store)
 
         def read(snapshot_id: SnapshotId) -> LoadedState:
             with self.reading() as store:
                 summary = find_saved(store, snapshot_id, self._run)
-                return read_state(store, summary, {}, options)
+                return read_listed(store, summary, {}, options)
 
         state = chosen() if self._agreement is None else self._agreement.load(chosen, read)
         return self._saves.loaded(state)
