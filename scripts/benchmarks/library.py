@@ -1,6 +1,7 @@
 """``scripts/bench library``: saving from the training loop, beside what PyTorch has.
 
     scripts/bench library [--quick] [--turns N] [--tool TOOL]... [--output FILE]
+    scripts/bench library --scale [--quick] [--output FILE]
 
 Guarantees: the tools take turns. Each turn trains the same model with each tool, in a process of
 its own (library_run.py). A ratio is the median of the ratios within a turn. A load that differs
@@ -8,6 +9,7 @@ from the saved state in any bit ends the benchmark with an error.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -19,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import report
+from benchmarks import library_scale, report
 from benchmarks.corpus import write_training_text
 from benchmarks.measure import family_of
 
-PEERS = ("torch.save", "safetensors", "async_save")
+PEERS = ("torch.save", "safetensors", "async_save", "orbax")
 TOOLS = ("none", "ciuic", *PEERS)
 FULL = {"width": 512, "layers": 6, "batch": 1, "saves": 20, "every": 20, "loads": 3}
 QUICK = {"width": 256, "layers": 3, "batch": 1, "saves": 8, "every": 5, "loads": 3}
@@ -169,6 +171,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small model: a look, not a result")
     parser.add_argument("--turns", type=int, default=3, help="turns of each tool (default 3)")
     parser.add_argument("--tool", action="append", choices=TOOLS, help="only these; repeatable")
+    parser.add_argument(
+        "--scale", action="store_true", help="chains against full checkpoints, as a table"
+    )
     parser.add_argument("--place", type=Path, help="directory to save in")
     parser.add_argument("--output", type=Path, help="Markdown page to write")
     for name in FULL:
@@ -176,26 +181,46 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def tools_of(options: argparse.Namespace) -> list[str]:
+    """Return the tools to measure; Orbax only where it is installed, unless it is asked for."""
+    wanted = options.tool or TOOLS
+    if not options.tool and importlib.util.find_spec("orbax") is None:
+        print("Orbax is not installed, and is left out", file=sys.stderr)
+        wanted = [tool for tool in TOOLS if tool != "orbax"]
+    return [tool for tool in TOOLS if tool in wanted or tool == "ciuic"]
+
+
+def take_turns(options: argparse.Namespace, text: Path, work: Path, size: dict[str, int]) -> str:
+    """Measure the tools in turn; returns the table."""
+    tools, turns = tools_of(options), []
+    for number in range(options.turns):
+        # The order turns, so that no tool is always the first.
+        order = tools[number % len(tools) :] + tools[: number % len(tools)]
+        turns.append({tool: run_once(tool, text, work, size) for tool in order})
+        print(f"turn {number + 1} of {options.turns} is done", file=sys.stderr, flush=True)
+    if options.output:
+        options.output.with_suffix(".json").write_text(json.dumps(turns))
+    return table(lines_of(turns))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measure, and print the table."""
     options = parse_arguments(arguments)
-    size = dict(QUICK if options.quick else FULL)
-    size |= {name: getattr(options, name) for name in FULL if getattr(options, name) is not None}
-    tools = [tool for tool in TOOLS if tool in (options.tool or TOOLS) or tool == "ciuic"]
+    if options.scale:
+        size = dict(library_scale.QUICK if options.quick else library_scale.FULL)
+    else:
+        size = dict(QUICK if options.quick else FULL)
+    size |= {name: getattr(options, name) for name in size if getattr(options, name) is not None}
     with tempfile.TemporaryDirectory(prefix="ciuic-library-", dir=options.place) as name:
         work = Path(name)
         facts = report.machine_facts(work)
         text = write_training_text(work)
-        turns = []
-        for number in range(options.turns):
-            # The order turns, so that no tool is always the first.
-            order = tools[number % len(tools) :] + tools[: number % len(tools)]
-            turns.append({tool: run_once(tool, text, work, size) for tool in order})
-            print(f"turn {number + 1} of {options.turns} is done", file=sys.stderr, flush=True)
-    found = table(lines_of(turns))
+        if options.scale:
+            found = library_scale.table(library_scale.measure(text, work, size))
+        else:
+            found = take_turns(options, text, work, size)
     about = "".join(f"- {name}: {value}\n" for name, value in [*facts.items(), *size.items()])
     print(found, end="")
     if options.output:
         options.output.write_text(f"# Saving from the training loop\n\n{found}\n{about}")
-        options.output.with_suffix(".json").write_text(json.dumps(turns))
     return 0

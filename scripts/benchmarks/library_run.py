@@ -147,6 +147,40 @@ class AsyncSave(Saver):
         torch.distributed.destroy_process_group()
 
 
+class Orbax(Saver):
+    """``AsyncCheckpointer`` of Orbax with its defaults, for the tensors as arrays of numpy."""
+
+    def __init__(self, target: Path) -> None:
+        super().__init__(target)
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        self.orbax: Any = importlib.import_module("orbax.checkpoint")
+        handler = self.orbax.PyTreeCheckpointHandler()
+        self.checkpointer: Any = self.orbax.AsyncCheckpointer(handler)
+
+    def save(self, model: Any, optimizer: Any, step: int) -> None:
+        """Begin a save; it waits for the one before."""
+        self.last = self.target.absolute() / f"step_{step}"
+        arrays = {name: one.numpy() for name, one in tensors_of(model, optimizer).items()}
+        self.checkpointer.save(self.last, args=self.orbax.args.PyTreeSave(arrays))
+
+    def wait(self) -> None:
+        """Return when the directory has its name."""
+        self.checkpointer.wait_until_finished()
+
+    def load(self, model: Any, optimizer: Any) -> None:
+        """Copy the arrays into the tensors of the present state."""
+        tensors = tensors_of(model, optimizer)
+        as_array = self.orbax.RestoreArgs(restore_type=importlib.import_module("numpy").ndarray)
+        wanted = self.orbax.args.PyTreeRestore(restore_args=dict.fromkeys(tensors, as_array))
+        found = self.checkpointer.restore(self.last, args=wanted)
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(found[name]))
+
+    def close(self) -> None:
+        """End its threads."""
+        self.checkpointer.close()
+
+
 class Ciuic(Saver):
     """``SnapshotManager`` with its defaults; every byte is checked by a load."""
 
@@ -183,6 +217,7 @@ SAVERS: dict[str, type[Saver]] = {
     "torch.save": TorchSave,
     "safetensors": Safetensors,
     "async_save": AsyncSave,
+    "orbax": Orbax,
 }
 
 
