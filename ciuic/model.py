@@ -27,6 +27,7 @@ __all__ = [
     "NO_TREE",
     "SKIPPED",
     "SUSPECT_TAG",
+    "UNCHANGED",
     "UNREADABLE",
     "Entry",
     "ExcludeRules",
@@ -55,6 +56,9 @@ SKIPPED = 3
 MEMORY = "memory"
 """The capture of a root whose files a training program passed from its memory. They never existed
 on a disk, so the root has no place to be restored to."""
+
+UNCHANGED: Final = "unchanged"
+"""The capture of a root that was not scanned: nothing in it had changed since the parent."""
 
 DAEMON: Final = "daemon"
 """The origin of snapshots that the daemon takes by itself."""
@@ -204,8 +208,8 @@ class Root(msgspec.Struct, frozen=True):
         tree: ID of a tree node with one entry, ``b"."``: the root itself. Empty if the root could
             not be read.
         missing: Why the root could not be read, or empty.
-        capture: How its files were captured: "subvolume", "reflink", "in place", or "memory"; empty
-            in snapshots of versions that did not record it.
+        capture: How its files were captured: "subvolume", "unchanged", "reflink", "in place", or
+            "memory"; empty in snapshots of versions that did not record it.
     """
 
     path: bytes

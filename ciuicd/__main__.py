@@ -38,8 +38,9 @@ from ciuic.errors import (
     exit_code,
 )
 from ciuic.snapshot.hooks import refuse_in_hook
+from ciuic.source.freeze.area import make_top
 from ciuic.source.freeze.interface import AREA_NAME
-from ciuic.source.freeze.methods import choose
+from ciuic.source.freeze.methods import SUBVOLUME, choose
 from ciuic.store.addressed import local_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system import durable
@@ -229,13 +230,13 @@ def _link_store(config: str, link: str) -> None:
 def _link_frozen(config: str, directory: str) -> None:
     with contextlib.suppress(CiuicError, OSError):
         roots = [os.fsencode(path) for path in load_settings(config).all_paths]
-        places = {choose(root).place for root in roots}
+        choices = [choose(root) for root in roots]
+        subvolumes = {choice.place for choice in choices if choice.how == SUBVOLUME}
         os.makedirs(directory, mode=0o700, exist_ok=True)
         directory = os.path.realpath(directory)
-        for number, place in enumerate(sorted(filter(None, places))):
+        for number, place in enumerate(sorted({found.place for found in choices if found.place})):
             area = os.path.join(place, AREA_NAME)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(area, 0o700)
+            make_top(place, in_subvolume=place in subvolumes)
             link = os.path.join(directory, str(number))
             durable.remove_file(link)
             os.symlink(area, link)

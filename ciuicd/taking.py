@@ -212,7 +212,7 @@ def _fields(schedule: str, report: TakeReport) -> Document:
     return {
         "event": "snapshot",
         "schedule": schedule,
-        **{name: document[name] for name in (*names, "waited_s", "trouble_count")},
+        **{name: document[name] for name in (*names, "scanned", "waited_s", "trouble_count")},
     }
 
 
@@ -227,7 +227,7 @@ def _describe(report: TakeReport) -> str:
     text = (
         f"snapshot {report.id} ({report.kind}): {format_files(report.files)}, "
         f"{format_bytes(report.logical_bytes)}, {format_bytes(report.stored_bytes)} stored, "
-        f"{_time_text(report)}, "
+        f"{_time_text(report)}, {'nothing had changed, ' if report.unscanned_why else ''}"
     )
     if not report.trouble_count:
         return text + "no warnings"

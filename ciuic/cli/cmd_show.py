@@ -30,6 +30,7 @@ _CAPTURES: Final = {
     "memory": "from the memory of a training program",
     "reflink": "by reflink",
     "subvolume": "as a subvolume",
+    "unchanged": "without a scan: its subvolume had not changed since the parent",
 }
 
 

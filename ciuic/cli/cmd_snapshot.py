@@ -283,6 +283,8 @@ def _print_summary(report: Document) -> None:
         0,
         err=True,
     )
+    if report.get("unscanned_why"):
+        click.echo(f"ciuic: nothing was scanned: {report['unscanned_why']}", err=True)
     for note in report.get("notes", ()):  # a daemon of an older version has none
         click.echo(f"ciuic: {printable(note['what'])}", err=True)
     for warning in shown_part(report["trouble"], err=True):

@@ -4,7 +4,7 @@ import msgspec
 
 from ciuic.documents import Document
 from ciuic.ids import SnapshotId
-from ciuic.model import PathWarning
+from ciuic.model import UNCHANGED, PathWarning
 from ciuic.store.records.manifest import Manifest
 from ciuic.system.clock import rfc3339
 
@@ -21,7 +21,9 @@ class TakeReport(msgspec.Struct, frozen=True):
         freeze_s: Time from the first freeze until the last byte was captured.
         trouble: The first warnings; ``trouble_count`` counts all.
         flux: The first files that were being written.
-        excluded: Number of excluded names; a directory counts once, with all its content.
+        excluded: Number of excluded names; a directory counts once, with all its content. 0 if
+            nothing was scanned.
+        unscanned_why: Why nothing had to be scanned; empty: the roots were scanned.
         waited_s: How long the readers waited for other programs, as part of ``total_s``.
         phases_s: How long each phase took: ``gather`` (plan, walk, read, store), ``durable``,
             ``commit`` and ``tidy``.
@@ -46,6 +48,7 @@ class TakeReport(msgspec.Struct, frozen=True):
     notes: tuple[PathWarning, ...] = ()
     waited_s: float = 0.0
     phases_s: dict[str, float] = {}
+    unscanned_why: str = ""
 
     @classmethod
     def of(
@@ -80,6 +83,7 @@ class TakeReport(msgspec.Struct, frozen=True):
             notes=notes,
             waited_s=waited_s,
             phases_s=phases_s or {},
+            unscanned_why=_unscanned_why(manifest),
         )
 
     def with_warning(self, warning: PathWarning) -> "TakeReport":
@@ -107,5 +111,16 @@ class TakeReport(msgspec.Struct, frozen=True):
             "trouble": [warning.as_json() for warning in self.trouble],
             "trouble_count": self.trouble_count,
             "excluded_count": self.excluded,
+            "scanned": not self.unscanned_why,
+            "unscanned_why": self.unscanned_why,
             "notes": [note.as_json() for note in self.notes],
         }
+
+
+def _unscanned_why(manifest: Manifest) -> str:
+    if not all(root.capture == UNCHANGED for root in manifest.roots):
+        return ""
+    return (
+        "each root is in a btrfs subvolume that has the generation at which it was frozen for the"
+        f" parent, {manifest.summary.parent}"
+    )

@@ -1,7 +1,7 @@
 """Take a snapshot: freeze, gather, make durable, commit.
 
 freeze     subvolumes as a whole, in milliseconds; other roots file by file during the walk
-gather     walk, compare, read, encode, store
+gather     walk, compare, read, encode, store; nothing of it if nothing has changed (``unscanned``)
 durable    sync the packs; write the records of the reflink copies
 commit     write the manifest, last
 tidy       copy the manifest, remove reflink copies of older snapshots, update the chunk index: a
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import ciuic
 from ciuic.catalog import remember
-from ciuic.errors import CommitUncertainError, StoreError
+from ciuic.errors import CancelledError, CommitUncertainError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.model import EMERGENCY_TAG, Owner, PathWarning, Root, SnapshotSummary
 from ciuic.progress import Meter, Pace, Progress
@@ -25,6 +25,7 @@ from ciuic.snapshot.read.content_reader import ContentReader
 from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.report import TakeReport
+from ciuic.snapshot.unscanned import unchanged_parent, unchanged_root
 from ciuic.snapshot.walk.directories import WalkRules
 from ciuic.snapshot.walk.file_capture import FileCapture
 from ciuic.snapshot.walk.gather import Gatherer
@@ -128,6 +129,11 @@ class _Run:
     def gather(self, cancelled: Callable[[], bool], meter: Meter) -> _Gathered:
         """Freeze, walk, read and store."""
         self._prepare_freeze()
+        parent = unchanged_parent(
+            self._store, self._plan, self._request, self._freezer, _checker(cancelled)
+        )
+        if parent is not None:
+            return self._gather_nothing(parent)
         sinks = Sinks(self._warnings.add, self._written.add)
         context = ReaderContext(
             self._store,
@@ -164,6 +170,13 @@ class _Run:
             context.read_bytes,
             round(capture_s, 6),
         )
+
+    def _gather_nothing(self, parent: Manifest) -> _Gathered:
+        """Take over what the parent has: nothing has changed since."""
+        self._end_phase("gather")
+        summary = parent.summary
+        roots = [unchanged_root(root) for root in parent.roots]
+        return _Gathered(roots, summary.files, summary.logical_bytes, 0, 0, 0.0)
 
     def make_durable(self, gathered: _Gathered) -> Manifest:
         """Make everything that the manifest names durable; returns the manifest to commit."""
@@ -312,6 +325,16 @@ class _Run:
         if failure is None and before is not None and copies.read(before.id) is None:
             failure = copies.keep(before.id, header)
         return failure
+
+
+def _checker(cancelled: Callable[[], bool]) -> Callable[[], None]:
+    """Return a function that raises if ``cancelled`` returns true."""
+
+    def check() -> None:
+        if cancelled():
+            raise CancelledError("the snapshot was interrupted")
+
+    return check
 
 
 def _newest(

@@ -19,6 +19,7 @@ __all__ = [
     "MappedExtent",
     "SubvolumeInfo",
     "clone_file",
+    "create_subvolume",
     "has_writer",
     "hold_lease",
     "map_extents",
@@ -43,13 +44,14 @@ physical address of an extent with one of these does not locate its bytes."""
 
 SUBVOLUME_INODE: Final = 256
 """Inode number of the top directory of every btrfs subvolume."""
+_BTRFS_SUBVOL_CREATE: Final = 0x5000_940E
 _BTRFS_SNAP_CREATE_V2: Final = 0x5000_9417
 _BTRFS_SNAP_DESTROY: Final = 0x5000_940F
 _BTRFS_GET_SUBVOL_INFO: Final = 0x81F8_943C
 _BTRFS_SUBVOL_RDONLY: Final = 1 << 1
 _BTRFS_INFO_RDONLY: Final = 1 << 0
 _SNAP_ARGS: Final = struct.Struct("=qQQ32x4040s")
-_DESTROY_ARGS: Final = struct.Struct("=q4088s")
+_NAME_ARGS: Final = struct.Struct("=q4088s")
 _SUBVOLUME_INFO: Final = struct.Struct("=Q256sQQQQ16s16s16sQQ")
 _SUBVOLUME_INFO_BYTES: Final = 504
 
@@ -71,12 +73,15 @@ class SubvolumeInfo(NamedTuple):
     Attributes:
         id: Number of its tree within the file system; btrfs never reuses it.
         uuid: UUID of the subvolume.
-        generation: Transaction of its last change.
+        parent_uuid: UUID of the subvolume that it is a snapshot of; zeros if it is none.
+        generation: Transaction of its last change that is committed. A snapshot begins with that
+            of its source, and making it is the last thing that happens in that transaction.
         is_readonly: The subvolume is read-only.
     """
 
     id: int
     uuid: bytes
+    parent_uuid: bytes
     generation: int
     is_readonly: bool
 
@@ -124,6 +129,15 @@ def map_extents(fd: int, *, sync: bool) -> Iterator[MappedExtent]:
         flags = 0
 
 
+def create_subvolume(directory_fd: int, name: bytes) -> None:
+    """Make an empty btrfs subvolume, with the mode of a new directory.
+
+    Raises:
+        OSError: EEXIST; ENOTTY if the file system is not btrfs.
+    """
+    fcntl.ioctl(directory_fd, _BTRFS_SUBVOL_CREATE, bytearray(_NAME_ARGS.pack(0, name)))
+
+
 def snapshot_subvolume(source_fd: int, directory_fd: int, name: bytes) -> None:
     """Make an atomic, read-only snapshot of a btrfs subvolume.
 
@@ -145,7 +159,7 @@ def remove_subvolume(directory_fd: int, name: bytes) -> None:
     Raises:
         OSError: EPERM without CAP_SYS_ADMIN, unless a mount option lets the owner do it.
     """
-    fcntl.ioctl(directory_fd, _BTRFS_SNAP_DESTROY, bytearray(_DESTROY_ARGS.pack(0, name)))
+    fcntl.ioctl(directory_fd, _BTRFS_SNAP_DESTROY, bytearray(_NAME_ARGS.pack(0, name)))
 
 
 def subvolume_info(fd: int) -> SubvolumeInfo:
@@ -156,8 +170,11 @@ def subvolume_info(fd: int) -> SubvolumeInfo:
     """
     answer = bytearray(_SUBVOLUME_INFO_BYTES)
     fcntl.ioctl(fd, _BTRFS_GET_SUBVOL_INFO, answer)
-    number, _, _, _, generation, flags, uuid, _, _, _, _ = _SUBVOLUME_INFO.unpack_from(answer)
-    return SubvolumeInfo(number, uuid, generation, bool(flags & _BTRFS_INFO_RDONLY))
+    number, _, _, _, generation, flags, uuid, parent_uuid, _, _, _ = _SUBVOLUME_INFO.unpack_from(
+        answer
+    )
+    is_readonly = bool(flags & _BTRFS_INFO_RDONLY)
+    return SubvolumeInfo(number, uuid, parent_uuid, generation, is_readonly)
 
 
 def has_writer(fd: int) -> bool | None:

@@ -6,6 +6,9 @@
         records/<snapshot ID>    the record of a snapshot's copies, with a checksum
         store                    the path of the store's header
 
+On btrfs, root makes ``.ciuic-frozen`` as a subvolume of its own. So what ciuic writes there is no
+change of the subvolume around it (``generation``).
+
 The copies serve two purposes: the next snapshot compares their extents with a file instead of
 reading the file, and a restore copies from them by reflink. Nothing depends on them. A record is
 written before the snapshot's manifest and is valid for that snapshot only. A copy that no record
@@ -18,7 +21,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from ciuic.ids import SnapshotId
@@ -26,13 +29,14 @@ from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.records import Record, RootRecord, encode_record
 from ciuic.system import durable, kernel
 
-__all__ = ["Area", "copy_name"]
+__all__ = ["Area", "copy_name", "make_top"]
 
 _COPIES: Final = b"copies"
 _TREES: Final = b"trees"
 _RECORDS: Final = b"records"
 _STORE: Final = b"store"
 _MODE: Final = 0o700
+_OTHERS_WRITE: Final = 0o022
 _COPY_MODE: Final = 0o400
 _COPY_NAME: Final = re.compile(rb"[0-9a-f]{16}")
 _PATH_BYTES_MAX: Final = 4096
@@ -65,7 +69,9 @@ class Area:
         return cls(inner) if _is_own(path) and _is_own(inner) else None
 
     @classmethod
-    def make(cls, place: bytes, header_path: str, store_id: str) -> "Area":
+    def make(
+        cls, place: bytes, header_path: str, store_id: str, *, in_subvolume: bool = False
+    ) -> "Area":
         """Return the area in a directory, locked; make it if it is missing.
 
         Areas of stores that no longer exist are removed.
@@ -75,12 +81,14 @@ class Area:
             header_path: Path of the store's header. An area belongs to a store as long as that
                 file exists and has the store's ID.
             store_id: ID of the store.
+            in_subvolume: Make it in a btrfs subvolume of its own, if possible.
 
         Raises:
             OSError: The area can't be made or written, belongs to another user, or is locked.
         """
         path = os.path.join(place, AREA_NAME)
         inner = os.path.join(path, store_id.encode())
+        make_top(place, in_subvolume=in_subvolume)
         for directory in (path, inner):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, _MODE)
@@ -279,6 +287,47 @@ class Area:
                     kernel.remove_subvolume(fd, name)
         finally:
             os.close(fd)
+
+
+def make_top(place: bytes, *, in_subvolume: bool) -> None:
+    """Make the directory of all areas in a place, unless it exists.
+
+    Args:
+        place: The directory.
+        in_subvolume: Make it a btrfs subvolume, if possible.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    path = os.path.join(place, AREA_NAME)
+    if in_subvolume:
+        with contextlib.suppress(OSError), _opened(place) as fd:
+            kernel.create_subvolume(fd, AREA_NAME)
+        with contextlib.suppress(OSError):
+            _make_private(path)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, _MODE)
+
+
+def _make_private(path: bytes) -> None:
+    """Take the rights of others from a new subvolume: the kernel makes it like any directory.
+
+    Only while it is empty, and only if no other user could have put anything there.
+    """
+    with _opened(path) as fd:
+        status = os.fstat(fd)
+        is_own = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+        if is_own and not _is_private(status) and not os.listdir(fd):
+            os.fchmod(fd, _MODE)
+
+
+@contextlib.contextmanager
+def _opened(path: bytes) -> Iterator[int]:
+    fd = os.open(path, _OPEN_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def copy_name(number: int) -> bytes:

@@ -1,6 +1,7 @@
 """Freeze the roots of one snapshot, and record the reflink copies.
 
     prepare   remove leftovers, free space, copy files that look changed (``early``)
+    keep_if_unchanged   instead of the next two steps, if a snapshot needs no scan
     begin     freeze the subvolumes, one right after the other
     walk      of other roots, copy each file that has changed since ``prepare`` when the walk
               reaches it (``views``)
@@ -21,6 +22,7 @@ from ciuic.ids import SnapshotId
 from ciuic.source.directory import open_root
 from ciuic.source.freeze.area import Area
 from ciuic.source.freeze.early import EarlyCopies, LeftOut
+from ciuic.source.freeze.generation import is_unchanged_since
 from ciuic.source.freeze.interface import IN_PLACE
 from ciuic.source.freeze.methods import REFLINK, SUBVOLUME, Choice, choose, subvolume_top
 from ciuic.source.freeze.records import RootRecord
@@ -69,6 +71,8 @@ class Freezer:
         self._areas: dict[bytes, Area] = {}
         self._prepared: dict[bytes, _PreparedRoot] = {}
         self._views: dict[bytes, RootView] = {}
+        self._synced: set[bytes] = set()
+        self._kept: dict[bytes, RootRecord] = {}
 
     def prepare(
         self,
@@ -100,6 +104,28 @@ class Freezer:
                 with contextlib.suppress(OSError, SourceError):
                     prepared.early.make(open_root(root), unchanged_since.get(root), is_left_out)
 
+    def keep_if_unchanged(self, store_path: bytes) -> bool:
+        """Keep the parent snapshot's subvolumes instead of freezing if no root has changed.
+
+        Args:
+            store_path: The store, which is in no snapshot.
+
+        Returns:
+            Every root is proven to be as it was frozen for the parent snapshot.
+        """
+        kept = {}
+        for root, prepared in self._prepared.items():
+            choice, previous, _ = prepared
+            is_synced = choice.how == SUBVOLUME and choice.place in self._synced
+            # Without the sync, changes that are not committed yet would not be seen.
+            if not is_synced or previous is None:
+                return False
+            if not is_unchanged_since(previous, root, store_path):
+                return False
+            kept[root] = previous.record
+        self._kept = kept
+        return True
+
     def begin(self) -> dict[bytes, RootView]:
         """Freeze the subvolumes; returns the view of each root."""
         trees: dict[bytes, RootRecord] = {}
@@ -116,9 +142,8 @@ class Freezer:
         for path, area in self._areas.items():
             records = [
                 record
-                for root, view in self._views.items()
-                if self._prepared[root].choice.place == path
-                and (record := view.record()) is not None
+                for root, prepared in self._prepared.items()
+                if prepared.choice.place == path and (record := self._record_of(root)) is not None
             ]
             with contextlib.suppress(OSError):
                 area.write_record(self._snapshot_id, self._taken_ns, records)
@@ -163,7 +188,12 @@ class Freezer:
         if place is None or place in self._areas:
             return choice
         try:
-            area = Area.make(place, self._header_path, self._store_id)
+            area = Area.make(
+                place,
+                self._header_path,
+                self._store_id,
+                in_subvolume=choice.how == SUBVOLUME,
+            )
         except OSError as error:
             return choice._replace(how=IN_PLACE, why=str(error), place=None)
         self._areas[place] = area
@@ -177,11 +207,15 @@ class Freezer:
             self._write_out(place)
         return choice
 
+    def _record_of(self, root: bytes) -> RootRecord | None:
+        return self._kept[root] if root in self._kept else self._views[root].record()
+
     def _write_out(self, place: bytes) -> None:
         """Flush dirty data now, because the freeze would wait for it."""
         fd = os.open(place, _OPEN_DIRECTORY)
         try:
             durable.sync_file_system(fd)
+            self._synced.add(place)
         finally:
             os.close(fd)
 

@@ -31,7 +31,7 @@ class FrozenRoot:
     def __init__(self, area: Area, record: RootRecord) -> None:
         self.area = area
         self.how = record.how
-        self._record = record
+        self.record = record
         self._lock = threading.Lock()
         self._tree_fd: int | None = None
         self._copies_fd: int | None = None
@@ -60,9 +60,28 @@ class FrozenRoot:
         except OSError:
             return None
 
+    def subvolume(self) -> kernel.SubvolumeInfo | None:
+        """Return the frozen subvolume; None if there is none, or it is not as recorded.
+
+        Raises:
+            OSError: It can't be opened.
+        """
+        if self.how != "subvolume":
+            return None
+        top = os.open(self.area.tree_path(self.record.tree), _OPEN_DIRECTORY)
+        try:
+            return self._as_recorded(top)
+        finally:
+            os.close(top)
+
+    def _as_recorded(self, top: int) -> kernel.SubvolumeInfo | None:
+        info = kernel.subvolume_info(top)
+        is_same = (info.uuid, info.generation) == (self.record.uuid, self.record.generation)
+        return info if is_same and info.is_readonly else None
+
     def find(self, entry: Entry) -> Copy | None:
         """Return the record of a file's copy without opening the copy; None if it has no copy."""
-        return self._record.copies.find(entry.ino, entry.ctime_ns, entry.size_bytes)
+        return self.record.copies.find(entry.ino, entry.ctime_ns, entry.size_bytes)
 
     def _open_copy(self, entry: Entry) -> int | None:
         copy = self.find(entry)
@@ -81,9 +100,9 @@ class FrozenRoot:
         with self._lock:
             if self._tree_fd is None:
                 self._tree_fd = self._open_tree()
-        root = self._record.path
+        root = self.record.path
         below = path[len(root) :].strip(b"/") if path != root else b""
-        if self._tree_fd < 0 or not below or entry.ino in self._record.doubtful:
+        if self._tree_fd < 0 or not below or entry.ino in self.record.doubtful:
             return None
         fd = _open_beneath(self._tree_fd, below.split(b"/"))
         if _is_entry(os.fstat(fd), entry):
@@ -93,13 +112,11 @@ class FrozenRoot:
 
     def _open_tree(self) -> int:
         """Open the root within the frozen subvolume; -1 if the subvolume is not as recorded."""
-        top = os.open(self.area.tree_path(self._record.tree), _OPEN_DIRECTORY)
+        top = os.open(self.area.tree_path(self.record.tree), _OPEN_DIRECTORY)
         try:
-            info = kernel.subvolume_info(top)
-            same = (info.uuid, info.generation) == (self._record.uuid, self._record.generation)
-            if not same or not info.is_readonly:
+            if self._as_recorded(top) is None:
                 return -1
-            return open_directory_beneath(top, self._record.inside)
+            return open_directory_beneath(top, self.record.inside)
         finally:
             os.close(top)
 
