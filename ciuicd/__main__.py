@@ -47,7 +47,7 @@ from ciuic.system import durable
 from ciuic.system.clock import SystemClock
 from ciuicd.attempt import sentence
 from ciuicd.known import KnownStores
-from ciuicd.logs import set_up_logging
+from ciuicd.logs.lines import set_up_logging
 from ciuicd.notify import Notifier
 from ciuicd.service import Service
 

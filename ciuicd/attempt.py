@@ -37,6 +37,7 @@ def sentence(error: CiuicError) -> str:
     return f"{error.message}. {error.hint}" if error.hint else error.message
 
 
-def failure(job: Job, error: CiuicError) -> dict[str, Document]:
-    """Return what a line of JSON in the log says of a snapshot that failed."""
-    return {"fields": {"event": "failure", "schedule": job.schedule, "kind": error.kind}}
+def failure(store: str, job: Job, error: CiuicError) -> dict[str, Document]:
+    """Return what a program reads of a failed snapshot in the log."""
+    fields = {"event": "failure", "store": store, "schedule": job.schedule, "kind": error.kind}
+    return {"fields": fields}

@@ -443,7 +443,8 @@ class Service:
             _log.error("%s", sentence(error))
         else:
             name = f"{state.name}: " if job.names_schedule else ""
-            _log.error("%ssnapshot failed: %s", name, sentence(error), extra=failure(job, error))
+            extra = failure(self._settings.snapshot_dir, job, error)
+            _log.error("%ssnapshot failed: %s", name, sentence(error), extra=extra)
         self._taker.remember(error)
         if job.scope is None:
             state.remember(error)
@@ -458,8 +459,7 @@ class Service:
 
     def _write_metrics(self) -> None:
         next_due_ns = None if self._paused else self._turns.next_due_ns
-        is_taking = self._job is not None
-        self._metrics.write(self._settings, next_due_ns=next_due_ns, is_taking=is_taking)
+        self._metrics.write(self._settings, next_due_ns=next_due_ns, is_taking=bool(self._job))
 
     def _show_status(self) -> None:
         when = "paused" if self._paused else f"next {local_time_text(self._turns.next_due_ns)}"

@@ -91,7 +91,7 @@ class SnapshotTaker:
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
         level = logging.WARNING if report.trouble_count else logging.INFO
-        fields = _fields(settings.schedule, report)
+        fields = _fields(settings, report)
         _log.log(level, "%s%s", name, _describe(report), extra={"fields": fields})
         for note in report.notes:
             _log.warning("%s", note.what)
@@ -205,13 +205,14 @@ def _excludes_no_more(store: Store, summary: SnapshotSummary, settings: Settings
     return rules.is_within(settings.exclude_rules)
 
 
-def _fields(schedule: str, report: TakeReport) -> Document:
-    """Return what a line of JSON in the log says of a snapshot."""
+def _fields(settings: Settings, report: TakeReport) -> Document:
+    """Return what a program reads of a snapshot in the log: JSON, or an entry of the journal."""
     names = ("id", "kind", "files", "logical_bytes", "new_bytes", "stored_bytes", "total_s")
     document = report.as_json()
     return {
         "event": "snapshot",
-        "schedule": schedule,
+        "store": settings.snapshot_dir,
+        "schedule": settings.schedule,
         **{name: document[name] for name in (*names, "scanned", "waited_s", "trouble_count")},
     }
 

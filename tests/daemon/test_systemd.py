@@ -2,6 +2,7 @@
 
 import fcntl
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ciuicd.logs.journal import MESSAGE_IDS
 from tests.kit.daemon import REPOSITORY, wait_until
 
 UNIT = REPOSITORY / "systemd" / "ciuicd.service"
@@ -205,6 +207,12 @@ def test_the_whole_life_of_the_service(boot, config):
     systemd.wait_for_journal("snapshot cs-")
     assert "(base): 2 files, 586 KiB" in systemd.journal()
     assert "no warnings" in systemd.journal()
+    selected = (f"MESSAGE_ID={MESSAGE_IDS['snapshot']}", f"STORE={store}")
+    (line,) = systemd.output("journalctl", "--output", "json", *selected).splitlines()
+    entry = json.loads(line)
+    assert entry["MESSAGE"].startswith(f"snapshot {entry['SNAPSHOT_ID']} (base): 2 files")
+    assert (entry["FILES"], entry["KIND"], entry["TROUBLE_COUNT"]) == ("2", "base", "0")
+    assert (entry["_SYSTEMD_UNIT"], entry["PRIORITY"]) == ("ciuicd.service", "6")
     wait_until("its state is shown", lambda: "last snapshot cs-" in systemd.show("StatusText"))
     assert systemd.show("WatchdogUSec") == "3min"
 

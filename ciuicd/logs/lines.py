@@ -1,4 +1,7 @@
-"""The daemon's log: a line for each record, as text for people or as JSON for programs."""
+"""The daemon's log: a line for each record, as text for people or as JSON for programs.
+
+If systemd connected standard error to its journal, a record in text becomes an entry with fields.
+"""
 
 import json
 import logging
@@ -27,10 +30,15 @@ def set_up_logging(environ: Mapping[str, str], clock: Clock, *, as_json: bool) -
     """
     # Standard error may be a pipe to a program that has ended; then there is no place to complain.
     logging.raiseExceptions = False
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _JsonLines(clock) if as_json else _OneLine(with_level=_is_journal(environ))
-    )
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    is_journal = _is_journal(environ)
+    handler.setFormatter(_JsonLines(clock) if as_json else _OneLine(with_level=is_journal))
+    if is_journal and not as_json:
+        # Imported here because few processes log to the journal.
+        from ciuicd.logs.journal import JournalHandler
+
+        handler = JournalHandler(otherwise=handler)
+        handler.setFormatter(_Entry())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -42,11 +50,23 @@ class _OneLine(logging.Formatter):
         self._with_level = with_level
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = [_CONTROL.sub(_escaped, record.getMessage())]
-        if record.exc_info:
-            lines += self.formatException(record.exc_info).splitlines()
+        lines = _lines_of(record, self)
         prefix = f"<{_SYSLOG.get(record.levelno, 6)}>" if self._with_level else "ciuicd: "
         return "\n".join(prefix + line for line in lines)
+
+
+class _Entry(logging.Formatter):
+    """The syslog level of a record in a line of its own, and the text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join([str(_SYSLOG.get(record.levelno, 6)), *_lines_of(record, self)])
+
+
+def _lines_of(record: logging.LogRecord, formatter: logging.Formatter) -> list[str]:
+    lines = [_CONTROL.sub(_escaped, record.getMessage())]
+    if record.exc_info:
+        lines += formatter.formatException(record.exc_info).splitlines()
+    return lines
 
 
 class _JsonLines(logging.Formatter):
