@@ -1,5 +1,7 @@
 """Messages about faults: one when a fault begins, one when it ends, to each channel.
 
+If many begin together, as when a disk fails, they are one message (``telling``).
+
 ``alerts.json`` in ``$STATE_DIRECTORY`` records for each channel which messages it took. The next
 run sends the others again.
 """
@@ -8,16 +10,16 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ciuic.config.settings import Settings
 from ciuic.errors import ConfigError, StoreError
 from ciuic.guard.alerts.channels import Channel
-from ciuic.guard.alerts.message import Message
-from ciuic.guard.alerts.send import NotSent, send
+from ciuic.guard.alerts.send import NotSent
 from ciuic.system import durable
-from ciuic.system.clock import Clock, rfc3339
+from ciuic.system.clock import Clock
 from ciuicd.alerting.faults import Fault, find_faults
+from ciuicd.alerting.telling import Telling
 
 __all__ = ["notify"]
 
@@ -27,11 +29,8 @@ _VARIABLE: Final = "STATE_DIRECTORY"
 _FILE: Final = "alerts.json"
 _BYTES_MAX: Final = 1 << 20
 
-_CRITICAL: Final = "critical "
-_WARNING: Final = "warning "
-
 Told = dict[str, dict[str, str]]
-"""For each channel, the text of the last message about each fault that has not ended."""
+"""What ``Telling`` knows of each channel."""
 
 
 def notify(settings: Settings, environ: Mapping[str, str], clock: Clock) -> bool:
@@ -65,43 +64,12 @@ def notify(settings: Settings, environ: Mapping[str, str], clock: Clock) -> bool
     for channel in channels:
         known = told.setdefault(channel.name, {})
         try:
-            _tell(channel, faults, known, f"{os.uname().nodename}{settings.snapshot_dir}", clock)
+            Telling(channel, known, settings.snapshot_dir, clock).tell(faults)
         except NotSent as error:
             all_taken = False
             _log.error("the alert %s was not delivered: %s", channel.name, error)
         _write(path, told)
     return all_taken
-
-
-def _tell(
-    channel: Channel,
-    faults: Mapping[str, Fault],
-    known: dict[str, str],
-    where: str,
-    clock: Clock,
-) -> None:
-    """Send a channel what it does not know; ``known`` grows with each message that it took.
-
-    Raises:
-        NotSent: A message was not taken; the rest waits for the next run.
-    """
-    host = os.uname().nodename
-    moment = rfc3339(clock.now_ns())
-    for key, text in list(known.items()):
-        if key not in faults:
-            what = text.removeprefix(_CRITICAL).removeprefix(_WARNING)
-            level: Literal["warning", "critical"] = (
-                "critical" if text.startswith(_CRITICAL) else "warning"
-            )
-            ended = f"no longer: {what}"
-            send(channel, Message("ended", level, f"ciuic/{where}/{key}", ended, host, moment))
-            del known[key]
-    for key, fault in faults.items():
-        is_worse = fault.severity == "critical" and known.get(key, "").startswith(_WARNING)
-        if (key not in known or is_worse) and channel.wants(fault.severity):
-            name = f"ciuic/{where}/{key}"
-            send(channel, Message("began", fault.severity, name, fault.text, host, moment))
-            known[key] = f"{fault.severity} {fault.text}"
 
 
 def _read(path: str) -> Told:

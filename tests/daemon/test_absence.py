@@ -99,6 +99,35 @@ def test_a_snapshot_that_is_too_old_is_one_message_and_the_next_one_ends_it(
     assert watched.messages[0]["key"] == watched.messages[1]["key"]
 
 
+def test_many_faults_at_once_are_one_message_and_so_is_their_end(watched: Watched) -> None:
+    watched.take(hours_ago=24)
+    config = watched.machine.config
+    names = ["b", "c", "d"]
+    with config.open("a") as file:
+        for name in names:
+            path = watched.machine.directory / name
+            path.mkdir()
+            file.write(f"[schedule {name}]\nsnapshot_paths = {path}\nsnapshot_interval = 1h\n")
+
+    assert watched.look() == [("began", "critical", "several")]
+    assert watched.look() == [("began", "critical", "several")], "it is said once"
+    text = watched.messages[0]["text"]
+    assert text.startswith("4 faults: ")
+    assert all(f"by the schedule {name}" in text for name in names)
+
+    for name in names:
+        assert ciuic("--config", config, "snapshot", "--schedule", name).code == 0
+    assert len(watched.look()) == 2
+    text = watched.messages[1]["text"]
+    assert text.startswith("1 fault: ")
+    assert text.index("no longer: ") < text.index("by the schedule b")
+
+    assert ciuic("--config", config, "snapshot").code == 0
+    assert watched.look()[2:] == [("ended", "critical", "several")]
+    assert len(watched.look()) == 3
+    assert len({message["key"] for message in watched.messages}) == 1
+
+
 def test_a_message_that_was_not_taken_is_sent_at_the_next_run(watched: Watched) -> None:
     watched.take(hours_ago=24)
     watched.refuse.touch()
