@@ -399,7 +399,8 @@ def test_the_sandbox_lets_roots_be_frozen_and_writers_be_named(block_device, boo
     systemd.output("mount", device, "/srv/disk")
     systemd.output("cp", "-a", "/srv/training", "/srv/disk/")
     hold = "exec 3>>/srv/disk/training/theirs; touch /srv/disk/training/held; exec sleep 600"
-    systemd.output("systemd-run", "setpriv", "--reuid=1234", "--clear-groups", "sh", "-c", hold)
+    writer = ("systemd-run", "--unit=writer", "setpriv", "--reuid=1234", "--clear-groups")
+    systemd.output(*writer, "sh", "-c", hold)
     held = "/srv/disk/training/held"
     wait_until("somebody writes", lambda: systemd.run("test", "-e", held).returncode == 0)
 
@@ -410,6 +411,11 @@ def test_the_sandbox_lets_roots_be_frozen_and_writers_be_named(block_device, boo
     assert f'"capture":"{how}"' in manifest.replace(": ", ":")
     frozen = systemd.output("sh", "-c", "ls -R /srv/disk/.ciuic-frozen")
     assert "cs-" in frozen
+    if kind == "btrfs":  # its subvolume proves that nothing changes, also in the sandbox
+        systemd.output("systemctl", "stop", "writer")
+        systemd.output("sed", "-i", "s/365d/2s/", "/etc/ciuic.conf")
+        systemd.output("systemctl", "reload", "ciuicd")
+        systemd.wait_for_journal("nothing had changed, no warnings")
 
     main = systemd.show("MainPID")
     inside = ("nsenter", "--target", main, "--mount", "--")
