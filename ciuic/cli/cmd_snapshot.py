@@ -15,13 +15,13 @@ from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.config.settings import Settings
-from ciuic.control import request_snapshot
 from ciuic.documents import Document
 from ciuic.errors import TROUBLE, StoreError, UsageError
 from ciuic.model import ExcludeRules
 from ciuic.report.entries import KINDS
 from ciuic.store.directory.find import read_header
 from ciuic.store.place.keys import is_url
+from ciuic.store.records.layout import CONTROL_SOCKET
 from ciuic.units import format_bytes, format_duration, format_files
 
 __all__ = ["command"]
@@ -117,7 +117,8 @@ def command(
     name = settings.schedule if is_own else settings.schedule_of(roots, exclude)
     wanted = _Wanted(roots, exclude, base, tags, name)
     if dry_run:
-        from ciuic.cli.taking import preview, take_request
+        from ciuic.cli.previewing import preview
+        from ciuic.cli.taking import take_request
 
         preview(session, take_request(settings, **wanted._asdict()), as_json=as_json)
         return
@@ -178,7 +179,10 @@ def _taken_by_daemon(
     """
     control = _control_directory(session, store_path) if is_url(store_path) else store_path
     report = None
-    if control is not None:
+    if control is not None and _has_socket(control):
+        # Imported here because most of what follows needs no socket.
+        from ciuic.control import request_snapshot
+
         with told_by_daemon(session, wanted.roots) as news:
             try:
                 report = request_snapshot(
@@ -223,6 +227,17 @@ def _control_directory(session: Session, address: str) -> str | None:
     from ciuic.store.addressed import control_directory
 
     return control_directory(address, os.environ, place_options(session, address))
+
+
+def _has_socket(control: str) -> bool:
+    """Return whether a daemon may serve a store; the client says why it can't be reached."""
+    try:
+        os.lstat(os.path.join(control, CONTROL_SOCKET))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _unreadable(store_path: str) -> StoreError | None:

@@ -12,8 +12,6 @@ from ciuic.cli.session import Session
 from ciuic.documents import Document
 from ciuic.errors import CiuicError
 from ciuic.store.records.manifest import Manifest
-from ciuic.view.listing import walk
-from ciuic.view.locator import locate
 
 __all__ = ["counting", "expect_like_last", "told_by_daemon"]
 
@@ -84,6 +82,10 @@ def _count(
     shown: Reporter,
     ended: threading.Event,
 ) -> None:
+    # Imported here: only a terminal shows how much there is.
+    from ciuic.view.listing import walk
+    from ciuic.view.locator import locate
+
     files = size_bytes = 0
     # The restore itself reports errors of the store.
     with contextlib.suppress(CiuicError, OSError), opened(session) as store:

@@ -6,12 +6,14 @@ from typing import Final, NamedTuple
 __all__ = [
     "DIMENSIONS_MAX",
     "HEADER_BYTES_MAX",
+    "NAMES_BYTES_MAX",
     "NAME_BYTES_MAX",
     "SPANS_MAX",
     "WIDTHS",
     "CutShortError",
     "Headers",
     "NoLayoutError",
+    "Part",
     "Read",
     "Span",
     "named",
@@ -25,6 +27,9 @@ SPANS_MAX: Final = 100_000
 """The most tensors of a file. An optimizer state has three tensors for each of about ten thousand
 parameters."""
 
+NAMES_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The longest pickle that is searched for names: about 15,000 tensors, which takes two seconds.
+The tensors of a longer one are identified by their ranges."""
 NAME_BYTES_MAX: Final = 1024
 """The longest name of a tensor: real names have up to 200 bytes. A longer name is ignored."""
 
@@ -55,6 +60,20 @@ WIDTHS: Final = {
 """Bytes per element of each type of numbers."""
 
 Read = Callable[[int, int], bytes]
+
+
+class Part(NamedTuple):
+    """A range of a file of a distributed checkpoint, and its name.
+
+    Attributes:
+        offset_bytes: From the start of the file.
+        length_bytes: Length of the range.
+        name: The tensor, or the part of a tensor that begins at the index in brackets.
+    """
+
+    offset_bytes: int
+    length_bytes: int
+    name: str
 
 
 class NoLayoutError(Exception):

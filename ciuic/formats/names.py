@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ciuic.formats import torch_pickle, zip_archive
-from ciuic.formats.headers import WIDTHS, Headers, NoLayoutError, Read, Span
+from ciuic.formats.headers import NAMES_BYTES_MAX, WIDTHS, Headers, NoLayoutError, Part, Read, Span
 from ciuic.formats.spans import spans_in
 
-__all__ = ["NAMES_BYTES_MAX", "Tensor", "called_by_parts", "called_by_pickle", "described"]
+__all__ = ["Tensor", "called_by_parts", "called_by_pickle", "described"]
 
-NAMES_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The longest pickle that is searched for names: about 15,000 tensors, which takes two seconds.
-The tensors of a longer one are identified by their ranges."""
 _ARCHIVED: Final = "data/"
 
 
@@ -43,9 +40,7 @@ class Tensor(NamedTuple):
     length_bytes: int
 
 
-def described(
-    read: Read, size_bytes: int, parts: Sequence[torch_pickle.Part] = ()
-) -> tuple[Tensor, ...] | None:
+def described(read: Read, size_bytes: int, parts: Sequence[Part] = ()) -> tuple[Tensor, ...] | None:
     """Return the tensors of a file in order; None as ``layout``.
 
     Args:
@@ -72,7 +67,7 @@ def described(
     return tuple(found)
 
 
-def called_by_parts(spans: Sequence[Span], parts: Sequence[torch_pickle.Part]) -> tuple[Span, ...]:
+def called_by_parts(spans: Sequence[Span], parts: Sequence[Part]) -> tuple[Span, ...]:
     """Name the spans of a file of a distributed checkpoint after its parts.
 
     A span that is in no part has no name.
@@ -108,7 +103,7 @@ def _within_part(part: str, span: Span) -> str:
     return f"{part}/{span.name.rpartition('/')[2]}" if part else ""
 
 
-def _part_name(parts: Sequence[torch_pickle.Part], span: Span) -> str:
+def _part_name(parts: Sequence[Part], span: Span) -> str:
     """Return the name of the part that contains a tensor; empty if there is none."""
     at = bisect_right(parts, span.offset_bytes, key=lambda part: part.offset_bytes) - 1
     if at < 0 or span.offset_bytes >= parts[at].offset_bytes + parts[at].length_bytes:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from ciuic.formats.headers import NAME_BYTES_MAX
+from ciuic.formats.headers import NAME_BYTES_MAX, Part
 from ciuic.formats.pickle_machine import (
     OTHER,
     Container,
@@ -24,7 +24,7 @@ from ciuic.formats.pickle_machine import (
     shape_of,
 )
 
-__all__ = ["PICKLE_BYTES_MAX", "Part", "Pickled", "parts", "read"]
+__all__ = ["PICKLE_BYTES_MAX", "Pickled", "parts", "read"]
 
 PICKLE_BYTES_MAX: Final = 16 * 1024 * 1024
 _DEPTH_MAX: Final = 64
@@ -46,20 +46,6 @@ class Pickled(NamedTuple):
     element: str
     elements: int
     shape: tuple[int, ...] | None
-
-
-class Part(NamedTuple):
-    """A range of a file of a distributed checkpoint, and its name.
-
-    Attributes:
-        offset_bytes: From the start of the file.
-        length_bytes: Length of the range.
-        name: The tensor, or the part of a tensor that begins at the index in brackets.
-    """
-
-    offset_bytes: int
-    length_bytes: int
-    name: str
 
 
 def read(pickle: bytes) -> dict[str, Pickled]:

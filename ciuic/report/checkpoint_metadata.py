@@ -4,9 +4,11 @@ import contextlib
 import os
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.formats.torch_pickle import PICKLE_BYTES_MAX, Part, parts
+from ciuic.formats.headers import Part
+from ciuic.formats.torch_pickle import PICKLE_BYTES_MAX, parts
 from ciuic.report.earlier_steps import has_content
-from ciuic.snapshot.bases.delta_base import DISTCP, METADATA
+from ciuic.snapshot.bases.delta_base import DISTCP
+from ciuic.snapshot.bases.old_directory import METADATA
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.view.file import StoredFile

@@ -22,10 +22,9 @@ from typing import Final, NamedTuple
 
 from ciuic.codec.elements import Distance, compare
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
-from ciuic.formats.headers import WIDTHS
+from ciuic.formats.headers import WIDTHS, Part
 from ciuic.formats.names import Tensor, described
 from ciuic.formats.spans import MAGIC_BYTES, is_recognized
-from ciuic.formats.torch_pickle import Part
 from ciuic.model import Entry
 from ciuic.report.checkpoint_metadata import CheckpointMetadata
 from ciuic.report.earlier_steps import EarlierSteps, has_content

@@ -11,13 +11,11 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic.errors import UsageError
 from ciuic.model import PathWarning
 from ciuic.progress import Pace, Progress
-from ciuic.snapshot.hook_process import Say, run_hook
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.report import TakeReport
 from ciuic.snapshot.take import take_snapshot
@@ -31,8 +29,7 @@ HOOK_WARNING: Final = "the hook "
 _NOT_FOR_HOOKS: Final = (b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID")
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
+class Hooks(NamedTuple):
     """The commands; an empty command is not run.
 
     Attributes:
@@ -64,7 +61,7 @@ def take_with_hooks(
     hooks: Hooks,
     *,
     clock: Clock,
-    say: Say,
+    say: Callable[[str], None],
     cancelled: Callable[[], bool],
     progress: Progress | None = None,
     pacer: Pace | None = None,
@@ -101,7 +98,7 @@ def take_with_hooks(
 class _Runner:
     """Runs the hooks of one snapshot; ``after`` runs only if ``before`` had its turn."""
 
-    def __init__(self, hooks: Hooks, clock: Clock, say: Say) -> None:
+    def __init__(self, hooks: Hooks, clock: Clock, say: Callable[[str], None]) -> None:
         self._hooks = hooks
         self._clock = clock
         self._say = say
@@ -117,7 +114,7 @@ class _Runner:
         what = self._run("before", self._hooks.before, {}, cancelled)
         if what is None:
             return request
-        return replace(request, trouble=(*request.trouble, _warning(request, what)))
+        return request._replace(trouble=(*request.trouble, _warning(request, what)))
 
     def after(self, request: TakeRequest, report: TakeReport) -> TakeReport:
         """Run ``after``; returns the report, with a warning if the hook failed."""
@@ -148,6 +145,9 @@ class _Runner:
         """Run a hook; returns None if it succeeded, or its name and what happened."""
         if not command:
             return None
+        # Imported here: most configurations have no hooks, and a snapshot may be short.
+        from ciuic.snapshot.hook_process import run_hook
+
         what = run_hook(
             command,
             self._environ | outcome | {b"CIUIC_HOOK": name.encode()},

@@ -4,7 +4,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ciuic.catalog import check_tags, list_snapshots
@@ -35,8 +35,7 @@ _NS: Final = 1_000_000_000
 _PARENTS_SEARCHED: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
-class TakeRequest:
+class TakeRequest(NamedTuple):
     """A request for a snapshot.
 
     Attributes:
@@ -59,7 +58,7 @@ class TakeRequest:
     """
 
     roots: tuple[bytes, ...]
-    exclude: ExcludeRules = ExcludeRules()  # noqa: RUF009 - frozen
+    exclude: ExcludeRules = ExcludeRules()
     base: bool = False
     base_interval_s: float = 43_200.0
     tags: tuple[str, ...] = ()
@@ -71,7 +70,7 @@ class TakeRequest:
     schedule: str = DEFAULT_SCHEDULE
     threads: int = 0
     memory_bytes: int = 32 * 1024 * 1024
-    hot_by_schedule: Mapping[str, int] = field(default_factory=dict)
+    hot_by_schedule: Mapping[str, int] = MappingProxyType({})
 
 
 class SnapshotPlan(NamedTuple):

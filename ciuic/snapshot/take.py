@@ -21,7 +21,6 @@ from ciuic.progress import Meter, Pace, Progress
 from ciuic.snapshot.after_commit import run_after_commit
 from ciuic.snapshot.observers import CaptureTime, Warnings, WrittenFiles
 from ciuic.snapshot.plan import TakeRequest, left_out, plan_snapshot
-from ciuic.snapshot.read.content_reader import ContentReader
 from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.report import TakeReport
@@ -30,6 +29,7 @@ from ciuic.snapshot.walk.directories import WalkRules
 from ciuic.snapshot.walk.file_capture import FileCapture
 from ciuic.snapshot.walk.gather import Gatherer
 from ciuic.snapshot.walk.read_queue import ReadQueue
+from ciuic.snapshot.walk.reader_start import LateReaders
 from ciuic.source.freeze.freezer import Freezer
 from ciuic.store.adding import begin_adding
 from ciuic.store.records.manifest import Manifest
@@ -145,7 +145,7 @@ class _Run:
             handled=meter.handled,
             pacer=self._pacer,
         )
-        content = ContentReader(
+        content = LateReaders(
             context, threads=self._request.threads, memory_bytes=self._request.memory_bytes
         )
         try:
@@ -282,7 +282,7 @@ class _Run:
 
     def _gatherer(
         self,
-        content: ContentReader,
+        content: LateReaders,
         sinks: Sinks,
         cancelled: Callable[[], bool],
         meter: Meter,

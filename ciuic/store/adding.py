@@ -1,33 +1,23 @@
 """Begins to add chunks to a store. Not part of ``Store``: most commands add none."""
 
+import os
+from collections.abc import Callable
+from functools import partial
+
 from ciuic.ids import PackId
-from ciuic.store.packs.pack_writer import PackFile
 from ciuic.store.packs.writer import (
     CHAIN_COST_DEFAULT,
     QUEUE_BYTES_DEFAULT,
-    DirectoryOutlet,
+    Filler,
     StoreWriter,
+    WriteTotals,
+    sync_packs,
 )
 from ciuic.store.parity.shape import PARITY_DEFAULT
-from ciuic.store.place.packs import PackUploads
+from ciuic.store.records import layout
 from ciuic.store.store import Store
 
 __all__ = ["begin_adding"]
-
-
-class _BucketOutlet:
-    """Packs become objects. See ``PackOutlet``."""
-
-    def __init__(self, packs: PackUploads) -> None:
-        self._packs = packs
-
-    def publish(self, pack: PackFile, pack_id: PackId) -> None:
-        """Begin to upload the pack."""
-        self._packs.publish(pack.path, pack_id)
-
-    def sync(self) -> None:
-        """Wait for all uploads."""
-        self._packs.sync()
 
 
 def begin_adding(
@@ -47,15 +37,32 @@ def begin_adding(
         queue_bytes: How many encoded bytes may wait to be written.
     """
     bucket = store.bucket
+
+    def fill(record: Callable[[], None], totals: WriteTotals) -> Filler:
+        # Imported here: a snapshot of nothing new fills no pack, and is short.
+        from ciuic.store.packs.pack_filler import PackFiller
+        from ciuic.store.packs.pack_writer import PackFile, publish_pack
+
+        def upload(pack: PackFile, pack_id: PackId) -> None:
+            if bucket is not None:
+                bucket.packs.publish(pack.path, pack_id)
+
+        return PackFiller(
+            os.path.join(store.path, layout.TEMPORARY),
+            partial(publish_pack, store.path) if bucket is None else upload,
+            record,
+            totals,
+            # An object store has redundancy of its own.
+            parity=parity if bucket is None else 0.0,
+            joins_small=bool(parity) or bucket is not None,
+            session_id=store.session_id,
+            queue_bytes=queue_bytes,
+        )
+
     return StoreWriter(
-        store.path,
         store.index,
-        DirectoryOutlet(store.path) if bucket is None else _BucketOutlet(bucket.packs),
-        # An object store has redundancy of its own.
-        parity=parity if bucket is None else 0.0,
-        joins_small=bool(parity) or bucket is not None,
+        partial(sync_packs, store.path) if bucket is None else bucket.packs.sync,
+        fill,
         reader=store.new_reader(passing=True),
         chain_cost=chain_cost,
-        session_id=store.session_id,
-        queue_bytes=queue_bytes,
     )

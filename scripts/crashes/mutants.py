@@ -112,10 +112,7 @@ MUTANTS: Final = (
     Mutant(
         "packs have no durable names when the manifest is written",
         "ciuic/store/packs/writer.py",
-        (
-            "    def _make_durable(self, *, index: bool = True) -> None:\n"
-            "        self._output.sync()\n"
-        ),
+        ("    def _make_durable(self, *, index: bool = True) -> None:\n        self._sync()\n"),
         "    def _make_durable(self, *, index: bool = True) -> None:\n",
         _story("first snapshots"),
     ),
@@ -192,7 +189,7 @@ MUTANTS: Final = (
     Mutant(
         "the chunk index's transactions are not synced",
         "ciuic/store/index/database.py",
-        "PRAGMA synchronous = FULL",
+        "PRAGMA synchronous = NORMAL",
         "PRAGMA synchronous = OFF",
         _story("first snapshots"),
     ),
@@ -340,7 +337,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a pack gets its name before its parity",
-        "ciuic/store/packs/writer.py",
+        "ciuic/store/packs/pack_writer.py",
         (
             "        parity = pack.parity()\n"
             "    if parity is not None:\n"

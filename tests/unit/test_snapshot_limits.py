@@ -10,7 +10,7 @@ from ciuic.config.load import load_settings
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
-from ciuic.store.packs import writer
+from ciuic.store.packs import pack_filler
 from ciuic.store.packs.frame_queue import FrameQueue
 from ciuic.store.store import open_store
 from tests.kit.clock import ManualClock
@@ -60,7 +60,7 @@ def test_the_queue_of_the_packs_has_half_of_what_the_readers_have(
         made.append(size_bytes)
         return FrameQueue(size_bytes)
 
-    monkeypatch.setattr(writer, "FrameQueue", noted)
+    monkeypatch.setattr(pack_filler, "FrameQueue", noted)
     take(tmp_path, TakeRequest(roots=(os.fsencode(source),), memory_bytes=8 * MIB))
     assert made == [4 * MIB]
 

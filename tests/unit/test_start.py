@@ -14,6 +14,8 @@ from ciuic.system.core import VARIABLE
 BIN = Path(sys.executable).parent
 LIST_MODULES_MAX = 92
 """Each module takes 0.1 to 0.5 ms of every ``ciuic list``."""
+SNAPSHOT_MODULES_MAX = 161
+"""The same for every ``ciuic snapshot`` that finds nothing new."""
 
 
 def loaded_after(program: str) -> set[str]:
@@ -119,6 +121,28 @@ def test_a_short_command_imports_only_the_packages_that_it_needs(tmp_path):
     assert not {"concurrent.futures", "ciuic.verify.frame_checks"} & ran(config, "verify")
     (tmp_path / "notes.txt").unlink()
     assert not {"ciuic.restore.place.large_files", "dataclasses"} & ran(config, *restore)
+
+
+def test_a_snapshot_of_nothing_new_loads_nothing_that_reads_encodes_or_writes_files(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "weights.bin").write_bytes(bytes(range(256)) * 2000)
+    config = tmp_path / "ciuic.conf"
+    config.write_text(f"snapshot_dir = {tmp_path / 'store'}\nsnapshot_paths = {source}\n")
+    ran(config, "init")
+    writes = {"ciuic.snapshot.read.content_reader", "ciuic.store.packs.pack_filler"}
+    assert writes <= ran(config, "snapshot")
+
+    loaded = ran(config, "snapshot")
+
+    # What reads and cuts files, checkpoint formats, parity, the daemon, hooks, and what they need.
+    unused = {"ciuic.chunking", "ciuic.control", "ciuic.formats.zip_archive", "ciuic.source.file"}
+    unused |= {"ciuic.formats.torch_pickle", "ciuic.store.parity.parity_writer", "ciuic.view"}
+    unused |= {"ciuic.snapshot.bases.delta_base", "ciuic.snapshot.hook_process"}
+    unused |= {"ciuic.snapshot.preview", "concurrent.futures", "dataclasses", "json", "logging"}
+    unused |= {"socket", "subprocess"}
+    assert (writes | unused) & loaded == set()
+    assert sum(name.startswith("ciuic.") for name in loaded) <= SNAPSHOT_MODULES_MAX
 
 
 def test_a_command_that_is_told_its_store_loads_nothing_that_reads_configurations(tmp_path):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciuic.formats import pickle_machine, zip_archive
-from ciuic.formats.headers import NAME_BYTES_MAX, Headers
+from ciuic.formats.headers import NAME_BYTES_MAX, Headers, Part
 from ciuic.formats.names import described
-from ciuic.formats.torch_pickle import Part, Pickled, parts, read
+from ciuic.formats.torch_pickle import Pickled, parts, read
 from tests.fuzz.reach import run_at_most
 from tests.kit.distributed import Index, Info, Metadata, Size
 from tests.kit.tensors import saved, torch_zip

@@ -1,6 +1,8 @@
 """Failures after the commit of a snapshot: the snapshot exists and is reported."""
 
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from ciuicd.jobs.job import Job
 from tests.kit.box import Box
 from tests.kit.damage import packs
 from tests.kit.filesystems import disk
+from tests.kit.program import ciuic
 
 
 @pytest.fixture
@@ -99,7 +102,7 @@ def recorded_packs(box: Box) -> set[str]:
 def test_a_small_snapshot_changes_the_chunk_index_in_one_transaction(
     filled: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each costs five syncs, a third of all that such a snapshot makes."""
+    """Each costs three syncs, a quarter of all that such a snapshot makes."""
     transactions: list[bool] = []
     commit = ChunkIndex.commit
 
@@ -113,6 +116,29 @@ def test_a_small_snapshot_changes_the_chunk_index_in_one_transaction(
     assert report.new_bytes == 3000
     assert sum(transactions) == 1
     assert recorded_packs(filled) == {path.name for path in packs(filled.store)}
+
+
+def test_a_small_snapshot_makes_only_the_syncs_that_its_promises_need(
+    filled: Box, tmp_path: Path
+) -> None:
+    """docs/guarantees.md, G16, says what each is for."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    filled.configure()
+    trace = tmp_path / "trace"
+    options = ("-f", "-qq", "-y", "-e", "trace=fsync,fdatasync", "-o", str(trace))
+    done = ciuic("--config", filled.config, "snapshot", wrapper=("strace", *options))
+    assert done.code == 0, done.err
+
+    synced = re.findall(r"\bf(?:data)?sync\(\d+<([^>]*)>", trace.read_text())
+    store = os.path.realpath(filled.store)
+    inside = [os.path.relpath(path, store) for path in synced if path.startswith(store)]
+    assert [re.sub("-[0-9a-f]{16}$", "", path) for path in inside] == [
+        *("tmp/parity", "tmp/pack", "parity", "packs"),
+        *("tmp/file", "snapshots"),
+        *("tmp/file", "parity"),
+        *("catalog.sqlite-journal", ".", "catalog.sqlite"),
+    ]
 
 
 def test_a_snapshot_of_many_packs_does_not_leave_their_rows_to_the_end(

@@ -21,16 +21,15 @@ from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
 from ciuic.maintain.scrub.budget import Budget
 from ciuic.maintain.scrub.scrub import scrub
-from ciuic.snapshot.bases.delta_base import DeltaBases
+from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.snapshot.walk.visitor import _DEPTH_MAX
 from ciuic.store.format.frame import Frame, encode_delta_frame, encode_frame
 from ciuic.store.gc import rewrite_output
 from ciuic.store.gc.usage import pack_path, read_frames, read_payload
 from ciuic.store.health.inspect import pack_frames
 from ciuic.store.index.places import ChunkPlace
-from ciuic.store.packs.pack_writer import PackFile
+from ciuic.store.packs.pack_writer import PackFile, publish_pack
 from ciuic.store.packs.reader import StoreReader
-from ciuic.store.packs.writer import publish_pack
 from ciuic.store.records.header import CONTENT
 from ciuic.store.records.kinds import CHAIN_MAX, DATA
 from ciuic.store.records.layout import CATALOG, PACKS, pack_name
@@ -136,10 +135,10 @@ def test_what_did_not_change_is_not_looked_for(box: Box, monkeypatch: pytest.Mon
     box.take()
     (box.source / "a" / "small").write_bytes(b"new")
 
-    def refused(_: DeltaBases) -> None:
+    def refused(_: OldDirectory) -> None:
         raise AssertionError("a directory was read again")
 
-    monkeypatch.setattr(DeltaBases, "_all", refused)
+    monkeypatch.setattr(OldDirectory, "names", refused)
     assert box.take().trouble_count == 0
 
 

@@ -1,6 +1,5 @@
 """Several machines, schedules and the library share a store, and stay out of each other's way."""
 
-import dataclasses
 import os
 import time
 from pathlib import Path
@@ -178,7 +177,7 @@ def test_each_owner_and_schedule_keeps_its_newest_reflink_copies(shared: Shared)
     request = TakeRequest((os.fsencode(shared.box.source),))
     kept = take_module._newest(listed[newest.id], older, request)
     assert set(kept) == {theirs, manual, newest.id}
-    none_manual = dataclasses.replace(request, hot_by_schedule={"": 0})
+    none_manual = request._replace(hot_by_schedule={"": 0})
     kept = take_module._newest(listed[newest.id], older, none_manual)
     assert set(kept) == {theirs, newest.id}
 

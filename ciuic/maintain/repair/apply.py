@@ -29,8 +29,8 @@ from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_regular, read_at
 from ciuic.store.health.salvage import listed_or_salvaged
 from ciuic.store.health.soundness import sound_frames, sound_payload
-from ciuic.store.packs.pack_writer import PackFile
-from ciuic.store.packs.writer import publish_pack, sync_packs
+from ciuic.store.packs.pack_writer import PackFile, publish_pack
+from ciuic.store.packs.writer import sync_packs
 from ciuic.store.parity.parity_file import inspect_parity, parity_path
 from ciuic.store.parity.parity_writer import make_parity, write_parity
 from ciuic.store.parity.rebuild import open_parity_reader

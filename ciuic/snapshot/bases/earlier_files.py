@@ -13,6 +13,7 @@ from ciuic.ids import ChunkId
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.snapshot.bases.delta_base import DeltaBases
 from ciuic.snapshot.bases.last_version import LastVersion
+from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.store.records.tree_nodes import Lookup, read_root
 from ciuic.store.store import Store
 
@@ -61,7 +62,7 @@ class EarlierFiles:
             directory = self._directory(snapshot, above)
             if directory is None or not self._has(directory, name):
                 continue
-            bases = DeltaBases(self._store.reader, directory)
+            bases = DeltaBases(OldDirectory(self._store.reader, directory))
             return bases.file(_InMemory(name, size_bytes, spans))
         return None
 

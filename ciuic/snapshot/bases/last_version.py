@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.formats.headers import Span
+from ciuic.formats.headers import Part, Span
 from ciuic.formats.names import called_by_parts, called_by_pickle
 from ciuic.formats.spans import layout
-from ciuic.formats.torch_pickle import Part
 from ciuic.ids import ChunkId
 from ciuic.model import Entry
 from ciuic.snapshot.bases.new_version import NewVersion

@@ -7,7 +7,6 @@ Reading, hashing and compressing release the interpreter's lock, so two threads 
 A source error affects one entry only; a store error ends the run.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +22,6 @@ from ciuic.snapshot.read.source_file import SourceFile
 __all__ = ["ContentReader"]
 
 _READERS: Final = 2
-_WORKERS_MAX: Final = 8
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -34,16 +32,11 @@ class ContentReader:
 
     Args:
         context: What the readers share.
-        threads: How many threads hash and encode; 0: one for each core, eight at most.
+        workers: How many threads hash and encode.
         memory_bytes: How much may be in progress.
-
-    Attributes:
-        batches_max: Maximum number of batches of small files in progress.
     """
 
-    def __init__(self, context: ReaderContext, *, threads: int, memory_bytes: int) -> None:
-        self._context = context
-        workers = threads or min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+    def __init__(self, context: ReaderContext, *, workers: int, memory_bytes: int) -> None:
         mark = WorkerMark()
         self._workers = ThreadPoolExecutor(workers, "encode", initializer=mark.set)
         self._readers = ThreadPoolExecutor(_READERS, "read")
@@ -51,14 +44,8 @@ class ContentReader:
         pipeline = ChunkPipeline(context.writer, self._workers, mark, batches // _READERS)
         self._large = LargeFiles(context, pipeline)
         self._small = SmallFiles(context, self._large)
-        self.batches_max = 4 * workers
-        self._small_slots = threading.Semaphore(self.batches_max)
+        self._small_slots = threading.Semaphore(4 * workers)
         self._large_slots = threading.Semaphore(4 * _READERS)
-
-    def is_small(self, status: os.stat_result) -> bool:
-        """Return whether a file is read whole, in a batch; a file with holes is not."""
-        size_bytes = status.st_size
-        return size_bytes <= self._context.small_bytes and status.st_blocks * 512 >= size_bytes
 
     def submit_small(self, files: list[SourceFile]) -> "Future[list[Entry | None]]":
         """Store small files together; waits when too many batches are in progress."""
@@ -69,8 +56,7 @@ class ContentReader:
         return self._submit(self._readers, self._large_slots, self._large.store, file)
 
     def close(self) -> None:
-        """Stop what is in progress and end the threads."""
-        self._context.stop()
+        """End the threads; what is in progress has been told to stop."""
         self._readers.shutdown(cancel_futures=True)
         self._workers.shutdown(cancel_futures=True)
 

@@ -7,6 +7,7 @@ from ciuic.chunking import Chunker
 from ciuic.errors import SourceError, TornReadError, VanishedError
 from ciuic.formats.headers import Span
 from ciuic.model import BEING_WRITTEN, CONSISTENT, Entry
+from ciuic.snapshot.bases.delta_base import DeltaBases
 from ciuic.snapshot.bases.last_version import LastVersion
 from ciuic.snapshot.read.changed_ranges import Gap, Kept
 from ciuic.snapshot.read.chunk_pipeline import ChunkPipeline
@@ -48,7 +49,7 @@ class LargeFiles:
         try:
             if not file.is_still:
                 return self._store_live(file)
-            with contextlib.closing(file.open(uid=self._context.uid)) as opened:
+            with contextlib.closing(_open(file, uid=self._context.uid)) as opened:
                 return self._store_frozen(file, opened)
         except SourceError as error:
             return self.unreadable(file, error)
@@ -83,7 +84,7 @@ class LargeFiles:
     def _store_live(self, file: SourceFile) -> Entry:
         """Read a file in place; if the read was torn and the file replaced, open its name again."""
         for attempt in range(1, ATTEMPTS + 1):
-            with contextlib.closing(file.open(uid=self._context.uid)) as opened:
+            with contextlib.closing(_open(file, uid=self._context.uid)) as opened:
                 recipe, is_torn = self._store_opened(file, opened)
                 is_written = is_torn or opened.has_writer is True
                 is_last = attempt == ATTEMPTS
@@ -170,7 +171,7 @@ class LargeFiles:
         if file.delta_bases is None:
             return None
         new = OpenedVersion(self._context, self._cutter, file, opened, spans)
-        return file.delta_bases.file(new)
+        return DeltaBases(file.delta_bases).file(new)
 
     def _chunks(self, opened: OpenFile, chunker: Chunker) -> Iterator[tuple[int, memoryview]]:
         for extent in opened.extents():
@@ -188,3 +189,16 @@ class LargeFiles:
 
 def _is_replaced(file: SourceFile, opened: OpenFile) -> bool:
     return is_replaced(file.directory.fd, file.name, opened.before)
+
+
+def _open(file: SourceFile, *, uid: int) -> OpenFile:
+    """Open a file, or its reflink copy, for a process of this user.
+
+    Raises:
+        SourceError: It can't be opened, or is no longer a regular file.
+    """
+    copy = file.reflink_copy
+    if copy is not None:
+        return OpenFile(copy.directory_fd, copy.name, owned=True, private=True)
+    owned = file.is_owned_by(uid)
+    return OpenFile(file.directory.fd, file.name, owned=owned, private=file.is_frozen)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from ciuic.errors import SourceError
-from ciuic.formats.headers import Span
-from ciuic.formats.names import NAMES_BYTES_MAX, called_by_pickle
-from ciuic.snapshot.bases.delta_base import METADATA
+from ciuic.formats.headers import NAMES_BYTES_MAX, Span
+from ciuic.formats.names import called_by_pickle
+from ciuic.snapshot.bases.old_directory import METADATA
 from ciuic.snapshot.read.cutting import Cutter
 from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.source_file import SourceFile

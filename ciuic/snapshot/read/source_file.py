@@ -5,9 +5,8 @@ from typing import Final, NamedTuple
 
 from ciuic.ids import ChunkId
 from ciuic.model import BEING_WRITTEN, CONSISTENT, UNREADABLE, Entry
-from ciuic.snapshot.bases.delta_base import DeltaBases
+from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.source.directory import DirectoryHandle, storable_ns
-from ciuic.source.file import OpenFile
 from ciuic.source.freeze.trust import FrozenRoot
 from ciuic.source.freeze.views import FrozenFile
 
@@ -59,7 +58,7 @@ class SourceFile(NamedTuple):
     reflink_copy: FrozenFile | None = None
     old: Entry | None = None
     previous: FrozenRoot | None = None
-    delta_bases: DeltaBases | None = None
+    delta_bases: OldDirectory | None = None
     frozen_directory: DirectoryHandle | None = None
 
     @property
@@ -76,18 +75,6 @@ class SourceFile(NamedTuple):
     def read_status(self) -> os.stat_result:
         """The status that belongs to the bytes that are read."""
         return self.status if self.reflink_copy is None else self.reflink_copy.status
-
-    def open(self, *, uid: int) -> OpenFile:
-        """Open the file, or its reflink copy, for a process of this user.
-
-        Raises:
-            SourceError: It can't be opened, or is no longer a regular file.
-        """
-        copy = self.reflink_copy
-        if copy is not None:
-            return OpenFile(copy.directory_fd, copy.name, owned=True, private=True)
-        owned = self.is_owned_by(uid)
-        return OpenFile(self.directory.fd, self.name, owned=owned, private=self.is_frozen)
 
     def is_owned_by(self, uid: int) -> bool:
         """Return whether a process of this user can leave the file's access time unchanged."""

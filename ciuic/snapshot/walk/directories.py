@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ciuic.ids import ChunkId
 from ciuic.model import Entry
-from ciuic.snapshot.bases.delta_base import DeltaBases
+from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.snapshot.read.parent_nodes import parent_nodes
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.walk.file_capture import FileVisitor
@@ -100,7 +100,7 @@ class Directories:
             entry = entry_of(b".", os.fstat(handle.fd))
             entry.xattrs = read_xattrs(handle.fd)
             names = self._wanted_names(handle, is_root=True)
-        bases = DeltaBases(self._reader, old) if self._rules.find_delta_bases else None
+        bases = OldDirectory(self._reader, old) if self._rules.find_delta_bases else None
         return self._walked(
             handle, entry, names=names, old=old, old_taken_ns=old_taken_ns, view=view, bases=bases
         )
@@ -178,7 +178,7 @@ class Directories:
         old: Entry | None,
         old_taken_ns: int,
         view: RootView,
-        bases: DeltaBases | None,
+        bases: OldDirectory | None,
     ) -> WalkedDirectory:
         old_entries: Iterator[Entry] = iter(())
         if old is not None and old.is_directory and old.content:

@@ -2,18 +2,18 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final
 
 from ciuic.ids import ChunkId
 from ciuic.model import UNREADABLE, Entry
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.snapshot.walk.pending import EntryTask, PendingEntry
+from ciuic.snapshot.walk.reader_start import Readers, Reading
 from ciuic.snapshot.walk.walked_directory import FoundEntry
 from ciuic.source.directory import DirectoryHandle
 from ciuic.store.index.chunk_index import ChunkIndex
 
-__all__ = ["CopyTask", "LargeTask", "LookupTask", "Readers", "SmallTask", "copied_entry"]
+__all__ = ["CopyTask", "LargeTask", "LookupTask", "SmallTask", "copied_entry"]
 
 BATCH_BYTES: Final = 512 * 1024
 BATCH_FILES: Final = 256
@@ -22,18 +22,6 @@ _LOOKUP_FILES: Final = 500
 
 _Origin = tuple[DirectoryHandle, os.stat_result, bool]
 """How to read an unchanged file: its directory, its status, and whether it is frozen."""
-
-
-class Readers(Protocol):
-    """Reads and stores the content of files; see ``ContentReader``."""
-
-    def submit_small(self, files: list[SourceFile]) -> "Future[list[Entry | None]]":
-        """Store small files together; waits when too many batches are in progress."""
-        ...
-
-    def submit_large(self, file: SourceFile) -> "Future[Entry | None]":
-        """Store a large file; waits when too many are in progress."""
-        ...
 
 
 class SmallTask(EntryTask):
@@ -52,7 +40,7 @@ class SmallTask(EntryTask):
         self._pending: list[PendingEntry] = []
         self._directories: set[int] = set()
         self._size_bytes = 0
-        self._future: Future[list[Entry | None]] | None = None
+        self._future: Reading[list[Entry | None]] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -96,7 +84,7 @@ class LargeTask(EntryTask):
         super().__init__()
         self._readers = readers
         self._file: SourceFile | None = file
-        self._future: Future[Entry | None] | None = None
+        self._future: Reading[Entry | None] | None = None
         self.pending = PendingEntry(self)
 
     def _submit(self) -> None:
@@ -129,7 +117,7 @@ class LookupTask(EntryTask):
         self._directories_max = directories_max
         self._lookups: list[tuple[Entry, PendingEntry, _Origin]] = []
         self._directories: set[int] = set()
-        self._missing: list[tuple[Future[Entry | None], PendingEntry]] = []
+        self._missing: list[tuple[Reading[Entry | None], PendingEntry]] = []
 
     def add(
         self, directory: DirectoryHandle, old: Entry, status: os.stat_result, *, is_frozen: bool
@@ -193,7 +181,7 @@ class CopyTask(EntryTask):
         self._reopened = reopened
         self._first: FoundEntry | None = first
         self._file: SourceFile | None = file
-        self._future: Future[Entry | None] | None = None
+        self._future: Reading[Entry | None] | None = None
         self.pending = PendingEntry(self)
 
     def _submit(self) -> None:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from ciuic.errors import SourceError
 from ciuic.model import Entry
-from ciuic.snapshot.read.content_reader import ContentReader
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.snapshot.walk.read_queue import ReadQueue
+from ciuic.snapshot.walk.reader_start import LateReaders
 from ciuic.snapshot.walk.unchanged import is_unchanged
 from ciuic.snapshot.walk.walked_directory import FoundEntry, WalkedDirectory
 from ciuic.source.directory import DirectoryHandle
@@ -66,7 +66,7 @@ class FileCapture:
 
     def __init__(
         self,
-        content: ContentReader,
+        content: LateReaders,
         queue: ReadQueue,
         *,
         skip_unchanged: bool,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 from ciuic.model import Entry
-from ciuic.snapshot.read.content_reader import ContentReader
 from ciuic.snapshot.read.parent_nodes import can_reuse
 from ciuic.snapshot.read.source_file import SourceFile
 from ciuic.snapshot.walk.entry_tasks import CopyTask, LargeTask, LookupTask, SmallTask
 from ciuic.snapshot.walk.pending import EntryTask, PendingEntry
+from ciuic.snapshot.walk.reader_start import LateReaders
 from ciuic.snapshot.walk.walked_directory import FoundEntry
 from ciuic.source.directory import DirectoryHandle
 from ciuic.store.store import Store
@@ -37,7 +37,7 @@ class ReadQueue:
             another quarter for the directories of waiting files.
     """
 
-    def __init__(self, store: Store, content: ContentReader, open_files: int) -> None:
+    def __init__(self, store: Store, content: LateReaders, open_files: int) -> None:
         self._store = store
         self._content = content
         share = open_files // 4

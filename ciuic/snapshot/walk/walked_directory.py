@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import Entry
-from ciuic.snapshot.bases.delta_base import DeltaBases
+from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.snapshot.walk.pending import PendingEntry
 from ciuic.source.directory import DirectoryHandle
 from ciuic.source.freeze.views import RootView
@@ -75,7 +75,7 @@ class WalkedDirectory:
         old: Iterator[Entry],
         old_taken_ns: int,
         view: RootView,
-        delta_bases: DeltaBases | None,
+        delta_bases: OldDirectory | None,
     ) -> None:
         self.handle = handle
         self.entry = entry

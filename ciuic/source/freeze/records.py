@@ -1,6 +1,5 @@
 """Records of the reflink copies of one snapshot: files with a checksum, mapped instead of read."""
 
-import json
 import mmap
 import os
 import struct
@@ -84,6 +83,9 @@ def _decoded(data: mmap.mmap, end: int) -> tuple[int, list[RootRecord]]:
     Raises:
         ValueError, TypeError, KeyError, RecursionError: The content is not a valid record.
     """
+    # Imported here and below: most file systems freeze nothing, and a snapshot may be short.
+    import json
+
     start = len(_MAGIC) + _HEAD.size
     (length,) = _HEAD.unpack_from(data, len(_MAGIC))
     at = start + length
@@ -128,6 +130,8 @@ def _relative(digits: str) -> bytes:
 
 def encode_record(taken_ns: int, roots: Sequence[RootRecord]) -> bytes:
     """Encode a record."""
+    import json
+
     head = {
         "taken_ns": taken_ns,
         "roots": [

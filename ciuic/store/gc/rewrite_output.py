@@ -24,8 +24,8 @@ from ciuic.store.gc.remove import Removals, unlink_pack
 from ciuic.store.gc.usage import read_frames, read_payload
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.index.places import Emptied
-from ciuic.store.packs.pack_writer import PACK_BYTES, PackFile
-from ciuic.store.packs.writer import publish_pack, sync_packs
+from ciuic.store.packs.pack_writer import PACK_BYTES, PackFile, publish_pack
+from ciuic.store.packs.writer import sync_packs
 from ciuic.store.place.packs import OpenPack, Packs
 from ciuic.store.records import layout
 from ciuic.system.hashing import PACK_LABEL_BYTES

@@ -145,7 +145,8 @@ def _connect(path: str, *, write: bool) -> sqlite3.Connection:
     db.set_progress_handler(_look_at_signals, _STEPS)
     if write:
         db.execute("PRAGMA journal_mode = TRUNCATE")
-        db.execute("PRAGMA synchronous = FULL")
+        # After a power cut, the last transaction may be undone: see decision 0005.
+        db.execute("PRAGMA synchronous = NORMAL")
     else:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:

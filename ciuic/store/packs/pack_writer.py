@@ -15,15 +15,17 @@ from concurrent.futures import Executor, Future
 from typing import Final
 
 from ciuic.ids import PackId, SessionId
+from ciuic.store.directory.faults import store_faults
 from ciuic.store.format.frame import Frame
 from ciuic.store.format.pack import MAGIC, PackedFrame, encode_footer, new_label
-from ciuic.store.parity.parity_writer import ParityMaker, make_parity
+from ciuic.store.parity.parity_writer import ParityMaker, make_parity, write_parity
 from ciuic.store.parity.shape import shape_while_writing
+from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
 from ciuic.system.buffers import BufferPool
 from ciuic.system.core import core
 
-__all__ = ["PACK_BYTES", "TOGETHER_BYTES", "PackFile"]
+__all__ = ["PACK_BYTES", "TOGETHER_BYTES", "PackFile", "publish_pack"]
 
 PACK_BYTES: Final = 64 * 1024 * 1024
 """A pack that has reached this length gets no further frame."""
@@ -234,6 +236,26 @@ class PackFile:
         # Some file systems accept the flag and refuse the write.
         self._is_direct = _set_direct(self.fd, on=False)
         return os.pwrite(self.fd, view, self._flushed_bytes)
+
+
+def publish_pack(store_path: str, pack: PackFile, pack_id: PackId) -> None:
+    """Give a completed pack, and its parity, their names.
+
+    Both are durable after ``sync_packs``. The parity comes first: a writer that is killed between
+    the two leaves parity that the next prune removes. In the other order it would leave a pack
+    that the next snapshot uses and that no parity protects.
+
+    Raises:
+        StoreError: The pack or its parity can't be written.
+    """
+    place = os.path.join(store_path, layout.PACKS)
+    final = os.path.join(place, layout.pack_name(pack_id))
+    with store_faults("write to", place):
+        parity = pack.parity()
+    if parity is not None:
+        write_parity(store_path, pack_id, parity)
+    with store_faults("write to", place):
+        durable.publish(pack.fd, pack.path, final)
 
 
 def _set_direct(fd: int, *, on: bool) -> bool:

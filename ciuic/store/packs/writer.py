@@ -1,7 +1,6 @@
 """Adds chunks to a store: deduplicate, encode, fill packs, seal them, and sync before a commit.
 
-    caller's threads: look up, encode  ->  one thread: append to packs  ->  one thread: seal
-                                           one thread: parity, write full buffers
+    caller's threads: look up, encode  ->  ``PackFiller``: append to packs, seal
 
 Order of durable writes, on which every guarantee rests (docs/format.md, "Write order"):
 
@@ -16,51 +15,42 @@ that refers to a missing chunk. The first failure ends the run: every later call
 
 import contextlib
 import os
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
 from ciuic.errors import CorruptionError, StoreError
-from ciuic.ids import ChunkId, PackId, SessionId
+from ciuic.ids import ChunkId, PackId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.format.frame import CHUNKS_MAX, Frame, encode_frame
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.packs.delta_encoder import DeltaEncoder, PreviousVersions
-from ciuic.store.packs.frame_queue import FrameQueue
-from ciuic.store.packs.pack_writer import TOGETHER_BYTES, PackFile
 from ciuic.store.packs.reader import StoreReader
-from ciuic.store.parity.parity_writer import write_parity
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import ALONE_BYTES, DATA, chunk_id_of
 from ciuic.system import durable, nofollow
-from ciuic.system.buffers import give_back_holes
 
 __all__ = [
     "CHAIN_COST_DEFAULT",
     "QUEUE_BYTES_DEFAULT",
-    "DirectoryOutlet",
-    "PackOutlet",
+    "Filler",
+    "SealedPack",
     "StoreWriter",
     "WriteTotals",
-    "publish_pack",
     "sync_packs",
 ]
 
 CHAIN_COST_DEFAULT: Final = 3.0
 _NODE_GROUP_BYTES: Final = 256 * 1024
 QUEUE_BYTES_DEFAULT: Final = 16 * 1024 * 1024
-_SEALING_MAX: Final = 2
-"""The most packs that wait for their fsync; more would only let a slow disk fill the memory."""
-_TRANSACTION_PACKS: Final = 16
-"""Packs in a transaction of the chunk index: a killed run loses only their index rows."""
 _WAITING_PACKS: Final = 2
 """Up to this many packs are recorded after the snapshot's commit, in one transaction with its row.
 SQLite keeps that many rows in memory, and locks out no reader."""
 
 Chunks = Sequence[tuple[ChunkId, bytes | memoryview]]
+SealedPack = tuple[PackId, int, list[PackedFrame]]
+"""A pack that has its name: its ID, its length and its frames."""
 
 
 class WriteTotals:
@@ -70,26 +60,6 @@ class WriteTotals:
         self.new_bytes = 0
         self.stored_bytes = 0
         self.packs = 0
-
-
-def publish_pack(store_path: str, pack: PackFile, pack_id: PackId) -> None:
-    """Give a completed pack, and its parity, their names.
-
-    Both are durable after ``sync_packs``. The parity comes first: a writer that is killed between
-    the two leaves parity that the next prune removes. In the other order it would leave a pack
-    that the next snapshot uses and that no parity protects.
-
-    Raises:
-        StoreError: The pack or its parity can't be written.
-    """
-    place = os.path.join(store_path, layout.PACKS)
-    final = os.path.join(place, layout.pack_name(pack_id))
-    with store_faults("write to", place):
-        parity = pack.parity()
-    if parity is not None:
-        write_parity(store_path, pack_id, parity)
-    with store_faults("write to", place):
-        durable.publish(pack.fd, pack.path, final)
 
 
 def sync_packs(store_path: str) -> None:
@@ -105,29 +75,24 @@ def sync_packs(store_path: str) -> None:
                 durable.sync_directory(directory)
 
 
-class PackOutlet(Protocol):
-    """Where completed packs go."""
+class Filler(Protocol):
+    """Fills packs and seals them; see ``PackFiller``."""
 
-    def publish(self, pack: PackFile, pack_id: PackId) -> None:
-        """Give a completed pack its name; it is durable after ``sync``."""
+    def put(self, frame: Frame, payload: bytes | memoryview) -> None:
+        """Append a frame to a pack, later; raises the first failure."""
 
-    def sync(self) -> None:
-        """Make all published packs durable under their names."""
+    def raise_failure(self) -> None:
+        """Raise the first failure of a thread."""
 
+    def give_up(self) -> None:
+        """Discard the packs that are not sealed."""
 
-class DirectoryOutlet:
-    """Packs become files in the store's directory. See ``PackOutlet``."""
+    def end(self) -> None:
+        """Seal the last packs, and wait for the threads to end."""
 
-    def __init__(self, store_path: str) -> None:
-        self._store_path = store_path
-
-    def publish(self, pack: PackFile, pack_id: PackId) -> None:
-        """See ``publish_pack``."""
-        publish_pack(self._store_path, pack, pack_id)
-
-    def sync(self) -> None:
-        """See ``sync_packs``."""
-        sync_packs(self._store_path)
+    def take_sealed(self) -> list[SealedPack]:
+        """Return the packs that have got their names since the last call."""
+        ...
 
 
 class StoreWriter:
@@ -137,15 +102,12 @@ class StoreWriter:
     transactions only: packs are recorded when they are durable, several together.
 
     Args:
-        store_path: The store's directory, for temporary files.
         index: Its chunk index.
-        output: Gives packs their names.
-        parity: The share of each pack that its parity takes; 0: none is written.
-        joins_small: Small chunks of a snapshot are joined with its trees in one pack.
+        sync: Makes the packs that have names durable.
+        fill: Starts the threads that fill packs, when the first frame is to be stored. It gets a
+            function that makes the sealed packs durable and records them, and the totals.
         reader: Reads delta bases; closed at the end.
         chain_cost: See ``DeltaEncoder``.
-        session_id: The session, which the packs name as their writer.
-        queue_bytes: How many encoded bytes may wait to be written.
 
     ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort``
     the writer cannot be used any more.
@@ -153,42 +115,25 @@ class StoreWriter:
 
     def __init__(
         self,
-        store_path: str,
         index: ChunkIndex,
-        output: PackOutlet,
+        sync: Callable[[], None],
+        fill: Callable[[Callable[[], None], WriteTotals], Filler],
         *,
-        parity: float,
-        joins_small: bool,
         reader: StoreReader,
         chain_cost: float,
-        session_id: SessionId,
-        queue_bytes: int = QUEUE_BYTES_DEFAULT,
     ) -> None:
-        self._output = output
-        self._parity = parity
-        self._joins_small = joins_small
-        self._session_id = session_id
+        self._index = index
+        self._sync = sync
+        self._fill = fill
+        self._filler: Filler | None = None
+        self._is_abandoned = False
         self._reader = reader
         self._deltas = DeltaEncoder(reader, chain_cost, index)
-        self._temporary = os.path.join(store_path, layout.TEMPORARY)
-        self._index = index
         self._lock = threading.Lock()
         self._pending: set[ChunkId] = set()
-        self._sealed: list[tuple[PackId, int, list[PackedFrame]]] = []
         self._groups: dict[int, list[tuple[ChunkId, bytes | memoryview]]] = {}
         self._group_bytes: dict[int, int] = {}
-        self._failure: BaseException | None = None
-        self._queue = FrameQueue(queue_bytes)
-        self._sealing: queue.Queue[PackFile | None] = queue.Queue(_SEALING_MAX)
-        self._open: dict[bool, PackFile] = {}
-        self._helper = ThreadPoolExecutor(1, "write")
         self.totals = WriteTotals()
-        self._threads = [
-            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-            for name, work in (("pack", self._fill_packs), ("seal", self._seal_packs))
-        ]
-        for thread in self._threads:
-            thread.start()
 
     @property
     def makes_deltas(self) -> bool:
@@ -295,7 +240,7 @@ class StoreWriter:
 
         Args:
             index_waits: The caller commits the snapshot and then the chunk index. The rows of one
-                or two packs are left to that transaction, whose five syncs would otherwise be made
+                or two packs are left to that transaction, whose three syncs would otherwise be made
                 twice. If they are lost, the next writer reads them from the packs.
 
         Raises:
@@ -304,7 +249,8 @@ class StoreWriter:
         for kind, group in self._groups.items():
             self._enqueue(kind, group)
         self._groups = {}
-        self._stop_threads()
+        if self._filler is not None:
+            self._filler.end()
         self._raise_failure()
         self._make_durable(index=not index_waits or self.totals.packs > _WAITING_PACKS)
         self._reader.close()
@@ -312,9 +258,10 @@ class StoreWriter:
 
     def abort(self) -> None:
         """End without a commit; sealed packs stay, and the next run reuses them."""
-        if self._failure is None:
-            self._failure = StoreError("the snapshot was abandoned")
-        self._stop_threads()
+        self._is_abandoned = True
+        if self._filler is not None:
+            self._filler.give_up()
+            self._filler.end()
         self._reader.close()
         # The run ends with an error already; a second one would only hide it.
         with contextlib.suppress(StoreError):
@@ -358,79 +305,18 @@ class StoreWriter:
             self._put(*encode_frame(kind, chunks, width))
 
     def _put(self, frame: Frame, payload: bytes | memoryview) -> None:
-        self._queue.put(frame, payload, lambda: self._failure is not None)
-        self._raise_failure()
+        filler = self._filler or self._start_filling()
+        filler.put(frame, payload)
 
-    def _fill_packs(self) -> None:
-        while (item := self._queue.get()) is not None:
-            frame, payload = item
-            if self._failure is None:
-                self._append(frame, payload)
-            self._queue.written(frame)
-        try:
-            self._join_small()
-        except BaseException as error:  # noqa: BLE001 - the last step: the queue has ended
-            if self._failure is None:
-                self._failure = error
-        for pack in self._open.values():
-            self._sealing.put(pack)
-        self._sealing.put(None)
-
-    def _join_small(self) -> None:
-        """Put the data and nodes of a small snapshot into one pack.
-
-        Not in a directory without parity: damage would then hit both data and trees.
-        """
-        data, nodes = self._open.get(True), self._open.get(False)
-        if not self._joins_small or data is None or nodes is None:
-            return
-        if data.size_bytes + nodes.size_bytes <= TOGETHER_BYTES:
-            with store_faults("write to", self._temporary):
-                data.absorb(self._open.pop(False))
-
-    def _append(self, frame: Frame, payload: bytes | memoryview) -> None:
-        # Nodes go to packs of their own, unless there is little of both. Reading a tree then
-        # touches few packs, and an object store can cache them.
-        is_data = frame.kind == DATA
-        with store_faults("write to", self._temporary):
-            pack = self._open.get(is_data)
-            if pack is None:
-                pack = PackFile(
-                    self._temporary, self._session_id, parity=self._parity, helper=self._helper
-                )
-                self._open[is_data] = pack
-            pack.add(frame, payload)
-        if pack.is_full:
-            del self._open[is_data]
-            self._sealing.put(pack)
-
-    def _seal_packs(self) -> None:
-        while (pack := self._sealing.get()) is not None:
-            if self._failure is not None:
-                pack.discard()
-                continue
-            try:
-                self._seal(pack)
-            except BaseException:
-                pack.discard()
-                raise
-            pack.close()
-            if self.totals.packs % _TRANSACTION_PACKS == 0:
-                self._make_durable()
-                give_back_holes()
-
-    def _seal(self, pack: PackFile) -> None:
-        with store_faults("write to", self._temporary):
-            pack_id = pack.complete()
-        self._output.publish(pack, pack_id)
-        self._sealed.append((pack_id, pack.size_bytes, pack.frames))
+    def _start_filling(self) -> Filler:
         with self._lock:
-            self.totals.stored_bytes += pack.size_bytes
-            self.totals.packs += 1
+            if self._filler is None:
+                self._filler = self._fill(self._make_durable, self.totals)
+            return self._filler
 
     def _make_durable(self, *, index: bool = True) -> None:
-        self._output.sync()
-        sealed, self._sealed = self._sealed, []
+        self._sync()
+        sealed = self._filler.take_sealed() if self._filler is not None else []
         for pack_id, size_bytes, frames in sealed:
             self._index.add_pack(pack_id, size_bytes, frames)
         if index:
@@ -440,22 +326,8 @@ class StoreWriter:
                 for packed in frames:
                     self._pending.difference_update([chunk for chunk, _ in packed.frame.chunks])
 
-    def _stop_threads(self) -> None:
-        self._queue.end()
-        for thread in self._threads:
-            thread.join()
-        self._helper.shutdown()
-
-    def _run(self, work: Callable[[], None]) -> None:
-        """Run one thread's work; after a failure, drain its queue so that no caller hangs."""
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
-            if self._failure is None:
-                self._failure = error
-            self._queue.wake()
-            work()
-
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._filler is not None:
+            self._filler.raise_failure()
+        if self._is_abandoned:
+            raise StoreError("the snapshot was abandoned")

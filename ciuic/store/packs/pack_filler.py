@@ -1,0 +1,186 @@
+"""Fills packs with encoded frames, and seals them.
+
+    caller's threads: put  ->  one thread: append to packs  ->  one thread: seal
+                               one thread: parity, write full buffers
+
+A snapshot that stores nothing new has none of these threads, and does not load this module.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from ciuic.errors import StoreError
+from ciuic.ids import PackId, SessionId
+from ciuic.store.directory.faults import store_faults
+from ciuic.store.format.frame import Frame
+from ciuic.store.packs.frame_queue import FrameQueue
+from ciuic.store.packs.pack_writer import TOGETHER_BYTES, PackFile
+from ciuic.store.packs.writer import SealedPack, WriteTotals
+from ciuic.store.records.kinds import DATA
+from ciuic.system.buffers import give_back_holes
+
+__all__ = ["PackFiller"]
+
+_SEALING_MAX: Final = 2
+"""The most packs that wait for their fsync; more would only let a slow disk fill the memory."""
+_TRANSACTION_PACKS: Final = 16
+"""Packs in a transaction of the chunk index: a killed run loses only their index rows."""
+
+
+class PackFiller:
+    """Packs that are being filled, and the threads that fill and seal them.
+
+    Args:
+        temporary: The directory of unfinished packs.
+        publish: Gives a completed pack its name.
+        record: Makes the sealed packs durable and records them; called after some of them.
+        totals: Counts the packs and their bytes.
+        parity: The share of each pack that its parity takes; 0: none is written.
+        joins_small: Small chunks of a snapshot are joined with its trees in one pack.
+        session_id: The session, which the packs name as their writer.
+        queue_bytes: How many encoded bytes may wait to be written.
+
+    ``put`` may be called from any thread. After ``end``, only ``take_sealed`` may be called.
+    """
+
+    def __init__(
+        self,
+        temporary: str,
+        publish: Callable[[PackFile, PackId], None],
+        record: Callable[[], None],
+        totals: WriteTotals,
+        *,
+        parity: float,
+        joins_small: bool,
+        session_id: SessionId,
+        queue_bytes: int,
+    ) -> None:
+        self._temporary = temporary
+        self._publish = publish
+        self._record = record
+        self._totals = totals
+        self._parity = parity
+        self._joins_small = joins_small
+        self._session_id = session_id
+        self._sealed: list[SealedPack] = []
+        self._failure: BaseException | None = None
+        self._queue = FrameQueue(queue_bytes)
+        self._sealing: queue.Queue[PackFile | None] = queue.Queue(_SEALING_MAX)
+        self._open: dict[bool, PackFile] = {}
+        self._helper = ThreadPoolExecutor(1, "write")
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+            for name, work in (("pack", self._fill_packs), ("seal", self._seal_packs))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, frame: Frame, payload: bytes | memoryview) -> None:
+        """Append a frame to a pack, later; waits while too many bytes wait to be written.
+
+        Raises:
+            StoreError: The store failed, now or earlier.
+        """
+        self._queue.put(frame, payload, lambda: self._failure is not None)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise the first failure of a thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    def give_up(self) -> None:
+        """Discard the packs that are not sealed."""
+        if self._failure is None:
+            self._failure = StoreError("the snapshot was abandoned")
+
+    def end(self) -> None:
+        """Seal the last packs, and wait for the threads to end."""
+        self._queue.end()
+        for thread in self._threads:
+            thread.join()
+        self._helper.shutdown()
+
+    def take_sealed(self) -> list[SealedPack]:
+        """Return the packs that have got their names since the last call."""
+        sealed, self._sealed = self._sealed, []
+        return sealed
+
+    def _fill_packs(self) -> None:
+        while (item := self._queue.get()) is not None:
+            frame, payload = item
+            if self._failure is None:
+                self._append(frame, payload)
+            self._queue.written(frame)
+        try:
+            self._join_small()
+        except BaseException as error:  # noqa: BLE001 - the last step: the queue has ended
+            if self._failure is None:
+                self._failure = error
+        for pack in self._open.values():
+            self._sealing.put(pack)
+        self._sealing.put(None)
+
+    def _join_small(self) -> None:
+        """Put the data and nodes of a small snapshot into one pack.
+
+        Not in a directory without parity: damage would then hit both data and trees.
+        """
+        data, nodes = self._open.get(True), self._open.get(False)
+        if not self._joins_small or data is None or nodes is None:
+            return
+        if data.size_bytes + nodes.size_bytes <= TOGETHER_BYTES:
+            with store_faults("write to", self._temporary):
+                data.absorb(self._open.pop(False))
+
+    def _append(self, frame: Frame, payload: bytes | memoryview) -> None:
+        # Nodes go to packs of their own, unless there is little of both. Reading a tree then
+        # touches few packs, and an object store can cache them.
+        is_data = frame.kind == DATA
+        with store_faults("write to", self._temporary):
+            pack = self._open.get(is_data)
+            if pack is None:
+                pack = PackFile(
+                    self._temporary, self._session_id, parity=self._parity, helper=self._helper
+                )
+                self._open[is_data] = pack
+            pack.add(frame, payload)
+        if pack.is_full:
+            del self._open[is_data]
+            self._sealing.put(pack)
+
+    def _seal_packs(self) -> None:
+        while (pack := self._sealing.get()) is not None:
+            if self._failure is not None:
+                pack.discard()
+                continue
+            try:
+                self._seal(pack)
+            except BaseException:
+                pack.discard()
+                raise
+            pack.close()
+            if self._totals.packs % _TRANSACTION_PACKS == 0:
+                self._record()
+                give_back_holes()
+
+    def _seal(self, pack: PackFile) -> None:
+        with store_faults("write to", self._temporary):
+            pack_id = pack.complete()
+        self._publish(pack, pack_id)
+        self._sealed.append((pack_id, pack.size_bytes, pack.frames))
+        self._totals.stored_bytes += pack.size_bytes
+        self._totals.packs += 1
+
+    def _run(self, work: Callable[[], None]) -> None:
+        """Run one thread's work; after a failure, drain its queue so that no caller hangs."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
+            if self._failure is None:
+                self._failure = error
+            self._queue.wake()
+            work()
