@@ -496,7 +496,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a file that was being written is a delta base",
-        "ciuic/snapshot/bases/delta_base.py",
+        "ciuic/snapshot/bases/old_directory.py",
         "entry.content and entry.state == CONSISTENT and",
         "entry.content and",
         f"{_CHAINS}test_a_file_that_was_being_written_is_never_a_delta_base",
