@@ -2,37 +2,63 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import click
 
+from ciuic.catalog import list_snapshots
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.chart import number_text
-from ciuic.cli.opening import find_snapshot, opened, shown_ids
+from ciuic.cli.comparison import (
+    comparison_document,
+    print_comparison,
+    print_runs,
+    runs_document,
+)
+from ciuic.cli.opening import find_snapshot, opened, shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option, local_file
 from ciuic.cli.progress import progress
-from ciuic.cli.render import brief, coloured, labels, print_json, printable
+from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
-from ciuic.cli.table import Column, cut_end, cut_middle, print_table
-from ciuic.documents import Document
 from ciuic.errors import DAMAGE, UsageError
 from ciuic.guard.logs.paths import log_files
-from ciuic.ids import SnapshotId
 from ciuic.model import path_text
-from ciuic.system.clock import local_time_text
-from ciuic.timeline.compare import Compared, Comparison, compare
-from ciuic.units import format_bytes
+from ciuic.timeline.compare import Comparison, compare
+from ciuic.timeline.run_compare import compare_runs, parse_best
+from ciuic.timeline.runs import find_run
 
 __all__ = ["command"]
 
 _TOP: Final = 10
-_COLOURS: Final = {"+": "green", "-": "red"}
+_STEPS: Final = 10
 
 
 @click.command("compare")
 @click.argument("first", type=SNAPSHOT, metavar="A")
 @click.argument("others", type=SNAPSHOT, metavar="B [C...]", nargs=-1, required=True)
+@click.option("--runs", is_flag=True, help="A, B, ... are runs: names, tags or directories.")
+@click.option(
+    "--best",
+    metavar="FIELD",
+    callback=given,
+    help="With --runs: compare the snapshots with the lowest FIELD; max:FIELD: the highest."
+    "  [default: the last ones]",
+)
+@click.option(
+    "--field",
+    "fields",
+    metavar="NAME",
+    multiple=True,
+    callback=given,
+    help="With --runs: show this metric by step; may be repeated.  [default: loss, or the first"
+    " metric; JSON: all]",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="With --runs: show metrics at N steps.  [default: 10]",
+)
 @click.option(
     "--log",
     "logs",
@@ -40,7 +66,8 @@ _COLOURS: Final = {"+": "green", "-": "red"}
     multiple=True,
     callback=given,
     shell_complete=local_file,
-    help="A log with a JSON object in each line, or a pattern that names several; may be repeated.",
+    help="A log with a JSON object in each line, or a pattern that names several; with --runs, a"
+    " path inside each run. May be repeated.",
 )
 @click.option("--quick", is_flag=True, help="Don't compare tensors, which reads files that differ.")
 @click.option(
@@ -56,35 +83,47 @@ def command(
     *,
     first: str,
     others: tuple[str, ...],
+    runs: bool,
+    best: str | None,
+    fields: tuple[str, ...],
+    steps: int | None,
     logs: tuple[str, ...],
     quick: bool,
     top: int | None,
     as_json: bool,
 ) -> None:
-    """Show snapshots beside each other: what they logged, their sizes, and what changed since A.
+    """Show snapshots or runs beside each other: what they logged, their sizes, and what changed.
 
     Metrics are what snapshots of the library hold, and the last values in the logs before each
     snapshot; 'ciuic timeline' describes how ciuic finds its step. Files are counted as 'ciuic diff'
     shows them: + added, - removed, M content changed. Tensors are compared with those of A: a
     distance is a share of the tensor's length (L2). The last part shows how configuration files
-    differ: .json, .yaml, .toml, .ini, .cfg, .conf and .env of at most 64 KiB.
+    differ: .json, .yaml, .toml, .ini, .cfg, .conf and .env of at most 64 KiB; of the library, its
+    settings in state.json.
+
+    With --runs, the metrics of each run are shown by step, and the last snapshot of each run is
+    compared with that of A. A run is the name that a SnapshotManager got, another tag, or a
+    directory that snapshots hold, which has a slash in it: ./run-a. Files are compared by their
+    place in the directory. The logs are those in the last snapshot of each run: files that end in
+    .jsonl or .ndjson, or --log.
     """
-    paths = log_files([absolute(log) for log in logs])
-    if logs and not paths:
-        raise UsageError(
-            f"no log matches {', '.join(map(repr, logs))}",
-            hint="Name a file with a JSON object in each line.",
+    names = (first, *others)
+    if not runs and (best is not None or fields or steps is not None):
+        raise UsageError("--best, --field and --steps need --runs", hint="Add --runs.")
+    if runs:
+        found = _compare_runs(
+            session,
+            names,
+            best=best,
+            fields=fields,
+            steps=steps,
+            logs=logs,
+            quick=quick,
+            top=top,
+            as_json=as_json,
         )
-    with opened(session) as store:
-        chosen = [find_snapshot(session, store, name) for name in (first, *others)]
-        with progress("compare", quiet=as_json) as shown:
-            found = compare(store, chosen, paths, tensors=not quick, done=shown.fraction)
-        short = {} if as_json else shown_ids(store)
-    rows = found.tensors()[: top if top is not None or as_json else _TOP]
-    if as_json:
-        print_json(_document(found, rows))
     else:
-        _print(found, rows, short)
+        found = _compare(session, names, logs=logs, quick=quick, top=top, as_json=as_json)
     if any(
         one.against is not None and one.against.moves is not None and one.against.moves.unread
         for one in found.snapshots
@@ -93,115 +132,81 @@ def command(
         sys.exit(DAMAGE)
 
 
-_Rows = Sequence[tuple[tuple[str, str], list[float | None]]]
-
-
-def _document(found: Comparison, rows: _Rows) -> Document:
-    return {
-        "snapshots": [_snapshot_json(one) for one in found.snapshots],
-        "tensors": [
-            {"path": path, "name": name, "relative_distances": distances}
-            for (path, name), distances in rows
-        ],
-    }
-
-
-def _snapshot_json(one: Compared) -> Document:
-    document = {
-        **one.snapshot.as_json(),
-        "step": one.step,
-        "epoch": _finite(one.epoch),
-        "metrics": {name: _finite(value) for name, value in one.metrics.items()},
-        "changed_files": None,
-        "moves": None,
-        "configuration": [],
-    }
-    against = one.against
-    if against is not None:
-        document["changed_files"] = {
-            "added": against.files["+"],
-            "removed": against.files["-"],
-            "changed": against.files["M"] + against.files["T"],
-            "metadata": against.files["m"],
-        }
-        document["moves"] = None if against.moves is None else against.moves.as_json()
-        document["configuration"] = [
-            {"path": path_text(file.path), "diff": file.lines, "what": file.what or None}
-            for file in against.configuration
-        ]
-    return document
-
-
-def _finite(value: float | None) -> float | None:
-    """Return a value as JSON can hold it."""
-    return value if value is not None and abs(value) < float("inf") else None
-
-
-def _print(found: Comparison, rows: _Rows, short: Mapping[SnapshotId, str]) -> None:
-    snapshots = found.snapshots
-    names = [short.get(one.snapshot.id, one.snapshot.id) for one in snapshots]
-    columns = [Column(name, right=True, drop=0 if at < 2 else at) for at, name in enumerate(names)]
-    print_table([Column("", cut=cut_end), *columns], _facts(snapshots))
-    if rows:
-        click.echo("")
-        head = [Column("TENSOR", cut=cut_middle), *columns[1:]]
-        print_table(
-            head,
-            [
-                [f"{os.path.basename(path)}:{name}", *[_distance(one) for one in distances[1:]]]
-                for (path, name), distances in rows
-            ],
+def _compare(
+    session: Session,
+    names: Sequence[str],
+    *,
+    logs: Sequence[str],
+    quick: bool,
+    top: int | None,
+    as_json: bool,
+) -> Comparison:
+    paths = log_files([absolute(log) for log in logs])
+    if logs and not paths:
+        raise UsageError(
+            f"no log matches {', '.join(map(repr, logs))}",
+            hint="Name a file with a JSON object in each line.",
         )
-    for one, name in zip(snapshots, names, strict=True):
-        for file in one.against.configuration if one.against is not None else ():
-            click.echo(f"\n{printable(file.path)} in {name}")
-            if file.what:
-                click.echo(f"  no lines to show: {printable(file.what)}")
-            for line in file.lines[2:]:
-                click.echo(coloured(f"  {printable(line)}", _COLOURS.get(line[:1], "reset")))
+    with opened(session) as store:
+        chosen = [find_snapshot(session, store, name) for name in names]
+        with progress("compare", quiet=as_json) as shown:
+            found = compare(store, chosen, paths, tensors=not quick, done=shown.fraction)
+        short = {} if as_json else shown_ids(store)
+    rows = found.tensors()[: _shown(top, as_json=as_json)]
+    if as_json:
+        print_json(comparison_document(found, rows))
+    else:
+        heads = [short.get(one.snapshot.id, one.snapshot.id) for one in found.snapshots]
+        print_comparison(found, rows, heads)
+    return found
 
 
-def _distance(value: float | None) -> str:
-    return "" if value is None else number_text(value)
+def _compare_runs(
+    session: Session,
+    names: Sequence[str],
+    *,
+    best: str | None,
+    fields: Sequence[str],
+    steps: int | None,
+    logs: Sequence[str],
+    quick: bool,
+    top: int | None,
+    as_json: bool,
+) -> Comparison:
+    wanted = parse_best(best)
+    with opened(session) as store:
+        listed = list_snapshots(store)
+        warn_damaged(session, store)
+        runs = [find_run(listed, path_text(absolute(one)) if "/" in one else one) for one in names]
+        with progress("compare", quiet=as_json) as shown:
+            found = compare_runs(
+                store,
+                runs,
+                best=wanted,
+                logs=[os.fsencode(log) for log in logs],
+                tensors=not quick,
+                done=shown.fraction,
+            )
+        short = {} if as_json else shown_ids(store)
+    main = found.main_field
+    chosen = fields or (found.fields if as_json else [main] if main is not None else [])
+    unknown = [field for field in fields if field not in found.fields]
+    if unknown:
+        has = ", ".join(found.fields) or "none"
+        raise UsageError(f"no run has the field {unknown[0]!r}", hint=f"Their fields: {has}.")
+    metrics = [found.metrics(field, _STEPS if steps is None else steps) for field in chosen]
+    rows = found.chosen.tensors()[: _shown(top, as_json=as_json)]
+    if as_json:
+        document = comparison_document(found.chosen, rows)
+        print_json({**runs_document(found, metrics), **document})
+    else:
+        print_runs(found, metrics)
+        ids = [short.get(one.snapshot.id, one.snapshot.id) for one in found.chosen.snapshots]
+        click.echo(f"\nThe {'last' if wanted is None else 'best'} snapshot of each")
+        names = [printable(name) for name in found.names]
+        print_comparison(found.chosen, rows, names, [["snapshot", *ids]])
+    return found.chosen
 
 
-def _facts(snapshots: Sequence[Compared]) -> list[list[str]]:
-    """Return the rows of the first table, without those that are empty for all snapshots."""
-    metrics = dict.fromkeys(name for one in snapshots for name in one.metrics)
-    rows = [
-        ["taken", *[local_time_text(one.snapshot.taken_ns) for one in snapshots]],
-        ["step", *["" if one.step is None else f"{one.step:,}" for one in snapshots]],
-        ["epoch", *["" if one.epoch is None else number_text(one.epoch) for one in snapshots]],
-        *[
-            [brief(name), *[_distance(one.metrics.get(name)) for one in snapshots]]
-            for name in metrics
-        ],
-        ["files", *[f"{one.snapshot.files:,}" for one in snapshots]],
-        ["size", *[format_bytes(one.snapshot.logical_bytes) for one in snapshots]],
-        ["stored", *[format_bytes(one.snapshot.stored_bytes) for one in snapshots]],
-        ["tags", *[labels(one.snapshot.tags, pinned=one.snapshot.pinned) for one in snapshots]],
-        ["changed files", *[_files(one) for one in snapshots]],
-        ["moved tensors", *[_moved(one) for one in snapshots]],
-        ["distance", *[_moved_by(one) for one in snapshots]],
-    ]
-    return [row for row in rows if any(row[1:])]
-
-
-def _files(one: Compared) -> str:
-    if one.against is None:
-        return ""
-    counts = one.against.files
-    shown = [f"{sign}{counts[sign]:,}" for sign in "+-MTmx?" if counts[sign]]
-    return " ".join(shown) or "none"
-
-
-def _moved(one: Compared) -> str:
-    moves = None if one.against is None else one.against.moves
-    if moves is None or not (moves.distances or moves.same):
-        return ""
-    return f"{len(moves.distances):,} of {len(moves.distances) + moves.same:,}"
-
-
-def _moved_by(one: Compared) -> str:
-    moves = None if one.against is None else one.against.moves
-    return "" if moves is None else _distance(moves.distance)
+def _shown(top: int | None, *, as_json: bool) -> int | None:
+    return top if top is not None or as_json else _TOP

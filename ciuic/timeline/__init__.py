@@ -7,5 +7,8 @@ placing         where snapshots are in logs
 states          what a snapshot of the library says about its step and its metrics
 timeline        the snapshots of a store on the curve of one field
 compare         snapshots beside each other: metrics, sizes, files, tensors, configuration
+runs            the snapshots of a run, by its name or its directory
+courses         the metrics of a run by step
+run_compare     runs beside each other
 configuration   small text files that differ, as a diff
 """

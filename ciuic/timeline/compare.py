@@ -16,7 +16,7 @@ from ciuic.timeline.placing import Offsets, read_logs
 from ciuic.timeline.states import metrics_of
 from ciuic.view.diff import Change, diff
 
-__all__ = ["Against", "Compared", "Comparison", "Moves", "TensorKey", "compare"]
+__all__ = ["Against", "Compared", "Comparison", "Moves", "TensorKey", "compare", "compare_contents"]
 
 _CHANGES_MAX: Final = 100_000
 """Changes of one pair of snapshots in which configuration files are searched."""
@@ -149,13 +149,13 @@ def compare(
             step = state.step
         against = None
         if found:
-            against = _against(store, manifests[0], manifest, tensors=tensors, done=done)
+            against = compare_contents(store, manifests[0], manifest, tensors=tensors, done=done)
         epoch = metrics.pop("epoch", None) if state is None else state.epoch
         found.append(Compared(summary, step, epoch, metrics, against))
     return Comparison(found)
 
 
-def _against(
+def compare_contents(
     store: Store,
     before: Manifest,
     after: Manifest,
@@ -163,6 +163,7 @@ def _against(
     tensors: bool,
     done: Callable[[int, int], None],
 ) -> Against:
+    """Return what changed from one manifest to another."""
     files: Counter[str] = Counter()
     changes: list[Change] = []
     collected = _Collected()

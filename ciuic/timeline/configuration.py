@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.model import MEMORY, Entry
+from ciuic.model import MEMORY, Entry, SnapshotSummary
+from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
+from ciuic.timeline.states import settings_of
 from ciuic.view.content import read_file
 from ciuic.view.diff import Change
 
@@ -38,6 +40,8 @@ def compare_configuration(
 ) -> list[ConfigurationChange]:
     """Return how configuration files differ: by their suffix, of at most 64 KiB, the first 20.
 
+    Of snapshots of the library, the settings in ``state.json`` are compared.
+
     Args:
         store: An open store.
         before: The first snapshot.
@@ -45,13 +49,24 @@ def compare_configuration(
         changes: What ``diff`` found between them.
     """
     if any(root.capture == MEMORY for root in (*before.roots, *after.roots)):
-        return []  # the files of the library hold a state
+        # The files of the library hold a state, and its settings are a part of one of them.
+        return _compared_settings(store, before.summary, after.summary)
     found: list[ConfigurationChange] = []
     for change in changes:
         if len(found) < FILES_MAX and _is_configuration(change):
             names = before.summary.id, after.summary.id
             found.append(_compared(store, change, names))
     return found
+
+
+def _compared_settings(
+    store: Store, before: SnapshotSummary, after: SnapshotSummary
+) -> list[ConfigurationChange]:
+    old, new = settings_of(store, before), settings_of(store, after)
+    if old == new:
+        return []
+    lines = list(difflib.unified_diff(old, new, before.id, after.id, n=2, lineterm=""))
+    return [ConfigurationChange(STATE_ROOT + b"/state.json", lines[:_LINES_MAX])]
 
 
 def _is_configuration(change: Change) -> bool:

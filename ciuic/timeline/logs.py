@@ -22,6 +22,8 @@ __all__ = [
     "Log",
     "Moment",
     "Moments",
+    "curves_of",
+    "fields_in",
     "fields_of",
     "last_moment",
     "main_field",
@@ -108,17 +110,22 @@ def fields_of(path: bytes) -> list[str]:
     Raises:
         UsageError: The log can't be read.
     """
-    found: dict[str, None] = {}
     with open_log(path) as file:
-        for _, line in islice(_lines(file), _LOOKED_AT_MAX):
-            try:
-                document = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(document, dict):
-                found.update(dict.fromkeys(_numbers(document)))
-            if len(found) >= FIELDS_MAX:
-                break
+        return fields_in(line for _, line in _lines(file))
+
+
+def fields_in(lines: Iterable[bytes]) -> list[str]:
+    """Return the fields with numbers in the first lines of a log."""
+    found: dict[str, None] = {}
+    for line in islice(lines, _LOOKED_AT_MAX):
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            found.update(dict.fromkeys(_numbers(document)))
+        if len(found) >= FIELDS_MAX:
+            break
     return list(found)[:FIELDS_MAX]
 
 
@@ -170,6 +177,14 @@ def last_moment(lines: Iterable[bytes], fields: Sequence[str]) -> Moment | None:
     return reader.last
 
 
+def curves_of(lines: Iterable[bytes], fields: Sequence[str]) -> tuple[Curve, ...]:
+    """Return the curves of fields in the lines of a log."""
+    reader = _Reader(fields, Moments())
+    for line in lines:
+        reader.add(line, 0)
+    return reader.curves
+
+
 class _Reader:
     """Collects what one log says."""
 
@@ -191,6 +206,11 @@ class _Reader:
     def last(self) -> Moment | None:
         """What it had said by now."""
         return self._last
+
+    @property
+    def curves(self) -> tuple[Curve, ...]:
+        """The values of each field by now."""
+        return self._curves
 
     def add(self, line: bytes, end: int) -> None:
         """Add a line that ends at an offset of the file."""

@@ -18,7 +18,7 @@ from ciuic.view.content import read_file
 from ciuic.view.located import Located
 from ciuic.view.locator import Locator
 
-__all__ = ["METRICS_MAX", "SavedState", "metrics_of", "step_of"]
+__all__ = ["METRICS_MAX", "SavedState", "metrics_of", "settings_of", "step_of"]
 
 METRICS_MAX: Final = 64
 _STATE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -51,6 +51,50 @@ def step_of(summary: SnapshotSummary) -> int | None:
 
 def metrics_of(store: Store, summary: SnapshotSummary) -> SavedState | None:
     """Read ``state.json`` of a snapshot; None if it has none that can be read."""
+    state = _state_of(store, summary)
+    if state is None:
+        return None
+    step = state.get("step")
+    if isinstance(step, bool) or not isinstance(step, int):
+        step = None
+    metrics = state.get("metrics")
+    numbers = dict(_numbers(metrics)) if isinstance(metrics, dict) else {}
+    return SavedState(step, _number(state.get("epoch")), numbers)
+
+
+def settings_of(store: Store, summary: SnapshotSummary) -> list[str]:
+    """Return what ``state.json`` says of settings, as lines of JSON; none if it can't be read.
+
+    They are the program's ``extra``, and the groups of the optimizer without their parameters.
+    """
+    state = _state_of(store, summary) or {}
+    optimizer = state.get("optimizer_state_dict")
+    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
+    found: dict[str, object] = {}
+    if state.get("extra") is not None:
+        found["extra"] = state["extra"]
+    if isinstance(groups, list):
+        found["param_groups"] = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in groups
+            if isinstance(group, dict)
+        ]
+    try:
+        return json.dumps(_plain(found), indent=2).split("\n") if found else []
+    except (ValueError, RecursionError):
+        return []
+
+
+def _plain(value: object) -> object:
+    """Return a value as a person would write it: a float as a number."""
+    if isinstance(value, dict):
+        if value.get("$") == "float":
+            return _number(value)
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _state_of(store: Store, summary: SnapshotSummary) -> dict[str, object] | None:
     if STATE_ROOT not in summary.roots:
         return None
     try:
@@ -62,13 +106,7 @@ def metrics_of(store: Store, summary: SnapshotSummary) -> SavedState | None:
     except (CorruptionError, UnknownFormatError, ValueError, RecursionError):
         return None
     state = document.get("state") if isinstance(document, dict) else None
-    if not isinstance(state, dict):
-        return None
-    step = state.get("step")
-    is_step = isinstance(step, int) and not isinstance(step, bool)
-    metrics = state.get("metrics")
-    numbers = dict(_numbers(metrics)) if isinstance(metrics, dict) else {}
-    return SavedState(step if is_step else None, _number(state.get("epoch")), numbers)
+    return state if isinstance(state, dict) else None
 
 
 def _candidates(locator: Locator) -> Iterator[Located | None]:

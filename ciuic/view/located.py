@@ -8,13 +8,30 @@ from ciuic.store.records.nodes import GetNode
 from ciuic.store.records.tree_nodes import read_root
 from ciuic.store.store import Store
 
-__all__ = ["Located", "inner_path", "read_root_entry", "root_entry", "unread_root_error"]
+__all__ = [
+    "Located",
+    "PartRoot",
+    "inner_path",
+    "read_root_entry",
+    "root_entry",
+    "unread_root_error",
+]
 
 
 class Located(NamedTuple):
     """A path in a snapshot."""
 
     path: bytes
+    entry: Entry
+
+
+class PartRoot(Root, frozen=True, kw_only=True):
+    """A directory inside a root that is seen as a root itself.
+
+    Attributes:
+        entry: The directory. No node holds it alone, as one holds the entry of a root.
+    """
+
     entry: Entry
 
 
@@ -37,6 +54,8 @@ def read_root_entry(get: GetNode, root: Root) -> Entry:
     """As ``root_entry``, with ``get`` to read the node."""
     if not root.tree:
         raise unread_root_error(root)
+    if isinstance(root, PartRoot):
+        return root.entry
     return read_root(get, root.tree)
 
 

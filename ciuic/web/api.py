@@ -19,12 +19,14 @@ from ciuic.model import UNREADABLE, path_text
 from ciuic.view.file import StoredFile
 from ciuic.view.locator import locate
 from ciuic.web.answers import Query, as_json, document, error_answer, from_system
+from ciuic.web.history.runs import Runs
 from ciuic.web.history.timelines import Timelines
 from ciuic.web.jobs.jobs import Jobs
-from ciuic.web.models import Job, JobList, parse_work
+from ciuic.web.models import Job, JobList
 from ciuic.web.openapi import openapi
 from ciuic.web.ranges import ByteSpan, RangeError, parse_range
 from ciuic.web.reading import Reading
+from ciuic.web.works import parse_work
 
 __all__ = ["Api"]
 
@@ -43,15 +45,22 @@ class Api:
     Args:
         reading: Reads the store.
         timelines: Reads the logs of a training.
+        runs: Compares runs.
         jobs: Runs jobs.
         is_ending: Whether the server is about to end. It does not wait for listeners.
     """
 
     def __init__(
-        self, reading: Reading, timelines: Timelines, jobs: Jobs, is_ending: Callable[[], bool]
+        self,
+        reading: Reading,
+        timelines: Timelines,
+        runs: Runs,
+        jobs: Jobs,
+        is_ending: Callable[[], bool],
     ) -> None:
         self._reading = reading
         self._timelines = timelines
+        self._runs_reading = runs
         self._jobs = jobs
         self._is_ending = is_ending
 
@@ -68,6 +77,8 @@ class Api:
             Route("/v1/diff", answering(self._diff)),
             Route("/v1/timeline", answering(self._timeline)),
             Route("/v1/compare", answering(self._compare)),
+            Route("/v1/runs", answering(self._runs)),
+            Route("/v1/runs/compare", answering(self._compare_runs)),
             Route("/v1/jobs", answering(self._all_jobs), methods=["GET"]),
             Route("/v1/jobs", self._start, methods=["POST"]),
             Route("/v1/jobs/{id}", answering(self._job), methods=["GET"]),
@@ -118,6 +129,19 @@ class Api:
 
     def _compare(self, request: Request) -> Response:
         return document(self._timelines.compare(Query(request).texts("id")).model_dump())
+
+    def _runs(self, _request: Request) -> Response:
+        return document(self._runs_reading.known().model_dump())
+
+    def _compare_runs(self, request: Request) -> Response:
+        query = Query(request)
+        found = self._runs_reading.compare(
+            query.texts("run"),
+            best=query.text("best"),
+            field=query.text("field"),
+            rows=query.number("limit", 20),
+        )
+        return document(found.model_dump())
 
     def _content(self, request: Request) -> Response:
         path = os.fsencode(Query(request).needed("path"))

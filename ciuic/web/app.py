@@ -13,6 +13,7 @@ from ciuic.store.place.location import PlaceOptions
 from ciuic.system.clock import Clock
 from ciuic.web.admission import Admission
 from ciuic.web.api import Api
+from ciuic.web.history.runs import Runs
 from ciuic.web.history.timelines import Timelines
 from ciuic.web.jobs.jobs import Jobs
 from ciuic.web.pages import Pages
@@ -56,10 +57,11 @@ def make_app(
     reading = Reading(store_path, subject, clock, options)
     jobs = Jobs(store_path, clock, options, words)
     timelines = Timelines(reading, logs)
-    pages = Pages(reading, timelines, jobs)
+    runs = Runs(reading)
+    pages = Pages(reading, timelines, runs, jobs)
     static = StaticFiles(directory=os.path.join(os.path.dirname(__file__), "static"))
     routes = [
-        *Api(reading, timelines, jobs, is_ending).routes(),
+        *Api(reading, timelines, runs, jobs, is_ending).routes(),
         *pages.routes(),
         Mount("/static", static),
     ]

@@ -80,6 +80,19 @@ ENDPOINTS: Final = (
         {"id*": f"{_NAME}; repeated for each snapshot"},
         "SnapshotComparison",
     ),
+    Endpoint("get", "/v1/runs", "Runs that can be compared.", {}, "RunList"),
+    Endpoint(
+        "get",
+        "/v1/runs/compare",
+        "Runs beside each other: a metric by step, and the last or the best snapshot of each.",
+        {
+            "run*": "the name of a run, a tag, or an absolute path; repeated for each run",
+            "best": "a field: the snapshots with its lowest value; after max: the highest",
+            "field": "the field of the curves; without it, the loss or the first metric",
+            "limit": "the most steps of the table, up to 1000",
+        },
+        "RunComparison",
+    ),
     Endpoint("get", "/v1/jobs", "The jobs of this server.", {}, "JobList"),
     Endpoint(
         "post",
@@ -89,7 +102,15 @@ ENDPOINTS: Final = (
         "Job",
         status="202",
         body=(
-            *("RestoreWork", "VerifyWork", "CompareWork", "TagWork", "PinWork", "ForgetWork"),
+            *(
+                "RestoreWork",
+                "VerifyWork",
+                "CompareWork",
+                "CompareRunsWork",
+                "TagWork",
+                "PinWork",
+                "ForgetWork",
+            ),
             *("SnapshotWork", "StatsWork"),
         ),
     ),

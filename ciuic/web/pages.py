@@ -17,15 +17,26 @@ from starlette.routing import Route
 from ciuic.errors import CiuicError, PathNotFoundError
 from ciuic.units import counted, format_bytes, format_duration
 from ciuic.web.answers import Query, as_json, error_answer, from_system, status_of
+from ciuic.web.history.runs import RUNS_MIN, Runs
 from ciuic.web.history.timelines import Timelines
+from ciuic.web.jobs.commands import arguments
 from ciuic.web.jobs.jobs import Jobs
-from ciuic.web.models import PATHS_MAX, CompareWork, ForgetWork, Job, RestoreWork, TagWork, TreePage
+from ciuic.web.models import Job, TreePage
 from ciuic.web.reading import Reading
-from ciuic.web.shown import address, by_day, farthest, heat, ladder, local_time, shown
+from ciuic.web.shown import address, by_day, command_line, farthest, heat, ladder, local_time, shown
+from ciuic.web.works import (
+    PATHS_MAX,
+    CompareRunsWork,
+    CompareWork,
+    ForgetWork,
+    RestoreWork,
+    TagWork,
+)
 
 __all__ = ["Pages"]
 
 _ROWS: Final = 200
+_STEPS: Final = 20
 _SKIP_MAX: Final = 1_000_000_000
 
 
@@ -35,12 +46,14 @@ class Pages:
     Args:
         reading: Reads the store.
         timelines: Reads the logs of a training.
+        runs: Compares runs.
         jobs: The jobs to show.
     """
 
-    def __init__(self, reading: Reading, timelines: Timelines, jobs: Jobs) -> None:
+    def __init__(self, reading: Reading, timelines: Timelines, runs: Runs, jobs: Jobs) -> None:
         self._reading = reading
         self._timelines = timelines
+        self._runs_reading = runs
         self._jobs = jobs
         self._templates = Environment(
             loader=PackageLoader("ciuic.web"),
@@ -59,6 +72,7 @@ class Pages:
             "heat": heat,
             "name": os.path.basename,
             "job": lambda work: as_json(work.model_dump()),
+            "line": lambda work: command_line([b"ciuic", *arguments(work)]),
             "shown": shown,
             "side": lambda line: {b"+": "added", b"-": "removed"}.get(line[:1], ""),
             "time": local_time,
@@ -74,6 +88,7 @@ class Pages:
             Route("/snapshots/{id}/restore", self._answering(self._restore)),
             Route("/timeline", self._answering(self._timeline)),
             Route("/compare", self._answering(self._compare)),
+            Route("/runs", self._answering(self._runs)),
             Route("/store", self._answering(self._store)),
             Route("/diff", self._answering(self._diff)),
             Route("/jobs", self._answering(self._all_jobs)),
@@ -177,6 +192,33 @@ class Pages:
             work=CompareWork(do="compare", snapshots=[one.snapshot.id for one in found])
             if len(found) > 1
             else None,
+        )
+
+    def _runs(self, request: Request) -> str:
+        query = Query(request)
+        names = [name for name in query.texts("run") if name]
+        best, field = query.text("best"), query.text("field")
+        found = None
+        if len(names) >= RUNS_MIN:
+            found = self._runs_reading.compare(names, best=best, field=field, rows=_STEPS)
+        chosen = [] if found is None else [one.chosen for one in found.runs]
+        return self._page(
+            "runs.html",
+            here="runs",
+            known=self._runs_reading.known().runs,
+            names=[os.fsencode(name) for name in names],
+            best=best,
+            comparison=found,
+            chosen=chosen,
+            metrics=dict.fromkeys(metric.name for one in chosen for metric in one.metrics),
+            values=[{metric.name: metric.value for metric in one.metrics} for one in chosen],
+            work=None
+            if found is None
+            else CompareRunsWork(
+                do="compare_runs",
+                runs=[one.run for one in found.runs],
+                best=os.fsencode(best) if best else None,
+            ),
         )
 
     def _all_jobs(self, _request: Request) -> str:

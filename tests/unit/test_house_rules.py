@@ -59,7 +59,7 @@ ASKS_THE_TIME = {
 HOMES = {
     "click": ("ciuic/cli/",),
     "jinja2": ("ciuic/web/pages.py",),
-    "pydantic": ("ciuic/control/messages.py", "ciuic/web/models.py"),
+    "pydantic": ("ciuic/control/messages.py", "ciuic/web/models.py", "ciuic/web/works.py"),
     "starlette": ("ciuic/web/",),
     "uvicorn": ("ciuic/web/server.py",),
     "psutil": ("ciuicd/", "ciuic/source/writers.py", "ciuic/system/priority.py"),

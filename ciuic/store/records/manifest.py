@@ -53,6 +53,10 @@ class Manifest(msgspec.Struct, frozen=True):
         """Return a copy with another summary."""
         return msgspec.structs.replace(self, summary=summary)
 
+    def with_root(self, root: Root) -> "Manifest":
+        """Return a copy with one root, and without rules."""
+        return msgspec.structs.replace(self, roots=(root,), exclude=ExcludeRules())
+
 
 class _RootRecord(msgspec.Struct):
     path: str

@@ -26,7 +26,7 @@ from ciuic.web.models import (
 from ciuic.web.reading import Reading, snapshot_answer
 from ciuic.web.snapshots import Listed
 
-__all__ = ["COMPARED_MAX", "Timelines"]
+__all__ = ["COMPARED_MAX", "Timelines", "compared_answer", "field_text"]
 
 COMPARED_MAX: Final = 12
 _CURVES_MAX: Final = 20
@@ -91,27 +91,29 @@ class Timelines:
             chosen: list[SnapshotSummary] = [self._reading.find(store, name) for name in names]
             found = compare(store, chosen, paths, tensors=False, offsets=self._offsets)
         return SnapshotComparison(
-            snapshots=[
-                ComparedSnapshot(
-                    snapshot=snapshot_answer(listed, one.snapshot),
-                    step=one.step,
-                    epoch=_finite(one.epoch),
-                    metrics=[
-                        Metric(name=_text(name), value=_finite(value))
-                        for name, value in one.metrics.items()
-                    ],
-                    changed_files=_changed(one),
-                    configuration=_configuration(one),
-                )
-                for one in found.snapshots
-            ]
+            snapshots=[compared_answer(listed, one) for one in found.snapshots]
         )
+
+
+def compared_answer(listed: Listed, one: Compared) -> ComparedSnapshot:
+    """Return the document of a snapshot in a comparison."""
+    return ComparedSnapshot(
+        snapshot=snapshot_answer(listed, one.snapshot),
+        step=one.step,
+        epoch=_finite(one.epoch),
+        metrics=[
+            Metric(name=field_text(name), value=_finite(value))
+            for name, value in one.metrics.items()
+        ],
+        changed_files=_changed(one),
+        configuration=_configuration(one),
+    )
 
 
 def _timeline(found: Timeline, fields: list[str]) -> TimelineAnswer:
     return TimelineAnswer(
-        field=None if found.field is None else _text(found.field),
-        fields=[_text(name) for name in fields],
+        field=None if found.field is None else field_text(found.field),
+        fields=[field_text(name) for name in fields],
         curves=[_pairs(curve) for curve in found.curves[-_CURVES_MAX:]],
         left_out_curves=max(0, len(found.curves) - _CURVES_MAX),
         not_finite=found.not_finite,
@@ -140,7 +142,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _text(name: str) -> bytes:
+def field_text(name: str) -> bytes:
     """Return a name from a log as text that can be sent; it may hold any surrogates."""
     return name.encode("utf-8", "backslashreplace")
 

@@ -1,7 +1,8 @@
 """The command that does the same as a job. Some jobs are no more than that command."""
 
-from ciuic.web.models import (
+from ciuic.web.works import (
     CommandWork,
+    CompareRunsWork,
     CompareWork,
     ForgetWork,
     PinWork,
@@ -36,7 +37,8 @@ def arguments(work: RestoreWork | VerifyWork | CommandWork, *, json: bool = Fals
     options, names = _parts(work)
     # After "--" no name can be an option.
     separated = [b"--", *names] if json and names else names
-    return [work.do.encode(), *options, *[b"--json"] * json, *separated]
+    command = "compare" if isinstance(work, CompareRunsWork) else work.do
+    return [command.encode(), *options, *[b"--json"] * json, *separated]
 
 
 def _parts(work: CommandWork) -> tuple[list[bytes], list[bytes]]:
@@ -44,6 +46,9 @@ def _parts(work: CommandWork) -> tuple[list[bytes], list[bytes]]:
     match work:
         case CompareWork():
             return [b"--top=%d" % _TENSORS_SHOWN], _encoded(work.snapshots)
+        case CompareRunsWork():
+            best = [] if work.best is None else [b"--best=" + work.best]
+            return [b"--runs", b"--top=%d" % _TENSORS_SHOWN, *best], list(work.runs)
         case TagWork():
             added = [b"--add=" + tag for tag in work.add]
             return [*added, *[b"--remove=" + tag for tag in work.remove]], _encoded([work.snapshot])

@@ -18,8 +18,9 @@ from ciuic.store.place.keys import is_url
 from ciuic.store.place.location import PlaceOptions
 from ciuic.system.clock import Clock, rfc3339
 from ciuic.web.jobs.commands import arguments, needs_configuration
-from ciuic.web.models import CommandWork, Error, Job, Progress, RestoreWork, VerifyWork
+from ciuic.web.models import Error, Job, Progress
 from ciuic.web.shown import command_line
+from ciuic.web.works import CommandWork, RestoreWork, VerifyWork
 
 __all__ = ["JobNotFoundError", "Jobs"]
 

@@ -1,0 +1,198 @@
+"""Prints snapshots beside each other, for ``ciuic compare``."""
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from ciuic.cli.chart import number_text
+from ciuic.cli.render import brief, coloured, labels, printable
+from ciuic.cli.table import Column, cut_end, cut_middle, print_table
+from ciuic.documents import Document
+from ciuic.model import path_text
+from ciuic.system.clock import local_time_text
+from ciuic.timeline.compare import Compared, Comparison
+from ciuic.timeline.run_compare import Metrics, RunComparison
+from ciuic.units import format_bytes
+
+__all__ = [
+    "Rows",
+    "comparison_document",
+    "print_comparison",
+    "print_runs",
+    "runs_document",
+]
+
+_COLOURS: Final = {"+": "green", "-": "red"}
+Rows = Sequence[tuple[tuple[str, str], list[float | None]]]
+
+
+def comparison_document(found: Comparison, rows: Rows) -> Document:
+    """Return the document of ``ciuic compare --json``."""
+    return {
+        "snapshots": [_snapshot_json(one) for one in found.snapshots],
+        "tensors": [
+            {"path": path, "name": name, "relative_distances": distances}
+            for (path, name), distances in rows
+        ],
+    }
+
+
+def _snapshot_json(one: Compared) -> Document:
+    document = {
+        **one.snapshot.as_json(),
+        "step": one.step,
+        "epoch": _finite(one.epoch),
+        "metrics": {name: _finite(value) for name, value in one.metrics.items()},
+        "changed_files": None,
+        "moves": None,
+        "configuration": [],
+    }
+    against = one.against
+    if against is not None:
+        document["changed_files"] = {
+            "added": against.files["+"],
+            "removed": against.files["-"],
+            "changed": against.files["M"] + against.files["T"],
+            "metadata": against.files["m"],
+        }
+        document["moves"] = None if against.moves is None else against.moves.as_json()
+        document["configuration"] = [
+            {"path": path_text(file.path), "diff": file.lines, "what": file.what or None}
+            for file in against.configuration
+        ]
+    return document
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a value as JSON can hold it."""
+    return value if value is not None and abs(value) < float("inf") else None
+
+
+def print_comparison(
+    found: Comparison, rows: Rows, names: Sequence[str], above: Sequence[list[str]] = ()
+) -> None:
+    """Print the tables and the configuration that differs.
+
+    Args:
+        found: The comparison.
+        rows: The tensors to show.
+        names: What each column is called.
+        above: Rows to print above the others.
+    """
+    snapshots = found.snapshots
+    columns = [Column(name, right=True, drop=0 if at < 2 else at) for at, name in enumerate(names)]
+    print_table([Column("", cut=cut_end), *columns], [*above, *_facts(snapshots)])
+    if rows:
+        click.echo("")
+        head = [Column("TENSOR", cut=cut_middle), *columns[1:]]
+        print_table(
+            head,
+            [
+                [f"{os.path.basename(path)}:{name}", *[_distance(one) for one in distances[1:]]]
+                for (path, name), distances in rows
+            ],
+        )
+    for one, name in zip(snapshots, names, strict=True):
+        for file in one.against.configuration if one.against is not None else ():
+            click.echo(f"\n{printable(file.path)} in {name}")
+            if file.what:
+                click.echo(f"  no lines to show: {printable(file.what)}")
+            for line in file.lines[2:]:
+                click.echo(coloured(f"  {printable(line)}", _COLOURS.get(line[:1], "reset")))
+
+
+def _distance(value: float | None) -> str:
+    return "" if value is None else number_text(value)
+
+
+def _facts(snapshots: Sequence[Compared]) -> list[list[str]]:
+    """Return the rows of the first table, without those that are empty for all snapshots."""
+    metrics = dict.fromkeys(name for one in snapshots for name in one.metrics)
+    rows = [
+        ["taken", *[local_time_text(one.snapshot.taken_ns) for one in snapshots]],
+        ["step", *["" if one.step is None else f"{one.step:,}" for one in snapshots]],
+        ["epoch", *["" if one.epoch is None else number_text(one.epoch) for one in snapshots]],
+        *[
+            [brief(name), *[_distance(one.metrics.get(name)) for one in snapshots]]
+            for name in metrics
+        ],
+        ["files", *[f"{one.snapshot.files:,}" for one in snapshots]],
+        ["size", *[format_bytes(one.snapshot.logical_bytes) for one in snapshots]],
+        ["stored", *[format_bytes(one.snapshot.stored_bytes) for one in snapshots]],
+        ["tags", *[labels(one.snapshot.tags, pinned=one.snapshot.pinned) for one in snapshots]],
+        ["changed files", *[_files(one) for one in snapshots]],
+        ["moved tensors", *[_moved(one) for one in snapshots]],
+        ["distance", *[_moved_by(one) for one in snapshots]],
+    ]
+    return [row for row in rows if any(row[1:])]
+
+
+def _files(one: Compared) -> str:
+    if one.against is None:
+        return ""
+    counts = one.against.files
+    shown = [f"{sign}{counts[sign]:,}" for sign in "+-MTmx?" if counts[sign]]
+    return " ".join(shown) or "none"
+
+
+def _moved(one: Compared) -> str:
+    moves = None if one.against is None else one.against.moves
+    if moves is None or not (moves.distances or moves.same):
+        return ""
+    return f"{len(moves.distances):,} of {len(moves.distances) + moves.same:,}"
+
+
+def _moved_by(one: Compared) -> str:
+    moves = None if one.against is None else one.against.moves
+    return "" if moves is None else _distance(moves.distance)
+
+
+def runs_document(found: RunComparison, metrics: Sequence[Metrics]) -> Document:
+    """Return the members of ``ciuic compare --runs --json`` that snapshots alone don't have."""
+    return {
+        "runs": [
+            {
+                "run": one.run.name,
+                "directories": [path_text(place) for place in one.run.places],
+                "snapshots": len(one.run.snapshots),
+                "first": one.run.snapshots[-1].as_json()["taken"],
+                "last": one.run.snapshots[0].as_json()["taken"],
+                "last_step": one.last_step,
+                "logs": [path_text(log) for log in one.course.logs],
+            }
+            for one in found.runs
+        ],
+        "metrics": [
+            {
+                "field": one.field,
+                "steps": one.steps,
+                "values": [[_finite(value) for value in row] for row in one.values],
+            }
+            for one in metrics
+        ],
+    }
+
+
+def print_runs(found: RunComparison, metrics: Sequence[Metrics]) -> None:
+    """Print what each run has, and its metrics by step."""
+    runs = found.runs
+    columns = [Column(name, right=True, cut=cut_middle) for name in map(printable, found.names)]
+    facts = [
+        ["snapshots", *[f"{len(one.run.snapshots):,}" for one in runs]],
+        ["first", *[local_time_text(one.run.snapshots[-1].taken_ns) for one in runs]],
+        ["last", *[local_time_text(one.run.snapshots[0].taken_ns) for one in runs]],
+        ["last step", *["" if one.last_step is None else f"{one.last_step:,}" for one in runs]],
+    ]
+    print_table([Column(""), *columns], [row for row in facts if any(row[1:])])
+    for one in metrics:
+        if one.steps:
+            click.echo(f"\n{printable(brief(one.field))}")
+            print_table(
+                [Column("STEP", right=True), *columns],
+                [
+                    [f"{step:,}", *[_distance(value) for value in row]]
+                    for step, row in zip(one.steps, one.values, strict=True)
+                ],
+            )

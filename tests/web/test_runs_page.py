@@ -1,0 +1,97 @@
+"""Runs beside each other: through the API, and in a real browser."""
+
+import json
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser
+
+from tests.kit.box import Box
+from tests.kit.served import served
+
+LIMIT_MS = 120_000
+MARKUP = "<img src=x onerror=hit()>"
+
+
+@pytest.fixture
+def trained(box: Box) -> tuple[Box, list[str]]:
+    """Two directories of runs, one with markup in its name, in two snapshots."""
+    runs = [box.source / "run-a", box.source / MARKUP]
+    for number, run in enumerate(runs):
+        run.mkdir()
+        (run / "config.yaml").write_text(f"lr: {number}\n")
+        np.save(run / "w.npy", np.full(1000, 1 + number, np.float32))
+    for first in (0, 10):
+        for number, run in enumerate(runs):
+            with (run / "log.jsonl").open("a") as file:
+                for step in range(first, first + 10):
+                    line = {"step": step, "loss": (step - 9) ** 2 + number, MARKUP: step}
+                    file.write(json.dumps(line) + "\n")
+        box.take()
+    return box, list(map(str, runs))
+
+
+def test_a_comparison_of_runs_is_that_of_the_command(trained: tuple[Box, list[str]]) -> None:
+    box, runs = trained
+    wanted = box.ciuic("compare", "--runs", *runs, "--best", "loss", "--quick", "--json").document
+    query = "&".join(f"run={quote(run)}" for run in runs)
+    with served(box) as site:
+        known = site.ask("/v1/runs").document["runs"]
+        found = site.ask(f"/v1/runs/compare?{query}&best=loss&limit=10").document
+        refused = [
+            site.ask(f"/v1/runs/compare?{more}").status
+            for more in (
+                "",
+                "run=a",
+                "&".join(["run=a"] * 13),
+                f"{query}&field=gone",
+                "run=a&run=b",
+            )
+        ]
+
+    assert known == [str(box.source)]
+    assert [one["run"] for one in found["runs"]] == runs
+    assert [one["last_step"] for one in found["runs"]] == [19, 19]
+    assert [one["step"] for one in (run["chosen"] for run in found["runs"])] == [9, 9]
+    chosen = [one["chosen"] for one in found["runs"]]
+    assert [one["snapshot"]["id"] for one in chosen] == [one["id"] for one in wanted["snapshots"]]
+    assert chosen[1]["changed_files"] == wanted["snapshots"][1]["changed_files"]
+    assert (
+        chosen[1]["configuration"][0]["diff"]
+        == (wanted["snapshots"][1]["configuration"][0]["diff"])
+    )
+    (loss,) = [one for one in wanted["metrics"] if one["field"] == "loss"]
+    assert (found["steps"], found["values"]) == (loss["steps"], loss["values"])
+    assert [len(one["curve"]) for one in found["runs"]] == [20, 20]
+    assert refused == [400, 400, 400, 400, 404]
+
+
+def test_runs_are_chosen_and_compared_on_the_page_with_their_tensors(
+    browser: Browser, trained: tuple[Box, list[str]]
+) -> None:
+    box, runs = trained
+    wrong: list[str] = []
+    with served(box) as site:
+        page = browser.new_context().new_page()
+        page.context.set_default_timeout(LIMIT_MS)
+        page.context.expose_function("hit", lambda: wrong.append("a script ran"))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text))
+        page.goto(site.url)
+        page.click("nav >> text=Runs")
+        page.get_by_label("Another directory").fill(runs[0])
+        page.get_by_label("And another one").fill(runs[1])
+        page.get_by_label("with the lowest").fill("loss")
+        page.click("main form button.primary")
+        page.wait_for_selector("#chart canvas")
+        page.wait_for_selector("text=The best snapshot of each")
+        page.wait_for_selector("text=+lr: 1")
+        assert page.locator("td.number", has_text="0 added, 0 removed, 3 changed").count() == 1
+        page.select_option("#field", MARKUP)
+        page.click("text=Draw")
+        page.wait_for_selector(f"h1:has-text('{MARKUP}')")
+        page.click("text=Compare the tensors")
+        page.wait_for_selector("th:has-text('array')")
+        page.context.close()
+    assert wrong == []
