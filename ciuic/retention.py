@@ -13,7 +13,7 @@ for an hour, later snapshots must not be lost for it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -138,6 +138,7 @@ def plan_retention(
     is_good: Callable[[SnapshotId], bool],
     is_partial: Callable[[SnapshotId], bool] = lambda _: False,
     policies: Mapping[str, Policy] = _NO_POLICIES,
+    keep_tags: Collection[str] = (),
 ) -> list[Decision]:
     """Decide which snapshots to keep, newest first by the time taken.
 
@@ -151,6 +152,7 @@ def plan_retention(
         is_good: Returns whether no damage is known in the snapshot of an ID.
         is_partial: See ``protected``.
         policies: The policies of schedules that have one of their own, by name.
+        keep_tags: Snapshots with one of these tags are kept; the rules count them as others.
     """
     ordered = _by_time(snapshots)
     why: dict[SnapshotId, list[str]] = {snapshot.id: [] for snapshot in ordered}
@@ -164,6 +166,8 @@ def plan_retention(
         its = policies.get(schedule, policy)
         _keep_by_count(members, its, why)
         _keep_younger(members, its, now_ns, why)
+    for snapshot in ordered:
+        why[snapshot.id] += [f"tag {tag}" for tag in snapshot.tags if tag in keep_tags]
     kept = protected(ordered, now_ns, is_good=is_good, is_partial=is_partial)
     for snapshot_id, reasons in kept.items():
         why[snapshot_id] += reasons

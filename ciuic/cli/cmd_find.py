@@ -27,6 +27,7 @@ __all__ = ["command"]
 
 _TIME_FROM: Final = 80
 """A terminal with fewer columns than this shows no times."""
+_TIME_WIDTH: Final = len("2026-06-15 14:30:00  ")
 
 
 @click.command("find")
@@ -40,7 +41,8 @@ def command(session: Session, *, pattern: str, snapshot_id: str | None, as_json:
     A PATTERN without '/' is matched against names, any other against full paths, which begin with
     '/'. [abc] is a set. Unlike in exclude_patterns, * and ? also match '/': '*/run7/*' finds
     everything below each run7, and 'run7/*' finds nothing. A path that is the same in several
-    snapshots is shown for the newest of them. If nothing matches, a message on stderr says so, and
+    snapshots is shown for the newest of them, with the time at which it was modified; on a terminal
+    the columns have headings. If nothing matches, a message on stderr says so, and
     the exit code is 0.
     """
     _refuse_open_set(pattern)
@@ -90,6 +92,9 @@ def _print(found: Iterator[tuple[SnapshotId, Located]], short: Mapping[SnapshotI
     available = terminal_columns()
     has_time = available is None or available >= _TIME_FROM
     for snapshot_id, located in found:
+        if not count and available is not None:
+            first = "SNAPSHOT".ljust(len(short.get(snapshot_id, snapshot_id)))
+            click.echo(f"{first}  {'MODIFIED'.ljust(_TIME_WIDTH) if has_time else ''}PATH")
         when = f"{local_time_text(located.entry.mtime_ns)}  " if has_time else ""
         echo_path(
             f"{short.get(snapshot_id, snapshot_id)}  {when}", located.path, mark(located.entry)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import click
 
-from ciuic.cli.candidates import SNAPSHOT, trashed_id
+from ciuic.cli.candidates import SNAPSHOT, known_tags, trashed_id
 from ciuic.cli.forget_plan import print_plan
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
 from ciuic.cli.options import given, json_option, trash_option, wait_option
 from ciuic.cli.pruning import print_prune_report, prune_store
-from ciuic.cli.render import print_json
+from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.documents import Document
 from ciuic.errors import DAMAGE, CiuicError, UsageError
@@ -45,6 +45,15 @@ __all__ = ["command"]
     " configured]",
 )
 @click.option(
+    "--keep-tag",
+    "keep_tags",
+    metavar="T",
+    multiple=True,
+    callback=given,
+    shell_complete=known_tags,
+    help="Also keep the snapshots with this tag; may be repeated.",
+)
+@click.option(
     "--host",
     metavar="H",
     callback=given,
@@ -73,6 +82,7 @@ def command(
     snapshot_ids: tuple[str, ...],
     dry_run: bool,
     policy: str | None,
+    keep_tags: tuple[str, ...],
     host: str | None,
     last_whole: bool,
     undo: str | None,
@@ -102,6 +112,7 @@ def command(
         policy=policy is not None,
         undo=undo is not None,
         host=host is not None,
+        keeps_tags=bool(keep_tags),
         last_whole=last_whole,
         changes=dry_run or prune,
     )
@@ -117,6 +128,7 @@ def command(
         rule=None if snapshot_ids else _policy(session, policy),
         schedules={} if policy is not None or snapshot_ids else session.store_settings().terms,
         host=host,
+        keep_tags=keep_tags,
         snapshot_ids=snapshot_ids,
         last_whole=last_whole,
         dry_run=dry_run,
@@ -149,7 +161,14 @@ def _never() -> bool:
 
 
 def _refuse_combinations(
-    *, names: bool, policy: bool, undo: bool, host: bool, last_whole: bool, changes: bool
+    *,
+    names: bool,
+    policy: bool,
+    undo: bool,
+    host: bool,
+    keeps_tags: bool,
+    last_whole: bool,
+    changes: bool,
 ) -> None:
     """Refuse options that can't be combined; ``changes`` is ``--dry-run`` or ``--prune``.
 
@@ -170,6 +189,11 @@ def _refuse_combinations(
             "--host can't be combined with IDs or --undo",
             hint="The policy applies to the snapshots of the machine that --host names.",
         )
+    if keeps_tags and (names or undo):
+        raise UsageError(
+            "--keep-tag can't be combined with IDs or --undo",
+            hint="It adds to what the retention policy keeps.",
+        )
     if last_whole and not names:
         raise UsageError(
             "--last-whole requires the IDs of snapshots", hint="Name the snapshots to forget."
@@ -184,6 +208,7 @@ class _Run(NamedTuple):
         rule: The policy; None: forget ``snapshot_ids``.
         schedules: The policies of schedules, which ``--policy`` overrides.
         host: The machine that the policy is about; None: this one.
+        keep_tags: Tags whose snapshots stay under the policy.
         snapshot_ids: The snapshots to forget by name.
         last_whole: Forget by name even the last undamaged snapshot of its directories.
         dry_run: Change nothing.
@@ -198,6 +223,7 @@ class _Run(NamedTuple):
     rule: Policy | None
     schedules: Mapping[str, Terms]
     host: str | None
+    keep_tags: tuple[str, ...]
     snapshot_ids: tuple[str, ...]
     last_whole: bool
     dry_run: bool
@@ -221,8 +247,13 @@ class _Run(NamedTuple):
                 host=self.host,
                 rules=rules,
                 schedules=self.schedules,
+                keep_tags=self.keep_tags,
             )
         warn_damaged(self.session, store, except_for=plan.given_up)
+        tags = {tag for snapshot, _ in (*plan.kept, *plan.forgotten) for tag in snapshot.tags}
+        for tag in self.keep_tags:
+            if tag not in tags:  # perhaps mistyped
+                click.echo(f"ciuic: no snapshot has the tag '{printable(tag)}'", err=True)
         short = shown_ids(store)
         if not self.dry_run:
             apply_forget(store, plan, now_ns)

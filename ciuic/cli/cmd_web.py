@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 
 import click
 
@@ -102,6 +103,10 @@ def command(
         with context.scope(cleanup=False):
             return subject_of(session)
 
+    def copies() -> Sequence[tuple[str, str]]:
+        with context.scope(cleanup=False):
+            return session.copies()
+
     with opened(session) as store:
         path = store.path if store.bucket is None else store.name
     try:
@@ -120,6 +125,7 @@ def command(
         words=lambda: _words(session, path),
         clock=SystemClock(),
         options=place_options(session, path),
+        copies=copies,
         tls=tls,
         ready=_ready,
         ending=_ending,

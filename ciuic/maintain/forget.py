@@ -8,7 +8,7 @@ only on request.
 
 import functools
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -81,6 +81,7 @@ def plan_forget(
     host: str | None = None,
     rules: ExcludeRules | None = None,
     schedules: Mapping[str, Terms] = _NO_TERMS,
+    keep_tags: Collection[str] = (),
 ) -> ForgetPlan:
     """Decide which snapshots of a machine to forget by a retention policy.
 
@@ -94,6 +95,7 @@ def plan_forget(
         rules: The usual exclude rules. A snapshot that excludes more counts as the newest undamaged
             snapshot only if there is no other. None: exclude rules do not matter.
         schedules: The terms of schedules, by name. ``policy`` and ``rules`` are for all others.
+        keep_tags: Snapshots with one of these tags are kept as well.
 
     Raises:
         StoreError: The store can't be read.
@@ -105,7 +107,14 @@ def plan_forget(
     decisions: list[Decision] = []
     policies = {name: terms.policy for name, terms in schedules.items()}
     for snapshots in owners:
-        found = plan_retention(snapshots, policy, now_ns, is_good=lambda _: True, policies=policies)
+        found = plan_retention(
+            snapshots,
+            policy,
+            now_ns,
+            is_good=lambda _: True,
+            policies=policies,
+            keep_tags=keep_tags,
+        )
         if not all(decision.keep for decision in found):
             # Walk snapshots to find the undamaged ones only if some snapshot would be forgotten.
             is_sound = _soundness(store)
@@ -116,6 +125,7 @@ def plan_forget(
                 is_good=is_sound,
                 is_partial=_partial(store, rules, schedules),
                 policies=policies,
+                keep_tags=keep_tags,
             )
         decisions += found
     return ForgetPlan(

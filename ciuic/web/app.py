@@ -38,6 +38,7 @@ def make_app(
     clock: Clock,
     is_ending: Callable[[], bool],
     options: PlaceOptions | None = None,
+    copies: Callable[[], Sequence[tuple[str, str]]] = tuple,
     names: Sequence[str] = (),
     is_encrypted: bool = False,
 ) -> App:
@@ -51,10 +52,11 @@ def make_app(
         clock: Tells the time.
         is_ending: Whether the server is about to end.
         options: How to reach the bucket.
+        copies: Returns the name and the address of each copy.
         names: Names of this machine under which the page is reached, besides those of loopback.
         is_encrypted: Requests come over TLS.
     """
-    reading = Reading(store_path, subject, clock, options)
+    reading = Reading(store_path, subject, clock, options, copies)
     jobs = Jobs(store_path, clock, options, words)
     timelines = Timelines(reading, logs)
     runs = Runs(reading)

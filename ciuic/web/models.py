@@ -67,7 +67,7 @@ class Follow(BaseModel):
 
 
 class Snapshot(BaseModel):
-    """A snapshot, with the fields of ``ciuic list --json`` but for ``copies``."""
+    """A snapshot, with the fields of ``ciuic list --json``."""
 
     id: str
     kind: str
@@ -91,6 +91,7 @@ class Snapshot(BaseModel):
     complete: bool
     chain_length: int
     chain_complete: bool
+    copies: list[Text] = Field(description="the copies that have or had it")
 
 
 class SnapshotPage(BaseModel):
@@ -115,6 +116,7 @@ class RootState(BaseModel):
     """A root of a snapshot; ``missing`` says why it could not be read."""
 
     path: Text
+    tree: str = Field(description="the ID of its tree; empty: it could not be read")
     missing: Text
     capture: str
 
@@ -127,12 +129,16 @@ class Trouble(BaseModel):
 
 
 class SnapshotDetail(BaseModel):
-    """A snapshot with what its manifest says."""
+    """A snapshot with what its manifest says, as ``ciuic show --json``."""
 
     snapshot: Snapshot
     writer: Text
     read_bytes: int
     freeze_s: float
+    exclude: list[Text]
+    exclude_larger_than_bytes: int = Field(description="0: no limit")
+    exclude_caches: bool
+    exclude_if_present: list[Text]
     roots: list[RootState]
     trouble: list[Trouble]
     before: str | None = Field(description="the snapshot before it of the same directories")

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 from ciuic.catalog import find_snapshot
@@ -66,6 +66,7 @@ class Reading:
         subject: Returns what ``doctor`` examines.
         clock: Tells the time.
         options: How to reach the bucket.
+        copies: Returns the name and the address of each copy.
     """
 
     def __init__(
@@ -74,12 +75,13 @@ class Reading:
         subject: Callable[[], Subject],
         clock: Clock,
         options: PlaceOptions | None = None,
+        copies: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:
         self.store_path = store_path
         self._options = options
         self._subject = subject
         self._clock = clock
-        self._list = SnapshotList(clock)
+        self._list = SnapshotList(clock, copies)
         self._lock = threading.Lock()
         self._examined: tuple[float, Subject, list[Finding]] | None = None
 
@@ -199,8 +201,14 @@ class Reading:
             writer=os.fsencode(manifest.writer),
             read_bytes=manifest.read_bytes,
             freeze_s=manifest.capture_s,
+            **manifest.exclude.as_json(),
             roots=[
-                RootState(path=root.path, missing=os.fsencode(root.missing), capture=root.capture)
+                RootState(
+                    path=root.path,
+                    tree=root.tree.hex(),
+                    missing=os.fsencode(root.missing),
+                    capture=root.capture,
+                )
                 for root in manifest.roots
             ],
             trouble=[
@@ -302,7 +310,8 @@ def snapshot_answer(listed: Listed, summary: SnapshotSummary) -> Snapshot:
     """Return the document of a snapshot."""
     chain = listed.chains.get(summary.id)
     length = {"chain_length": 0, "chain_complete": False} if chain is None else chain.as_json()
-    return Snapshot.model_validate({**summary.as_json(), **length})
+    copies = listed.copies.get(summary.id, [])
+    return Snapshot.model_validate({**summary.as_json(), **length, "copies": copies})
 
 
 def _words(summary: SnapshotSummary) -> str:

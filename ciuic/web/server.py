@@ -91,6 +91,7 @@ def serve(
     words: Callable[[], Sequence[bytes]] = tuple,
     clock: Clock,
     options: PlaceOptions | None = None,
+    copies: Callable[[], Sequence[tuple[str, str]]] = tuple,
     tls: Tls | None = None,
     ready: Callable[[str], None],
     ending: Callable[[int], None],
@@ -105,6 +106,7 @@ def serve(
         words: Returns what a command needs before its name to find the store and its configuration.
         clock: Tells the time.
         options: How to reach the bucket.
+        copies: Returns the name and the address of each copy.
         tls: Encrypt all connections with this; None: none.
         ready: Called with the URL, which has the token, when the server listens.
         ending: Called with the number of running jobs when the server ends and has to stop them.
@@ -125,6 +127,7 @@ def serve(
         clock=clock,
         is_ending=is_ending,
         options=options,
+        copies=copies,
         names=() if tls is None else tls.names,
         is_encrypted=tls is not None,
     )

@@ -2,10 +2,12 @@
 
 import os
 import threading
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.catalog import list_snapshots
 from ciuic.chains import SnapshotChain, snapshot_chains
+from ciuic.copy.record import holders
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.records import layout
@@ -20,22 +22,30 @@ _Times = tuple[tuple[int, int], ...]
 
 
 class Listed(NamedTuple):
-    """The snapshots, newest first, with the chain and the place of each."""
+    """The snapshots, newest first, with the chain, the place and the copies of each."""
 
     snapshots: list[SnapshotSummary]
     chains: dict[SnapshotId, SnapshotChain]
     places: dict[SnapshotId, int]
+    copies: dict[str, list[str]]
 
 
 class SnapshotList:
     """Lists the snapshots of one store. Any thread may call it.
 
-    Committing, forgetting, tagging and pinning each create or remove a file in one of two
-    directories. So one of the directories then has another time.
+    Committing, forgetting, tagging, pinning and copying each create, replace or remove a file in
+    one of three directories. So one of the directories then has another time.
+
+    Args:
+        clock: Tells the time.
+        copies: Returns the name and the address of each copy.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, clock: Clock, copies: Callable[[], Sequence[tuple[str, str]]] = tuple
+    ) -> None:
         self._clock = clock
+        self._copies = copies
         self._lock = threading.Lock()
         self._kept: tuple[_Times, Listed] | None = None
 
@@ -48,7 +58,9 @@ class SnapshotList:
             began_ns = self._clock.now_ns()
             found = list_snapshots(store)
             places = {summary.id: place for place, summary in enumerate(found)}
-            listed = Listed(found, snapshot_chains(found), places)
+            listed = Listed(
+                found, snapshot_chains(found), places, holders(store.path, self._copies())
+            )
             is_settled = all(began_ns - changed_ns > _SETTLED_NS for changed_ns, _ in before)
             self._kept = (before, listed) if is_settled else None
             return listed
@@ -56,7 +68,7 @@ class SnapshotList:
 
 def _times(store_path: str) -> _Times:
     found = []
-    for name in (layout.SNAPSHOTS, layout.MARKS):
+    for name in (layout.SNAPSHOTS, layout.MARKS, layout.COPIES):
         try:
             status = os.stat(os.path.join(store_path, name))
         except OSError:

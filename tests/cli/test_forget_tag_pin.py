@@ -440,6 +440,24 @@ def test_a_hostile_tag_of_the_store_moves_no_cursor(taken: Place) -> None:
     assert taken.run_here("tag", name, "--remove", HOSTILE_TAG).out == "fine\n"
 
 
+def test_a_tag_that_is_kept_outlives_the_policy(taken: Place) -> None:
+    known = taken.ids()
+    keep(taken, "last:1")
+    assert taken.run_here("tag", known[-1], "--add", "best").code == 0
+
+    plan = taken.run_here("forget", "--keep-tag", "best", "--dry-run", "--json")
+    listed = taken.ids()
+    done = taken.run_here("forget", "--keep-tag", "best", "--keep-tag", "bset", "--json")
+
+    assert listed == known
+    assert plan.document["kept"] == done.document["kept"]
+    assert done.err == "ciuic: no snapshot has the tag 'bset'\n"
+    assert {one["id"]: one["why"] for one in done.document["kept"]}[known[-1]] == "tag best"
+    assert taken.ids() == [known[0], known[-1]]
+    refused(taken.run_here("forget", known[-1], "--keep-tag", "x"), 2, "can't be combined with IDs")
+    refused(taken.run_here("forget", "--undo", known[1], "--keep-tag", "x"), 2, "or --undo")
+
+
 @pytest.mark.parametrize("command", ["tag", "pin"])
 def test_labels_of_no_snapshot(taken: Place, command: str) -> None:
     more = ["--add", "x"] if command == "tag" else []

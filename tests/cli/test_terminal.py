@@ -198,3 +198,18 @@ def test_the_bash_script_works_in_a_real_bash(taken):
     done = run("bash", "-c", script, env={"CIUIC_CONFIG": str(taken.config)})
 
     assert newest in done.out.splitlines(), done.said()
+
+
+@pytest.mark.parametrize(
+    ("columns", "heads"), [(100, "SNAPSHOT MODIFIED PATH"), (60, "SNAPSHOT PATH")]
+)
+def test_find_says_on_a_terminal_what_its_columns_are(taken, columns, heads):
+    command = ["ciuic", "--config", taken.config, "find", "*"]
+    found = terminal.on_terminal(columns, *command, env={"COLUMNS": str(columns)})
+    piped = taken.run("find", "*")
+    first, second = plain(found.raw).replace("\r", "").splitlines()[:2]
+
+    assert found.code == piped.code == 0
+    assert first.split() == heads.split()
+    assert first.index("PATH") == second.index("/")
+    assert "SNAPSHOT" not in piped.out

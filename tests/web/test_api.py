@@ -95,12 +95,28 @@ def test_the_list_is_that_of_the_command_in_parts(site: Served, site_box: Box):
         found += page["snapshots"]
         after = page["next"]
 
-    assert all(one.pop("copies") == [] for one in wanted)
     assert found == wanted
     assert page["total"] == 2
     tagged = site.ask("/v1/snapshots?text=BEST").document["snapshots"]
     assert [one["id"] for one in tagged] == [wanted[1]["id"]]
     assert site.ask("/v1/snapshots?text=nothing").document["snapshots"] == []
+
+
+def test_a_snapshot_is_as_show_has_it(box: Box):
+    with box.config.open("a") as config:
+        config.write("exclude_larger_than = 1 GiB\n")
+    (box.source / "a").write_text("1")
+    assert box.ciuic("snapshot").code == 0
+    wanted = box.ciuic("show", "latest", "--json").document
+    with served(box) as site:
+        found = site.ask("/v1/snapshots/latest").document
+
+    assert wanted["exclude_larger_than_bytes"] == 2**30
+    assert wanted.pop("damaged_snapshots") == []
+    # The elements of ``list`` have the paths of roots alone.
+    listed = found.pop("snapshot") | {"roots": found["roots"]}
+    assert found.pop("before") is None
+    assert wanted | {"copies": []} == found | listed
 
 
 def test_a_new_snapshot_and_a_new_tag_are_seen(box: Box):
