@@ -21,9 +21,22 @@ from ciuic.errors import (
 from ciuic.web.jobs.jobs import JobNotFoundError
 from ciuic.web.models import Error, ErrorAnswer
 
-__all__ = ["Document", "Query", "as_json", "document", "error_answer", "from_system", "status_of"]
+__all__ = [
+    "COUNT_MAX",
+    "SKIP_MAX",
+    "Document",
+    "Query",
+    "as_json",
+    "document",
+    "error_answer",
+    "from_system",
+    "status_of",
+]
 
-_COUNT_MAX: Final = 1000
+COUNT_MAX: Final = 1000
+"""The most elements of an answer."""
+SKIP_MAX: Final = 1_000_000_000
+"""The most elements that a request may leave out."""
 _STATUS: Final[tuple[tuple[type[CiuicError], int], ...]] = (
     (SnapshotNotFoundError, 404),
     (PathNotFoundError, 404),
@@ -69,7 +82,7 @@ class Query:
         return self._values[name]
 
     def number(
-        self, name: str, default: int, *, number_min: int = 1, number_max: int = _COUNT_MAX
+        self, name: str, default: int, *, number_min: int = 1, number_max: int = COUNT_MAX
     ) -> int:
         """Return a value as a number from the minimum to the maximum.
 
@@ -101,12 +114,13 @@ def status_of(error: CiuicError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def error_answer(error: CiuicError) -> Response:
-    """Return the answer to a request that ended in an error."""
+def error_answer(error: CiuicError, status: int | None = None) -> Response:
+    """Return the answer to a request that ended in an error; None: the status of its kind."""
     body = Error(
         kind=error.kind, message=os.fsencode(error.message), hint=os.fsencode(error.hint or "")
     )
-    return document(ErrorAnswer(error=body).model_dump(), status_of(error))
+    answer = ErrorAnswer(error=body).model_dump()
+    return document(answer, status_of(error) if status is None else status)
 
 
 def from_system(error: OSError) -> CiuicError:

@@ -18,7 +18,7 @@ from ciuic.errors import CiuicError, PathNotFoundError, UsageError
 from ciuic.model import UNREADABLE, path_text
 from ciuic.view.file import StoredFile
 from ciuic.view.locator import locate
-from ciuic.web.answers import Query, as_json, document, error_answer, from_system
+from ciuic.web.answers import SKIP_MAX, Query, as_json, document, error_answer, from_system
 from ciuic.web.history.runs import Runs
 from ciuic.web.history.timelines import Timelines
 from ciuic.web.jobs.jobs import Jobs
@@ -35,7 +35,6 @@ _PART_BYTES: Final = 1024 * 1024
 _LOOK_S: Final = 0.2
 _BEAT_S: Final = 15.0
 """A proxy may close a connection on which nothing is sent."""
-_SKIP_MAX: Final = 1_000_000_000
 _Handler = Callable[[Request], Response]
 
 
@@ -79,10 +78,9 @@ class Api:
             Route("/v1/compare", answering(self._compare)),
             Route("/v1/runs", answering(self._runs)),
             Route("/v1/runs/compare", answering(self._compare_runs)),
-            Route("/v1/jobs", answering(self._all_jobs), methods=["GET"]),
-            Route("/v1/jobs", self._start, methods=["POST"]),
-            Route("/v1/jobs/{id}", answering(self._job), methods=["GET"]),
-            Route("/v1/jobs/{id}", answering(self._cancel), methods=["DELETE"]),
+            # One route for each path: the answer to another method names all that the path has.
+            Route("/v1/jobs", self._jobs_or_start, methods=["GET", "POST"]),
+            Route("/v1/jobs/{id}", answering(self._job_or_cancel), methods=["GET", "DELETE"]),
             Route("/v1/jobs/{id}/events", answering(self._events)),
         ]
 
@@ -119,7 +117,7 @@ class Api:
         found = self._reading.changes(
             query.needed("before"),
             query.needed("after"),
-            skip=query.number("skip", 0, number_min=0, number_max=_SKIP_MAX),
+            skip=query.number("skip", 0, number_min=0, number_max=SKIP_MAX),
             count=query.number("limit", 500),
         )
         return document(found.model_dump())
@@ -181,6 +179,14 @@ class Api:
 
     def _all_jobs(self, _request: Request) -> Response:
         return document(JobList(jobs=self._jobs.all()).model_dump())
+
+    async def _jobs_or_start(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._start(request)
+        return await run_in_threadpool(answering(self._all_jobs), request)
+
+    def _job_or_cancel(self, request: Request) -> Response:
+        return self._cancel(request) if request.method == "DELETE" else self._job(request)
 
     async def _start(self, request: Request) -> Response:
         body = bytearray()

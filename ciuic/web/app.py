@@ -67,5 +67,7 @@ def make_app(
         *pages.routes(),
         Mount("/static", static),
     ]
-    inner = Starlette(routes=routes, exception_handlers={404: pages.missing})
+    inner = Starlette(
+        routes=routes, exception_handlers={404: pages.missing, 405: pages.not_allowed}
+    )
     return App(Admission(inner, names, is_encrypted=is_encrypted), jobs)

@@ -4,7 +4,9 @@ import functools
 from typing import Final, NamedTuple
 
 import ciuic
-from ciuic.web.answers import Document
+from ciuic.web.answers import COUNT_MAX, SKIP_MAX, Document
+from ciuic.web.history.runs import RUNS_MIN
+from ciuic.web.history.timelines import COMPARED_MAX
 from ciuic.web.models import schemas
 
 __all__ = ["ENDPOINTS", "Endpoint", "openapi"]
@@ -16,7 +18,8 @@ class Endpoint(NamedTuple):
     Attributes:
         query: The names of its query, each with its meaning; those with ``*`` are required.
         answer: The name of the document of the answer; empty: the answer is not JSON.
-        body: The name of the document of the request; empty: it has none.
+        body: The names of the documents of the request; empty: it has none.
+        has_ranges: A header may ask for a part of the answer.
     """
 
     method: str
@@ -27,8 +30,18 @@ class Endpoint(NamedTuple):
     status: str = "200"
     media: str = "application/json"
     body: tuple[str, ...] = ()
+    has_ranges: bool = False
 
 
+_NUMBERS: Final[Document] = {"type": "integer", "minimum": 0, "maximum": SKIP_MAX}
+_NAMES: Final[Document] = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_KINDS: Final[dict[str, Document]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": COUNT_MAX},
+    "skip": _NUMBERS,
+    "id": {**_NAMES, "minItems": 1, "maxItems": COMPARED_MAX},
+    "run": {**_NAMES, "minItems": RUNS_MIN, "maxItems": COMPARED_MAX},
+}
+"""The schemas of what is no plain text, by the name in the query."""
 _LIMIT: Final = "the most elements of the answer, up to 1000"
 _NAME: Final = "an ID, a unique prefix of one, latest, latest-valid, or a time"
 
@@ -58,6 +71,7 @@ ENDPOINTS: Final = (
         {"path*": "an absolute path"},
         "",
         media="application/octet-stream",
+        has_ranges=True,
     ),
     Endpoint(
         "get",
@@ -147,16 +161,20 @@ def openapi() -> Document:
 
 def _operation(endpoint: Endpoint) -> Document:
     content = {"schema": _ref(endpoint.answer)} if endpoint.answer else {}
+    responses: Document = {
+        endpoint.status: {"description": "done", "content": {endpoint.media: content}},
+        "default": {
+            "description": "failed",
+            "content": {"application/json": {"schema": _ref("ErrorAnswer")}},
+        },
+    }
+    if endpoint.has_ranges:
+        responses["206"] = {"description": "the range", "content": {endpoint.media: {}}}
+        responses["416"] = {"description": "the range is past the end"}
     operation: Document = {
         "summary": endpoint.summary,
         "parameters": _parameters(endpoint),
-        "responses": {
-            endpoint.status: {"description": "done", "content": {endpoint.media: content}},
-            "default": {
-                "description": "failed",
-                "content": {"application/json": {"schema": _ref("ErrorAnswer")}},
-            },
-        },
+        "responses": responses,
     }
     if endpoint.body:
         kinds = [_ref(name) for name in endpoint.body]
@@ -169,6 +187,9 @@ def _operation(endpoint: Endpoint) -> Document:
 
 def _parameters(endpoint: Endpoint) -> list[Document]:
     found = [_parameter("query", name, what) for name, what in endpoint.query.items()]
+    if endpoint.has_ranges:
+        what = "bytes=FIRST-LAST: some of the bytes"
+        found.append(_parameter("header", "Range", what))
     if "{id}" in endpoint.path:
         what = "the job's ID" if "/jobs/" in endpoint.path else _NAME
         found.append(_parameter("path", "id*", what))
@@ -176,12 +197,14 @@ def _parameters(endpoint: Endpoint) -> list[Document]:
 
 
 def _parameter(place: str, name: str, what: str) -> Document:
+    bare, is_needed = name.rstrip("*"), name.endswith("*")
+    text: Document = {"type": "string", "minLength": 1} if is_needed else {"type": "string"}
     return {
         "in": place,
-        "name": name.rstrip("*"),
+        "name": bare,
         "description": what,
-        "required": name.endswith("*"),
-        "schema": {"type": "string"},
+        "required": is_needed,
+        "schema": _KINDS.get(bare, text) if place == "query" else text,
     }
 
 

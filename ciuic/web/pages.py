@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from ciuic.errors import CiuicError, PathNotFoundError
+from ciuic.errors import CiuicError, PathNotFoundError, UsageError
 from ciuic.units import counted, format_bytes, format_duration
-from ciuic.web.answers import Query, as_json, error_answer, from_system, status_of
+from ciuic.web.answers import SKIP_MAX, Query, as_json, error_answer, from_system, status_of
 from ciuic.web.history.runs import RUNS_MIN, Runs
 from ciuic.web.history.timelines import Timelines
 from ciuic.web.jobs.commands import arguments
@@ -37,7 +37,6 @@ __all__ = ["Pages"]
 
 _ROWS: Final = 200
 _STEPS: Final = 20
-_SKIP_MAX: Final = 1_000_000_000
 
 
 class Pages:
@@ -102,6 +101,13 @@ class Pages:
             return error_answer(PathNotFoundError(what, hint="See /v1/openapi.json."))
         return self._failed(PathNotFoundError("there is no such page", hint=""), 404)
 
+    def not_allowed(self, request: Request, error: Exception) -> Response:
+        """Answer a request with a method that its path does not have."""
+        what = f"{request.url.path} has no {request.method}"
+        answer = error_answer(UsageError(what, hint="See /v1/openapi.json."), 405)
+        answer.headers.update(getattr(error, "headers", None) or {})
+        return answer
+
     def _answering(self, handler: Callable[[Request], str]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             try:
@@ -163,7 +169,7 @@ class Pages:
 
     def _diff(self, request: Request) -> str:
         query = Query(request)
-        skip = query.number("skip", 0, number_min=0, number_max=_SKIP_MAX)
+        skip = query.number("skip", 0, number_min=0, number_max=SKIP_MAX)
         found = self._reading.changes(
             query.needed("before"), query.needed("after"), skip=skip, count=_ROWS
         )

@@ -69,7 +69,7 @@ Name = Annotated[str, Field(max_length=_NAME_MAX, pattern=r"^[ -~]*$")]
 
 
 class _Work(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class RestoreWork(_Work):
@@ -105,7 +105,7 @@ class CompareRunsWork(_Work):
 
     do: Literal["compare_runs"]
     runs: list[Argument] = Field(min_length=2, max_length=12)
-    best: Annotated[Argument, Field(min_length=1)] | None = None
+    best: Argument | None = None
 
 
 class TagWork(_Work):

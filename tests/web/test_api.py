@@ -87,6 +87,38 @@ def test_every_document_is_as_openapi_describes_it(site: Served):
         assert set(found) == set(described["components"]["schemas"][endpoint.answer]["properties"])
 
 
+def test_the_document_says_what_a_request_may_have(site: Served):
+    described = site.ask("/v1/openapi.json").document["paths"]
+    parameters = {
+        (place, one["name"]): one["schema"]
+        for place, methods in described.items()
+        for one in methods.get("get", {"parameters": []})["parameters"]
+    }
+    limit = parameters["/v1/snapshots", "limit"]
+    assert site.ask(f"/v1/snapshots?limit={limit['maximum']}").status == 200
+    assert site.ask(f"/v1/snapshots?limit={limit['maximum'] + 1}").status == 400
+    runs = parameters["/v1/runs/compare", "run"]
+    assert site.ask("/v1/runs/compare?" + "&run=best" * runs["minItems"]).status == 200
+    assert site.ask("/v1/runs/compare?" + "&run=best" * (runs["maxItems"] + 1)).status == 400
+    assert parameters["/v1/snapshots/{id}/content", "Range"] == {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("place", "allowed"), [("/v1/jobs", "GET, HEAD, POST"), ("/v1/jobs/x", "DELETE, GET, HEAD")]
+)
+def test_another_method_is_refused_with_those_that_there_are(
+    site: Served, place: str, allowed: str
+):
+    answer = site.ask(place, method="PUT", body={})
+    assert answer.status == 405
+    assert ", ".join(sorted(answer.headers["allow"].split(", "))) == allowed
+    assert answer.document["error"]["kind"] == "usage"
+
+
+def test_a_number_is_no_truth_value(site: Served):
+    assert site.start(do="verify", snapshot="latest", checksum=1).status == 400
+
+
 def test_the_list_is_that_of_the_command_in_parts(site: Served, site_box: Box):
     wanted = site_box.ciuic("list", "--json").document
     found, after = [], ""

@@ -47,7 +47,7 @@ def _parts(work: CommandWork) -> tuple[list[bytes], list[bytes]]:
         case CompareWork():
             return [b"--top=%d" % _TENSORS_SHOWN], _encoded(work.snapshots)
         case CompareRunsWork():
-            best = [] if work.best is None else [b"--best=" + work.best]
+            best = [] if not work.best else [b"--best=" + work.best]
             return [b"--runs", b"--top=%d" % _TENSORS_SHOWN, *best], list(work.runs)
         case TagWork():
             added = [b"--add=" + tag for tag in work.add]
