@@ -44,7 +44,12 @@ _PREFIX: Final = re.compile(r"(?:cs-)?[0-9a-f]+")
 
 
 def find_snapshot(
-    store: Store, text: str, *, holding: Sequence[bytes] = (), tagged: bool = False
+    store: Store,
+    text: str,
+    *,
+    holding: Sequence[bytes] = (),
+    tagged: bool = False,
+    listed: Sequence[SnapshotSummary] | None = None,
 ) -> SnapshotSummary:
     """Return the snapshot that ``text`` means: an ID, a prefix of an ID, ``latest``, or a time.
 
@@ -60,6 +65,7 @@ def find_snapshot(
             hold all of them; if none does, they mean what they mean without paths.
         tagged: What is none of these may be a tag: it means the newest snapshot that has it. A
             word without ``cs-`` that is both the beginning of an ID and a tag is refused.
+        listed: All listed snapshots, newest first, if the caller has them.
 
     Raises:
         UsageError: ``text`` can't mean a snapshot.
@@ -68,11 +74,13 @@ def find_snapshot(
     """
     if _PREFIX.fullmatch(text):
         if tagged and not text.startswith("cs-"):
-            named = _with_tag(complete_ones(list_snapshots(store)), text)
+            known = list_snapshots(store) if listed is None else listed
+            named = _with_tag(complete_ones(known), text)
             if named is not None:
                 return _unless_id(store, text, named)
         return _by_prefix(store, text)
-    snapshots = _holding(complete_ones(list_snapshots(store)), holding)
+    known = list_snapshots(store) if listed is None else listed
+    snapshots = _holding(complete_ones(known), holding)
     if text in {LATEST, LATEST_VALID}:
         if not snapshots:
             for snapshot_id, what in damaged_manifests(store).items():

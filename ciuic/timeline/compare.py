@@ -10,7 +10,12 @@ from ciuic.model import SnapshotSummary, path_text
 from ciuic.report.tensors import FileTensors, diff_tensors, relative
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.timeline.configuration import ConfigurationChange, compare_configuration
+from ciuic.timeline.configuration import (
+    FILES_MAX,
+    ConfigurationChange,
+    compare_configuration,
+    is_configuration,
+)
 from ciuic.timeline.logs import fields_of
 from ciuic.timeline.placing import Offsets, read_logs
 from ciuic.timeline.states import metrics_of
@@ -18,8 +23,6 @@ from ciuic.view.diff import Change, diff
 
 __all__ = ["Against", "Compared", "Comparison", "Moves", "TensorKey", "compare", "compare_contents"]
 
-_CHANGES_MAX: Final = 100_000
-"""Changes of one pair of snapshots in which configuration files are searched."""
 _TENSORS_MAX: Final = 100_000
 TensorKey = tuple[str, str]
 """The path of a file, and the name of a tensor in it."""
@@ -181,7 +184,8 @@ def compare_contents(
 
 def _note(change: Change, files: Counter[str], changes: list[Change]) -> None:
     files[change.sign] += 1
-    if len(changes) < _CHANGES_MAX:
+    # Not all of them: two runs may differ in each of 100,000 files.
+    if len(changes) < FILES_MAX and is_configuration(change):
         changes.append(change)
 
 

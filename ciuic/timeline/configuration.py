@@ -13,7 +13,7 @@ from ciuic.timeline.states import settings_of
 from ciuic.view.content import read_file
 from ciuic.view.diff import Change
 
-__all__ = ["FILES_MAX", "ConfigurationChange", "compare_configuration"]
+__all__ = ["FILES_MAX", "ConfigurationChange", "compare_configuration", "is_configuration"]
 
 FILES_MAX: Final = 20
 _FILE_BYTES_MAX: Final = 64 * 1024
@@ -46,17 +46,13 @@ def compare_configuration(
         store: An open store.
         before: The first snapshot.
         after: The second.
-        changes: What ``diff`` found between them.
+        changes: Those of ``is_configuration``, of what ``diff`` found between them.
     """
     if any(root.capture == MEMORY for root in (*before.roots, *after.roots)):
         # The files of the library hold a state, and its settings are a part of one of them.
         return _compared_settings(store, before.summary, after.summary)
-    found: list[ConfigurationChange] = []
-    for change in changes:
-        if len(found) < FILES_MAX and _is_configuration(change):
-            names = before.summary.id, after.summary.id
-            found.append(_compared(store, change, names))
-    return found
+    names = before.summary.id, after.summary.id
+    return [_compared(store, change, names) for change in changes[:FILES_MAX]]
 
 
 def _compared_settings(
@@ -69,7 +65,7 @@ def _compared_settings(
     return [ConfigurationChange(STATE_ROOT + b"/state.json", lines[:_LINES_MAX])]
 
 
-def _is_configuration(change: Change) -> bool:
+def is_configuration(change: Change) -> bool:
     """Return whether a change is one of a configuration file's content."""
     entries = [entry for entry in (change.before, change.after) if entry is not None]
     return (

@@ -8,7 +8,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.guard.logs.tail import LINE_BYTES_MAX
@@ -16,6 +16,7 @@ from ciuic.ids import SnapshotId
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.store import Store
+from ciuic.timeline.compare import Against
 from ciuic.timeline.curve import Curve, Point
 from ciuic.timeline.logs import FIELDS_MAX, curves_of, fields_in
 from ciuic.timeline.runs import Run
@@ -33,6 +34,7 @@ _ENTRIES_MAX: Final = 20_000
 _LOGS_MAX: Final = 16
 _FIRST_LINES: Final = 500
 _KEPT_MAX: Final = 32
+_LogsKey = tuple[SnapshotId, tuple[bytes, ...], tuple[bytes, ...]]
 
 
 class Course(NamedTuple):
@@ -54,6 +56,8 @@ class Courses:
     def __init__(self) -> None:
         self._states: dict[SnapshotId, SavedState | None] = {}
         self._curves: dict[tuple[bytes, int, int], dict[str, list[Point]]] = {}
+        self._logs: dict[_LogsKey, list[Located]] = {}
+        self._contents: dict[tuple[object, ...], Against] = {}
 
     def state(self, store: Store, summary: SnapshotSummary) -> SavedState | None:
         """Return what a snapshot of the library says of its metrics."""
@@ -85,12 +89,37 @@ class Courses:
         if STATE_ROOT in last.roots:
             return Course(self._saved(store, run), [])
         curves: dict[str, list[Point]] = {}
-        found = list(_find_logs(store, last, run.places, logs))
+        found = self._find(store, last, run.places, tuple(logs))
         for path, entry in found:
             read(path)
             for field, points in self._logged(store, entry).items():
                 curves.setdefault(field, points)  # of several ranks, the first one
         return Course(curves, [path for path, _ in found])
+
+    def against(self, key: tuple[object, ...], compared: Callable[[], Against]) -> Against:
+        """Return how two directories of snapshots differ, computed once.
+
+        Args:
+            key: The IDs of the snapshots, and the directories.
+            compared: Computes it.
+        """
+        if key not in self._contents:
+            _make_room(self._contents)
+            self._contents[key] = compared()
+        return self._contents[key]
+
+    def _find(
+        self,
+        store: Store,
+        last: SnapshotSummary,
+        places: tuple[bytes, ...],
+        logs: tuple[bytes, ...],
+    ) -> list[Located]:
+        key = last.id, places, logs
+        if key not in self._logs:
+            _make_room(self._logs)
+            self._logs[key] = list(_find_logs(store, last, places, logs))
+        return self._logs[key]
 
     def _saved(self, store: Store, run: Run) -> dict[str, list[Point]]:
         curves: dict[str, Curve] = {}
@@ -111,11 +140,15 @@ class Courses:
             first = list(islice(lines, _FIRST_LINES))
             fields = fields_in(first)
             curves = curves_of(chain(first, lines), fields)
-            if len(self._curves) >= _KEPT_MAX:
-                del self._curves[next(iter(self._curves))]
+            _make_room(self._curves)
             pairs = zip(fields, curves, strict=True)
             self._curves[key] = {name: _gone_on(curve.points()) for name, curve in pairs}
         return self._curves[key]
+
+
+def _make_room(kept: dict[Any, Any]) -> None:
+    while len(kept) >= _KEPT_MAX:
+        del kept[next(iter(kept))]
 
 
 def steps_of(curves: Sequence[Sequence[Point]], count: int) -> list[int]:

@@ -10,7 +10,7 @@ from ciuic.model import SnapshotSummary, path_text
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.timeline.compare import Compared, Comparison, compare_contents
+from ciuic.timeline.compare import Against, Compared, Comparison, compare_contents
 from ciuic.timeline.courses import Course, Courses, at_steps, steps_of
 from ciuic.timeline.logs import main_field
 from ciuic.timeline.placing import Offsets
@@ -154,7 +154,12 @@ def compare_runs(
     for one, summary, manifest in zip(found, chosen, manifests, strict=True):
         against = None
         if compared:
-            against = compare_contents(store, manifests[0], manifest, tensors=tensors, done=done)
+            key = chosen[0].id, runs[0].places, summary.id, one.run.places, tensors
+
+            def contents(after: Manifest = manifest) -> Against:
+                return compare_contents(store, manifests[0], after, tensors=tensors, done=done)
+
+            against = known.courses.against(key, contents)
         step, epoch, metrics = known.at(one, summary)
         compared.append(Compared(summary, step, epoch, metrics, against))
     return RunComparison(found, Comparison(compared), _fields(found))
@@ -165,11 +170,11 @@ class _Known:
 
     def __init__(self, store: Store, courses: Courses, offsets: Offsets) -> None:
         self._store = store
-        self._courses = courses
+        self.courses = courses
         self._offsets = offsets
 
     def compared(self, run: Run, last: SnapshotSummary, logs: Sequence[bytes]) -> ComparedRun:
-        course = self._courses.course(self._store, run, last, logs)
+        course = self.courses.course(self._store, run, last, logs)
         steps = [curve[-1].step for curve in course.curves.values() if curve]
         return ComparedRun(run, course, max(steps, default=step_of(last)))
 
@@ -178,7 +183,7 @@ class _Known:
     ) -> tuple[int | None, float | None, dict[str, float]]:
         """Return the step, the epoch and the metrics of a snapshot of a run."""
         if STATE_ROOT in summary.roots:
-            state = self._courses.state(self._store, summary)
+            state = self.courses.state(self._store, summary)
             if state is None:
                 return step_of(summary), None, {}
             saved = step_of(summary) if state.step is None else state.step

@@ -150,7 +150,7 @@ class Reading:
         listed = self._list.get(store)
         place = listed.places.get(SnapshotId(name))
         if place is None:
-            return find_snapshot(store, name, tagged=True)
+            return find_snapshot(store, name, tagged=True, listed=listed.snapshots)
         return listed.snapshots[place]
 
     def snapshots(self, *, after: str = "", text: str = "", count: int = 100) -> SnapshotPage:

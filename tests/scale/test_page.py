@@ -1,0 +1,102 @@
+"""The page over many snapshots of a directory with many names, by the processor time of the server.
+
+Measured is the process of ``ciuic web``, so the load of the machine counts little.
+"""
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ciuic.catalog import list_snapshots, remember
+from ciuic.ids import SnapshotId
+from ciuic.store.records.manifest import encode_manifest
+from ciuic.store.store import open_store
+from tests.kit.box import Box
+from tests.kit.served import Served, served
+
+SNAPSHOTS = 10_000
+NAMES = 100_000
+CLICK_S = 0.15
+FIRST_S = 2.0
+"""The first request lists 10,000 snapshots, and examines store and machine; later ones do not."""
+MOST_MIB = 150
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Box:
+    """One snapshot under 10,000 IDs: taking as many would take half an hour."""
+    box = Box(tmp_path_factory.mktemp("crowded"))
+    (box.source / "names").mkdir()
+    for number in range(NAMES):
+        os.mknod(box.source / "names" / f"{number:06d}.txt")
+    taken = box.take()
+    with open_store(str(box.store), write=True) as store:
+        manifest = store.manifest(SnapshotId(taken.id))
+        (name,) = os.listdir(box.store / "snapshots")
+        for number in range(1, SNAPSHOTS):
+            snapshot_id = SnapshotId(f"cs-{secrets.token_hex(8)}")
+            summary = msgspec.structs.replace(
+                manifest.summary,
+                id=snapshot_id,
+                taken_ns=manifest.summary.taken_ns + number * 10**9,
+                tags=(f"number-{number}",),
+            )
+            place = box.store / "snapshots" / name.replace(taken.id, snapshot_id)
+            place.write_bytes(encode_manifest(manifest.with_summary(summary)))
+        assert remember(store, *list_snapshots(store)) is None
+    return box
+
+
+def used_s(process: int) -> float:
+    """Return the processor time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def clicks(site: Served, box: Box) -> dict[str, str]:
+    """Return the address of each page that shows many snapshots or many names."""
+    listed = site.ask("/v1/snapshots?limit=1000").document["snapshots"]
+    middle = listed[500]["id"]
+    names = f"path={box.source}/names"
+    return {
+        "list": "/snapshots",
+        "later part": f"/snapshots?after={middle}",
+        "search": "/snapshots?text=number-77",
+        "snapshot": f"/snapshots/{middle}",
+        "newest": "/snapshots/latest",
+        "directory": f"/snapshots/{middle}?{names}",
+        "its later part": f"/snapshots/{middle}?{names}&after=050000.txt",
+        "1,000 names": f"/v1/snapshots/{middle}/tree?limit=1000&{names}",
+        "compare": f"/compare?id={middle}&id=latest",
+        "changes": f"/diff?before={middle}&after=latest",
+        "timeline": "/timeline",
+        "its data": "/v1/timeline",
+        "runs": f"/runs?run={box.source}&run=number-77",
+        "store": "/store",
+    }
+
+
+def test_no_click_takes_long_on_10000_snapshots_of_100000_names(crowded: Box) -> None:
+    with served(crowded) as site:
+        before = used_s(site.process.pid)
+        assert site.ask("/").status == 200
+        first_s = used_s(site.process.pid) - before
+        took_s = {}
+        for name, place in clicks(site, crowded).items():
+            site.ask(place)  # what is kept from now on was computed here
+            before = used_s(site.process.pid)
+            assert site.ask(place).status == 200
+            took_s[name] = used_s(site.process.pid) - before
+        status = Path(f"/proc/{site.process.pid}/status").read_text()
+
+    assert first_s < FIRST_S
+    assert {name: value for name, value in took_s.items() if value > CLICK_S} == {}
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    assert int(found[1]) / 1024 < MOST_MIB
