@@ -8,7 +8,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.guard.logs.tail import LINE_BYTES_MAX
@@ -34,6 +34,8 @@ _ENTRIES_MAX: Final = 20_000
 _LOGS_MAX: Final = 16
 _FIRST_LINES: Final = 500
 _KEPT_MAX: Final = 32
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _LogsKey = tuple[SnapshotId, tuple[bytes, ...], tuple[bytes, ...]]
 
 
@@ -146,7 +148,7 @@ class Courses:
         return self._curves[key]
 
 
-def _make_room(kept: dict[Any, Any]) -> None:
+def _make_room(kept: dict[_Key, _Value]) -> None:
     while len(kept) >= _KEPT_MAX:
         del kept[next(iter(kept))]
 
