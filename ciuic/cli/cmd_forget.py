@@ -115,11 +115,8 @@ def command(
         keeps_tags=bool(keep_tags),
         last_whole=last_whole,
         changes=dry_run or prune,
+        lacks_prune=trash_s is not None and not prune,
     )
-    if trash_s is not None and not prune:
-        raise UsageError(
-            "--trash requires --prune", hint="Without --prune, everything stays in the trash."
-        )
     if undo:
         _bring_back(session, (undo, *snapshot_ids), wait_s, as_json=as_json)
         return
@@ -169,8 +166,11 @@ def _refuse_combinations(
     keeps_tags: bool,
     last_whole: bool,
     changes: bool,
+    lacks_prune: bool,
 ) -> None:
-    """Refuse options that can't be combined; ``changes`` is ``--dry-run`` or ``--prune``.
+    """Refuse options that can't be combined.
+
+    ``changes`` is ``--dry-run`` or ``--prune``; ``lacks_prune`` is ``--trash`` without ``--prune``.
 
     Raises:
         UsageError: They can't be combined.
@@ -197,6 +197,10 @@ def _refuse_combinations(
     if last_whole and not names:
         raise UsageError(
             "--last-whole requires the IDs of snapshots", hint="Name the snapshots to forget."
+        )
+    if lacks_prune:
+        raise UsageError(
+            "--trash requires --prune", hint="Without --prune, everything stays in the trash."
         )
 
 
