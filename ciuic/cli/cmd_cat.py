@@ -6,9 +6,9 @@ import click
 
 from ciuic.cli.archive import write_archive
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.copies import reading_copies
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import absolute, copies_option, given
+from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, UsageError

@@ -9,11 +9,11 @@ import click
 
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.cmd_restore import print_restored, restore_exit_code
-from ciuic.cli.copies import reading_copies
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import absolute, copies_option, given, json_option, wait_option
 from ciuic.cli.progress import progress
+from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, CorruptionError

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import click
 
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.copies import reading_copies
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import copies_option, given, local_directory
+from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.errors import DONE, FAILED, CiuicError

@@ -8,7 +8,7 @@ import click
 
 from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.copies import print_holders, reading_copies
+from ciuic.cli.copies import print_holders
 from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
@@ -21,6 +21,7 @@ from ciuic.cli.options import (
     local_file,
 )
 from ciuic.cli.progress import Reporter, progress
+from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, DONE, FAILED, TROUBLE, CiuicError, UsageError
@@ -159,7 +160,7 @@ def command(
     with (
         interruptible() as cancelled,
         opened(session) as store,
-        reading_copies(session, store, is_on=not no_copies) as through,
+        reading_copies(session, store, is_on=not no_copies) as taken,
         progress("restore") as shown,
     ):
         chosen = find_snapshot(store, snapshot_id, holding=request.paths, tagged=True)
@@ -167,7 +168,7 @@ def command(
         _note_machine(store, snapshot_id, chosen)
         manifest = store.manifest(chosen.id)
         report = _restore(session, store, manifest, request, cancelled=cancelled, shown=shown)
-    asked = through.taken()
+    asked = taken()
     report.copies = [one.as_json() for one in asked]
     if newer:
         _name_damaged(report, newer, NEWER if snapshot_id == LATEST else CLOSER)

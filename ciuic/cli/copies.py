@@ -1,21 +1,15 @@
 """What commands say about the configured copies."""
 
-import contextlib
-import functools
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import click
 
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
-from ciuic.copy.read_through import CopySource, ReadThrough, Taken
-from ciuic.store.addressed import open_at_address
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
-from ciuic.units import counted
 
-__all__ = ["copies_of", "print_holders", "reading_copies"]
+__all__ = ["copies_of", "print_holders"]
 
 
 def copies_of(session: Session, store: Store) -> dict[str, list[str]]:
@@ -35,57 +29,6 @@ def copies_of(session: Session, store: Store) -> dict[str, list[str]]:
         if copy.is_behind:
             click.echo(printable(f"copy {copy.name}: {copy.sentence()}"), err=True)
     return holders(store.path, copies)
-
-
-@contextlib.contextmanager
-def reading_copies(
-    session: Session,
-    store: Store,
-    *,
-    is_on: bool,
-    is_told: bool = True,
-    on_first: Callable[[str], None] = lambda _address: None,
-) -> Iterator[ReadThrough]:
-    """Have the store's reader take what it can't read from the copies; at the end, say so.
-
-    Args:
-        session: Has the configuration, and so the copies.
-        store: The open store.
-        is_on: Do so. False: leave the reader as it is.
-        is_told: Say on stderr at the end which copies were read.
-        on_first: See ``ReadThrough``.
-    """
-    copies = session.store_settings().copies if is_on and session.copies() else ()
-    sources = [
-        CopySource(
-            one.address,
-            functools.partial(open_at_address, one.address, os.environ, one.settings.place_options),
-        )
-        for one in copies
-    ]
-    through = ReadThrough(store, sources, on_first)
-    if sources:
-        store.reader.elsewhere = through
-    try:
-        yield through
-    finally:
-        store.reader.elsewhere = None
-        through.close()
-        for one in through.taken() if is_told else ():
-            _print_taken(one)
-
-
-def _print_taken(one: Taken) -> None:
-    where = printable(one.address)
-    if one.chunks:
-        more = "more than " if one.has_more else ""
-        click.echo(
-            f"ciuic: the store is damaged: {more}{counted(one.chunks, 'chunk')} came from the copy"
-            f" {where}; 'ciuic repair --apply' mends the store from there",
-            err=True,
-        )
-    if one.problem:
-        click.echo(f"ciuic: the copy {where}: {printable(one.problem)}", err=True)
 
 
 def print_holders(

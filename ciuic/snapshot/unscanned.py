@@ -15,7 +15,6 @@ from ciuic.model import UNCHANGED, Root
 from ciuic.snapshot.plan import SnapshotPlan, TakeRequest
 from ciuic.source.freeze.freezer import Freezer
 from ciuic.source.freeze.methods import SUBVOLUME
-from ciuic.store.gc.mark import mark_tree
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 
@@ -105,6 +104,9 @@ def _is_stored(store: Store, parent: Manifest, check: Callable[[], None]) -> boo
 
     A scan would store again what is missing.
     """
+    # Most snapshots do not get here.
+    from ciuic.store.gc.mark import mark_tree
+
     presence = _Presence(store)
     try:
         for root in parent.roots:

@@ -4,7 +4,6 @@ The pauses grow exponentially and have full jitter: many clients that the server
 moment do not come back at one moment.
 """
 
-import logging
 import random
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -15,8 +14,6 @@ from ciuic.system.clock import Clock
 __all__ = ["PATIENCE_S", "Retries", "TransientError"]
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 90.0
 """No attempt begins later than this after the first one."""
@@ -85,9 +82,15 @@ class Retries:
             if spent_s >= _QUIET_S and not self._has_told:
                 # Several threads may get here at once: a second line does no harm.
                 self._has_told = True
-                patience = f"{self._patience_s:.0f} s"
-                _log.warning("%s: %s; trying again for up to %s", self._name, reason, patience)
+                self._tell(reason)
             self._clock.sleep(pause_s)
+
+    def _tell(self, reason: str) -> None:
+        # Most commands never wait, and importing logging takes longer than they do.
+        import logging
+
+        said = "%s: %s; trying again for up to %.0f s"
+        logging.getLogger(__name__).warning(said, self._name, reason, self._patience_s)
 
 
 def _ceiling_s(attempts: int) -> float:
