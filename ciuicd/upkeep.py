@@ -90,13 +90,15 @@ class Upkeep:
     Args:
         clock: Tells the time.
         note_progress: Called about twenty times a second while something runs.
+        copy: The name of the copy that the store is; empty: it is the configured store.
 
     Attributes:
         store_id: The store to forget and prune in; one with another ID is refused. Empty: any.
     """
 
-    def __init__(self, clock: Clock, note_progress: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, note_progress: Callable[[], None], copy: str = "") -> None:
         self._clock = clock
+        self._copy = copy
         self._note_progress = note_progress
         self.store_id = ""
         self._look_ns = clock.now_ns()
@@ -152,7 +154,18 @@ class Upkeep:
                 apply_forget(store, plan, self._clock.now_ns())
         names = [summary.id for summary, _ in plan.forgotten]
         self._note("forget", forgotten=names, kept=len(plan.kept))
-        if names:
+        if names and self._copy:
+            _log.info(
+                "%s: forgot %s not kept by copy_retention %s: %s; for %s,"
+                " 'ciuic --store %s forget --undo ID' can bring one back, and a pin there keeps it",
+                self._copy,
+                counted(len(names), "snapshot"),
+                settings.top_retention_policy,
+                first_few(names),
+                format_duration(settings.trash_s),
+                settings.snapshot_dir,
+            )
+        elif names:
             _log.info(
                 "forgot %s not kept by retention_policy %s: %s; 'ciuic forget --undo ID' can bring"
                 " them back for %s",

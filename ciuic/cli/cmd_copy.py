@@ -28,7 +28,7 @@ from ciuic.store.place.location import PlaceOptions, bucket_url, split_address
 from ciuic.store.store import Store, open_store
 from ciuic.system import nofollow
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.units import counted, format_bytes, format_duration
+from ciuic.units import counted, format_bytes, format_duration, inflected, listed
 from ciuic.verify.report import VerifyReport
 from ciuic.verify.verify import verify_snapshots
 
@@ -315,6 +315,14 @@ def _print_summary(report: CopyReport, checked: VerifyReport | None) -> None:
         parts.append(f"{len(report.forgotten):,} forgotten there")
     if report.mended_chunks:
         parts.append(f"{counted(report.mended_chunks, 'lost chunk')} {would}sent again")
+    if report.damaged_there:
+        click.echo(
+            f"{listed(report.damaged_there[:5], len(report.damaged_there))} in the copy"
+            f" {inflected(len(report.damaged_there), 'stays', 'stay')} damaged: this store does not"
+            f" have what is lost there; 'ciuic --store {printable(report.copy)} repair' says what"
+            " can be repaired",
+            err=True,
+        )
     parts.append(f"{format_bytes(report.sent_bytes)} {would}sent")
     if checked is not None:
         parts.append(f"{len(checked.snapshots):,} verified")
@@ -322,6 +330,6 @@ def _print_summary(report: CopyReport, checked: VerifyReport | None) -> None:
 
 
 def _code(report: CopyReport, checked: VerifyReport | None) -> int:
-    if report.is_damaged or (checked is not None and not checked.ok):
+    if report.is_damaged or report.damaged_there or (checked is not None and not checked.ok):
         return DAMAGE
     return FAILED if report.refused else DONE

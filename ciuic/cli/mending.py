@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
@@ -12,8 +12,8 @@ from ciuic.cli.progress import Reporter
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.copy.mend import Mended, foresee_mend, mend
-from ciuic.errors import CancelledError, CiuicError, UsageError
-from ciuic.ids import SnapshotId
+from ciuic.errors import CancelledError, CiuicError, MissingError, StoreError, UsageError
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.maintain.repair.report import RepairPlan
 from ciuic.store.addressed import absolute_address, open_at_address
 from ciuic.store.place.location import PlaceOptions
@@ -22,6 +22,12 @@ from ciuic.system.clock import SystemClock
 from ciuic.units import counted, listed
 
 __all__ = ["Source", "mend_from", "print_mended", "refuse_absent", "sources_of"]
+
+
+_NO_SOURCE: Final = (
+    "Name a store that has the same snapshots: a copy of this one, or the one that this is a copy"
+    " of. If it is on a disk that is not mounted, mount that first."
+)
 
 
 class Source(NamedTuple):
@@ -60,7 +66,15 @@ def _opened(source: Source, store: Store) -> Iterator[Store]:
         UsageError: It is the damaged store itself.
         StoreError: It can't be read.
     """
-    with open_at_address(source.address, os.environ, source.options) as other:
+    with contextlib.ExitStack() as stack:
+        try:
+            opening = open_at_address(source.address, os.environ, source.options)
+            other = stack.enter_context(opening)
+        except StoreError as error:
+            # A source that is not there is no reason to make an empty one.
+            if type(error) is StoreError or isinstance(error.__cause__, MissingError):
+                raise StoreError(error.message, hint=_NO_SOURCE) from error
+            raise
         if other.name == store.name:
             raise UsageError(
                 f"{source.address} is the store itself", hint="Name another store with --from."
@@ -111,13 +125,14 @@ def mend_from(
                         store,
                         other,
                         damaged,
+                        _lost(plan),
                         parity=parity,
                         clock=SystemClock(),
                         cancelled=cancelled,
                         progress=lambda _, done, count, __: shown.stage("copies", done, count),
                     )
                 else:
-                    mended = foresee_mend(other, damaged)
+                    mended = foresee_mend(store, other, damaged, _lost(plan))
                 plan = _without(plan, mended, store if apply else other)
         except CancelledError:
             raise
@@ -155,12 +170,19 @@ def _damaged(plan: RepairPlan) -> list[SnapshotId]:
 
 def _without(plan: RepairPlan, mended: Mended, holder: Store) -> RepairPlan:
     """Return a plan without what was mended. ``holder`` has the chunks that count as found."""
-    lost = {*plan.lost, *[chunk_id for pack in plan.packs for chunk_id in pack.lost]}
-    places = holder.reader.places(sorted(lost - plan.origins.keys()))
+    places = holder.reader.places(sorted(_lost(plan)))
+    helped = {*mended.heals, *mended.healed}
     return replace(
         plan,
         from_copies=plan.from_copies | frozenset(places),
         lost=plan.lost - places.keys(),
-        remaining=tuple([one for one in plan.remaining if one.id not in mended.healed]),
+        mended=(*plan.mended, *sorted(helped)),
+        remaining=tuple([one for one in plan.remaining if one.id not in helped]),
         manifests=tuple([bad for bad in plan.manifests if bad.id not in mended.healed]),
     )
+
+
+def _lost(plan: RepairPlan) -> set[ChunkId]:
+    """Return the chunks that neither this store nor its live files have."""
+    lost = {*plan.lost, *[chunk_id for pack in plan.packs for chunk_id in pack.lost]}
+    return lost - plan.origins.keys()

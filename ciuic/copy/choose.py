@@ -31,7 +31,12 @@ class _Held(NamedTuple):
 
 
 def choose_snapshots(
-    source: Store, copy: Store | None, named: Collection[SnapshotId], report: CopyReport
+    source: Store,
+    copy: Store | None,
+    named: Collection[SnapshotId],
+    report: CopyReport,
+    *,
+    again: bool = False,
 ) -> list[SnapshotSummary]:
     """Return the snapshots to send, parents first; add the others to the report.
 
@@ -41,6 +46,7 @@ def choose_snapshots(
         named: The snapshots that the user named; empty: all. A named snapshot that is there is sent
             again, as far as the copy lacks chunks of it.
         report: Receives the snapshots that are not sent.
+        again: All snapshots that are there are sent again in the same way.
 
     Raises:
         CorruptionError: A record of the copy's retired IDs is damaged: any snapshot may be in it.
@@ -56,7 +62,7 @@ def choose_snapshots(
         if there is not None and snapshot.unmarked() != there.unmarked():
             what = "the copy has another snapshot of this ID, and neither is changed"
             report.refuse({snapshot.id: what}, is_damage=False)
-        elif there is not None and not named:
+        elif there is not None and not (named or again):
             report.present.append(snapshot.id)
         elif there is not None:
             chosen.append(snapshot)

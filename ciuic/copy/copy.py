@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from ciuic.catalog import remember
 from ciuic.copy.choose import announce_copies, choose_snapshots
+from ciuic.copy.healing import lacks_packs, note_healed
 from ciuic.copy.labels import NOTHING_SENT, label, label_present
 from ciuic.copy.limit import BandwidthLimit
 from ciuic.copy.report import CopiedSnapshot, CopyReport
@@ -109,14 +110,15 @@ def foresee_copy(
     run = _Run(source, report, sender, trees)
     began_s = clock.monotonic_s()
     there = set() if copy is None else copy.listed_ids()
+    again = copy is not None and lacks_packs(copy)
     if copy is not None:
         run.send_lost(copy)
-    for snapshot in choose_snapshots(source, copy, request.named, report):
+    for snapshot in choose_snapshots(source, copy, request.named, report, again=again):
         ready = run.send(snapshot)
         if ready is None:
             continue
-        if snapshot.id in there and not ready.copied.chunks:
-            report.present.append(snapshot.id)
+        if snapshot.id in there and (not request.named or not ready.copied.chunks):
+            report.add_present(ready.copied)
         else:
             report.copied.append(ready.copied)
     report.sent_bytes = sender.sent.size_bytes
@@ -154,7 +156,8 @@ def copy_snapshots(
     """
     prepare_for_bulk()
     began_s = clock.monotonic_s()
-    chosen = choose_snapshots(source, copy, request.named, report)
+    again = lacks_packs(copy)
+    chosen = choose_snapshots(source, copy, request.named, report, again=again)
     chosen = announce_copies(copy, chosen, request.named, report)
     now = 0
 
@@ -169,7 +172,7 @@ def copy_snapshots(
     sender = Sender(source, receiver, limit.spend, is_checked=request.is_checked)
     run = _Run(source, report, sender, TreeSender(source, sender, check))
     has_parity = bool(request.parity) and copy.bucket is None
-    commits = _Commits(copy, receiver, report, on_copied, has_parity=has_parity)
+    commits = _Commits(copy, receiver, report, on_copied, request, has_parity=has_parity)
     try:
         run.send_lost(copy)
         for now, snapshot in enumerate(chosen):  # noqa: B007 - ``check`` reads it
@@ -177,6 +180,7 @@ def copy_snapshots(
             if ready is not None:
                 commits.add(ready)
         commits.commit()
+        note_healed(copy, request.named, report)
     except BaseException:
         receiver.abort()
         raise
@@ -203,7 +207,7 @@ class _Run:
         lost = list(copy.index.lost_chunks())
         here = self._source.reader.places(lost) if lost else {}
         before = self._sender.sent.chunks
-        for chunk_id in here:
+        for chunk_id in sorted(here, key=lambda one: (here[one].pack_id, here[one].offset_bytes)):
             with suppress(CorruptionError, UnknownFormatError):
                 self._sender.send([chunk_id])
                 self._sender.finish()
@@ -243,6 +247,7 @@ class _Commits:
         receiver: StoreReceiver,
         report: CopyReport,
         on_copied: OnCopied,
+        request: CopyRequest,
         *,
         has_parity: bool,
     ) -> None:
@@ -250,6 +255,7 @@ class _Commits:
         self._receiver = receiver
         self._report = report
         self._on_copied = on_copied
+        self._is_named = bool(request.named)
         self._has_parity = has_parity
         self._ready: list[_Ready] = []
         self._ready_bytes = 0
@@ -266,11 +272,11 @@ class _Commits:
         self._report.stored_bytes += self._receiver.finish()
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         for one in ready:
-            # The ID is taken if a named snapshot was there before; it may have lacked chunks.
+            # The ID is taken if the snapshot was there before; it may have lacked chunks.
             if self._copy.adopt(one.copied.id, one.data):
                 self._note_failures(one)
-            elif not one.copied.chunks:
-                self._report.present.append(one.copied.id)
+            elif not (self._is_named and one.copied.chunks):
+                self._report.add_present(one.copied)
                 continue
             self._report.copied.append(one.copied)
             self._on_copied(one.copied)

@@ -12,7 +12,7 @@ from ciuic.ids import SnapshotId
 from ciuic.store.records.copy_record import CopyRecord
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
-from ciuic.units import counted
+from ciuic.units import counted, inflected
 
 __all__ = ["Keeping"]
 
@@ -102,7 +102,11 @@ class Keeping:
 
 def _refusals(report: CopyReport) -> str:
     if not report.refused:
-        return ""
+        count = len(report.damaged_there)
+        if not count:
+            return ""
+        stay = inflected(count, "stays", "stay")
+        return f"{counted(count, 'snapshot')} in it {stay} damaged: this store lacks what is lost"
     name, what = next(iter(report.refused.items()))
     others = len(report.refused) - 1
     more = f", and {counted(others, 'other')}" if others else ""

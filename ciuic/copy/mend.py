@@ -11,7 +11,7 @@ from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, shows_nothi
 from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, MissingError, UnknownFormatError
-from ciuic.ids import SnapshotId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
@@ -27,6 +27,7 @@ class Mended:
     Attributes:
         address: Its directory or URL.
         has: The damaged snapshots that it has.
+        heals: The damaged snapshots that it would heal; with ``--apply``, none.
         healed: Those that are undamaged now; without ``--apply``, none.
         chunks: Chunks that were taken.
         problem: Why not everything was; empty: everything was.
@@ -34,6 +35,7 @@ class Mended:
 
     address: str
     has: tuple[SnapshotId, ...] = ()
+    heals: tuple[SnapshotId, ...] = ()
     healed: tuple[SnapshotId, ...] = ()
     chunks: int = 0
     problem: str = ""
@@ -43,21 +45,49 @@ class Mended:
         return {
             "address": self.address,
             "has": list(self.has),
+            "heals": list(self.heals),
             "healed": list(self.healed),
             "chunks": self.chunks,
             "problem": self.problem or None,
         }
 
 
-def foresee_mend(other: Store, damaged: Collection[SnapshotId]) -> Mended:
-    """Return which damaged snapshots another store has. Changes nothing, and reads no content."""
-    return Mended(other.name, has=tuple(sorted(other.listed_ids() & set(damaged))))
+def foresee_mend(
+    store: Store, other: Store, damaged: Collection[SnapshotId], lost: Collection[ChunkId]
+) -> Mended:
+    """Return what ``mend`` would do. Changes nothing, and reads no content.
+
+    Args:
+        store: See ``mend``.
+        other: See ``mend``.
+        damaged: See ``mend``.
+        lost: See ``mend``.
+    """
+    has = other.listed_ids() & set(damaged)
+    there = DamageSurvey(other, known_lost(other))
+    heals = {one for one in has if there.is_sound(one)}
+    given = other.reader.places(sorted(lost)).keys()
+    here = DamageSurvey(store, set(lost))
+    listed = store.listed_ids()
+    for one in damaged:
+        # Another snapshot may bring the chunks of one that the other store does not have.
+        if one in listed and one not in has and _is_given(here, one, given):
+            heals.add(one)
+    return Mended(other.name, has=tuple(sorted(has)), heals=tuple(sorted(heals)))
+
+
+def _is_given(here: DamageSurvey, snapshot_id: SnapshotId, given: Collection[ChunkId]) -> bool:
+    return all(
+        path.chunks and all(chunk in given for chunk in path.chunks.values())
+        for path in here.damage(snapshot_id)
+    )
 
 
 def mend(
     store: Store,
     other: Store,
     damaged: Sequence[SnapshotId],
+    lost: Collection[ChunkId],
     *,
     parity: float,
     clock: Clock,
@@ -70,6 +100,7 @@ def mend(
         store: The damaged store, open for writing, after its own repair.
         other: The other store.
         damaged: The damaged snapshots.
+        lost: The chunks that this store has lost.
         parity: The share of each new pack that its parity takes, 0 to 1.
         clock: Measures.
         cancelled: Asked often.
@@ -79,7 +110,7 @@ def mend(
         StoreError: One of the stores failed. What was taken by then stays.
         CancelledError: ``cancelled`` turned true; the same.
     """
-    has = foresee_mend(other, damaged).has
+    has = tuple(sorted(other.listed_ids() & set(damaged)))
     report = CopyReport(copy=store.name, dry_run=False)
     if has:
         _put_back_manifests(store, other, has)
@@ -87,12 +118,15 @@ def mend(
         copy_snapshots(
             other, store, request, report, clock=clock, cancelled=cancelled, progress=progress
         )
-    survey = DamageSurvey(store, known_lost(store))
+    # In a bucket, the chunk index still places them in packs that a repair has condemned.
+    still_lost = set(lost) - store.index.known(list(lost))
+    survey = DamageSurvey(store, known_lost(store) | still_lost)
     listed = store.listed_ids()
-    healed = tuple([one for one in has if one in listed and survey.is_sound(one)])
+    # Also those that the other store does not have: what they lacked may have come with another.
+    healed = tuple([one for one in sorted(damaged) if one in listed and survey.is_sound(one)])
     chunks = report.mended_chunks + sum([one.chunks for one in report.copied])
     problem = "; ".join([f"{one}: {what}" for one, what in report.refused.items()])
-    return Mended(other.name, has, healed, chunks, problem)
+    return Mended(other.name, has, (), healed, chunks, problem)
 
 
 def _put_back_manifests(store: Store, other: Store, snapshot_ids: Collection[SnapshotId]) -> None:

@@ -66,7 +66,7 @@ class Standing:
         if self.tried_ns is None:
             return "has nothing yet"
         if not self.missing:
-            text = "has every snapshot"
+            text = "may lack something" if self.problem else "has every snapshot"
         else:
             age = format_duration(self.behind_s)
             text = f"lacks {counted(self.missing, 'snapshot')}, the oldest taken {age} ago"

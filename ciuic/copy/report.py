@@ -49,6 +49,7 @@ class CopyReport:
         refused: Snapshots that could not be copied, and why.
         is_damaged: One of them is refused because of damage.
         mended_chunks: Lost chunks of the copy that were sent again.
+        damaged_there: Snapshots of the copy that stay damaged, as far as is known.
         sent_bytes: Stored bytes of all chunks that were sent.
         stored_bytes: Bytes of the copy's new packs.
         unlabelled: Snapshots in the copy that did not get their tags, pin and note.
@@ -64,6 +65,7 @@ class CopyReport:
     refused: dict[SnapshotId, str] = field(default_factory=dict)
     is_damaged: bool = False
     mended_chunks: int = 0
+    damaged_there: list[SnapshotId] = field(default_factory=list)
     sent_bytes: int = 0
     stored_bytes: int = 0
     unlabelled: list[SnapshotId] = field(default_factory=list)
@@ -74,6 +76,11 @@ class CopyReport:
         """Add snapshots that can't be copied."""
         self.refused.update(found)
         self.is_damaged |= is_damage and bool(found)
+
+    def add_present(self, there: CopiedSnapshot) -> None:
+        """Add a snapshot that was there before; the chunks that it lacked were sent again."""
+        self.present.append(there.id)
+        self.mended_chunks += there.chunks
 
     def as_json(self) -> Document:
         """Return the document of ``ciuic copy --json``."""
@@ -87,6 +94,7 @@ class CopyReport:
                 {"id": snapshot_id, "what": what} for snapshot_id, what in self.refused.items()
             ],
             "mended_chunks": self.mended_chunks,
+            "damaged_there": self.damaged_there,
             "sent_bytes": self.sent_bytes,
             "stored_bytes": self.stored_bytes,
             "notes": self.notes,

@@ -19,7 +19,7 @@ from ciuic.errors import (
     StoreFullError,
     UnknownFormatError,
 )
-from ciuic.ids import PackId
+from ciuic.ids import ChunkId, PackId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.directory.ownership import has_safe_catalog, is_foreign
@@ -49,6 +49,7 @@ class IndexKeeper:
     Attributes:
         writable: The store is open for writing.
         is_alone: No other process has the chunk index open for writing, so its file may go.
+        is_rebuilt: The chunk index was built from the packs, so it can't know which are missing.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class IndexKeeper:
     ) -> None:
         self.writable = False
         self.is_alone = False
+        self.is_rebuilt = False
         self._is_read_only = is_read_only
         self._store_path = store_path
         self._packs = packs
@@ -164,6 +166,13 @@ class IndexKeeper:
         """
         return self._frames_of(pack_id, repair=True)
 
+    def recorded_in(self, pack_id: PackId) -> dict[ChunkId, int]:
+        """Return the chunks that the index places in a pack, and their kinds; it is not rebuilt."""
+        with contextlib.suppress(StoreError):
+            if self.existing is not None:
+                return self.existing.chunks_in(pack_id)
+        return {}
+
     @property
     def _is_safe(self) -> bool:
         """Another user cannot abuse this process by means of the file: see ``ownership``."""
@@ -252,13 +261,23 @@ class IndexKeeper:
         if recorded == present:
             index.rollback()  # nothing has changed, so there is nothing to make durable
             return
-        if any(present.get(pack_id) != size for pack_id, size in recorded.items()):
+        changed = [pack_id for pack_id, size in recorded.items() if present.get(pack_id) != size]
+        # In a bucket, other machines prune, and what they delete stays shut.
+        gone = {one for one in changed if one not in present and one not in self._shut}
+        cut = {chunk for one in changed if one in present for chunk in index.chunks_in(one)}
+        self.is_rebuilt |= not recorded
+        if changed:
             # A pack is gone or was truncated. Its chunks may also be in another pack, but the index
             # has only one place per chunk: rebuild it.
             index.clear()
             recorded = {}
         new = {pack_id: size for pack_id, size in present.items() if pack_id not in recorded}
         self._add_packs(index, new)
+        # The chunks of packs that are gone do not count as lost: the removal by a prune may not be
+        # recorded, if its disk was full. Nothing but damage cuts a pack.
+        index.note_gone(gone)
+        if cut:
+            index.note_lost(cut - index.places(list(cut)).keys())
         index.commit()
 
     def _filled(self, place: str, packs: dict[PackId, int]) -> ChunkIndex:

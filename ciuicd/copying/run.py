@@ -126,7 +126,10 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
         is_outdated = keeping.is_outdated()
     _keep_up(copy, clock, cancelled)
     if keeping.record.problem:
-        raise StoreError(keeping.record.problem, hint=_VERIFY if report.is_damaged else "")
+        hint = _VERIFY if report.is_damaged else ""
+        if report.damaged_there:
+            hint = f"'ciuic --store {copy.address} repair' says what can be repaired there."
+        raise StoreError(keeping.record.problem, hint=hint)
     return is_outdated
 
 
@@ -167,7 +170,7 @@ def _keep_up(copy: CopyTo, clock: Clock, cancelled: Callable[[], bool]) -> None:
     policy = copy.settings.copy_retention
     # Scrubs and drills are for the daemon of a store.
     settings = copy.settings._replace(scrub_budget_s=0.0, drill_interval_s=0.0)
-    upkeep = Upkeep(clock, lambda: None)
+    upkeep = Upkeep(clock, lambda: None, copy.name)
     if policy:
         settings = settings._replace(retention_policy=policy, top_retention_policy=policy)
         upkeep.after_snapshot(settings)
@@ -198,9 +201,12 @@ def _tell(copy: CopyTo, report: CopyReport, back: int) -> None:
         _log.info("%s: %s brought back, as here", copy.name, counted(back, "snapshot"))
     if report.copied or report.mended_chunks:
         _log.info(
-            "%s: %s copied, %s sent, %s",
+            "%s: %s copied%s, %s sent, %s",
             copy.name,
             counted(len(report.copied), "snapshot"),
+            f", {counted(report.mended_chunks, 'lost chunk')} sent again"
+            if report.mended_chunks
+            else "",
             format_bytes(report.sent_bytes),
             format_duration(report.total_s),
         )

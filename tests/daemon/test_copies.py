@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from ciuic.snapshot.take import take_snapshot
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
 from tests.kit.daemon import REPOSITORY, Machine, wait_until
+from tests.kit.damage import packs
 from tests.kit.filesystems import need_root, tmpfs
 from tests.kit.program import ciuic
 
@@ -163,11 +165,42 @@ def test_a_copy_with_a_policy_keeps_by_its_own_rules(copied):
     names = [copied.take(text) for text in ("1", "2", "3")]
     copied.ciuic("copy", "--to", "nas", "--init")
     copied.ciuic("forget", names[1])
-    assert "not kept by retention_policy last:2" in copied.run()
+    said = copied.run()
+    assert "nas: forgot 1 snapshot not kept by copy_retention last:2" in said
     assert copied.listed().keys() == {names[1], names[2]}
+    # The command works as it is printed. The policy forgets it again, unless it is pinned there.
+    (undo,) = re.findall(r"'ciuic (--store \S+ forget --undo) ID'", said)
+    assert ciuic(*undo.split(), names[0]).code == 0
+    copied.run()
+    assert copied.listed().keys() == {names[1], names[2]}
+    assert ciuic(*undo.split(), names[0]).code == 0
+    copied.there("pin", names[0])
+    copied.run()
+    assert copied.listed().keys() == set(names)
+    copied.there("pin", "--remove", names[0])
+    copied.run()
     assert copied.standing().missing == 0, "what the copy has forgotten is not missing"
     assert copied.standing().name == "nas"
     assert copied.run() == ""
+
+
+def test_a_copy_that_has_lost_a_pack_gets_it_back_from_the_process_that_copies(copied):
+    for number in range(2):
+        (copied.machine.source / f"big{number}").write_bytes(os.urandom(3_000_000))
+        copied.take(str(number))
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    packs(copied.copy)[0].unlink()
+    assert re.search(r"0 snapshots copied, \d+ lost chunks? sent again", copied.run())
+    copied.there("verify", "--all", "--checksum")
+    assert copied.run() == ""
+
+    kept = copied.take("kept")
+    copied.run()
+    for pack in [*packs(copied.copy), *packs(copied.machine.store)]:
+        pack.unlink()
+    assert kept in copied.run(code=1), "neither store has its chunks"
+    assert "has every snapshot" not in copied.ciuic("status").out
+    assert kept in copied.listed()
 
 
 def test_a_copy_that_is_killed_or_stopped_continues(copied):

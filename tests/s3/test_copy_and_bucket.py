@@ -158,6 +158,46 @@ def test_what_the_copy_has_lost_is_sent_again(copying, source):
     assert copying.restored(copying.address, taken, "out") == content(source)
 
 
+@pytest.mark.parametrize("scrubs", [True, False], ids=["scrubbed", "not scrubbed"])
+def test_objects_that_are_gone_are_sent_again_without_naming_a_snapshot(copying, source, scrubs):
+    taken = copying.take()
+    copying.copy("--init")
+    place = copying.bucket.place()
+    place.delete(keys(place, "packs"))
+    if scrubs:
+        found = copying.run(copying.address, "scrub", "--json", code=4).document
+        assert found["checks"]["lost_chunks"] > 1
+
+    done = copying.copy()
+
+    assert (done["present"], done["damaged_there"]) == ([taken], [])
+    assert done["mended_chunks"] > 1
+    assert copying.bucket.verify().ok
+    assert copying.restored(copying.address, taken, "out") == content(source)
+    assert copying.copy()["sent_bytes"] == 0
+
+
+def test_a_bit_that_a_scrub_of_the_bucket_found_flipped_is_mended_by_the_next_copy(copying, source):
+    taken = copying.take()
+    copying.copy("--init")
+    place = copying.bucket.place()
+    largest = max(keys(place, "packs"), key=lambda key: len(place.get(key, 1 << 27)))
+    data = bytearray(place.get(largest, 1 << 27))
+    data[len(data) // 2] ^= 1
+    place.delete([largest])
+    place.put(largest, bytes(data))
+    found = copying.run(copying.address, "scrub", "--json", code=4).document
+    assert found["checks"]["lost_chunks"] >= 1
+
+    done = copying.copy()
+
+    assert done["mended_chunks"] >= 1
+    assert copying.restored(copying.address, taken, "out") == content(source)
+    verified = copying.run(copying.address, "verify", "--all", "--checksum")
+    assert "ok" in verified.out
+    assert copying.copy()["sent_bytes"] == 0
+
+
 def test_a_repair_of_the_bucket_takes_what_is_lost_from_the_other_store(copying, source):
     taken = copying.take()
     copying.copy("--init")

@@ -1,5 +1,6 @@
 """``ciuic repair --from``: what is lost in one store comes from another one that has it."""
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -155,3 +156,58 @@ def test_what_can_not_be_a_source_is_refused_before_anything_changes(pair: Box) 
 
 def box_repair(box: Box, place: str | Path) -> Outcome:
     return box.ciuic("repair", "--from", place, "--apply")
+
+
+def cut_the_largest(box: Box) -> None:
+    os.truncate(packs(box.store)[0], 1000)
+    for parity in (box.store / "parity").glob("*"):
+        parity.unlink()
+
+
+def test_snapshots_that_the_copy_lacks_are_healed_by_the_chunks_of_those_that_it_has(
+    pair: Box,
+) -> None:
+    target = pair.directory / "source"
+    assert pair.ciuic("restore", "-s", "latest", "-p", pair.source, "-d", pair.directory).code == 0
+    (target / "d1" / "new").write_bytes(b"new" * 2000)
+    newer = pair.take().id
+    shutil.rmtree(target)
+    cut_the_largest(pair)
+    foreseen = repair(pair, "--from", copy_of(pair), "--json", code=4).document
+    assert newer in foreseen["copies"][0]["heals"]
+    assert foreseen["snapshots"] == []
+    done = repair(pair, "--from", copy_of(pair), "--apply", "--json").document
+    assert done["ok"]
+    assert newer in done["copies"][0]["healed"]
+    assert done["snapshots"] == []
+    assert pair.verify().ok
+
+
+def test_what_the_copy_lacks_as_well_stays_damaged_with_and_without_apply(pair: Box) -> None:
+    pair.source.mkdir()
+    (pair.source / "new").write_bytes(b"new" * 9000)
+    newer = pair.take().id
+    shutil.rmtree(pair.source)
+    flip_content(pair.store, b"new" * 9000)
+    for more in ((), ("--apply",)):
+        found = repair(pair, "--from", copy_of(pair), "--json", *more, code=4).document
+        assert [one["id"] for one in found["snapshots"]] == [newer]
+
+
+def test_a_dry_run_does_not_call_damaged_what_the_copy_heals(pair: Box) -> None:
+    flip_content(pair.store, b"changed")
+    said = repair(pair, "--from", copy_of(pair), code=4)
+    assert "1 of its chunks: from a copy" in said.out
+    assert "what is lost here would be taken from there" in said.out
+    assert "stays damaged" not in said.out
+    assert "run 'ciuic repair --apply'" in said.err
+    assert "stays damaged" not in repair(pair, "--from", copy_of(pair), "--apply").out
+    assert_whole(pair)
+
+
+def test_a_source_that_is_not_there_is_not_to_be_made(pair: Box) -> None:
+    flip_content(pair.store, b"changed")
+    said = pair.ciuic("repair", "--from", pair.directory / "nosuch")
+    assert said.code == 1
+    assert "init" not in said.err
+    assert "Name a store that has the same snapshots" in said.err

@@ -129,7 +129,7 @@ def test_a_scrub_ends_with_an_error_whenever_the_store_disappears(place: Place) 
 
 
 @pytest.mark.parametrize(
-    "step", ["is_readable", "sound_copies", "damaged_manifests", "recorded_checks"]
+    "step", ["unreadable", "sound_copies", "damaged_manifests", "recorded_checks"]
 )
 def test_chunks_missing_after_the_store_disappeared_are_not_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch, step: str

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 
-from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.repair.report import OTHER_PACK, PARITY, SAME_PACK, BadPack, SavedChunk
 from ciuic.store.directory.faults import store_faults
@@ -16,7 +16,7 @@ from ciuic.store.parity.rebuild import open_parity_reader
 from ciuic.store.records import layout
 from ciuic.store.store import Store
 
-__all__ = ["chunks_by_index", "diagnose", "source_of"]
+__all__ = ["diagnose", "source_of"]
 
 
 def diagnose(store: Store, check: PackCheck) -> BadPack:
@@ -49,7 +49,7 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
     named = {chunk_id: bad.kind for bad in check.bad for chunk_id in bad.chunks}
     if not check.footer_ok:
         named |= _chunks_by_parity(store, check.pack_id)
-    named |= chunks_by_index(store, check.pack_id)
+    named |= store.index_keeper.recorded_in(check.pack_id)
     damaged = {bad.offset_bytes for bad in check.bad}
     with contextlib.suppress(CorruptionError, UnknownFormatError):
         for packed in pack_frames(store.path, check.pack_id):
@@ -76,15 +76,6 @@ def _chunks_of_sound_payloads(store: Store, check: PackCheck) -> set[ChunkId]:
         finally:
             os.close(fd)
     return found
-
-
-def chunks_by_index(store: Store, pack_id: PackId) -> dict[ChunkId, int]:
-    """Return the chunks that the chunk index places in a pack, and their kinds."""
-    with contextlib.suppress(StoreError):
-        index = store.existing_index
-        if index is not None:
-            return index.chunks_in(pack_id)
-    return {}
 
 
 def _chunks_by_parity(store: Store, pack_id: PackId) -> dict[ChunkId, int]:

@@ -22,7 +22,7 @@ from ciuic.errors import (
 )
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.bad_marks import survey_marks
-from ciuic.maintain.repair.diagnosis import chunks_by_index, diagnose, source_of
+from ciuic.maintain.repair.diagnosis import diagnose, source_of
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.report import BadManifest, BadPack, RepairPlan
 from ciuic.maintain.watch import OnProgress
@@ -171,7 +171,7 @@ class _PackSurvey:
         """Return the chunks of damaged or unreachable packs that neither packs nor parity have."""
         unreadable = {chunk_id for bad in self.damaged for chunk_id in bad.lost}
         for pack_id in self._unreachable.packs:
-            for chunk_id, kind in chunks_by_index(self._store, pack_id).items():
+            for chunk_id, kind in self._store.index_keeper.recorded_in(pack_id).items():
                 if not source_of(self._store, chunk_id, kind):
                     unreadable.add(chunk_id)
         return unreadable

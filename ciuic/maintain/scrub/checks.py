@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 
 from ciuic.catalog import lost_manifest, lost_snapshots
 from ciuic.errors import (
@@ -22,9 +23,10 @@ from ciuic.store.store import Store
 __all__ = [
     "check_with_parity",
     "damaged_manifests",
-    "is_readable",
+    "has_gone",
     "recorded_packs",
     "sound_copies",
+    "unreadable",
 ]
 
 
@@ -35,6 +37,15 @@ def recorded_packs(store: Store) -> set[PackId]:
         if index is not None:
             return set(index.packs())
     return set()
+
+
+def has_gone(store: Store) -> bool:
+    """Return whether the chunk index has recorded that packs are gone."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.has_gone()
+    return False
 
 
 def damaged_manifests(store: Store) -> list[PathWarning]:
@@ -78,12 +89,25 @@ def _damaged_marks(store: Store) -> list[PathWarning]:
     ]
 
 
-def is_readable(store: Store, chunk_id: ChunkId, kind: int) -> bool:
-    """Return whether any pack or parity gives the chunk.
+def unreadable(store: Store, check: PackCheck, kinds: Mapping[ChunkId, int]) -> list[ChunkId]:
+    """Return the chunks of a damaged pack that no pack and no parity gives.
+
+    Args:
+        store: The store.
+        check: The result of reading the pack.
+        kinds: The chunks in question, and their kinds.
 
     Raises:
         StoreError: An I/O error of the store, which is not damage of a chunk.
     """
+    if not check.read_bytes and store.packs.size_bytes(check.pack_id) is None:
+        places = store.reader.places(list(kinds))
+        elsewhere = {key for key, place in places.items() if place.pack_id != check.pack_id}
+        return [chunk_id for chunk_id in kinds if chunk_id not in elsewhere]
+    return [key for key, kind in kinds.items() if not _is_readable(store, key, kind)]
+
+
+def _is_readable(store: Store, chunk_id: ChunkId, kind: int) -> bool:
     try:
         store.reader.chunk(chunk_id, kind=kind)
     except (CorruptionError, UnknownFormatError):

@@ -1,6 +1,6 @@
 """The report of a scrub."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ciuic.documents import Document
@@ -75,6 +75,7 @@ class ScrubReport:
         not_remembered: Why the results are not in the chunk index; empty if they are.
         stopped: Why the scrub stopped early: "budget", or "asked"; empty if it read all packs.
         has_read_all: Every pack was read.
+        has_gone: The chunk index has recorded that packs are gone.
         lost: Only in a report of ``lost_before``: chunks that earlier checks found to be lost, and
             that have not been stored again. ``missing`` has the files that need them.
         pending: The search for files that need lost chunks; None when it has finished.
@@ -92,6 +93,7 @@ class ScrubReport:
     not_remembered: str = ""
     stopped: str = ""
     has_read_all: bool = False
+    has_gone: bool = False
     lost: tuple[ChunkId, ...] = ()
     pending: CostSearch | None = field(default=None, repr=False, compare=False)
 
@@ -115,7 +117,8 @@ class ScrubReport:
     def add_costs(self, costs: Sequence[FileCost]) -> None:
         """List each damaged file with the pack that lost its chunks, or as missing."""
         by_pack = {pack.check.pack_id: pack for pack in self.damaged}
-        has_gaps = any(not pack.check.read_bytes for pack in self.damaged) or self.unreachable
+        has_gaps = self.has_gone or bool(self.unreachable)
+        has_gaps |= any(not pack.check.read_bytes for pack in self.damaged)
         for cost in costs:
             if cost.pack_id in by_pack:
                 by_pack[cost.pack_id].files.append(cost.file)
@@ -141,10 +144,10 @@ class ScrubReport:
         }
 
 
-def search_for(report: ScrubReport, store_id: str) -> CostSearch:
-    """Return a new search for the files that need the lost chunks of a report."""
+def search_for(report: ScrubReport, store_id: str, known: Collection[ChunkId] = ()) -> CostSearch:
+    """Return a new search for the files that need the lost chunks of a report, and those known before."""
     lost = {chunk_id: pack.check.pack_id for pack in report.damaged for chunk_id in pack.lost}
-    return CostSearch(store_id, dict.fromkeys(report.lost) | lost)
+    return CostSearch(store_id, dict.fromkeys([*known, *report.lost]) | lost)
 
 
 def complete_costs(

@@ -7,7 +7,8 @@ moment, and the next scrub continues: a little every day is enough.
 Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that no pack has any
 more are removed from the chunk index. The next snapshot that still finds their bytes stores them
 again, which repairs every snapshot that needs them. In a bucket, the chunk index is that of one
-machine, and what is damaged stays in it.
+machine: the prune of another one may keep the damaged chunk and remove the new one. Then the chunk
+counts as lost here again.
 
 No lock keeps the store at its path while packs are read. If its disk is unmounted, or a different
 store appears at its path, the scrub ends: a pack that is missing there is not damage.
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple
 from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
-from ciuic.maintain.scrub.checks import is_readable, recorded_packs, sound_copies
+from ciuic.maintain.scrub.checks import has_gone, recorded_packs, sound_copies, unreadable
 from ciuic.maintain.scrub.pack_health import health, recorded_checks
 from ciuic.maintain.scrub.report import (
     DamagedPack,
@@ -34,10 +35,12 @@ from ciuic.maintain.scrub.subject import Directory, Subject
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.index.places import CheckRecord
+from ciuic.store.index.records import UNNAMED
 from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
+from ciuic.view.damage import known_lost
 
 __all__ = ["scrub"]
 
@@ -139,9 +142,14 @@ class _Scrub:
             # Also after an error: packs that were read count for today, and need not be read again.
             self._remember(wait_s=wait_s)
         report.has_read_all = not report.stopped and len(turn) == len(start.packs)
-        if report.damaged or report.unreachable or report.has_read_all:
-            report.pending = search_for(report, self._subject.store_id)
-            complete_costs(report, self._subject, self._cancelled)
+        with self._opened() as store:
+            known = known_lost(store)
+            report.has_gone = has_gone(store)
+        found = report.damaged or report.unreachable or known
+        if found or report.has_gone or report.has_read_all:
+            report.pending = search_for(report, self._subject.store_id, known)
+            if complete_costs(report, self._subject, self._cancelled):
+                self._remember_gone()
         with self._opened() as store:
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - self._began_s
@@ -248,14 +256,18 @@ class _Scrub:
         for pack_id in pack_ids:
             if not self._subject.was_removed(pack_id):
                 check = PackCheck(pack_id, 0, footer_ok=False, bad=(), what="it is gone")
-                self._note(DamagedPack(check, is_new=True))
+                self._note_damage(check)
+                self._waiting.append((check, self._clock.now_ns()))
 
     def _note_damage(self, check: PackCheck) -> None:
         before = self._checks.get(check.pack_id, _NEVER).what
         found = DamagedPack(check, is_new=before != check.what)
         with self._opened() as store:
             kinds = {chunk_id: bad.kind for bad in check.bad for chunk_id in bad.chunks}
-            lost = [key for key, kind in kinds.items() if not is_readable(store, key, kind)]
+            if not check.footer_ok:
+                # A pack that was cut or is gone does not say what it had.
+                kinds |= store.index_keeper.recorded_in(check.pack_id)
+            lost = unreadable(store, check, kinds)
             saved = [chunk_id for chunk_id in kinds if chunk_id not in set(lost)]
             self._elsewhere[check.pack_id] = sound_copies(store, check.pack_id, saved)
         found.lost = tuple(lost)
@@ -282,6 +294,21 @@ class _Scrub:
             self._report.not_remembered = ""
             self._waiting = []
 
+    def _remember_gone(self) -> None:
+        """Record whether packs are gone, also if the chunk index has never known them."""
+        is_missing = bool(self._report.missing)
+        if is_missing == self._report.has_gone:
+            return
+        with (
+            contextlib.suppress(StoreError, CancelledError),
+            self._opened(write=True, wait_s=_LOCK_WAIT_S) as store,
+        ):
+            if is_missing:
+                store.index.note_gone([UNNAMED])
+            elif not self._report.damaged:
+                store.index.forget_gone()
+            store.index.commit()
+
     def _put(self, store: Store, check: PackCheck, checked_ns: int) -> None:
         index = store.index
         if self._checks.get(check.pack_id, _NEVER).what and not check.what:
@@ -290,16 +317,13 @@ class _Scrub:
                 check.pack_id, check.read_bytes, store.index_keeper.list_pack(check.pack_id)
             )
         index.put_check(check.pack_id, checked_ns, check.read_bytes, check.what)
-        if store.bucket is not None:
-            # If a snapshot stored them again, the prune of a machine that does not know of the
-            # damage could keep the damaged copies and remove the new ones.
-            return
         lost = [chunk_id for chunk_id, pack_id in self._lost.items() if pack_id == check.pack_id]
         for chunk_id, place in index.places(lost).items():
             if place.pack_id != check.pack_id:  # a snapshot has stored it again since
                 del self._lost[chunk_id]
         index.drop_chunks([chunk_id for chunk_id in lost if chunk_id in self._lost])
-        self._put_copies(store, self._elsewhere.get(check.pack_id, {}))
+        if store.bucket is None:
+            self._put_copies(store, self._elsewhere.get(check.pack_id, {}))
 
     def _put_copies(self, store: Store, copies: dict[ChunkId, PackId]) -> None:
         """Make the chunk index name the sound copies, or a prune would remove them as garbage."""

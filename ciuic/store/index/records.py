@@ -10,10 +10,14 @@ from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.store.index.database import SCHEMA_VERSION, Database, IndexDamagedError, uri_quoted
 from ciuic.store.index.places import CheckRecord, DrillRecord
 
-__all__ = ["Records"]
+__all__ = ["UNNAMED", "Records"]
 
 _TABLES: Final = ("snapshot", "pack_check", "lost_chunk", "drill")
 _DRILLS_KEPT: Final = 200
+UNNAMED: Final = PackId(bytes(32))
+"""Instead of the ID of a pack that is gone, if it is not known."""
+_GONE: Final = "it is gone"
+"""As a check of a pack; see ``inspect_pack``."""
 
 
 class Records(Database):
@@ -49,6 +53,33 @@ class Records(Database):
         with self._lock, self._faults():
             self._db.executemany("DELETE FROM chunk WHERE id = ?", rows)
             self._db.executemany("INSERT OR IGNORE INTO lost_chunk VALUES (?)", rows)
+
+    def note_lost(self, chunk_ids: Iterable[ChunkId]) -> None:
+        """Record chunks that are in no pack any more as lost."""
+        with self._lock, self._faults():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO lost_chunk VALUES (?)",
+                [(chunk_id,) for chunk_id in chunk_ids],
+            )
+
+    def note_gone(self, pack_ids: Iterable[PackId]) -> None:
+        """Record packs that are gone, until ``forget_gone``: snapshots may need them."""
+        with self._lock, self._faults():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO pack_check VALUES (?, 0, 0, ?)",
+                [(pack_id, _GONE) for pack_id in pack_ids],
+            )
+
+    def has_gone(self) -> bool:
+        """Return whether packs are recorded as gone."""
+        with self._lock, self._faults():
+            query = "SELECT 1 FROM pack_check WHERE what = ? LIMIT 1"
+            return self._db.execute(query, (_GONE,)).fetchone() is not None
+
+    def forget_gone(self) -> None:
+        """Forget which packs are gone."""
+        with self._lock, self._faults():
+            self._db.execute("DELETE FROM pack_check WHERE what = ?", (_GONE,))
 
     def lost_chunks(self) -> set[ChunkId]:
         """Return the dropped chunks that have been neither stored again nor repaired since."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from ciuic.ids import ChunkId
+from ciuic.ids import ChunkId, PackId
 from ciuic.store.adding import begin_adding
 from ciuic.store.format.frame import Frame
 from ciuic.store.packs.writer import StoreWriter
@@ -119,11 +119,24 @@ class CountingReceiver:
     def __init__(self, store: Store | None) -> None:
         self._store = store
         self._received: set[ChunkId] = set()
+        self._changed: dict[PackId, int] = {}
+        if store is not None:
+            sizes = store.pack_files()
+            for pack_id, size_bytes in store.index.packs().items():
+                if sizes.get(pack_id) != size_bytes:
+                    self._changed[pack_id] = sizes.get(pack_id, 0)
 
     def lacking(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """See ``Receiver``."""
         lacking = set(chunk_ids) - self._received
-        return lacking if self._store is None else lacking - self._store.index.known(list(lacking))
+        if self._store is None:
+            return lacking
+        there = self._store.index.known(list(lacking))
+        for one, place in self._store.index.places(list(there)).items() if self._changed else ():
+            size_bytes = self._changed.get(place.pack_id)
+            if size_bytes is not None and place.offset_bytes + place.frame_bytes > size_bytes:
+                there.discard(one)  # the writer, which renews the index, will not find it
+        return lacking - there
 
     def takes_delta(self, frame: Frame) -> bool:
         """See ``Receiver``."""

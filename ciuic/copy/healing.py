@@ -1,0 +1,39 @@
+"""What a copy is known to have lost: what is looked through again, and what stays damaged."""
+
+from collections.abc import Collection
+
+from ciuic.copy.report import CopyReport
+from ciuic.ids import SnapshotId
+from ciuic.store.store import Store
+from ciuic.view.damage import DamageSurvey, known_lost
+
+__all__ = ["lacks_packs", "note_healed"]
+
+
+def lacks_packs(copy: Store) -> bool:
+    """Return whether packs of the copy may be gone, so that any snapshot of it may lack chunks.
+
+    A chunk index that was just built from the packs can't know of others.
+    """
+    if copy.index_keeper.is_rebuilt or copy.index.has_gone():
+        return True
+    # A dry run opens the copy for reading, and its index may name packs that are not there.
+    return not copy.index.packs().items() <= copy.pack_files().items()
+
+
+def note_healed(copy: Store, named: Collection[SnapshotId], report: CopyReport) -> None:
+    """Note which snapshots of the copy stay damaged, after everything was sent.
+
+    Raises:
+        StoreError: The copy failed.
+    """
+    index = copy.index
+    has_gone = index.has_gone()
+    if not (has_gone or index.lost_chunks()):
+        return
+    survey = DamageSurvey(copy, known_lost(copy))
+    listed = sorted(copy.listed_ids())
+    report.damaged_there = [one for one in listed if not survey.is_sound(one)]
+    if has_gone and not (named or report.damaged_there):
+        index.forget_gone()
+        index.commit()
