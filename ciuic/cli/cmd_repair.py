@@ -9,7 +9,14 @@ import click
 
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
-from ciuic.cli.mending import Source, mend_from, print_mended, refuse_absent, sources_of
+from ciuic.cli.mending import (
+    Source,
+    header_entrance,
+    mend_from,
+    print_mended,
+    refuse_absent,
+    sources_of,
+)
 from ciuic.cli.opening import opened
 from ciuic.cli.options import (
     given,
@@ -112,6 +119,9 @@ def _repair_bucket(
 
     clock = SystemClock()
     began_s = clock.monotonic_s()
+    entrance = header_entrance(session, sources, apply=apply)
+    if entrance and not apply:
+        _stop_at_entrance(entrance, as_json=as_json)
     quarantined: tuple[str, ...] = ()
     left = 0
     with (
@@ -143,8 +153,10 @@ def _repair_bucket(
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
     if as_json:
         copies = [one.as_json() for one in mended]
-        print_json({**report.as_json(), "copies": copies, "entrance": []})
+        print_json({**report.as_json(), "copies": copies, "entrance": list(entrance)})
     else:
+        for sentence in entrance:
+            click.echo(f"repaired: {printable(sentence)}")
         _print_report(report, mended)
     if left:
         click.echo(

@@ -59,13 +59,7 @@ def sources_of(session: Session, place: str | None) -> tuple[Source, ...]:
 
 
 @contextlib.contextmanager
-def _opened(source: Source, store: Store) -> Iterator[Store]:
-    """Open such a store.
-
-    Raises:
-        UsageError: It is the damaged store itself.
-        StoreError: It can't be read.
-    """
+def _reachable(source: Source) -> Iterator[Store]:
     with contextlib.ExitStack() as stack:
         try:
             opening = open_at_address(source.address, os.environ, source.options)
@@ -75,11 +69,42 @@ def _opened(source: Source, store: Store) -> Iterator[Store]:
             if type(error) is StoreError or isinstance(error.__cause__, MissingError):
                 raise StoreError(error.message, hint=_NO_SOURCE) from error
             raise
+        yield other
+
+
+@contextlib.contextmanager
+def _opened(source: Source, store: Store) -> Iterator[Store]:
+    """Open such a store.
+
+    Raises:
+        UsageError: It is the damaged store itself.
+        StoreError: It can't be read.
+    """
+    with _reachable(source) as other:
         if other.name == store.name:
             raise UsageError(
                 f"{source.address} is the store itself", hint="Name another store with --from."
             )
         yield other
+
+
+def header_entrance(session: Session, sources: Sequence[Source], *, apply: bool) -> tuple[str, ...]:
+    """Write the header of a store in a bucket again, if it is gone: see ``repair_header``.
+
+    Raises:
+        StoreError: Nothing has it, or a store can't be read.
+    """
+    # Imported here because most stores are directories.
+    from ciuic.maintain.repair.header import repair_header
+    from ciuic.store.place.address import open_place
+
+    place = open_place(session.store_path(), os.environ, session.store_settings().place_options)
+    with contextlib.ExitStack() as stack:
+        other = None
+        for source in sources:
+            if source.is_named and source.address != place.name:
+                other = stack.enter_context(_reachable(source)).header
+        return repair_header(place, os.environ, other, SystemClock(), apply=apply)
 
 
 def refuse_absent(sources: Sequence[Source], store: Store) -> None:

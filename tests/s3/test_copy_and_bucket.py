@@ -278,3 +278,55 @@ def test_a_fault_at_each_write_copies_everything_once(copying, proxy, fault):
     assert {one["id"] for one in report["copied"]} == ids == copying.bucket.ids()
     assert report["verify"]["ok"]
     assert len(seen) >= 6
+
+
+HEADER = "ciuic-store.json"
+
+
+def test_a_header_that_is_gone_is_written_again_from_the_cache_of_the_machine(copying, source):
+    taken = copying.take()
+    copying.copy("--init")
+    place = copying.bucket.place()
+    was = place.get(HEADER, 1 << 20)
+    place.delete([HEADER])
+    for command in (["list"], ["init"], ["snapshot", source]):
+        said = copying.run(copying.address, *command, code=1).err
+        assert "has lost its header" in said
+        assert f"'ciuic --store {copying.address} repair'" in said
+    assert "is gone" in copying.run(copying.address, "repair", code=4).out
+    assert HEADER not in {found.key for found in place.list()}, "nothing was changed"
+
+    done = copying.run(copying.address, "repair", "--apply", "--json").document
+
+    assert done["ok"]
+    assert len(done["entrance"]) == 1
+    assert place.get(HEADER, 1 << 20) == was
+    assert copying.bucket.verify().ok
+    assert copying.restored(copying.address, taken, "out") == content(source)
+
+
+def test_a_header_that_is_damaged_is_set_aside_and_written_again(copying):
+    copying.take()
+    copying.copy("--init")
+    place = copying.bucket.place()
+    was = place.get(HEADER, 1 << 20)
+    place.put(HEADER, was[:-20])
+    assert "repair'" in copying.run(copying.address, "list", code=4).err
+    copying.run(copying.address, "repair", "--apply")
+    assert place.get(HEADER, 1 << 20) == was
+    assert place.get(f"quarantine/{HEADER}", 1 << 20) == was[:-20]
+
+
+def test_without_a_cache_a_header_like_that_of_a_named_store_is_written(copying, source, tmp_path):
+    taken = copying.take()
+    copying.copy("--init")
+    place = copying.bucket.place()
+    place.delete([HEADER])
+    copying.environ["XDG_CACHE_HOME"] = str(tmp_path / "new")
+    said = copying.run(copying.address, "repair", "--apply", code=1).err
+    assert "name a copy of the store with --from" in said
+
+    copying.run(copying.address, "repair", "--from", copying.store, "--apply")
+
+    assert copying.restored(copying.address, taken, "out") == content(source)
+    assert copying.copy()["present"] == [taken]

@@ -145,8 +145,9 @@ class _Scrub:
         with self._opened() as store:
             known = known_lost(store)
             report.has_gone = has_gone(store)
-        found = report.damaged or report.unreachable or known
-        if found or report.has_gone or report.has_read_all:
+        # The daemon scrubs in many small runs: one of them a day looks for damage of earlier ones.
+        is_known = manifests and (known or report.has_gone)
+        if report.damaged or report.unreachable or is_known or report.has_read_all:
             report.pending = search_for(report, self._subject.store_id, known)
             if complete_costs(report, self._subject, self._cancelled):
                 self._remember_gone()

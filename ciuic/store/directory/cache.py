@@ -2,24 +2,28 @@
 
 It has the chunk index, copies of manifests, marks and index segments, locks, unfinished packs and
 the control socket of a daemon. It may be deleted at any time. It has no header, so that no program
-takes it for a store.
+takes it for a store; the bucket's own header is in it under another name.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
+from ciuic.errors import StoreError
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.records import layout
+from ciuic.store.records.header import decode_header
 from ciuic.system import durable, nofollow
 from ciuic.system.hashing import derived_hash
 
-__all__ = ["cache_directory", "prepare_cache"]
+__all__ = ["KeptHeader", "cache_directory", "keep_header", "kept_headers", "prepare_cache"]
 
 _SYSTEM_CACHE: Final = "/var/cache"
 _NAME_DIGITS: Final = 8
+_MAX: Final = 1024 * 1024
 
 
 def cache_directory(environment: Mapping[str, str]) -> str:
@@ -72,6 +76,42 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     return path
 
 
+class KeptHeader(NamedTuple):
+    """The header of a store in a bucket, as this machine has last read it.
+
+    Attributes:
+        data: Its bytes.
+        manifests: The names of the manifests that this machine has of the store.
+    """
+
+    data: bytes
+    manifests: frozenset[str]
+
+
+def keep_header(path: str, data: bytes) -> None:
+    """Keep the header of a store in its cache directory: ``repair`` writes it again from there."""
+    folder = Folder(path)
+    with contextlib.suppress(StoreError):
+        if not folder.has(layout.HEADER_COPY) or folder.read(layout.HEADER_COPY, _MAX) != data:
+            folder.replace(layout.HEADER_COPY, data)
+
+
+def kept_headers(environment: Mapping[str, str], name: str) -> Iterator[KeptHeader]:
+    """Yield the sound headers that this machine keeps of stores at an address."""
+    caches = cache_directory(environment)
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(nofollow.list_names(caches))
+    for one in names:
+        path = os.path.join(caches, one)
+        with contextlib.suppress(OSError, StoreError):
+            data = Folder(path).read(layout.HEADER_COPY, _MAX)
+            about = f"{decode_header(data).store_id} {name}\n".encode()
+            if Folder(path).read(layout.CACHE, _MAX) == about:
+                manifests = Folder(path, layout.SNAPSHOTS).names(layout.parse_manifest_name)
+                yield KeptHeader(data, frozenset(map(layout.manifest_name, manifests)))
+
+
 def _missing_parents(directory: str) -> Iterator[str]:
     if not nofollow.is_directory(directory):
         yield from _missing_parents(os.path.dirname(directory))
@@ -90,7 +130,12 @@ def _clear(path: str) -> None:
         segments.remove_all(segments.names(layout.parse_segment_name))
         top = Folder(path)
         top.remove_all(
-            [layout.CACHE, layout.CATALOG, *(layout.CATALOG + s for s in layout.CATALOG_SUFFIXES)]
+            [
+                layout.CACHE,
+                layout.HEADER_COPY,
+                layout.CATALOG,
+                *(layout.CATALOG + s for s in layout.CATALOG_SUFFIXES),
+            ]
         )
     finally:
         lock.release()

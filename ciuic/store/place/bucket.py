@@ -27,7 +27,7 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.ids import PackId, SessionId, SnapshotId
-from ciuic.store.directory.cache import prepare_cache
+from ciuic.store.directory.cache import keep_header, prepare_cache
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.kept import forget_kept, keep_lost
 from ciuic.store.place.pack_objects import PackObjects
@@ -54,6 +54,10 @@ from ciuic.system.clock import Clock, rfc3339
 
 __all__ = ["StoreInBucket", "create_in_bucket", "open_bucket"]
 
+_REPAIR: Final = (
+    "'ciuic --store {} repair' shows whether it can be written again, and --apply does so: from the"
+    " cache of this machine, or like that of a copy that --from names."
+)
 _HEADER_BYTES_MAX: Final = 1024 * 1024
 _REVOKED: Final = "revoked"
 """In the cache directory: copies of tombstones, so that ``fetch`` reads each only once."""
@@ -407,8 +411,10 @@ def open_bucket(
         StoreError: There is no store, or it can't be read.
         UnknownFormatError: The store has an unknown version, or needs an unknown feature.
     """
-    header = _read_header(place)
+    header_data = _header_data(place)
+    header = _decoded(place, header_data)
     path = prepare_cache(environment, place.name, header.store_id)
+    keep_header(path, header_data)
     bucket = StoreInBucket(place, path, header)
     if not write:
         bucket.fetch()
@@ -433,6 +439,8 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
         return False, _read_header(place).chunking
     for found in place.list():
         if not found.key.startswith("probe/"):
+            if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
+                _header_data(place)  # says that the header is lost
             raise StoreError(
                 f"{place.name} is not empty: it holds '{found.key}'",
                 hint="Choose an unused prefix for the store.",
@@ -458,18 +466,31 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
 
 
 def _read_header(place: Place) -> Header:
-    path = f"{place.name}/{layout.HEADER}"
+    return _decoded(place, _header_data(place))
+
+
+def _header_data(place: Place) -> bytes:
     try:
-        data = place.get(layout.HEADER, _HEADER_BYTES_MAX)
+        return place.get(layout.HEADER, _HEADER_BYTES_MAX)
     except MissingError as error:
+        if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
+            raise StoreError(
+                f"the store at {place.name} has lost its header {layout.HEADER}",
+                hint=_REPAIR.format(place.name),
+            ) from error
         raise StoreError(
             f"there is no store at {place.name}",
             hint=f"Create it with 'ciuic --store {place.name} init'.",
         ) from error
+
+
+def _decoded(place: Place, data: bytes) -> Header:
+    path = f"{place.name}/{layout.HEADER}"
     try:
         return decode_header(data)
     except CorruptionError as error:
-        raise CorruptionError(f"{path}: {error.message}") from error
+        hint = _REPAIR.format(place.name)
+        raise CorruptionError(f"{path}: {error.message}", hint=hint) from error
     except UnknownFormatError as error:
         raise UnknownFormatError(f"{path}: {error.message}", hint=error.hint) from error
 

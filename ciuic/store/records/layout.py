@@ -17,6 +17,7 @@ __all__ = [
     "COPIES",
     "DAEMON_LOCK",
     "HEADER",
+    "HEADER_COPY",
     "LEASES",
     "MARKS",
     "MARK_NUMBER_MAX",
@@ -51,6 +52,7 @@ __all__ = [
 
 HEADER: Final = "ciuic-store.json"
 CACHE: Final = "CACHE"
+HEADER_COPY: Final = "header-of-the-bucket.json"
 """In a cache directory: the store's ID and address."""
 CATALOG: Final = "catalog.sqlite"
 CATALOG_SUFFIXES: Final = ("-journal", "-wal", "-shm")
