@@ -21,7 +21,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, listed
 
-__all__ = ["Source", "mend_from", "print_mended", "refuse_absent", "sources_of"]
+__all__ = ["Source", "header_entrance", "mend_from", "print_mended", "refuse_absent", "sources_of"]
 
 
 _NO_SOURCE: Final = (
