@@ -145,7 +145,7 @@ class ScrubReport:
 
 
 def search_for(report: ScrubReport, store_id: str, known: Collection[ChunkId] = ()) -> CostSearch:
-    """Return a new search for the files that need the lost chunks of a report, and those known before."""
+    """Return a new search for the files that need what a report, or an earlier one, found lost."""
     lost = {chunk_id: pack.check.pack_id for pack in report.damaged for chunk_id in pack.lost}
     return CostSearch(store_id, dict.fromkeys([*known, *report.lost]) | lost)
 

@@ -17,7 +17,6 @@ from typing import Final
 
 from ciuic.errors import (
     CommitUncertainError,
-    CorruptionError,
     LostRaceError,
     MissingError,
     OfflineError,
@@ -33,7 +32,7 @@ from ciuic.store.directory.kept import forget_kept, keep_lost
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Listed, Place, Version
 from ciuic.store.place.probe import probe
-from ciuic.store.place.records import Records
+from ciuic.store.place.records import Records, decoded_header, header_data, read_header
 from ciuic.store.place.segments.segments import Segments
 from ciuic.store.place.sessions.condemned import Condemned
 from ciuic.store.place.sessions.damaged import keep_aside, replace_damaged
@@ -46,7 +45,7 @@ from ciuic.store.place.sessions.leases import (
 )
 from ciuic.store.records import layout
 from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone, new_tombstone
-from ciuic.store.records.header import FORMAT, Chunking, Header, decode_header
+from ciuic.store.records.header import FORMAT, Chunking, Header
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.records.mark import MARK_BYTES_MAX
 from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired
@@ -54,11 +53,6 @@ from ciuic.system.clock import Clock, rfc3339
 
 __all__ = ["StoreInBucket", "create_in_bucket", "open_bucket"]
 
-_REPAIR: Final = (
-    "'ciuic --store {} repair' shows whether it can be written again, and --apply does so: from the"
-    " cache of this machine, or like that of a copy that --from names."
-)
-_HEADER_BYTES_MAX: Final = 1024 * 1024
 _REVOKED: Final = "revoked"
 """In the cache directory: copies of tombstones, so that ``fetch`` reads each only once."""
 _REQUESTS_AT_ONCE: Final = 8
@@ -316,7 +310,7 @@ class StoreInBucket:
         self._leases.hold(leases)
         self.segments.learns = True
         # Again: a removal writes what it needs of writers into the header before it lists leases.
-        self.header = _read_header(self._place)
+        self.header = read_header(self._place)
         self._refuse_unknown()
 
     def keep_leases(self) -> None:
@@ -411,10 +405,10 @@ def open_bucket(
         StoreError: There is no store, or it can't be read.
         UnknownFormatError: The store has an unknown version, or needs an unknown feature.
     """
-    header_data = _header_data(place)
-    header = _decoded(place, header_data)
+    data = header_data(place)
+    header = decoded_header(place, data)
     path = prepare_cache(environment, place.name, header.store_id)
-    keep_header(path, header_data)
+    keep_header(path, data)
     bucket = StoreInBucket(place, path, header)
     if not write:
         bucket.fetch()
@@ -436,11 +430,11 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
         raise UsageError(chunking.problem, hint="'ciuic init --help' has the limits.")
     with contextlib.suppress(MissingError):
         place.size_bytes(layout.HEADER)
-        return False, _read_header(place).chunking
+        return False, read_header(place).chunking
     for found in place.list():
         if not found.key.startswith("probe/"):
             if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
-                _header_data(place)  # says that the header is lost
+                header_data(place)  # says that the header is lost
             raise StoreError(
                 f"{place.name} is not empty: it holds '{found.key}'",
                 hint="Choose an unused prefix for the store.",
@@ -461,38 +455,8 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
     try:
         place.create(layout.HEADER, header.encode())
     except LostRaceError:
-        return False, _read_header(place).chunking
+        return False, read_header(place).chunking
     return True, chunking
-
-
-def _read_header(place: Place) -> Header:
-    return _decoded(place, _header_data(place))
-
-
-def _header_data(place: Place) -> bytes:
-    try:
-        return place.get(layout.HEADER, _HEADER_BYTES_MAX)
-    except MissingError as error:
-        if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
-            raise StoreError(
-                f"the store at {place.name} has lost its header {layout.HEADER}",
-                hint=_REPAIR.format(place.name),
-            ) from error
-        raise StoreError(
-            f"there is no store at {place.name}",
-            hint=f"Create it with 'ciuic --store {place.name} init'.",
-        ) from error
-
-
-def _decoded(place: Place, data: bytes) -> Header:
-    path = f"{place.name}/{layout.HEADER}"
-    try:
-        return decode_header(data)
-    except CorruptionError as error:
-        hint = _REPAIR.format(place.name)
-        raise CorruptionError(f"{path}: {error.message}", hint=hint) from error
-    except UnknownFormatError as error:
-        raise UnknownFormatError(f"{path}: {error.message}", hint=error.hint) from error
 
 
 def _manifest_key(snapshot_id: SnapshotId) -> str:

@@ -1,12 +1,26 @@
-"""Write-once records of a store in a bucket, with the interface of a folder."""
+"""Records of a store in a bucket: its header, and those with the interface of a folder."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from ciuic.errors import LostRaceError, MissingError, StoreError
+from ciuic.errors import (
+    CorruptionError,
+    LostRaceError,
+    MissingError,
+    StoreError,
+    UnknownFormatError,
+)
 from ciuic.store.place.place import Place
+from ciuic.store.records import layout
+from ciuic.store.records.header import Header, decode_header
 
-__all__ = ["Records"]
+__all__ = ["Records", "decoded_header", "header_data", "read_header"]
+
+_REPAIR: Final = (
+    "'ciuic --store {} repair' shows whether it can be written again, and --apply does so: from the"
+    " cache of this machine, or like that of a copy that --from names."
+)
+_HEADER_BYTES_MAX: Final = 1024 * 1024
 
 K = TypeVar("K")
 
@@ -54,3 +68,45 @@ class Records:
     def remove_durably(self, names: Iterable[str]) -> None:
         """See ``Folder``."""
         self._place.delete(f"{self._prefix}/{name}" for name in names)
+
+
+def read_header(place: Place) -> Header:
+    """Read the header: see ``header_data`` and ``decoded_header``."""
+    return decoded_header(place, header_data(place))
+
+
+def header_data(place: Place) -> bytes:
+    """Return the bytes of the header.
+
+    Raises:
+        StoreError: There is no store, or it has lost its header.
+    """
+    try:
+        return place.get(layout.HEADER, _HEADER_BYTES_MAX)
+    except MissingError as error:
+        if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
+            raise StoreError(
+                f"the store at {place.name} has lost its header {layout.HEADER}",
+                hint=_REPAIR.format(place.name),
+            ) from error
+        raise StoreError(
+            f"there is no store at {place.name}",
+            hint=f"Create it with 'ciuic --store {place.name} init'.",
+        ) from error
+
+
+def decoded_header(place: Place, data: bytes) -> Header:
+    """Decode the header.
+
+    Raises:
+        CorruptionError: It is damaged.
+        UnknownFormatError: A later version wrote it.
+    """
+    path = f"{place.name}/{layout.HEADER}"
+    try:
+        return decode_header(data)
+    except CorruptionError as error:
+        hint = _REPAIR.format(place.name)
+        raise CorruptionError(f"{path}: {error.message}", hint=hint) from error
+    except UnknownFormatError as error:
+        raise UnknownFormatError(f"{path}: {error.message}", hint=error.hint) from error
