@@ -87,7 +87,7 @@ def mend(
     store: Store,
     other: Store,
     damaged: Sequence[SnapshotId],
-    lost: Collection[ChunkId],
+    lost: Collection[ChunkId] = (),
     *,
     parity: float,
     clock: Clock,
@@ -100,7 +100,7 @@ def mend(
         store: The damaged store, open for writing, after its own repair.
         other: The other store.
         damaged: The damaged snapshots.
-        lost: The chunks that this store has lost.
+        lost: The chunks that this store has lost, besides those that its chunk index knows of.
         parity: The share of each new pack that its parity takes, 0 to 1.
         clock: Measures.
         cancelled: Asked often.
