@@ -182,7 +182,7 @@ def test_a_checkpoint_exists_even_if_older_ones_cannot_be_removed(tmp_path, monk
     def fails(*_):
         raise StoreError("the disk failed")
 
-    monkeypatch.setattr(Keeper, "keep", fails)
+    monkeypatch.setattr(Keeper, "overdue", fails)
     writer = CiuicWriter(tmp_path, max_snapshots=1)
     with pytest.warns(UserWarning, match="was saved, but older .* the disk failed"):
         metadata = dcp.save({"w": torch.ones(2)}, storage_writer=writer)

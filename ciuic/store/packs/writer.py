@@ -253,6 +253,7 @@ class StoreWriter:
             self._filler.end()
         self._raise_failure()
         self._make_durable(index=not index_waits or self.totals.packs > _WAITING_PACKS)
+        self._filler = None  # it refers to this writer, and its buffers would wait for the collector
         self._reader.close()
         return self.totals
 
@@ -266,6 +267,7 @@ class StoreWriter:
         # The run ends with an error already; a second one would only hide it.
         with contextlib.suppress(StoreError):
             self._make_durable()
+        self._filler = None
 
     def _claim(self, chunks: Chunks) -> list[tuple[ChunkId, bytes | memoryview]]:
         """Return the chunks that no thread has stored or is storing; the caller must store them."""
