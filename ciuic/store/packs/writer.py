@@ -253,7 +253,8 @@ class StoreWriter:
             self._filler.end()
         self._raise_failure()
         self._make_durable(index=not index_waits or self.totals.packs > _WAITING_PACKS)
-        self._filler = None  # it refers to this writer, and its buffers would wait for the collector
+        # It refers to this writer: its buffers would stay until Python collects cycles.
+        self._filler = None
         self._reader.close()
         return self.totals
 
