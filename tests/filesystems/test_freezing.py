@@ -808,6 +808,6 @@ def test_what_was_written_right_before_the_freeze_is_read_from_the_live_file(
     assert fd is not None
     os.close(fd)
     assert frozen.open(os.fsencode(new), entries[os.fsencode(new)]) is None
-    assert old.stat().st_ino not in frozen._record.doubtful
-    assert frozen._record.doubtful
+    assert old.stat().st_ino not in frozen.record.doubtful
+    assert frozen.record.doubtful
     frozen.close()
