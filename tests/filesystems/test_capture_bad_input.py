@@ -666,11 +666,11 @@ def test_no_hot_snapshots_leave_nothing_frozen(place: Place, mounted: Disk) -> N
     assert frozen(mounted) != []
     place.configure(hot_snapshots=0)
     for _ in range(2):
+        change(place.source / "runs" / "model.pt")
         place.snapshot()
         assert place.how() == [HOW[mounted.kind]]
         assert frozen(mounted) == []
         place.require_whole()
-        change(place.source / "runs" / "model.pt")
 
 
 def test_each_schedule_has_as_many_hot_snapshots_as_it_says(place: Place, mounted: Disk) -> None:

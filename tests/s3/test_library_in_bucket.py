@@ -153,9 +153,9 @@ def test_a_layer_that_a_prune_takes_between_two_commits_is_stored_again(
                 store.trash.forget([one.id for one in list_snapshots(store)], 10**18)
             pruned = ciuic("--store", address, "prune", "--trash", "0", "--json", more=more)
             assert json.loads(pruned.out)["removed"]["packs"] > 0, pruned
-        return saving.Saver._open(saver)
+        return saving.Saver._open_to_add(saver)
 
-    monkeypatch.setattr(saver, "_open", open_after_a_prune)
+    monkeypatch.setattr(saver, "_open_to_add", open_after_a_prune)
     saved = save_here(saver, three(2), 2, layers, 10**18 + 1)
 
     assert elsewhere.ids() == {saved.id}
