@@ -59,12 +59,13 @@ class Manifests:
             CorruptionError: The directory of manifests is missing, and packs exist.
             StoreError: The directory cannot be listed.
         """
-        if not self._folder.exists() and pack_sizes(self._store_path):
+        found = self._folder.statuses(layout.parse_manifest_name)
+        # Asked afterwards: a directory that can't be read is not one that is gone.
+        if not found and not self._folder.exists() and pack_sizes(self._store_path):
             raise CorruptionError(
                 f"the store {self._store_path} has lost its directory '{layout.SNAPSHOTS}'",
                 hint="Put it back, or run 'ciuic repair --apply': it uses the copies of manifests.",
             )
-        found = self._folder.statuses(layout.parse_manifest_name)
         return {
             snapshot_id: None if isinstance(status, UnreachableError) else status
             for snapshot_id, status in found.items()
