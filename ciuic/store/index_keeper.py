@@ -273,6 +273,7 @@ class IndexKeeper:
             recorded = {}
         new = {pack_id: size for pack_id, size in present.items() if pack_id not in recorded}
         self._add_packs(index, new)
+        index.note_there(new)
         # The chunks of packs that are gone do not count as lost: the removal by a prune may not be
         # recorded, if its disk was full. Nothing but damage cuts a pack.
         index.note_gone(gone)

@@ -81,6 +81,14 @@ class Records(Database):
         with self._lock, self._faults():
             self._db.execute("DELETE FROM pack_check WHERE what = ?", (_GONE,))
 
+    def note_there(self, pack_ids: Iterable[PackId]) -> None:
+        """Forget that these packs are gone: for a while, the disk could not list them."""
+        with self._lock, self._faults():
+            self._db.executemany(
+                "DELETE FROM pack_check WHERE name = ? AND what = ?",
+                [(pack_id, _GONE) for pack_id in pack_ids],
+            )
+
     def lost_chunks(self) -> set[ChunkId]:
         """Return the dropped chunks that have been neither stored again nor repaired since."""
         with self._lock, self._faults():
