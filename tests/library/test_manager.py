@@ -346,6 +346,7 @@ def test_no_snapshot_is_removed_while_none_that_stays_is_sound(tmp_path, damaged
     [
         ({"max_snapshots": 0}, "max_snapshots=0"),
         ({"max_snapshots": 2.5}, "max_snapshots=2.5"),
+        ({"max_snapshots": None}, "max_snapshots=None"),
         ({"interval": "soon"}, "interval='soon'"),
         ({"interval": -1}, "interval=-1"),
         ({"full_every": 0}, "full_every=0"),

@@ -45,7 +45,8 @@ class Rules:
             ("max_snapshots", self.keep_count),
             ("keep_optimizer", self.keep_optimizer),
         ):
-            if value is not None and (type(value) is not int or value < 1):
+            is_optional = name == "keep_optimizer" and value is None
+            if not is_optional and (type(value) is not int or value < 1):
                 raise UsageError(f"{name}={value!r} is not a number of 1 or more")
 
     def as_json(self) -> dict[str, Any]:
