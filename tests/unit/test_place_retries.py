@@ -15,7 +15,7 @@ def clock():
 
 
 def failing(clock, times, cost_s):
-    """An attempt that fails so many times, and takes so long each time."""
+    """Return an attempt that takes ``cost_s`` and fails ``times`` times before it succeeds."""
     left = [times]
 
     def act():

@@ -12,13 +12,12 @@ from ciuic.store.directory.find import read_header, refuse_read_only
 from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.directory.ownership import refuse_foreign
 from ciuic.store.records import layout
-from ciuic.store.records.header import Header, decode_header
+from ciuic.store.records.header import HEADER_BYTES_MAX, Header, decode_header
 from ciuic.store.records.sealed import unseal
 from ciuic.system import durable, nofollow
 
 __all__ = ["repair_entrance"]
 
-_HEADER_BYTES_MAX: Final = 1024 * 1024
 _NO_COPY: Final = (
     f"There is no sound copy of it in {layout.PARITY}/. Create a store with the same chunking"
     " elsewhere with 'ciuic --store DIR init', and copy its header."
@@ -79,7 +78,7 @@ def repair_entrance(store_path: str, *, apply: bool, owner: int | None = None) -
 def _header_copy(store_path: str) -> bytes | None:
     path = os.path.join(store_path, layout.PARITY, layout.HEADER)
     with contextlib.suppress(OSError, CorruptionError, UnknownFormatError):
-        data = read_regular(path, _HEADER_BYTES_MAX)
+        data = read_regular(path, HEADER_BYTES_MAX)
         decode_header(data)
         return data
     return None
@@ -88,7 +87,7 @@ def _header_copy(store_path: str) -> bytes | None:
 def _is_sealed(path: str) -> bool:
     """Return whether a header matches its own checksum, whatever its version."""
     with contextlib.suppress(OSError, CorruptionError):
-        unseal(read_regular(path, _HEADER_BYTES_MAX), Header)
+        unseal(read_regular(path, HEADER_BYTES_MAX), Header)
         return True
     return False
 

@@ -9,12 +9,11 @@ from ciuic.errors import CorruptionError, LostRaceError, MissingError, StoreErro
 from ciuic.store.directory.cache import kept_headers
 from ciuic.store.place.place import Place, Version
 from ciuic.store.records import layout
-from ciuic.store.records.header import FORMAT, Header, decode_header
+from ciuic.store.records.header import FORMAT, HEADER_BYTES_MAX, Header, decode_header
 from ciuic.system.clock import Clock, rfc3339
 
 __all__ = ["repair_header"]
 
-_HEADER_BYTES_MAX: Final = 1024 * 1024
 _NO_COPY: Final = (
     "Run this on a machine that has used the store and still has its cache, or name a copy of the"
     " store with --from: the new header cuts files as that does."
@@ -45,7 +44,7 @@ def repair_header(
     version: Version | None = None
     damaged = b""
     try:
-        found = place.get_versioned(layout.HEADER, _HEADER_BYTES_MAX)
+        found = place.get_versioned(layout.HEADER, HEADER_BYTES_MAX)
         decode_header(found.data)
     except MissingError:
         if not (place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS)):

@@ -29,7 +29,7 @@ from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.records import Record, RootRecord, encode_record
 from ciuic.system import durable, kernel
 
-__all__ = ["Area", "copy_name", "make_top"]
+__all__ = ["Area", "copy_name", "make_top", "opened"]
 
 _COPIES: Final = b"copies"
 _TREES: Final = b"trees"
@@ -301,7 +301,7 @@ def make_top(place: bytes, *, in_subvolume: bool) -> None:
     """
     path = os.path.join(place, AREA_NAME)
     if in_subvolume:
-        with contextlib.suppress(OSError), _opened(place) as fd:
+        with contextlib.suppress(OSError), opened(place) as fd:
             kernel.create_subvolume(fd, AREA_NAME)
         with contextlib.suppress(OSError):
             _make_private(path)
@@ -314,7 +314,7 @@ def _make_private(path: bytes) -> None:
 
     Only while it is empty, and only if no other user could have put anything there.
     """
-    with _opened(path) as fd:
+    with opened(path) as fd:
         status = os.fstat(fd)
         is_own = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
         if is_own and not _is_private(status) and not os.listdir(fd):
@@ -322,7 +322,8 @@ def _make_private(path: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: bytes) -> Iterator[int]:
+def opened(path: bytes) -> Iterator[int]:
+    """Open a directory for the duration of the block; a symlink is refused."""
     fd = os.open(path, _OPEN_DIRECTORY)
     try:
         yield fd

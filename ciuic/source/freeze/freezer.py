@@ -14,13 +14,13 @@ says so.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.errors import SourceError
 from ciuic.ids import SnapshotId
 from ciuic.source.directory import open_root
-from ciuic.source.freeze.area import Area
+from ciuic.source.freeze.area import Area, opened
 from ciuic.source.freeze.early import EarlyCopies, LeftOut
 from ciuic.source.freeze.generation import is_unchanged_since
 from ciuic.source.freeze.interface import IN_PLACE
@@ -234,9 +234,9 @@ class Freezer:
             trees[root] = shared._replace(path=root, inside=inside)
             return
         name = b"%s.%d" % (self._snapshot_id.encode(), len(trees))
-        with _opened(top) as source, _opened(os.path.dirname(area.tree_path(name))) as trees_fd:
+        with opened(top) as source, opened(os.path.dirname(area.tree_path(name))) as trees_fd:
             kernel.snapshot_subvolume(source, trees_fd, name)
-        with _opened(area.tree_path(name)) as frozen:
+        with opened(area.tree_path(name)) as frozen:
             info = kernel.subvolume_info(frozen)
         record = RootRecord(root, SUBVOLUME, name, inside, info.uuid, info.generation)
         trees[top] = trees[root] = record
@@ -255,12 +255,3 @@ class Freezer:
         except OSError:
             pass  # the root is captured in place, and the manifest says so
         return RootView(root, previous)
-
-
-@contextlib.contextmanager
-def _opened(path: bytes) -> Iterator[int]:
-    fd = os.open(path, _OPEN_DIRECTORY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

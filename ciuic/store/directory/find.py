@@ -11,7 +11,7 @@ from ciuic.source.mounts import FSTAB, unmounted_point
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import read_regular
 from ciuic.store.records import layout
-from ciuic.store.records.header import Header, decode_header
+from ciuic.store.records.header import HEADER_BYTES_MAX, Header, decode_header
 from ciuic.system import nofollow
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "refuse_unmounted",
 ]
 
-_HEADER_BYTES_MAX: Final = 1024 * 1024
 
 ALLOW_SHARED: Final = "CIUIC_ALLOW_SHARED_STORE"
 """If this environment variable is 1, ciuic uses a store that other users can write to."""
@@ -48,7 +47,7 @@ def read_header(store_path: str) -> Header:
     path = os.path.join(store_path, layout.HEADER)
     try:
         with store_faults("read", path):
-            data = read_regular(path, _HEADER_BYTES_MAX)
+            data = read_regular(path, HEADER_BYTES_MAX)
     except StoreError as error:
         _explain_missing(store_path, error)
         raise

@@ -12,7 +12,7 @@ from ciuic.errors import (
 )
 from ciuic.store.place.place import Place
 from ciuic.store.records import layout
-from ciuic.store.records.header import Header, decode_header
+from ciuic.store.records.header import HEADER_BYTES_MAX, Header, decode_header
 
 __all__ = ["Records", "decoded_header", "header_data", "read_header"]
 
@@ -20,7 +20,6 @@ _REPAIR: Final = (
     "'ciuic --store {} repair' shows whether it can be written again, and --apply does so: from the"
     " cache of this machine, or like that of a copy that --from names."
 )
-_HEADER_BYTES_MAX: Final = 1024 * 1024
 
 K = TypeVar("K")
 
@@ -82,7 +81,7 @@ def header_data(place: Place) -> bytes:
         StoreError: There is no store, or it has lost its header.
     """
     try:
-        return place.get(layout.HEADER, _HEADER_BYTES_MAX)
+        return place.get(layout.HEADER, HEADER_BYTES_MAX)
     except MissingError as error:
         if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
             raise StoreError(

@@ -17,6 +17,7 @@ __all__ = [
     "CONTENT",
     "FIXED",
     "FORMAT",
+    "HEADER_BYTES_MAX",
     "KINDS",
     "KNOWN_FEATURES",
     "TENSORS",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
+HEADER_BYTES_MAX: Final = 1024 * 1024
+"""A longer file is no header: no program reads more of it."""
 FIXED: Final = "fixed"
 TENSORS: Final = "tensors"
 CONTENT: Final = "content"
