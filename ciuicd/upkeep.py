@@ -318,7 +318,7 @@ class Upkeep:
         if report.waiting_for:
             self._pruned_ns = None
             _log.info(
-                "%s can go when these sessions have ended: %s",
+                "%s can be removed when these sessions have ended: %s",
                 counted(report.condemned.packs, "more pack"),
                 first_few(list(report.waiting_for)),
             )

@@ -93,7 +93,7 @@ class Alerts:
 
     def _release(self, fault: str) -> None:
         held = self._held.pop(fault)
-        more = f"{held.text}; this began {counted(held.times, 'more time')} meanwhile"
+        more = f"{held.text}; since then, this began {counted(held.times, 'more time')}"
         key = f"{fault} again"
         self._began_s[fault] = [self._clock.monotonic_s()]
         if held.event == "began":

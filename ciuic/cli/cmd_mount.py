@@ -47,8 +47,8 @@ def command(
     paths; DIR/latest and DIR/latest-valid lead to the newest. With -s, DIR itself holds the roots,
     under their full paths. New snapshots appear while the store is mounted. To unmount, press
     Ctrl-C, or run 'fusermount3 -u DIR'. Reading a damaged path fails with an input/output error,
-    and ciuic names the path once: on stderr, or with --background in the system log. What is
-    damaged in the store is read from the copies of the configuration.
+    and ciuic names the path once: on stderr, or with --background in the system log. ciuic takes
+    damaged chunks from the configured copies.
     """
     asked = _Asked(os.path.abspath(directory), snapshot_id, allow_other, not no_copies)
     if background:

@@ -138,7 +138,7 @@ def _print(
                 f"ciuic: rule {rule.name} looks at processes, which a log does not show", err=True
             )
     left_out = {
-        "is no JSON object": watching.decoder.broken,
+        "is not a JSON object": watching.decoder.broken,
         "has no step": watching.decoder.without_step,
         "is longer than 1 MiB": too_long,
     }

@@ -88,7 +88,7 @@ def command(
     tls_files = certificate, key, names
     if any(tls_files) and not all(tls_files):
         raise UsageError(
-            "--certificate, --key and --name need each other", hint="Give all three, or none."
+            "--certificate, --key and --name go together", hint="Give all three, or none."
         )
     for name in names:
         if not _NAME.fullmatch(name):
@@ -143,7 +143,7 @@ def _words(session: Session, store_path: str) -> list[bytes]:
         named = read_store_path(config)
         if os.path.realpath(named) != os.path.realpath(store_path):
             raise ConfigError(
-                f"this page shows {store_path}, and {config} names {named} by now",
+                f"this page shows {store_path}, but {config} now names {named}",
                 hint="Start 'ciuic web' again.",
             )
     found = [] if config is None else [b"--config", os.path.abspath(os.fsencode(config))]

@@ -57,7 +57,7 @@ def print_holders(
         if name in names:
             where = printable(address)
             click.echo(
-                f"the copy {where} has what is damaged: 'ciuic repair --apply' takes it from there,"
-                f" 'ciuic --store {where} restore' restores from there",
+                f"the copy {where} has the damaged data intact: 'ciuic repair --apply' takes it"
+                f" from there, 'ciuic --store {where} restore' restores from there",
                 err=True,
             )

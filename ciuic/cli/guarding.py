@@ -134,7 +134,7 @@ class JobEvents:
         """Report it."""
         said = (
             f"job {self._job} has been paused for {format_duration(duration_s)}, and its"
-            " collectives may run into their time limit when it goes on"
+            " collectives may time out when it goes on"
         )
         self._alerts.began("long pause", "critical", said)
         say(
@@ -195,7 +195,7 @@ class JobEvents:
                 if one.taken_ns <= self._good_ns and SUSPECT_TAG not in one.tags
             ]
             if not before:
-                say("no snapshot is from before the fault")
+                say("no snapshot was taken before the fault")
                 return
             newest = max(before, key=lambda one: one.taken_ns)
             if newest.id == self._pinned:
@@ -204,7 +204,7 @@ class JobEvents:
                 set_pinned(store, newest.id, pinned=True)
             self._pinned = newest.id
         what = "was pinned already" if newest.pinned else "is now pinned"
-        say(f"snapshot {newest.id} is from before the fault, and {what}")
+        say(f"snapshot {newest.id} was taken before the fault, and {what}")
 
     def _tag_since(self, wait_s: float) -> None:
         from ciuic.catalog import list_snapshots
@@ -224,8 +224,8 @@ def oom_text(ended: Ended) -> str:
         return ""
     killed = counted(count, "process", "processes")
     if ended.oom_kills:
-        return f"; its memory was used up, and the kernel killed {killed} of it"
-    return f"; meanwhile, the kernel killed {killed} of this machine, because memory was used up"
+        return f"; it ran out of memory, and the kernel killed {killed} of it"
+    return f"; meanwhile, this machine ran out of memory, and the kernel killed {killed}"
 
 
 def rules_of(session: Session) -> tuple[Rule, ...]:

@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 
 def sources_of(session: Session, place: str | None) -> tuple[Source, ...]:
-    """Return the store of --from, or without it the copies of the configuration."""
+    """Return the store of --from, or without it the configured copies."""
     settings = session.store_settings()
     if place is None:
         return tuple(

@@ -106,7 +106,8 @@ def _refusals(report: CopyReport) -> str:
         if not count:
             return ""
         stay = inflected(count, "stays", "stay")
-        return f"{counted(count, 'snapshot')} in it {stay} damaged: this store lacks what is lost"
+        lacks = "this store lacks the lost chunks too"
+        return f"{counted(count, 'snapshot')} in it {stay} damaged: {lacks}"
     name, what = next(iter(report.refused.items()))
     others = len(report.refused) - 1
     more = f", and {counted(others, 'other')}" if others else ""

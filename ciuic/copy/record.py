@@ -78,7 +78,7 @@ class Standing:
         init = " --init" if self.tried_ns is None else ""
         return (
             f"Run 'ciuic copy --to {self.name}{init}', and 'systemctl enable --now ciuic-copy.path"
-            " ciuic-copy.timer' to have it done after each snapshot."
+            " ciuic-copy.timer' to copy after each snapshot."
         )
 
     def as_json(self) -> Document:

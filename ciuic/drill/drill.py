@@ -258,7 +258,7 @@ class _Drill:
 def _available_bytes(directory: str) -> int:
     try:
         if not stat.S_ISDIR(os.stat(directory).st_mode):
-            raise _unusable(directory, "it is no directory")
+            raise _unusable(directory, "it is not a directory")
         return free_space(directory).available_bytes
     except OSError as error:
         raise _unusable(directory, os.strerror(error.errno or 0).lower()) from error

@@ -200,7 +200,8 @@ def plan_forget_by_id(
     complete = complete_ones(snapshots)
     if chosen and chosen.keys() >= {snapshot.id for snapshot in complete or snapshots}:
         raise UsageError(
-            "that would forget every snapshot", hint="Name fewer: nothing could be restored."
+            "that would forget every snapshot",
+            hint="Name fewer: no snapshot would be left to restore.",
         )
     kept = _protected(complete, now_ns, _soundness(store), each_set=not last_whole)
     for snapshot in snapshots:

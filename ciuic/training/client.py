@@ -91,7 +91,7 @@ class WriterProcess:
             os.close(answers)
             raise StoreError(
                 f"the process that stores snapshots can't be started: {error}",
-                hint="It runs this program's Python: is sys.executable right?",
+                hint="It runs this program's Python: check sys.executable.",
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

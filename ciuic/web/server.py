@@ -70,7 +70,7 @@ def parse_address(text: str, tls: Tls | None = None) -> Address:
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None or int(match[2]) > _PORT_MAX:
         raise UsageError(
-            f"'{text}' is no address to listen on",
+            f"'{text}' is not an address to listen on",
             hint="Give 127.0.0.1:PORT, [::1]:PORT, or the absolute path of a socket.",
         )
     if tls is None and match[1] not in _LOOPBACK:

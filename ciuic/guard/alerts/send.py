@@ -74,7 +74,7 @@ def _refusal(error: smtplib.SMTPException) -> NotSent:
     """Return what a mail server did; answers from 400 to 499 are for now, as of greylisting."""
     if isinstance(error, smtplib.SMTPNotSupportedError):
         # A server behind a gateway that takes STARTTLS away, too: nothing goes out unencrypted.
-        what = "the mail server offers no encryption or login as the configuration wants it"
+        what = "the mail server lacks the encryption or login that the configuration asks for"
         return NotSent(what, is_final=True)
     if isinstance(error, smtplib.SMTPServerDisconnected):
         return NotSent("the mail server closed the connection")

@@ -232,7 +232,7 @@ class ObjectPlace:
             if type(error).__name__ != "PanicException":
                 raise
             raise StoreError(
-                f"cannot {doing} {self._url(key)}: the client of object stores has given up",
+                f"cannot {doing} {self._url(key)}: the object store client failed",
                 hint="Check the server's address, and the AWS_* and *_PROXY variables.",
             ) from None
 

@@ -69,7 +69,7 @@ class Exchange:
         if shard is None:
             rank = key.partition("-")[0]
             raise StoreError(
-                f"rank {rank} ended before the save was committed; nothing of it is listed",
+                f"rank {rank} ended before the save was committed; no snapshot was saved",
                 hint="Earlier snapshots are intact. The log of that rank may say why it ended.",
             )
         return shard

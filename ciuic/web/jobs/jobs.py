@@ -36,7 +36,7 @@ Work = RestoreWork | VerifyWork | CommandWork
 class JobNotFoundError(CiuicError):
     """No job of this server has this ID."""
 
-    default_hint = "The list of jobs begins anew with each start of 'ciuic web'."
+    default_hint = "The list of jobs is empty after each start of 'ciuic web'."
 
 
 class _Running:
