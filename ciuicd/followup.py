@@ -166,7 +166,7 @@ class FollowUps:
         *,
         interval_s: float,
     ) -> None:
-        """Start a wait if this snapshot of ``roots``, which is no follow-up, needs a follow-up."""
+        """Start a wait if this snapshot of ``roots`` needs a follow-up, and is none itself."""
         if self._wait is not None:
             if not covers(roots, self._wait.roots):
                 return

@@ -68,8 +68,8 @@ def command(
 
     ciuic reads every pack. It computes damaged chunks from the pack's parity, or takes them from
     another pack, from a reflink copy, or from the live file if that still has the same bytes. It
-    takes the chunks that are still lost from the configured copies, or from the store of --from, and
-    compares each with its ID before it stores it. It keeps the damaged files in the
+    takes the chunks that are still lost from the configured copies, or from the store of --from,
+    and compares each with its ID before it stores the chunk. It keeps the damaged files in the
     store's directory quarantine. You can interrupt repair at any moment, and run it again.
     """
     clock = SystemClock()

@@ -73,7 +73,7 @@ def get_ready(*, numbers: bool) -> None:
     """Import now what decoding the first payload would import.
 
     Args:
-        numbers: Payloads that hold arrays of numbers are among them.
+        numbers: Some of the payloads hold arrays of numbers.
     """
     from ciuic.codec import zstd  # noqa: F401 - imported for its effect
 

@@ -107,7 +107,7 @@ def _bucket(text: str) -> str:
     try:
         return bucket_url(text)
     except UsageError as error:
-        # From nothing: the message quotes only what is no password.
+        # From nothing: the message quotes only what is not a password.
         raise ValueError(f"{error.message}. {error.hint}".rstrip(". ")) from None
 
 

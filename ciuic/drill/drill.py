@@ -123,8 +123,8 @@ def record_drill(
 ) -> None:
     """Record the result in the chunk index, for ``ciuic doctor``.
 
-    A store that can't be written to, or that another process is changing, is no error: the report
-    says why there is no record.
+    If the store can't be written to, or another process is changing it, no error is raised: the
+    report says why there is no record.
 
     Args:
         opened: Opens the store for writing; it takes the seconds to wait for the lock.

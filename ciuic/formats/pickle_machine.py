@@ -138,7 +138,7 @@ class PickleMachine:
             OddPickleError: An opcode or the number of values is out of bounds.
             ValueError, IndexError, KeyError: The pickle is malformed.
         """
-        # Imported late: most files are no pickles.
+        # Imported late: most files are not pickles.
         import pickletools
 
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):

@@ -141,7 +141,7 @@ class Fallback:
                 if entry is None or (entry.state == BEING_WRITTEN and whole_only):
                     continue
                 if self._types.get(path, entry.file_type) != entry.file_type:
-                    continue  # a directory is no version of a file
+                    continue  # a directory is not a version of a file
                 tried[path] = None
                 for outer in _holders(path, self._targets):
                     if parent is None or parent.path != outer.parent:

@@ -1,7 +1,7 @@
 """A log of a training program -> curves, and what had been logged at given moments.
 
 The log is read once, line by line, in bounded memory. Anybody can write anything into a log: what
-is no JSON object with a step is counted and otherwise ignored.
+is not a JSON object with a step is counted and otherwise ignored.
 """
 
 import json
@@ -130,7 +130,7 @@ def fields_in(lines: Iterable[bytes]) -> list[str]:
 
 
 def main_field(fields: Sequence[str]) -> str | None:
-    """Return the field to draw: the loss, or else the first that is no step, time or rate."""
+    """Return the field to draw: the loss, or else the first that is not a step, time or rate."""
     if "loss" in fields:
         return "loss"
     metrics = [name for name in fields if name not in _NOT_METRICS]
@@ -329,7 +329,7 @@ def open_log(path: bytes) -> BinaryIO:
     """Open a log. A named pipe must not make ciuic wait for its writer.
 
     Raises:
-        UsageError: It can't be opened, or is no regular file.
+        UsageError: It can't be opened, or is not a regular file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -101,7 +101,7 @@ class LastVersion:
     def at(self, offset_bytes: int) -> ChunkId:
         """Return the old chunk for the new chunk that begins here; empty: there is none.
 
-        The old chunk may have another length; then it is no delta base.
+        The old chunk may have another length; then it is not a delta base.
         """
         tensor = self._tensor(offset_bytes)
         if tensor >= 0:

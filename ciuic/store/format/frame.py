@@ -65,7 +65,7 @@ class Frame(NamedTuple):
     Attributes:
         kind: ``DATA``, ``RECIPE`` or ``TREE``.
         codec: Number of the payload's encoding.
-        delta_bases: The delta bases of a delta, at most two; none if the frame is no delta.
+        delta_bases: The delta bases of a delta, at most two; none if the frame is not a delta.
         plain_bytes: Length of the decoded payload.
         stored_bytes: Length of the stored payload.
         payload_checksum: XXH3-64 of the stored payload.

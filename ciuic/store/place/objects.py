@@ -228,7 +228,7 @@ class ObjectPlace:
             # Not chained: the client's message may quote the request.
             raise self._sorted(error, doing, key) from None
         except BaseException as error:
-            # The client's panics are no Exception: one would end a training that saves here.
+            # A panic of the client is not an Exception: it would end a training that saves here.
             if type(error).__name__ != "PanicException":
                 raise
             raise StoreError(

@@ -98,7 +98,7 @@ class Sender:
         """
         waiting, self._waiting = list(self._waiting), {}
         depths = {chunk_id: self._deltas_below(chunk_id) for chunk_id in waiting}
-        # A delta base is above its own base: with the shortest chains first, each has come.
+        # The shortest delta chains first: then the delta base of each chunk has come before it.
         for depth in sorted(set(depths.values())):
             self._send([one for one in waiting if depths[one] == depth], is_last=True)
 

@@ -172,7 +172,7 @@ def _received(connection: socket.socket) -> tuple[str, Shard]:
     """Receive a shard and its key.
 
     Raises:
-        ValueError: What was received is no shard.
+        ValueError: What was received is not a shard.
         OSError: The rank is gone.
     """
     data, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
