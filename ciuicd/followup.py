@@ -1,8 +1,8 @@
 """Follow-up snapshots: wait until files that were being written are closed, then ask for another.
 
-Without a follow-up, a checkpoint that was half written at the full hour would be in no snapshot of
-that hour. Events say when to look (``ciuicd.watch``); a lease says whether a file is still being
-written.
+Without a follow-up, a checkpoint that was half written at the full hour would not be complete in
+any snapshot of that hour. Events say when to look (``ciuicd.watch``); a lease says whether a file
+is still being written.
 
 Bounds:
     - One wait at a time, of half an interval, and ten minutes at most. A scheduled snapshot goes

@@ -423,7 +423,7 @@ class Upkeep:
             self._note(what, error=sentence(error))
 
     def _postpone(self, what: str) -> None:
-        """Make it due again as soon as there is time."""
+        """Make the work due again as soon as there is time."""
         self._look_ns = self._clock.now_ns()
         if what == "prune":
             self._pruned_ns = None

@@ -24,7 +24,7 @@ __all__ = ["serve"]
 
 _CACHED_S: Final = 60.0
 """How long the kernel may use names and attributes without asking again. A snapshot never changes;
-the directories that the mount adds are listed anew each time."""
+the directories that the mount adds are listed again each time."""
 _PLUS: Final = 2
 """FUSE_FILL_DIR_PLUS: the attributes are complete, so the kernel does not look the name up."""
 _WANTS_PLUS: Final = 1
