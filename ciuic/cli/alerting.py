@@ -86,7 +86,7 @@ class Alerts:
                 self._send("ended", fault, severity, text, {})
 
     def idle(self) -> None:
-        """Send what was held back, once that is no longer a flood; called all the time."""
+        """Send what was held back, once the flood is over; called all the time."""
         for fault in list(self._held):
             if self._clock.monotonic_s() - self._began_s[fault][0] >= _QUIET_S:
                 self._release(fault)

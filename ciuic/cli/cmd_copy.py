@@ -171,7 +171,7 @@ def _named(session: Session, source: Store, ids: tuple[str, ...]) -> frozenset[S
 def _recorded(
     keeping: Keeping | None, copy: Store, request: CopyRequest, report: CopyReport
 ) -> Iterator[None]:
-    """Record how far a configured copy is."""
+    """Record which snapshots a configured copy has."""
     if keeping is None:
         yield
         return

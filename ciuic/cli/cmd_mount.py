@@ -63,7 +63,7 @@ class _Asked(NamedTuple):
         point: The mount point.
         snapshot_id: The only snapshot; None: all.
         is_for_all: Other users may read.
-        reads_copies: What is damaged is read from copies.
+        reads_copies: Damaged data is read from copies.
     """
 
     point: str
@@ -158,7 +158,7 @@ def _log(owned: Owned, what: str) -> None:
 
 
 def _where(owned: Owned) -> str:
-    """Return what a message about a path begins with."""
+    """Return the beginning of a message about a path."""
     snapshot = f"in {owned.snapshot}" if owned.snapshot and owned.path else owned.snapshot
     parts = [part for part in (printable(owned.path), snapshot) if part]
     return f"{' '.join(parts)}: " if parts else ""

@@ -125,12 +125,14 @@ def command(
         failed_s = clock.monotonic_s()
         _report_failure(name, ended, alerts)
         is_saved = not can_snapshot or _save_emergency(session, name, alerts)
-        events.mark()  # before broken files are replaced from snapshots: those suspect are not used
+        events.mark()  # first: broken files are not replaced from suspect snapshots
         if not restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
             if restarts.refusal:
                 alerts.began("no restart", "critical", restarts.refusal, step=ended.last_step)
             break
-        helpers = running.helpers  # alerts on their way: the end of this job must not end them
+        helpers = (
+            running.helpers
+        )  # alerts are still being sent: the end of this job must not end them
         running = _started(arguments, name, cgroup, clock)
         running.helpers = helpers
         alerts.ended("failure", "critical", restarts.said)
@@ -157,7 +159,7 @@ def _save_emergency(session: Session, name: str, alerts: Alerts) -> bool:
 
 
 def _let_go(running: Command, name: str) -> None:
-    """Name what is left of a job, and guard it no longer."""
+    """Name the processes that are left of a job, and stop guarding it."""
     left = running.members()
     if left:
         count = counted(len(left), "process", "processes")

@@ -200,7 +200,7 @@ def _sign(marker: Marker) -> tuple[str, str]:
 
 
 def _rank(marker: Marker) -> int:
-    """Return how much a snapshot is worth seeing where several share a column."""
+    """Return the priority of a snapshot where several share a column of the chart."""
     return 2 * STATES.index(marker.state) + marker.snapshot.pinned
 
 

@@ -109,7 +109,9 @@ class JobEvents:
             )
         elif rule.action == "run":
             self._run_command(rule.command, finding)
-        if not self._has_store or rule.idle_s:  # what a job that hangs has saved is as good as ever
+        if (
+            not self._has_store or rule.idle_s
+        ):  # a job that hangs has not spoiled its earlier snapshots
             return
         now_ns = self._clock.now_ns()
         self._good_ns = min(self._good_ns, finding.good_ns or now_ns)
@@ -162,7 +164,7 @@ class JobEvents:
         self._work(_LAST_WAIT_S)
 
     def finish(self) -> None:
-        """As ``mark``, and say what could not be done."""
+        """Do as ``mark``, and say what could not be done."""
         self.mark()
         if self._pending:
             say(f"snapshots could not be pinned and tagged: {self._failure}")
@@ -181,7 +183,7 @@ class JobEvents:
                 self._pending.append(act)
 
     def _pin_before(self, wait_s: float) -> None:
-        """Pin the newest snapshot that is from before every fault, not the last one alone."""
+        """Pin the newest snapshot that was taken before every fault, not only the last."""
         # Imported when a rule has fired: the store takes as much memory as the rest.
         from ciuic.catalog import list_snapshots
         from ciuic.cli.opening import opened

@@ -1,4 +1,4 @@
-"""Has a repair take what is lost from copies: of the option --from, or of the configuration."""
+"""Has a repair take lost data from copies: the store of --from, or the configured copies."""
 
 import contextlib
 import os
@@ -65,7 +65,7 @@ def _reachable(source: Source) -> Iterator[Store]:
             opening = open_at_address(source.address, os.environ, source.options)
             other = stack.enter_context(opening)
         except StoreError as error:
-            # A source that is not there is no reason to make an empty one.
+            # A missing source must not become an empty directory.
             if type(error) is StoreError or isinstance(error.__cause__, MissingError):
                 raise StoreError(error.message, hint=_NO_SOURCE) from error
             raise
