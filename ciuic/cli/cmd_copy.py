@@ -64,7 +64,10 @@ def _limit_bytes(
     help="Send at most SIZE in a second, on average: at least 1KiB; 0: no limit.",
 )
 @click.option(
-    "--verify", "verifies", is_flag=True, help="Afterward, read all chunks of them in the copy."
+    "--verify",
+    "verifies",
+    is_flag=True,
+    help="Afterward, read every chunk of these snapshots in the copy.",
 )
 @wait_option
 @json_option
