@@ -1,4 +1,4 @@
-"""Keeps a configured copy up to date, and records how far it is."""
+"""Keeps a configured copy up to date, and records what it has."""
 
 import contextlib
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Keeping:
 
     @contextlib.contextmanager
     def recorded(self, report: CopyReport, *, is_all: bool) -> Iterator[None]:
-        """Record what the report has at the end of a ``with`` block, also if an error ends it.
+        """Record what the report has at the end of a ``with`` block, even if an error ends it.
 
         Args:
             report: The report of the copy.

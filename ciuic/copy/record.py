@@ -34,7 +34,7 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a copy is behind.
+    """How far behind a copy is.
 
     Attributes:
         name: Its name in the configuration, or its address.
@@ -129,7 +129,7 @@ def standings(
     now_ns: int,
     snapshots: Iterable[SnapshotSummary] | None = None,
 ) -> tuple[Standing, ...]:
-    """Return how far each copy is behind, from the records alone.
+    """Return how far behind each copy is, from the records alone.
 
     Args:
         store: The store that is copied.

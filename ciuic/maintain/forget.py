@@ -187,7 +187,7 @@ def plan_forget_by_id(
     """
     given_up = _without_manifest(store, [SnapshotId(name) for name in names])
     snapshots = list_snapshots(store)
-    # A full ID needs no search, which lists the store anew for each name.
+    # A full ID needs no search, which lists the store again for each name.
     listed = {found.id: found for found in snapshots}
     chosen = {
         found.id: found

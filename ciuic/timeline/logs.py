@@ -84,7 +84,7 @@ class Log(NamedTuple):
         first_step: The smallest step; None: no line has one.
         last_step: The greatest step.
         rollbacks: How often a step was smaller than the one before.
-        broken_lines: Lines that are no JSON object.
+        broken_lines: Lines that are not JSON objects.
         lines_without_step: Objects without a step.
         long_lines: Lines of more than 1 MiB, which were left out.
     """
@@ -245,7 +245,7 @@ class _Reader:
             fields=self._fields,
             curves=self._curves,
             at_time=self._times.found(self._last) if self._has_times else {},
-            # A log that was longer once was begun anew: what it said then is not in it.
+            # A log that was longer once has been started over: its earlier lines are gone.
             at_offset=self._offsets.found(self._last, end),
             at_step=self._steps.found(),
             has_times=self._has_times,

@@ -52,7 +52,7 @@ class Decoder:
         fields: The fields that are asked for. ``a.b`` is the field ``a.b``, or else ``b`` in ``a``.
 
     Attributes:
-        broken: Lines that were no JSON object.
+        broken: Lines that were not JSON objects.
         without_step: Objects without a usable step.
     """
 

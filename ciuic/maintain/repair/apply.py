@@ -257,7 +257,7 @@ class _Steps:
                 read = functools.partial(read_at, fd)
                 for packed in listed_or_salvaged(fd, pack_id):
                     with contextlib.suppress(CorruptionError):
-                        # A damaged header in front of it is written anew from the list's copy.
+                        # A damaged header in front of it is replaced by the list's copy.
                         payload = sound_payload(read, packed)
                         if payload is not None:
                             made = made or self._new_pack()
