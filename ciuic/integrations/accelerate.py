@@ -30,7 +30,8 @@ def load_latest(manager: SnapshotManager, accelerator: Any) -> LoadedState | Non
     Call ``restore_rng`` of the result last.
 
     Raises:
-        UsageError: The snapshot has another number of schedulers, scalers or registered objects.
+        UsageError: The snapshot has a different number of schedulers, scalers or registered
+        objects.
     """
     models, others = _objects(accelerator)
     latest = manager.load_latest_snapshot(

@@ -82,7 +82,7 @@ class SnapshotIO(CheckpointIO):  # type: ignore[misc]
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Do nothing: the manager removes what its policies let go."""
+        """Do nothing: the manager removes checkpoints by its policies."""
 
     def restore_rng(self) -> bool:
         """Put the random number generators of the checkpoint that was loaded back, once.
