@@ -333,7 +333,7 @@ def _exit_like(code: int | None) -> None:
         sys.exit(code or 0)
     sys.stdout.flush()
     sys.stderr.flush()
-    # The program has left a core dump if it should; this one would be of no use.
+    # The program has left a core dump if it should; one of ciuic would be useless.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # SIGKILL has no handler
         signal.signal(-code, signal.SIG_DFL)

@@ -68,7 +68,7 @@ class _Listing:
         """Yield the names after an offset, each with its own."""
         if offset != self._offset or not offset:
             self._names, self._pending = islice(self._numbered(), offset, None), ()
-        self._offset = -1  # after an error, the next call begins anew
+        self._offset = -1  # after an error, the next call starts over
         last = offset
         for listed in chain(self._pending, self._names):
             last = listed[0]

@@ -28,7 +28,7 @@ _CPU_SHARE: Final = 0.01
 _CPU_SLACK_S: Final = 0.02
 """Two ticks of the kernel's clock."""
 _BYTES_PER_S: Final = 16 * 1024
-"""What the processes of torchrun tell each other while a job hangs is below 1 KiB in a second."""
+"""The processes of torchrun exchange less than 1 KiB a second while a job hangs."""
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 

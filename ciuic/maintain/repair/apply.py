@@ -136,7 +136,7 @@ class _Steps:
         name = layout.mark_name(bad.id, bad.number)
         path = os.path.join(self._store.path, layout.MARKS, name)
         if not bad.has_copy:
-            repair_mark(self._store, bad)  # the pin is there before the damaged mark goes
+            repair_mark(self._store, bad)  # the pin is there before the damaged mark is removed
         self._set_aside(path, name)
         self._take_away(path)
         if bad.has_copy:

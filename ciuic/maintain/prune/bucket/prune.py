@@ -166,7 +166,7 @@ class _Run:
     def finish_earlier(self, *, only_damaged: bool = False) -> None:
         """Finish what earlier prunes have condemned, as far as no session is waited for.
 
-        Packs that were deleted and have come back go at once: no session relies on them.
+        Packs that were deleted and have come back are deleted at once: no session relies on them.
 
         Args:
             only_damaged: Finish what repairs have condemned, and leave the rest.
