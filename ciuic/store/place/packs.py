@@ -54,7 +54,7 @@ class OpenPack(Protocol):
         ...
 
     def pass_by(self, offset_bytes: int, length_bytes: int) -> None:
-        """Drop a part that was read from memory."""
+        """Drop from memory a part that was read."""
         ...
 
 
