@@ -62,7 +62,7 @@ def test_damage_is_found_before_anything_is_changed(box: Box):
     outcome = box.ciuic("checkout", first, box.source)
 
     assert outcome.code == 4
-    assert "damaged path, so nothing was changed" in outcome.err
+    assert "2 damaged paths, so nothing was changed" in outcome.err
     assert str(box.source / "model.pt") in outcome.err
     assert photograph(box.source) == evil
     assert len(box.snapshots()) == 1
