@@ -128,7 +128,7 @@ class Frames:
         return tuple(found), tuple(delta_bases), ""
 
     def cached(self, chunk_id: ChunkId, place: ChunkPlace | None) -> DeltaChain:
-        """Return the same as ``chain``, from the cache if it was asked lately."""
+        """Return the same as ``chain``, from the cache if it was asked for recently."""
         found = self._chains.get(chunk_id)
         if found is None:
             found = self._chains[chunk_id] = self.chain(chunk_id, place)

@@ -42,7 +42,7 @@ class Tls(NamedTuple):
     """What a page needs that other machines may reach.
 
     Attributes:
-        certificate: The file with the certificate and those that vouch for it.
+        certificate: The file with the certificate and its intermediate certificates.
         key: The file with its private key.
         names: Host names and addresses under which browsers reach the page.
     """
@@ -58,7 +58,7 @@ def parse_address(text: str, tls: Tls | None = None) -> Address:
     With TLS, the host may be any address of this machine.
 
     Raises:
-        UsageError: It is none of them.
+        UsageError: The text is not such an address.
     """
     if text.startswith("/"):
         if len(os.fsencode(text)) > _SOCKET_PATH_MAX:
