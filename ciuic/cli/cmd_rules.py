@@ -35,7 +35,7 @@ __all__ = ["command"]
 def command(session: Session, *, action: str, logs: tuple[str, ...], as_json: bool) -> None:
     """Run the rules of the configuration over old logs, and show where they would have fired.
 
-    ciuic pauses nothing, and sends no alert. The step to go back to is the last one before the
+    ciuic pauses nothing, and sends no alert. The step to go back to is the last step before the
     fault. Without a configuration, or if it has no [rule NAME] section, the default rules apply.
     """
     del action  # there is only one

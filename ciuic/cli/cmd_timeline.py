@@ -94,10 +94,10 @@ def command(
 
     A snapshot is placed at its step. A snapshot of the library holds its step. For other snapshots,
     ciuic looks where the log that they hold ends in FILE. If FILE was started over later, and does
-    not begin with that log, the step is the last one in that log. If they don't hold the log, ciuic
-    compares the time of the snapshot with the times in FILE ('time', 'timestamp' or 'ts'). VALUE is
-    the last value before the snapshot. Without --log, the curve shows the metrics in snapshots of
-    the library.
+    not begin with that log, the step is the last step in that log. If they don't hold the log,
+    ciuic compares the time of the snapshot with the times in FILE ('time', 'timestamp' or 'ts').
+    VALUE is the last value before the snapshot. Without --log, the curve shows the metrics in
+    snapshots of the library.
 
     STATE is whole, in flux (a program was writing), suspect (taken after a rule had fired) or
     damaged, as far as ciuic knows without reading content.
