@@ -317,7 +317,7 @@ class PickleMachine:
         held.items.extend(zip(values[::2], values[1::2], strict=True))
 
     def _called(self, function: Any, arguments: Any) -> Any:
-        """What a call would return, as far as tensors are concerned."""
+        """Return what a call would return, as far as tensors are concerned."""
         self._count()
         if isinstance(function, _Global) and isinstance(arguments, tuple):
             if function.name == _FROM_TYPE and len(arguments) > 2:

@@ -54,7 +54,7 @@ class ForgetPlan:
     others: tuple[SnapshotSummary, ...] = ()
 
     def as_json(self) -> Document:
-        """The document of ``ciuic forget --json``."""
+        """Return the document of ``ciuic forget --json``."""
         return {
             "kept": [_line(snapshot, why) for snapshot, why in self.kept],
             "forgotten": [_line(snapshot, why) for snapshot, why in self.forgotten],
@@ -293,7 +293,7 @@ def _without_manifest(store: Store, snapshot_ids: Sequence[SnapshotId]) -> tuple
 
 
 def _soundness(store: Store) -> Callable[[SnapshotId], bool]:
-    """A function that tells whether a snapshot is sound. Each answer takes a walk."""
+    """Return a function that tells whether a snapshot is sound. Each answer takes a walk."""
     survey = DamageSurvey(store, known_lost(store))
     return functools.cache(survey.is_sound)
 
@@ -301,7 +301,7 @@ def _soundness(store: Store) -> Callable[[SnapshotId], bool]:
 def _partial(
     store: Store, rules: ExcludeRules | None, schedules: Mapping[str, Terms]
 ) -> Callable[[SnapshotId], bool]:
-    """A function that tells whether a snapshot leaves out more than its schedule or ``rules``."""
+    """Return a function that tells if a snapshot leaves out more than its schedule or ``rules``."""
     if rules is None:
         return lambda _: False
 

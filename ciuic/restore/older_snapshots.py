@@ -51,7 +51,7 @@ class Fallback:
             report.damaged_paths = set(self._wanted)
 
     def _own_types(self) -> dict[bytes, int]:
-        """What each path is in the snapshot itself, as far as its directory can be read."""
+        """Return what each path is in the snapshot itself, as far as its directory can be read."""
         locator = Locator(self._run.store, self._run.manifest)
         entries = {path: _find(locator, path) for path in sorted(self._wanted, key=_names)}
         return {path: entry.file_type for path, entry in entries.items() if entry is not None}

@@ -77,7 +77,7 @@ def apply_repair(
 
 
 def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[], object]]:
-    """The steps of a plan, in order."""
+    """Return the steps of a plan, in order."""
     manifests = [manifest for manifest in plan.manifests if manifest.has_remedy]
     repairable = [pack.pack_id for pack in plan.packs if pack.is_repairable]
     broken = [pack for pack in plan.packs if not pack.is_repairable]
