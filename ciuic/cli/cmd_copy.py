@@ -234,7 +234,7 @@ def _opened(
 ) -> contextlib.AbstractContextManager[Store]:
     """Open the copy."""
     if not is_url(path):
-        return open_store(path, write=write, wait_s=wait_s, cancelled=cancelled)
+        return open_store(path, write=write, only_adds=write, wait_s=wait_s, cancelled=cancelled)
     from ciuic.store.addressed import open_at_address
 
     return open_at_address(

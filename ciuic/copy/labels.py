@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ciuic.catalog import list_snapshots, remember
+from ciuic.catalog import labelled, list_snapshots, remember
 from ciuic.copy.report import CopyReport
 from ciuic.errors import StoreError
 from ciuic.ids import SnapshotId
@@ -65,13 +65,15 @@ def label(
         The error, if it failed.
     """
     mark = Mark(state.tags, state.pinned, note=state.note)
-    if mark == Mark(old.tags, old.pinned, note=old.note):
-        return None
     try:
-        new = copy.marks.add(old, mark, copy=has_copy)
+        while mark != Mark(old.tags, old.pinned, note=old.note) and old.forgotten_ns is None:
+            new = copy.marks.add(old, mark, copy=has_copy)
+            if new is not None:
+                return remember(copy, new)
+            old = labelled(copy, old)  # another process has created that mark
     except StoreError as error:
         return error
-    return None if new is None else remember(copy, new)
+    return None
 
 
 def bring_back_there(source: Store, copy: Store, record: CopyRecord) -> list[SnapshotId]:

@@ -304,6 +304,7 @@ class IndexKeeper:
         for pack_id, size in sorted(packs.items(), key=lambda one: (one[0] not in index.shut, one)):
             with contextlib.suppress(CorruptionError, UnknownFormatError):
                 index.add_pack(pack_id, size, self._frames_of(pack_id, repair=repair))
+        index.settle(lambda pack_id: self._frames_of(pack_id, repair=repair))
 
     def _frames_of(self, pack_id: PackId, *, repair: bool) -> list[PackedFrame]:
         try:

@@ -142,7 +142,9 @@ def _opened(copy: CopyTo, cancelled: Callable[[], bool]) -> Iterator[Store]:
     with contextlib.ExitStack() as stack:
         try:
             there = stack.enter_context(
-                open_configured(copy.settings, write=True, wait_s=_WAIT_S, cancelled=cancelled)
+                open_configured(
+                    copy.settings, write=True, only_adds=True, wait_s=_WAIT_S, cancelled=cancelled
+                )
             )
         except StoreError as error:
             if is_missing or isinstance(error.__cause__, MissingError):

@@ -12,6 +12,7 @@ __all__ = ["MUTANTS", "STATES", "Mutant"]
 STATES: Final = "tests/crash/test_power_cut_states.py"
 _TAKE: Final = "tests/verbs/test_take.py::"
 _CHAINS: Final = "tests/verbs/test_delta_chains.py::"
+_RINGS: Final = "tests/verbs/test_rings_of_deltas.py::"
 _RACES: Final = "tests/verbs/test_forget_races.py::"
 _TOGETHER: Final = "tests/crash/test_adding_together.py::"
 _OWNERS: Final = "tests/verbs/test_owners.py::"
@@ -436,6 +437,20 @@ MUTANTS: Final = (
         "            found -= {chunk_id for chunk_id in deltas if chunk_id not in whole}\n",
         "            del whole\n",
         f"{_CHAINS}test_deltas_of_a_lost_chunk_are_stored_again",
+    ),
+    Mutant(
+        "the chunk index takes the last of two deltas, whose chain may be a ring",
+        "ciuic/store/index/chains.py",
+        "    if not disputed:\n        return set()\n",
+        "    if disputed is not None:\n        return set()\n",
+        f"{_RINGS}test_two_writers_that_record_a_ring_leave_an_index_without_one",
+    ),
+    Mutant(
+        "a chunk index that is built again takes deltas in the order of the packs",
+        "ciuic/store/index/chunk_index.py",
+        "        if not again:\n            return\n",
+        "        if again is not None:\n            return\n",
+        f"{_RINGS}test_an_index_that_is_built_from_packs_in_any_order_has_no_ring",
     ),
     Mutant(
         "prune removes the bases of needed deltas",

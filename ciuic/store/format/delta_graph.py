@@ -5,12 +5,12 @@ counts each delta as often as it is reached: a few frames in a hostile store cou
 2^64 of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ciuic.ids import ChunkId
 from ciuic.store.records.kinds import CHAIN_MAX
 
-__all__ = ["count_deltas"]
+__all__ = ["chain_length", "count_deltas", "shortest_chains"]
 
 
 def count_deltas(bases: Mapping[ChunkId, Sequence[ChunkId]]) -> dict[ChunkId, int]:
@@ -40,5 +40,50 @@ def count_deltas(bases: Mapping[ChunkId, Sequence[ChunkId]]) -> dict[ChunkId, in
             count = 1 + sum([counts[base] for base in bases[upper]])
             if count <= CHAIN_MAX:
                 counts[upper] = count
+                ready.append(upper)
+    return counts
+
+
+def chain_length(bases: Sequence[ChunkId], counts: Mapping[ChunkId, int]) -> int:
+    """Return how many deltas a chunk takes that is a delta against these bases.
+
+    Above ``CHAIN_MAX`` if it can't be decoded.
+
+    Args:
+        bases: Its delta bases; none if it is no delta.
+        counts: How many each base takes; a base that can't be decoded is missing.
+    """
+    if not bases:
+        return 0
+    return 1 + sum([counts.get(base, CHAIN_MAX) for base in bases])
+
+
+def shortest_chains(
+    options: Mapping[ChunkId, Collection[Sequence[ChunkId]]],
+) -> dict[ChunkId, int]:
+    """Map each chunk that can be decoded to the fewest deltas that this takes.
+
+    A chunk may be in several packs, each time as a delta against others. If each is decoded by the
+    copy that gives this number, no chain is a ring: the number falls from a delta to each of its
+    bases. Left out are the same chunks as in ``count_deltas``.
+
+    Args:
+        options: For each chunk the delta bases of each of its copies; none for a copy that is no
+            delta.
+    """
+    above: dict[ChunkId, set[ChunkId]] = {}
+    counts: dict[ChunkId, int] = {}
+    for chunk_id, copies in options.items():
+        for below in copies:
+            for base in below:
+                above.setdefault(base, set()).add(chunk_id)
+        if any(not below for below in copies):
+            counts[chunk_id] = 0
+    ready = list(counts)
+    for chunk_id in ready:  # grows meanwhile
+        for upper in above.get(chunk_id, ()):
+            least = min([chain_length(below, counts) for below in options[upper]])
+            if least < counts.get(upper, CHAIN_MAX + 1):
+                counts[upper] = least
                 ready.append(upper)
     return counts

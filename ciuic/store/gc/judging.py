@@ -1,10 +1,11 @@
 """Decides which condemned packs must stay, after every session that may rely on them has ended."""
 
-from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId, PackId
+from ciuic.store.format.delta_graph import shortest_chains
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.gc.mark import Marks
 from ciuic.store.gc.usage import read_frames
@@ -18,12 +19,17 @@ class Judgment(NamedTuple):
     """Which condemned packs stay, and where the needed chunks of the others are.
 
     Attributes:
-        spared: Packs with a needed chunk that no open pack has.
+        spared: Packs with a needed chunk that no open pack has as good.
         elsewhere: For needed chunks of the other packs, an open pack that has them without a base.
     """
 
     spared: frozenset[PackId]
     elsewhere: dict[PackId, set[ChunkId]]
+
+
+_Copy = tuple[ChunkId, frozenset[ChunkId]]
+"""A copy of a chunk: its delta bases."""
+_ALONE: Final[frozenset[ChunkId]] = frozenset()
 
 
 class _Frames:
@@ -46,22 +52,30 @@ class _Frames:
 
     def sound(self) -> set[ChunkId]:
         """Return the chunks that can be decoded from these packs alone."""
-        found: set[ChunkId] = set()
-        deltas: list[PackedFrame] = []
+        options: dict[ChunkId, list[tuple[ChunkId, ...]]] = {}
         for packed in (one for frames in self.of.values() for one in frames):
-            if packed.frame.is_delta:
-                deltas.append(packed)
-            else:
-                found.update(chunk_id for chunk_id, _ in packed.frame.chunks)
-        while more := {
-            chunk_id
-            for packed in deltas
-            if found.issuperset(packed.frame.delta_bases)
+            for chunk_id, _ in packed.frame.chunks:
+                options.setdefault(chunk_id, []).append(packed.frame.delta_bases)
+        return set(shortest_chains(options))
+
+    def lacking(self, copies: Iterable[_Copy]) -> set[ChunkId]:
+        """Return the chunks for which these packs have nothing that is as good as these copies.
+
+        As good is a copy without base, or a delta against the same bases. A delta against others
+        may have a longer chain, and a delta of a staying pack may count on the shorter one.
+        """
+        sound = self.sound()
+        here = {
+            (chunk_id, frozenset(packed.frame.delta_bases))
+            for frames in self.of.values()
+            for packed in frames
             for chunk_id, _ in packed.frame.chunks
-            if chunk_id not in found
-        }:
-            found |= more
-        return found
+        }
+        return {
+            chunk_id
+            for chunk_id, bases in copies
+            if chunk_id not in sound or here.isdisjoint(((chunk_id, _ALONE), (chunk_id, bases)))
+        }
 
 
 def judge_packs(
@@ -86,7 +100,7 @@ def judge_packs(
         UnknownFormatError: A pack has frames of a later version.
     """
     spared: set[PackId] = set()
-    needed: dict[PackId, set[ChunkId]] = {}
+    needed: dict[PackId, set[_Copy]] = {}
     condemned = _Frames(store, check)
     for pack_id in packs:
         try:
@@ -95,23 +109,34 @@ def judge_packs(
             spared.add(pack_id)  # a repair may need the pack, and its chunks are not known
             continue
         needed[pack_id] = {
-            chunk_id
+            (chunk_id, frozenset(packed.frame.delta_bases))
             for packed in condemned.of[pack_id]
             for chunk_id, _ in packed.frame.chunks
             if marks.is_needed(packed.frame.kind, chunk_id)
         }
-    wanted = set[ChunkId]().union(*needed.values())
     here = _Frames(store, check)
-    here.read(_likely(store, wanted, frozenset(staying)))
-    if not wanted <= here.sound():
+    here.read(_likely(store, _chunks(needed), frozenset(staying)))
+    if here.lacking(_copies(needed)):
         here.read(staying)
-    while lacking := set[ChunkId]().union(*needed.values()) - here.sound():
-        more = {pack_id for pack_id, chunk_ids in needed.items() if chunk_ids & lacking}
+    while lacking := here.lacking(_copies(needed)):
+        more = {
+            pack_id
+            for pack_id, copies in needed.items()
+            if not lacking.isdisjoint([chunk_id for chunk_id, _ in copies])
+        }
         spared |= more
         for pack_id in more:
             here.of[pack_id] = condemned.of[pack_id]
             del needed[pack_id]
-    return Judgment(frozenset(spared), _alone(here, set[ChunkId]().union(*needed.values())))
+    return Judgment(frozenset(spared), _alone(here, _chunks(needed)))
+
+
+def _copies(needed: Mapping[PackId, set[_Copy]]) -> set[_Copy]:
+    return set[_Copy]().union(*needed.values())
+
+
+def _chunks(needed: Mapping[PackId, set[_Copy]]) -> set[ChunkId]:
+    return {chunk_id for chunk_id, _ in _copies(needed)}
 
 
 def _likely(store: Store, wanted: set[ChunkId], staying: frozenset[PackId]) -> set[PackId]:

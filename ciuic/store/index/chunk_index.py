@@ -7,15 +7,16 @@ storage, and the rows of a removed pack are dropped before a writer looks up any
 
 import contextlib
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ciuic.errors import StoreError
+from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.format.delta_graph import count_deltas
 from ciuic.store.format.pack import PackedFrame
+from ciuic.store.index.chains import better_places, deltas_to_leave
 from ciuic.store.index.database import IN_MEMORY, IndexDamagedError
-from ciuic.store.index.places import ChunkPlace, Emptied, rows_of
+from ciuic.store.index.places import ChunkPlace, Emptied, Row, rows_of
 from ciuic.store.index.records import Records
 from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.system.hashing import ID_BYTES
@@ -60,8 +61,10 @@ class ChunkIndex(Records):
             cursor = self._db.execute(
                 "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (pack_id, size_bytes)
             )
-            number = cursor.lastrowid
-            self._insert(number or 0, _INSERT_CHUNK, frames)
+            number = cursor.lastrowid or 0
+            alone, deltas = rows_of(number, frames)
+            self._db.executemany(_INSERT_CHUNK, sorted(alone))
+            self._insert_deltas(number, deltas, set() if pack_id in self.shut else self._shut())
             # After ``clear``: chunks that a check found damaged are not in this pack.
             self._db.execute(
                 "DELETE FROM chunk WHERE id IN (SELECT id FROM lost_chunk) AND pack IN"
@@ -151,15 +154,17 @@ class ChunkIndex(Records):
             cursor = self._db.execute(
                 "INSERT INTO pack (name, size_bytes) VALUES (?, ?)", (pack_id, size_bytes)
             )
-            self._insert(cursor.lastrowid or 0, _REPLACE_CHUNK, frames)
+            number = cursor.lastrowid or 0
+            alone, deltas = rows_of(number, frames)
+            self._db.executemany(_REPLACE_CHUNK, sorted(alone))
             has_references = self._db.execute("SELECT 1 FROM reference LIMIT 1").fetchone()
             tables = _TABLES if has_references else _TABLES[:1]
             for old in emptied:
                 found = self._db.execute("SELECT number FROM pack WHERE name = ?", (old.pack_id,))
                 # Rows are deleted by their IDs: every snapshot would have to maintain an index by
                 # pack.
-                for (number,) in found.fetchall():
-                    gone = [(chunk_id, number) for chunk_id in sorted(old.chunk_ids)]
+                for (old_number,) in found.fetchall():
+                    gone = [(chunk_id, old_number) for chunk_id in sorted(old.chunk_ids)]
                     for table in tables:
                         self._db.executemany(
                             f"DELETE FROM {table} WHERE id = ? AND pack = ?",  # noqa: S608 - ours
@@ -167,12 +172,32 @@ class ChunkIndex(Records):
                         )
                 self._db.execute("DELETE FROM pack_check WHERE name = ?", (old.pack_id,))
                 self._db.execute("DELETE FROM pack WHERE name = ?", (old.pack_id,))
+            self._insert_deltas(number, deltas)
 
     def clear(self) -> None:
         """Forget all packs and chunks; keep the other records."""
         with self._lock, self._faults():
             for table in (*_TABLES, "pack"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
+
+    def settle(self, frames_of: Callable[[PackId], Sequence[PackedFrame]]) -> None:
+        """Choose the places of deltas anew, after packs were added in any order: see ``chains``.
+
+        Args:
+            frames_of: Lists a pack; raises ``CorruptionError`` or ``UnknownFormatError``.
+        """
+        again = self.stored_again()
+        if not again:
+            return
+        with self._lock, self._faults():
+            better = better_places(self._db.execute, again, self._shut())
+            names = dict(self._db.execute("SELECT number, name FROM pack")) if better else {}
+        chunks: dict[PackId, set[ChunkId]] = {}
+        for chunk_id, number in better.items():
+            chunks.setdefault(names[number], set()).add(chunk_id)
+        for pack_id, chunk_ids in chunks.items():
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                self.point(pack_id, frames_of(pack_id), chunk_ids)
 
     def packs(self) -> dict[PackId, int]:
         """Return the size in bytes of every recorded pack."""
@@ -342,13 +367,29 @@ class ChunkIndex(Records):
             (stored,) = self._db.execute("SELECT coalesce(sum(size_bytes), 0) FROM pack").fetchone()
         return plain, stored, count
 
-    def _insert(self, number: int, statement: str, frames: Iterable[PackedFrame]) -> None:
-        """Insert the rows of a pack's chunks; the caller holds the lock."""
-        alone, deltas = rows_of(number, frames)
-        self._db.executemany(statement, sorted(alone))
-        # A delta is replaced by a chunk without base, and by another delta: a chunk is stored
-        # again only if the chain of the first delta is broken.
-        self._db.executemany(statement, sorted(deltas))
+    def _shut(self) -> set[int]:
+        """Return the numbers of the packs of ``shut``; the caller holds the lock."""
+        if not self.shut:
+            return set()
+        found = self._db.execute("SELECT number, name FROM pack")
+        return {number for number, name in found if name in self.shut}
+
+    def _insert_deltas(
+        self,
+        number: int,
+        deltas: Mapping[Row, tuple[ChunkId, ...]],
+        outdone: Collection[int] = (),
+    ) -> None:
+        """Insert the deltas of a pack, after its other chunks; the caller holds the lock.
+
+        They replace deltas whose chains are longer or broken, and those in the packs ``outdone``.
+        """
+        if not deltas:
+            return
+        bases = {row[0]: found for row, found in deltas.items()}
+        left = deltas_to_leave(self._db.execute, bases, outdone)
+        rows = sorted([row for row in deltas if row[0] not in left])
+        self._db.executemany(_REPLACE_CHUNK, rows)
         self._db.executemany(
             "INSERT OR REPLACE INTO reference VALUES (?, ?, ?)",
             [(row[0], number, b"".join(bases)) for row, bases in deltas.items()],

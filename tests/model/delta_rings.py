@@ -1,0 +1,229 @@
+"""Two writers that store the same chunks as deltas, each against other chunks, as a model.
+
+docs/protocol.md, "Deltas of several writers". Chunks are letters. A copy sends the frames of its
+source in order, and a frame is a chunk with its delta base. Each frame is a pack of its own. In a
+directory, the writers share the chunk index; in a bucket, each has one, from the packs that were
+there when it began. A chain is limited to four deltas here.
+
+The walk looks at every state: each chunk of a committed snapshot must be decodable, with the shared
+index as well as with an index that is built again from the packs in any order, and also after a
+prune that removes any set of packs that its rules allow.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, NamedTuple
+
+__all__ = ["Frame", "Rules", "State", "Writer", "explore"]
+
+CHAIN_MAX: Final = 4
+ENDLESS: Final = CHAIN_MAX + 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules. Without any one of them, a walk finds a chunk that can't be decoded."""
+
+    shorter_chain_wins: bool = True
+    """A delta that is recorded is replaced by another delta only if that has a shorter chain."""
+    settle_what_is_built: bool = True
+    """When an index was built from packs in any order, it chooses among all copies anew."""
+    replace_by_same_bases: bool = True
+    """A delta goes only if a copy without base stays, or a delta against the same base."""
+    stop_at_half: bool = True
+    """A copy sends a delta only if both parts of its chain are at most half as long as may be."""
+
+
+class Frame(NamedTuple):
+    """A chunk, and its delta base; "" if it is no delta."""
+
+    chunk: str
+    base: str = ""
+
+
+Packs = frozenset[tuple[str, Frame]]
+"""Packs, with the name of the writer."""
+Index = tuple[Frame, ...]
+"""The recorded frame of each chunk, sorted."""
+
+
+class Writer(NamedTuple):
+    """A process that copies a snapshot: what it sends, and how far it is.
+
+    ``choice`` is the frame that it is about to store. ``own`` is its index, in a bucket.
+    """
+
+    name: str
+    sends: tuple[Frame, ...]
+    at: int = -1
+    choice: Frame | None = None
+    stored: tuple[Frame, ...] = ()
+    recorded: int = 0
+    own: Index = ()
+    is_done: bool = False
+
+
+class State(NamedTuple):
+    """The store and its writers. ``index`` is shared by the writers of a directory."""
+
+    packs: Packs
+    index: Index
+    writers: tuple[Writer, ...]
+    is_bucket: bool = False
+
+
+def lengths(frames: Iterable[Frame]) -> dict[str, int]:
+    """The fewest deltas that each chunk takes, of all its copies."""
+    options = set(frames)
+    found: dict[str, int] = {one.chunk: 0 for one in options if not one.base}
+    for _ in range(CHAIN_MAX):
+        for one in options:
+            length = found.get(one.base, ENDLESS) + 1
+            if one.base and length <= CHAIN_MAX and length < found.get(one.chunk, ENDLESS):
+                found[one.chunk] = length
+    return found
+
+
+def added(rules: Rules, index: Index, frame: Frame) -> Index:
+    """The index with one frame more."""
+    rows = {one.chunk: one for one in index}
+    old = rows.get(frame.chunk)
+    if old is not None:
+        if not old.base:
+            return index
+        there = lengths(index)
+        is_shorter = not frame.base or there.get(frame.base, ENDLESS) + 1 < there.get(
+            frame.chunk, ENDLESS
+        )
+        if rules.shorter_chain_wins and frame.chunk in there and not is_shorter:
+            return index
+    return tuple(sorted({**rows, frame.chunk: frame}.values()))
+
+
+def built(rules: Rules, order: Iterable[Frame]) -> Index:
+    """An index that is built from packs in this order."""
+    frames = list(order)
+    index: Index = ()
+    for frame in frames:
+        index = added(rules, index, frame)
+    if not rules.settle_what_is_built:
+        return index
+    there = lengths(frames)
+    rows = {one.chunk: one for one in index}
+    for one in frames:
+        length = there.get(one.base, ENDLESS) + 1 if one.base else 0
+        if length == there.get(one.chunk):
+            rows[one.chunk] = one
+    return tuple(sorted(rows.values()))
+
+
+def explore(rules: Rules, first: State) -> tuple[int, str]:
+    """Visit every state; returns their number, and what could not be decoded (empty: nothing)."""
+    seen = {first}
+    waiting = [first]
+    lost_in = cache(lambda packs, chunks: _lost(rules, packs, chunks))
+    while waiting:
+        state = waiting.pop()
+        needed = _needed(state)
+        there = {one.chunk for one in state.index} & lengths(state.index).keys()
+        lost = "" if state.is_bucket or needed <= there else f"by the index {state.index}"
+        lost = lost or (lost_in(state.packs, needed) if needed else "")
+        if lost:
+            return len(seen), lost
+        for after in _steps(rules, state):
+            if after not in seen:
+                seen.add(after)
+                waiting.append(after)
+    return len(seen), ""
+
+
+def _needed(state: State) -> frozenset[str]:
+    """The chunks of committed snapshots, and the delta bases that any copy of these has."""
+    done = [writer for writer in state.writers if writer.is_done]
+    return frozenset(frame.chunk for writer in done for frame in writer.sends)
+
+
+def _lost(rules: Rules, packs: Packs, needed: frozenset[str]) -> str:
+    """What is lost if the index is built again, now or after a prune."""
+    for left in _pruned(rules, packs, needed):
+        for order in itertools.permutations(sorted({frame for _, frame in left})):
+            index = built(rules, order)
+            if not needed <= lengths(index).keys():
+                return f"by an index of {order}, after a prune that left {sorted(left)}"
+    return ""
+
+
+def _pruned(rules: Rules, packs: Packs, needed: frozenset[str]) -> Iterator[Packs]:
+    """The packs, and what a prune may leave of them if no writer is at work."""
+    wanted = set(needed)
+    for _ in packs:
+        wanted |= {frame.base for _, frame in packs if frame.chunk in wanted and frame.base}
+    for count in range(len(packs) + 1):
+        for gone in itertools.combinations(sorted(packs), count):
+            left = packs - set(gone)
+            frames = {frame for _, frame in left}
+            there = lengths(frames)
+            if all(
+                frame.chunk not in wanted
+                or (
+                    frame.chunk in there
+                    and (
+                        not rules.replace_by_same_bases
+                        or frame in frames
+                        or Frame(frame.chunk) in frames
+                    )
+                )
+                for _, frame in gone
+            ):
+                yield left
+
+
+def _steps(rules: Rules, state: State) -> Iterator[State]:
+    for number, writer in enumerate(state.writers):
+        for packs, index, after in _step(rules, state, writer):
+            writers = (*state.writers[:number], after, *state.writers[number + 1 :])
+            yield state._replace(packs=packs, index=index, writers=writers)
+
+
+def _step(rules: Rules, state: State, me: Writer) -> Iterator[tuple[Packs, Index, Writer]]:
+    packs, index = state.packs, state.index
+    seen = me.own if state.is_bucket else index
+    if me.recorded < len(me.stored):
+        # Before anything else, or later: packs are recorded several together.
+        frame = me.stored[me.recorded]
+        mine = me._replace(recorded=me.recorded + 1)
+        if state.is_bucket:
+            yield packs, index, mine._replace(own=added(rules, me.own, frame))
+        else:
+            yield packs, added(rules, index, frame), mine
+    if me.is_done:
+        return
+    if me.at < 0:
+        own = built(rules, [frame for _, frame in sorted(packs)]) if state.is_bucket else ()
+        yield packs, index, me._replace(at=0, own=own)
+    elif me.at == len(me.sends):
+        if me.recorded == len(me.stored):
+            yield packs, index, me._replace(is_done=True)
+    elif me.choice is None:
+        yield packs, index, _chosen(rules, seen, me)
+    else:
+        frame = me.choice
+        ahead = me._replace(at=me.at + 1, choice=None, stored=(*me.stored, frame))
+        yield packs | {(me.name, frame)}, index, ahead
+
+
+def _chosen(rules: Rules, index: Index, me: Writer) -> Writer:
+    """Decide whether to send a chunk, and as a delta or not."""
+    there, pending = lengths(index), {one.chunk for one in me.stored}
+    frame = me.sends[me.at]
+    if frame.chunk in there or frame.chunk in pending:
+        return me._replace(at=me.at + 1)
+    if not frame.base:
+        return me._replace(choice=frame)
+    half = CHAIN_MAX // 2
+    is_short = lengths(me.sends)[frame.chunk] <= half and there.get(frame.base, 0) <= half
+    has_base = frame.base in there or frame.base in pending
+    takes = has_base and (is_short or not rules.stop_at_half)
+    return me._replace(choice=frame if takes else Frame(frame.chunk))
