@@ -50,7 +50,7 @@ def command(
             hint="Write it to a file with '> FILE', or pipe it into tar.",
         )
     with (
-        opened(session) as store,
+        opened(session, only=snapshot_id) as store,
         reading_copies(session, store, is_on=not no_copies),
     ):
         wanted = absolute(path)

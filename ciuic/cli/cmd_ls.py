@@ -45,7 +45,7 @@ def command(
     ciuic marks a file that is not intact: [in flux] if a program was writing it when the snapshot
     was taken, [unreadable] or [left out] if the snapshot has no content of it.
     """
-    with opened(session) as store:
+    with opened(session, only=snapshot_id) as store:
         wanted = None if path is None else absolute(path)
         holding = () if wanted is None else (wanted,)
         manifest = store.manifest(find_snapshot(session, store, snapshot_id, holding=holding).id)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
@@ -27,6 +28,7 @@ __all__ = [
     "warn_damaged",
 ]
 
+_ID: Final = re.compile(r"cs-[0-9a-f]+")
 NEWER: Final = "is newer and can't be read"
 """Why a damaged snapshot is named: an older one is used as ``latest``."""
 CLOSER: Final = "may be closer to that time and can't be read"
@@ -43,6 +45,7 @@ def opened(
     removes: bool = False,
     wait_s: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
+    only: str = "",
 ) -> Iterator[Store]:
     """Open the session's store; a writer warns about leftovers that cannot be deleted.
 
@@ -54,11 +57,15 @@ def opened(
         removes: It removes packs and adds no snapshot. In a bucket, others may add meanwhile.
         wait_s: How long to wait for another writer.
         cancelled: Ends that wait once it turns true.
+        only: The only snapshot that a reader asks for, as the user wrote it. If that is an ID, or
+            the beginning of one, nothing is fetched of the other snapshots of a bucket.
     """
     path = session.store_path()
     if is_url(path):
         access = {"write": write and adds, "removes": removes}
-        with _in_bucket(session, path, access, wait_s, cancelled) as store:
+        # Anything else may be a tag of any snapshot.
+        about = only if _ID.fullmatch(only) else ""
+        with _in_bucket(session, path, access, wait_s, cancelled, only=about) as store:
             yield store
         return
     owner = session.store_owner() if write else None
@@ -79,6 +86,8 @@ def _in_bucket(
     access: dict[str, bool],
     wait_s: float,
     cancelled: Callable[[], bool],
+    *,
+    only: str,
 ) -> Iterator[Store]:
     # Imported here because most stores are directories.
     from ciuic.cli.addresses import place_options
@@ -86,7 +95,7 @@ def _in_bucket(
 
     options = place_options(session, address)
     with open_at_address(
-        address, os.environ, options, **access, wait_s=wait_s, cancelled=cancelled
+        address, os.environ, options, **access, wait_s=wait_s, cancelled=cancelled, only=only
     ) as store:
         yield store
 

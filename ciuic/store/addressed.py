@@ -39,6 +39,7 @@ def open_at_address(
     wait_s: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
     owner: int | None = None,
+    only: str = "",
 ) -> Iterator[Store]:
     """Open a store for the duration of a ``with`` block: see ``open_store``.
 
@@ -51,7 +52,9 @@ def open_at_address(
         removes: In a bucket: packs are removed, and no snapshot is added.
         wait_s: How long to wait for another writer on this machine.
         cancelled: Ends that wait once it turns true.
-        owner: See ``open_store``; unused for a bucket.
+        owner: See ``open_store``; of no use for a bucket.
+        only: In a bucket that is only read: the caller asks for no snapshot whose ID does not
+            begin with this, so nothing is fetched of others.
     """
     if not is_url(address):
         with open_store(
@@ -67,7 +70,8 @@ def open_at_address(
     from ciuic.store.place.address import open_place
     from ciuic.store.place.bucket import open_bucket
 
-    bucket = open_bucket(open_place(address, environment, options), environment, write=write)
+    place = open_place(address, environment, options)
+    bucket = open_bucket(place, environment, write=write, only=only)
     with open_in_bucket(
         bucket, write=write, removes=removes, wait_s=wait_s, cancelled=cancelled
     ) as store:

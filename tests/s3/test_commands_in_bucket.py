@@ -184,3 +184,19 @@ def test_a_clone_at_another_address_has_a_directory_of_its_own(machine, server, 
     assert clone.verify().ok
     assert machine.verify().ok
     assert len(list((machine.cache / "ciuic").iterdir())) == 2
+
+
+def test_ls_of_an_id_fetches_that_snapshot_alone_and_a_tag_is_still_found(run, taken, source):
+    manifests = run.directory / "cold" / "ciuic"
+    cold = {"XDG_CACHE_HOME": str(manifests.parent)}
+    old, new = taken
+    # A tag may begin as an ID does.
+    run("tag", old, "cs-best")
+
+    assert "large" in run("ls", new, source, more=cold)
+    assert [path.stem for path in manifests.rglob("cs-*.json")] == [new]
+
+    assert "large" in run("ls", "cs-best", source, more=cold)
+    assert run("cat", old, source / "file", more=cold) == "first"
+    (copies,) = manifests.glob("*/snapshots")
+    assert {path.stem for path in copies.iterdir()} == {old, new}

@@ -82,8 +82,11 @@ class StoreInBucket:
         self._leases = HeldLeases(place)
         self._replaced: dict[SnapshotId, Version] = {}
 
-    def fetch(self) -> None:
+    def fetch(self, only: str = "") -> None:
         """Make the copies of marks and manifests here agree with the bucket: two listings.
+
+        Args:
+            only: Nothing is read of snapshots whose IDs do not begin with this.
 
         Raises:
             StoreError: The bucket can't be read, or the directory can't be written.
@@ -91,7 +94,7 @@ class StoreInBucket:
         # The marks first. After the manifests, they could have the mark of a newer snapshot, whose
         # manifest then seems lost. They could also lack those of a snapshot that a prune deletes,
         # which then seems listed.
-        self._fetch_marks()
+        self._fetch_marks(only)
         folder = Folder(self.path, layout.SNAPSHOTS)
         known = folder.names(layout.parse_manifest_name)
         revoked = Folder(self.path, _REVOKED)
@@ -110,7 +113,7 @@ class StoreInBucket:
         keep_lost(self.path, gone - revoked_ids, listed, self._retired)
         if gone:
             folder.remove_all(map(layout.manifest_name, gone))
-        missing = sorted(listed - (known - gone))
+        missing = sorted(one for one in listed - (known - gone) if one.startswith(only))
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "manifests") as pool:
             for snapshot_id, data in zip(missing, pool.map(self._manifest, missing), strict=True):
                 if data is not None and is_tombstone(data):
@@ -347,7 +350,7 @@ class StoreInBucket:
                 " restores.",
             )
 
-    def _fetch_marks(self) -> None:
+    def _fetch_marks(self, only: str = "") -> None:
         """Fetch the newest mark of each snapshot, and remove the copies of older ones."""
         folder = Folder(self.path, layout.MARKS)
         # Before the listing: what another process of this machine fetches meanwhile may be newer.
@@ -357,7 +360,8 @@ class StoreInBucket:
             parsed = layout.parse_mark_name(_name_of(found))
             if parsed is not None:
                 newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], 0))
-        missing = [layout.mark_name(*mark) for mark in sorted(newest.items() - known)]
+        wanted = sorted(mark for mark in newest.items() - known if mark[0].startswith(only))
+        missing = [layout.mark_name(*mark) for mark in wanted]
         if missing:
             folder.make()
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "marks") as pool:
@@ -393,7 +397,7 @@ class StoreInBucket:
 
 
 def open_bucket(
-    place: Place, environment: Mapping[str, str], *, write: bool = False
+    place: Place, environment: Mapping[str, str], *, write: bool = False, only: str = ""
 ) -> StoreInBucket:
     """Open the store in a bucket, and its directory on this machine.
 
@@ -401,6 +405,7 @@ def open_bucket(
         place: The place of the store.
         environment: The environment variables.
         write: The caller will add snapshots, and calls ``fetch`` itself when it has its lease.
+        only: See ``fetch``; the caller asks for no other snapshot.
 
     Raises:
         StoreError: There is no store, or it can't be read.
@@ -412,7 +417,7 @@ def open_bucket(
     keep_header(path, data)
     bucket = StoreInBucket(place, path, header)
     if not write:
-        bucket.fetch()
+        bucket.fetch(only)
     return bucket
 
 

@@ -28,7 +28,7 @@ from ciuic.store.format.segment import HEAD_BYTES, PackEnd, Segment, encode_segm
 from ciuic.store.place.place import Place
 from ciuic.store.records import layout
 
-__all__ = ["MERGED_AT_ONCE", "Segments"]
+__all__ = ["SMALL_AT_ONCE", "Segments"]
 
 _BYTES: Final = 32 * 1024 * 1024
 """The maximum length of a segment, unless a single end is longer."""
@@ -37,8 +37,11 @@ _LEARNED_BYTES_MAX: Final = 2 * _BYTES
 _FULL_BYTES: Final = _BYTES // 2
 """A segment of at least this length is no longer merged."""
 MERGED_AT_ONCE: Final = 16
-"""This many segments of similar length are merged into one, so each end is written four or five
-times in all."""
+"""As many segments of similar length become one: each end is written four or five times in all."""
+_SMALL_BYTES: Final = 1024 * 1024
+SMALL_AT_ONCE: Final = 4
+"""As many segments up to ``_SMALL_BYTES`` become one: each costs a new machine a request, and
+writing that little again costs less than the packs beside it."""
 _REQUESTS_AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _STALE_SHARE: Final = 4
@@ -149,9 +152,10 @@ class Segments:
         tiers: dict[int, list[str]] = {}
         for name, size_bytes in sizes.items():
             if size_bytes < _FULL_BYTES:
-                tiers.setdefault(size_bytes.bit_length() // 4, []).append(name)
-        for names in tiers.values():
-            if len(names) >= MERGED_AT_ONCE:
+                tier = 0 if size_bytes < _SMALL_BYTES else size_bytes.bit_length() // 4
+                tiers.setdefault(tier, []).append(name)
+        for tier, names in tiers.items():
+            if len(names) >= (MERGED_AT_ONCE if tier else SMALL_AT_ONCE):
                 self._replace(names, gone)
         if gone:
             self._replace(self._stale(sizes, frozenset(gone)), gone)
