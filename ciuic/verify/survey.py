@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final, cast
 
-from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
 from ciuic.ids import ChunkId
 from ciuic.model import NO_CONTENT, Entry, PathWarning, Root, SnapshotSummary
 from ciuic.store.records.kinds import DATA
@@ -59,10 +59,15 @@ class SnapshotSurvey:
 
     def damage(self, snapshot: SnapshotSummary) -> list[PathWarning]:
         """Return every damaged path of a snapshot."""
+        path = os.fsencode(f"snapshots/{snapshot.id}.json")
         try:
             manifest = self._store.manifest(snapshot.id, copy=False)
         except (CorruptionError, UnknownFormatError) as error:
-            return [PathWarning(os.fsencode(f"snapshots/{snapshot.id}.json"), error.message)]
+            return [PathWarning(path, error.message)]
+        except SnapshotNotFoundError:
+            # A prune may have removed it for good since it was listed.
+            is_retired = snapshot.id in self._store.trash.retired.ids()
+            return [] if is_retired else [PathWarning(path, "it is gone")]
         found: list[PathWarning] = []
         for root in manifest.roots:
             found.extend(self._root_damage(root))

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 
 from ciuic.errors import (
     CorruptionError,
+    MissingError,
     SnapshotNotFoundError,
     StoreError,
     UnreachableError,
@@ -86,7 +87,8 @@ class Manifests:
 
         Args:
             snapshot_id: The snapshot.
-            copy: Read the copy if the manifest is damaged.
+            copy: Read the copy if the manifest is damaged. False: read what counts, which in a
+                bucket is not what this machine has of it.
 
         Raises:
             SnapshotNotFoundError: The snapshot does not exist.
@@ -98,6 +100,8 @@ class Manifests:
 
     def read_file(self, snapshot_id: SnapshotId, *, copy: bool = True) -> tuple[Manifest, bytes]:
         """Do as ``read``; returns the manifest and the content of its file."""
+        if self._bucket is not None and not copy:
+            return self._fetched(self._bucket, snapshot_id)
         try:
             data = self._folder.read(layout.manifest_name(snapshot_id), MANIFEST_BYTES_MAX)
             return decode_manifest(data, snapshot_id), data
@@ -181,15 +185,25 @@ class Manifests:
         return 0
 
     def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId) -> tuple[Manifest, bytes]:
-        """Read a manifest from the bucket, and replace this machine's damaged copy of it."""
-        data = bucket.manifest(snapshot_id)
+        """Read a manifest from the bucket, and replace this machine's copy if it differs."""
+        name = layout.manifest_name(snapshot_id)
         try:
+            data = bucket.manifest(snapshot_id)
             manifest = decode_manifest(data, snapshot_id)
+        except MissingError as error:
+            raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id}") from error
         except CorruptionError as error:
             raise _damaged(snapshot_id, error) from error
         with contextlib.suppress(StoreError):
-            self._folder.replace(layout.manifest_name(snapshot_id), data)
+            if self._copied(name) != data:
+                self._folder.replace(name, data)
         return manifest, data
+
+    def _copied(self, name: str) -> bytes:
+        """Return what this machine has of a manifest in a bucket."""
+        with contextlib.suppress(StoreError):
+            return self._folder.read(name, MANIFEST_BYTES_MAX)
+        return b""
 
     def remembered_ids(self) -> set[SnapshotId]:
         """Return the snapshots whose manifest has a copy, or was set aside by a repair."""
