@@ -54,7 +54,7 @@ class Keeping:
         try:
             yield
         except CiuicError as error:
-            self._note(report, error.message, is_complete=False)
+            self._note(report, error.message, is_complete=False, is_failed=True)
             raise
         else:
             self._note(report, _refusals(report), is_complete=is_all)
@@ -79,7 +79,9 @@ class Keeping:
         marks = {snapshot.id: snapshot.mark for snapshot in list_snapshots(self._source)}
         return marks != self._marks
 
-    def _note(self, report: CopyReport, problem: str, *, is_complete: bool) -> None:
+    def _note(
+        self, report: CopyReport, problem: str, *, is_complete: bool, is_failed: bool = False
+    ) -> None:
         record, old = self.record, self.record.marks
         there = [*[one.id for one in report.copied], *report.present, *report.forgotten]
         found: dict[str, int] = {one: self._marks.get(one, UNSENT) for one in there}
@@ -95,6 +97,8 @@ class Keeping:
         record.marks = {one: n for one, n in {**kept, **found}.items() if SnapshotId(one) in known}
         record.followed = [one for one in record.followed if SnapshotId(one) in known]
         record.problem = problem
+        if not is_failed:
+            record.damaged = len(report.damaged_there)
         if is_complete and not problem:
             record.done_ns = self._clock.now_ns()
         self.failure = write_record(self._source.path, record)

@@ -45,6 +45,7 @@ class Standing:
         tried_ns: When a copy was tried last; None: never.
         done_ns: When the last one that copied everything ended; None: none has.
         problem: Why the last one did not copy everything; empty: it did.
+        damaged: How many snapshots of the copy stay damaged, as far as is known.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Standing:
     tried_ns: int | None
     done_ns: int | None
     problem: str
+    damaged: int = 0
 
     @property
     def is_behind(self) -> bool:
@@ -91,6 +93,7 @@ class Standing:
             "tried": None if self.tried_ns is None else rfc3339(self.tried_ns),
             "done": None if self.done_ns is None else rfc3339(self.done_ns),
             "problem": self.problem or None,
+            "damaged": self.damaged,
         }
 
 
@@ -175,6 +178,7 @@ def _standing(
         tried_ns=None if record is None else record.tried_ns,
         done_ns=None if record is None else record.done_ns,
         problem="" if record is None else record.problem,
+        damaged=0 if record is None else record.damaged,
     )
 
 

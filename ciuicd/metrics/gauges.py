@@ -156,7 +156,7 @@ class Metrics:
                 self._set(name, what, newest_ns / _NS, schedule=one.schedule)
 
     def _look_at_copies(self, store: Store, settings: Settings) -> None:
-        for name in ("copy_missing_snapshots", "copy_behind_seconds"):
+        for name in ("copy_missing_snapshots", "copy_behind_seconds", "copy_damaged_snapshots"):
             if name in self._gauges:
                 self._gauges[name].clear()  # a reload may have removed copies
         for copy in standings(store, settings.copy_addresses, self._clock.now_ns()):
@@ -164,6 +164,8 @@ class Metrics:
             self._set("copy_missing_snapshots", what, copy.missing, copy=copy.name)
             what = "How long ago the oldest of them was taken."
             self._set("copy_behind_seconds", what, copy.behind_s, copy=copy.name)
+            what = "Snapshots of a copy that miss chunks, as far as its last run knows."
+            self._set("copy_damaged_snapshots", what, copy.damaged, copy=copy.name)
 
     def _look_at_health(self, store: Store) -> None:
         self._look_at_checks(store)

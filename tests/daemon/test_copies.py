@@ -25,7 +25,7 @@ from tests.kit.damage import packs
 from tests.kit.filesystems import need_root, tmpfs
 from tests.kit.program import ciuic
 
-STANDING = {"name", "address", "missing", "behind_s", "tried", "done", "problem"}
+STANDING = {"name", "address", "missing", "behind_s", "tried", "done", "problem", "damaged"}
 
 
 class Copied:

@@ -25,6 +25,7 @@ class CopyRecord(msgspec.Struct):
         marks: Each snapshot that is or was there, with the number of the mark here whose state was
             sent; 0 is the state in the manifest, -1 means that none was sent.
         followed: Snapshots that the copy has forgotten because they were forgotten here.
+        damaged: How many snapshots of the copy stay damaged, as far as is known.
     """
 
     format: int
@@ -36,6 +37,7 @@ class CopyRecord(msgspec.Struct):
     problem: str = ""
     marks: dict[str, int] = msgspec.field(default_factory=dict)
     followed: list[str] = msgspec.field(default_factory=list)
+    damaged: int = 0
     checksum: str = ""
 
     @classmethod
