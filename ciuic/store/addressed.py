@@ -52,7 +52,7 @@ def open_at_address(
         removes: In a bucket: packs are removed, and no snapshot is added.
         wait_s: How long to wait for another writer on this machine.
         cancelled: Ends that wait once it turns true.
-        owner: See ``open_store``; of no use for a bucket.
+        owner: See ``open_store``; unused for a bucket.
         only: In a bucket that is only read: the caller asks for no snapshot whose ID does not
             begin with this, so nothing is fetched of others.
     """

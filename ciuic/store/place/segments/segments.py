@@ -37,11 +37,12 @@ _LEARNED_BYTES_MAX: Final = 2 * _BYTES
 _FULL_BYTES: Final = _BYTES // 2
 """A segment of at least this length is no longer merged."""
 MERGED_AT_ONCE: Final = 16
-"""As many segments of similar length become one: each end is written four or five times in all."""
+"""This many segments of similar length are merged into one, so each end is written four or five
+times in all."""
 _SMALL_BYTES: Final = 1024 * 1024
 SMALL_AT_ONCE: Final = 4
-"""As many segments up to ``_SMALL_BYTES`` become one: each costs a new machine a request, and
-writing that little again costs less than the packs beside it."""
+"""This many segments below ``_SMALL_BYTES`` are merged into one. Each costs a new machine a
+request, and writing that little again costs less than the packs beside it."""
 _REQUESTS_AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _STALE_SHARE: Final = 4
