@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from ciuic.store.directory.cache import cache_directory
+from ciuic.store.directory.cache import StaleHeaderError, cache_directory
 from ciuic.store.directory.create import create_store
 from ciuic.store.place.keys import is_url
 from ciuic.store.place.location import PlaceOptions, bucket_url, split_address
@@ -71,10 +71,18 @@ def open_at_address(
     from ciuic.store.place.bucket import open_bucket
 
     place = open_place(address, environment, options)
-    bucket = open_bucket(place, environment, write=write, only=only)
-    with open_in_bucket(
-        bucket, write=write, removes=removes, wait_s=wait_s, cancelled=cancelled
-    ) as store:
+
+    def opened(*, trusts_kept: bool) -> Store:
+        bucket = open_bucket(place, environment, write=write, only=only, trusts_kept=trusts_kept)
+        return stack.enter_context(
+            open_in_bucket(bucket, write=write, removes=removes, wait_s=wait_s, cancelled=cancelled)
+        )
+
+    with contextlib.ExitStack() as stack:
+        try:
+            store = opened(trusts_kept=write)
+        except StaleHeaderError:
+            store = opened(trusts_kept=False)
         yield store
 
 

@@ -59,7 +59,7 @@ def parse_arguments() -> argparse.Namespace:
         help="how long --bucket runs, and --stress on each file system",
     )
     parser.add_argument(
-        "--bucket", action="store_true", help="writers and a pruner of one bucket, killed at random"
+        "--bucket", action="store_true", help="writers and pruners of one bucket, killed at random"
     )
     parser.add_argument(
         "--on", choices=MKFS, action="append", help="--stress only on this file system; repeatable"

@@ -1,15 +1,24 @@
-"""Writers and a pruner of one bucket on a real Ceph, killed at random: ``scripts/crash --bucket``.
+"""Writers and pruners of one bucket on a real Ceph, killed at random: ``scripts/crash --bucket``.
 
-Eight writers share four caches, as four machines would be; one more machine forgets and prunes. At
-the end every listed snapshot must verify, byte by byte, and no command may have failed but those
-that were killed or revoked.
+Six writers are commands, on four machines with a cache each; two are trainings that save with the
+library. A daemon on another machine takes snapshots, forgets and prunes, and one more machine
+forgets what the commands took, and prunes too. One of the server's three disks is killed as well,
+and starts again.
+
+At the end, every listed snapshot must verify. Some are restored and compared with what was taken,
+byte by byte. Every listed state of a training is loaded and compared, and the newest is no older
+than what the training reported as durable. No process may have ended with an error, unless a prune
+revoked it.
 """
 
+import contextlib
+import hashlib
 import json
 import os
 import random
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -17,6 +26,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import obstore
 from obstore.store import S3Store
@@ -26,18 +36,82 @@ from tests.kit.program import CIUIC, environment
 
 __all__ = ["stress_bucket"]
 
-_WRITERS = 8
+_COMMANDS = 6
+_TRAININGS = range(_COMMANDS, 8)
+_DAEMON = 8
+_PRUNER = 9
 _MACHINES = 4
+"""Those of the commands; every other process has a machine of its own."""
 _FILES = "abcdefgh"
 _FILE_BYTES = 200_000
 _KILLS = 0.15
 """The probability of a kill each turn."""
 _TURN_S = 0.2
+_DISKS = 3
+_DISK_S = 15
+_DISK_KILLS = 0.005
+"""The probability that the disk is killed, each turn. Always the same one: the others must have
+everything."""
+_RESTORED_MAX = 40
+_AS_MACHINE = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
+"""Before the name of a machine and a command."""
+
+_TRAINING = """\
+import sys, numpy as np
+from ciuic import SnapshotManager
+store, run, durable = sys.argv[1], sys.argv[2], int(sys.argv[3])
+weights = np.zeros(200_000, np.float32)
+with SnapshotManager(store, max_snapshots=3, run=run) as manager:
+    found = manager.load_latest_snapshot()
+    last = -1 if found is None else found["step"]
+    assert last >= durable, f"step {durable} was durable, and {last} is the newest"
+    for step in range(last + 1, last + 9):
+        weights[:] = np.random.default_rng(step).normal(size=len(weights))
+        manager.save_snapshot({"w": weights}, step=step, wait=True)
+        print(step, flush=True)
+"""
+
+_LOADING = """\
+import sys, numpy as np
+from ciuic import SnapshotManager
+store, run = sys.argv[1:]
+with SnapshotManager(store, max_snapshots=3, run=run) as manager:
+    found = [one for one in manager.list() if one.run == run and one.complete]
+    for one in found:
+        weights = np.random.default_rng(one.step).normal(size=200_000).astype(np.float32)
+        assert np.array_equal(manager.load_snapshot(one.id)["model_state_dict"]["w"], weights), one
+print(len(found))
+"""
+
+_CONFIG = """\
+snapshot_dir = {address}
+snapshot_paths = {top}/source-8
+snapshot_interval = 20s
+retention_policy = last:2
+trash = 0
+scrub_budget = 0
+drill_interval = 0
+io_priority = none
+pressure_limit = 0
+store_allow_http = yes
+"""
+
+
+class _Taken(NamedTuple):
+    """A snapshot: its writer, and the hash of each file."""
+
+    number: int
+    hashes: dict[str, str]
 
 
 @dataclass
 class _Stress:
-    """The processes, and what became of earlier ones."""
+    """The processes, and what became of earlier ones.
+
+    Attributes:
+        taken: What each snapshot holds that a command has reported.
+        durable: The last step that each training has reported.
+    """
 
     top: Path
     server: Server
@@ -46,79 +120,157 @@ class _Stress:
     running: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    taken: dict[str, _Taken] = field(default_factory=dict)
+    durable: dict[int, int] = field(default_factory=dict)
+    _sources: dict[int, dict[str, str]] = field(default_factory=dict)
+    _disk: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _disk_down_until_s: float = 0.0
 
-    def command(self, cache: str, *words: str) -> subprocess.Popen[str]:
-        """Start a command of the machine with this cache."""
+    def process(self, machine: str, *words: str | Path) -> subprocess.Popen[str]:
+        """Start a program on a machine."""
         more = {**self.server.environment, "AWS_ENDPOINT_URL": self.server.endpoint}
+        own = {"XDG_CACHE_HOME": self.top / machine, "STATE_DIRECTORY": self.top / "state"}
         return subprocess.Popen(
-            [*CIUIC, "--store", self.address, *words],
-            env=environment({**more, "XDG_CACHE_HOME": str(self.top / cache)}),
+            [*_AS_MACHINE, machine, *words],
+            env=environment({**more, **{name: str(path) for name, path in own.items()}}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def done(self, *words: str) -> tuple[int, str, str]:
-        """Run a command to its end."""
-        process = self.command("cache-last", *words)
+    def command(self, machine: str, *words: str | Path) -> subprocess.Popen[str]:
+        """Start ``ciuic`` on a machine."""
+        return self.process(machine, *CIUIC, "--store", self.address, *words)
+
+    def done(self, *words: str | Path) -> tuple[int, str, str]:
+        """Run ``ciuic`` to its end, on a machine that has no other process."""
+        process = self.command("machine-last", *words)
         out, err = process.communicate()
         return process.returncode, out, err
 
-    def start(self, number: int) -> None:
-        """Start the next command of a writer, or of the pruner."""
-        if number == _WRITERS:
-            policy = ("--policy", "last:2", "--prune", "--trash", "0", "--wait", "5s")
-            self.running[number] = self.command("cache-prune", "forget", *policy)
-            return
-        source = self.top / f"source-{number}"
-        content = self.chance.randbytes(_FILE_BYTES)
-        if self.chance.random() < 0.5:  # what another source has, or had and was forgotten
-            other = self.top / f"source-{self.chance.randrange(_WRITERS)}"
-            content = (other / self.chance.choice(_FILES)).read_bytes()
-        (source / self.chance.choice(_FILES)).write_bytes(content)
-        cache = f"cache-{number % _MACHINES}"
-        self.running[number] = self.command(cache, "snapshot", str(source), "--wait", "60s")
+    def source(self, number: int) -> Path:
+        """Return the directory of which a writer takes snapshots."""
+        return self.top / f"source-{number}"
 
-    def note(self, number: int, process: subprocess.Popen[str]) -> None:
-        """Count how a command ended."""
-        _, err = process.communicate()
-        kind = "prunes" if number == _WRITERS else "snapshots"
-        if process.returncode in {0, 3}:
-            self.counts[kind] += 1
-        elif process.returncode == -signal.SIGKILL:
-            pass  # counted when it was killed
-        elif "revoked" in err:
-            self.counts["revoked"] += 1
-        else:
-            self.failures.append(f"{kind}: exit {process.returncode}: {err[-500:]}")
+    def begin(self) -> None:
+        """Make the sources and the daemon's configuration."""
+        (self.top / "state").mkdir()
+        (self.top / "ciuic.conf").write_text(_CONFIG.format(address=self.address, top=self.top))
+        for number in (*range(_COMMANDS), _DAEMON):
+            self.source(number).mkdir()
+            for file in _FILES:
+                (self.source(number) / file).write_bytes(self.chance.randbytes(_FILE_BYTES))
 
     def turn(self) -> None:
         """Start what has ended again, and perhaps kill something."""
-        for number in range(_WRITERS + 1):
+        for number in (*range(_COMMANDS), *_TRAININGS, _DAEMON, _PRUNER):
             process = self.running.get(number)
-            if process is None:
-                self.start(number)
-            elif process.poll() is not None:
-                self.note(number, process)
-                self.start(number)
+            if process is not None:
+                if process.poll() is None:
+                    continue
+                self._note(number, process)
+            self.running[number] = self._started(number)
         time.sleep(_TURN_S)
+        self._disturb_the_disk()
         # On a slow machine, nothing would ever end by itself.
-        has_ended = self.counts["snapshots"] + self.counts["prunes"] > self.counts["killed"]
-        if has_ended and self.chance.random() < _KILLS:
+        ended = self.counts["snapshots"] + self.counts["prunes"]
+        if ended > self.counts["killed"] and self.chance.random() < _KILLS:
             self.counts["killed"] += 1
-            self.running[self.chance.randrange(_WRITERS + 1)].kill()
+            self.running[self.chance.choice(list(self.running))].kill()
+
+    def _disturb_the_disk(self) -> None:
+        now_s = time.monotonic()
+        if self._disk_down_until_s and now_s > self._disk_down_until_s:
+            self._disk.close()
+            self._disk_down_until_s = 0.0
+        elif not self._disk_down_until_s and self.chance.random() < _DISK_KILLS:
+            with contextlib.suppress(ProcessLookupError):  # it has not started again yet
+                self._disk.enter_context(self.server.without_disks(_DISKS - 1))
+                self._disk_down_until_s = now_s + _DISK_S
+                self.counts["disks killed"] += 1
+
+    def end(self) -> None:
+        """Kill everything."""
+        self._disk.close()
+        for number, process in self.running.items():
+            process.kill()
+            self._note(number, process)
+        log = self._log.read_text() if self._log.exists() else ""
+        self.counts["prunes of the daemon"] = log.count(" pruned: ")
+        if "Traceback" in log or SECRET_KEY in log:
+            self.failures.append(f"the daemon: {log[-2000:]}")
+
+    @property
+    def _log(self) -> Path:
+        return self.top / "daemon.log"
+
+    def _started(self, number: int) -> subprocess.Popen[str]:
+        if number in _TRAININGS:
+            last = str(self.durable.get(number, -1))
+            training = (sys.executable, "-c", _TRAINING, self.address, f"run-{number}", last)
+            return self.process(f"machine-{number}", *training)
+        if number == _DAEMON:
+            self._change(number)
+            # A shell's redirection: what a killed daemon had not written to a pipe would be lost.
+            script = f'exec "$@" 2>>{self._log}'
+            daemon = (sys.executable, "-m", "ciuicd", "--config", str(self.top / "ciuic.conf"))
+            return self.process(f"machine-{number}", "sh", "-c", script, "sh", *daemon)
+        if number == _PRUNER:
+            host = f"machine-{self.chance.randrange(_MACHINES)}"
+            policy = ("--policy", "last:2", "--host", host, "--prune", "--trash", "0")
+            return self.command(f"machine-{number}", "forget", *policy, "--wait", "5s")
+        self._change(number)
+        self._sources[number] = _hashes(self.source(number))
+        words = ("snapshot", str(self.source(number)), "--wait", "600s", "--json")
+        return self.command(f"machine-{number % _MACHINES}", *words)
+
+    def _change(self, number: int) -> None:
+        """Change a file: to new content, or to what another source has, or had once."""
+        content = self.chance.randbytes(_FILE_BYTES)
+        if self.chance.random() < 0.5:
+            other = self.source(self.chance.randrange(_COMMANDS))
+            content = (other / self.chance.choice(_FILES)).read_bytes()
+        (self.source(number) / self.chance.choice(_FILES)).write_bytes(content)
+
+    def _note(self, number: int, process: subprocess.Popen[str]) -> None:
+        """Count how a process ended, and remember what it said is durable."""
+        out, err = process.communicate()
+        code = process.returncode
+        if number in _TRAININGS:
+            kind = "saves"
+            steps = [int(line) for line in out.splitlines(keepends=True) if line.endswith("\n")]
+            self.counts[kind] += len(steps)
+            self.durable[number] = max([self.durable.get(number, -1), *steps])
+        else:
+            kind = {_DAEMON: "daemons", _PRUNER: "prunes"}.get(number, "snapshots")
+            self.counts[kind] += code in {0, 3}
+        if code in {0, 3} and number < _COMMANDS:
+            self.taken[json.loads(out)["id"]] = _Taken(number, self._sources[number])
+        if code in {0, 3, -signal.SIGKILL}:
+            return
+        if "revoked" in err:
+            self.counts["revoked"] += 1
+        else:
+            self.failures.append(f"{kind}: exit {code}: {err[-500:]}")
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    """Return the hash of each file."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
+    }
 
 
 def stress_bucket(duration_s: float, seed: int) -> bool:
     """Run the stress; returns whether all is well."""
     print(f"seed {seed}, {duration_s:.0f} s", flush=True)
-    with ceph_server() as server, tempfile.TemporaryDirectory(prefix="ciuic-bucket-") as name:
+    with (
+        ceph_server(_DISKS) as server,
+        # The process that stores a training's state survives the training, and uses its cache.
+        tempfile.TemporaryDirectory(prefix="ciuic-bucket-", ignore_cleanup_errors=True) as name,
+    ):
         stress = _Stress(Path(name), server, _new_address(server), random.Random(seed))
-        for number in range(_WRITERS):
-            source = stress.top / f"source-{number}"
-            source.mkdir()
-            for file in _FILES:
-                (source / file).write_bytes(stress.chance.randbytes(_FILE_BYTES))
+        stress.begin()
         code, _, err = stress.done("init")
         if code:
             print(err)
@@ -128,15 +280,15 @@ def stress_bucket(duration_s: float, seed: int) -> bool:
             while time.monotonic() < until_s:
                 stress.turn()
         finally:
-            for process in stress.running.values():
-                process.kill()
-                process.communicate()
+            stress.end()
         return _judge(stress)
 
 
 def _judge(stress: _Stress) -> bool:
     code, out, err = stress.done("verify", "--all", "--checksum")
     print(f"{dict(stress.counts)}; verify before the last prune: exit {code}")
+    _restore_some(stress)
+    _load_all(stress)
     pruned = stress.done("prune", "--revoke-after", "0s", "--trash", "0", "--json")
     report = json.loads(pruned[1]) if pruned[0] == 0 else {}
     print({key: report.get(key) for key in ("removed", "kept", "revoked", "waiting_for")})
@@ -144,10 +296,44 @@ def _judge(stress: _Stress) -> bool:
     for text in (*stress.failures, *((out, err) if code else ()), *(last[1:] if last[0] else ())):
         print(text)
     print(pruned[2] if pruned[0] else last[1][-300:])
-    if not (stress.counts["snapshots"] and stress.counts["killed"] and stress.counts["prunes"]):
-        print("too few commands have ended to prove anything: run it for more --minutes")
+    needed = ("snapshots", "saves", "killed", "prunes", "prunes of the daemon")
+    if missing := [what for what in needed if not stress.counts[what]]:
+        print(f"{', '.join(missing)}: none, so this proves little: run it for more --minutes")
         return False
     return code == pruned[0] == last[0] == 0 and not stress.failures
+
+
+def _restore_some(stress: _Stress) -> None:
+    """Compare files with what the commands have taken."""
+    code, out, err = stress.done("list", "--json")
+    listed = {one["id"] for one in json.loads(out)} if code == 0 else set()
+    known = sorted(listed & stress.taken.keys())
+    print(f"{len(listed)} listed, {len(known)} of them reported by a command {err}")
+    for snapshot_id in stress.chance.sample(known, min(len(known), _RESTORED_MAX)):
+        with tempfile.TemporaryDirectory(dir=stress.top) as target:
+            number = stress.taken[snapshot_id].number
+            words = ("-s", snapshot_id, "-p", stress.source(number), "-d", target)
+            code, _, err = stress.done("restore", *words)
+            restored = Path(target, stress.source(number).name)
+            if code or _hashes(restored) != stress.taken[snapshot_id].hashes:
+                stress.failures.append(f"{snapshot_id} is restored wrong: exit {code}: {err}")
+            else:
+                stress.counts["restored"] += 1
+
+
+def _load_all(stress: _Stress) -> None:
+    """Compare the states of the trainings; each continues from what it said is durable."""
+    for number in _TRAININGS:
+        run = f"run-{number}"
+        last = str(stress.durable.get(number, -1))
+        for program, *words in ((_TRAINING, run, last), (_LOADING, run)):
+            command = [sys.executable, "-c", program, stress.address, *words]
+            process = stress.process(f"machine-{number}", *command)
+            out, err = process.communicate()
+            if process.returncode:
+                stress.failures.append(f"{run}: {err[-1000:]}")
+        stress.counts["loaded"] += int(out or 0)
+    print(f"{stress.counts['restored']} restored, {stress.counts['loaded']} loaded")
 
 
 def _new_address(server: Server) -> str:

@@ -1,4 +1,7 @@
-"""A real S3 server for the tests: one Ceph cluster with one disk, shared by all workers.
+"""A real S3 server for the tests: one Ceph cluster, shared by all workers.
+
+It has one disk or, with ``CIUIC_LONG=1``, three: each object is on all of them, and two are enough
+to write.
 
 ``ceph_server`` starts this module as a program, in a process of its own. The processes that use the
 cluster hold a lock on a file; the program stops the cluster when none of them holds it, also if the
@@ -30,6 +33,7 @@ ACCESS_KEY = "ciuic-tests"
 SECRET_KEY = "a-secret-that-no-message-shows"
 _PROGRAMS = ("ceph-mon", "ceph-mgr", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "monmaptool")
 _START_S = 120
+_DISKS_LONG = 3
 _REPOSITORY = Path(__file__).parents[2]
 
 _STARTED: list["subprocess.Popen[bytes]"] = []
@@ -48,15 +52,15 @@ log_file = {top}/log/$name.log
 crash_dir = {top}/run
 mon_data = {top}/mon
 mgr_data = {top}/mgr
-osd_data = {top}/osd
+osd_data = {top}/osd$id
 rgw_data = {top}/rgw
 mon_allow_pool_size_one = true
 mon_warn_on_pool_no_redundancy = false
 mon_warn_on_insecure_global_id_reclaim_allowed = false
 mon_max_pg_per_osd = 1000
-osd_pool_default_size = 1
-osd_pool_default_min_size = 1
-osd_pool_default_pg_num = 1
+osd_pool_default_size = {disks}
+osd_pool_default_min_size = {disks_min}
+osd_pool_default_pg_num = {disks}
 osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
 osd_objectstore = bluestore
@@ -76,7 +80,7 @@ keyring = {top}/keyring
 [mgr]
 keyring = {top}/mgr/keyring
 [osd]
-keyring = {top}/osd/keyring
+keyring = {top}/osd$id/keyring
 """
 
 
@@ -86,19 +90,41 @@ class Server:
 
     Attributes:
         endpoint: Its URL.
+        top: Its directory.
+        disks: How many it has.
     """
 
     endpoint: str
+    top: Path
+    disks: int
 
     @property
     def environment(self) -> dict[str, str]:
         """Credentials, in the variables that AWS programs read."""
         return {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 
+    @contextlib.contextmanager
+    def without_disks(self, *numbers: int) -> Iterator[None]:
+        """Kill the servers of these disks; they start again when the block ends."""
+        down = [self.top / f"osd{number}" / "down" for number in numbers]
+        try:
+            for path in down:
+                path.touch()
+                os.kill(int(path.with_name("pid").read_text()), signal.SIGKILL)
+            yield
+        finally:
+            for path in down:
+                path.unlink(missing_ok=True)
+
 
 @contextlib.contextmanager
-def ceph_server() -> Iterator[Server]:
-    """Use the cluster of this test session for the duration of the block; start it if needed."""
+def ceph_server(disks: int = 0) -> Iterator[Server]:
+    """Use the cluster of this test session for the duration of the block; start it if needed.
+
+    Args:
+        disks: How many it has, if it is started; 0: see the module.
+    """
+    disks = disks or (_DISKS_LONG if os.environ.get("CIUIC_LONG") else 1)
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{missing[0]} of Ceph is not installed")
@@ -109,10 +135,10 @@ def ceph_server() -> Iterator[Server]:
         users = stack.enter_context((top / "users").open("w"))
         fcntl.flock(users, fcntl.LOCK_SH)
         if not (top / "endpoint").exists():
-            _start(top)
+            _start(top, disks)
         endpoint = (top / "endpoint").read_text()
         fcntl.flock(turn, fcntl.LOCK_UN)
-        yield Server(endpoint)
+        yield Server(endpoint, top, len(list(top.glob("osd[0-9]"))))
 
 
 def _take_turn(top: Path, stack: contextlib.ExitStack) -> IO[str]:
@@ -127,10 +153,10 @@ def _take_turn(top: Path, stack: contextlib.ExitStack) -> IO[str]:
                 return turn
 
 
-def _start(top: Path) -> None:
+def _start(top: Path, disks: int) -> None:
     with (top / "output").open("w") as output:
         program = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.ceph", top],
+            [sys.executable, "-m", "tests.kit.ceph", top, str(disks)],
             cwd=_REPOSITORY,
             stdout=output,
             stderr=output,
@@ -161,25 +187,37 @@ def _die_with_parent() -> None:
 class _Cluster:
     """The processes of one cluster."""
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, disks: int) -> None:
         self._top = top
         self._config = top / "ceph.conf"
         self._servers: list[subprocess.Popen[bytes]] = []
+        self._disks: dict[int, subprocess.Popen[bytes]] = {}
+        self._disk_count = disks
 
     def start(self) -> str:
         """Start it; returns its URL."""
         top = self._top
-        for name in ("run", "log", "mon", "mgr", "rgw", "osd"):
+        for name in ("run", "log", "mon", "mgr", "rgw"):
             (top / name).mkdir()
         fsid = str(uuid.uuid4())
         mon, mon_old, s3 = _free_ports(3)
-        text = _CONFIG.format(fsid=fsid, mon=mon, mon_old=mon_old, s3=s3, top=top)
+        text = _CONFIG.format(
+            fsid=fsid,
+            mon=mon,
+            mon_old=mon_old,
+            s3=s3,
+            top=top,
+            disks=self._disk_count,
+            disks_min=self._disk_count // 2 + 1,
+        )
         self._config.write_text(text)
         self._start_mon(fsid, f"[v2:127.0.0.1:{mon},v1:127.0.0.1:{mon_old}]")
         rights = ("mon", "allow profile mgr", "osd", "allow *", "mds", "allow *")
         (top / "mgr/keyring").write_text(self._ceph("auth", "get-or-create", "mgr.x", *rights))
         self._serve("ceph-mgr", "-i", "x")
-        self._start_osd()
+        for number in range(self._disk_count):
+            self._make_disk(number)
+            self._serve_disk(number)
         of_gateway = ("mon", "allow rw", "osd", "allow rwx")
         name = "client.rgw.a"
         (top / "rgw/keyring").write_text(self._ceph("auth", "get-or-create", name, *of_gateway))
@@ -194,7 +232,7 @@ class _Cluster:
 
     def stop(self) -> None:
         """Kill it: its data is not needed."""
-        for server in reversed(self._servers):
+        for server in (*reversed(self._servers), *self._disks.values()):
             server.kill()
             server.wait()
 
@@ -209,16 +247,29 @@ class _Cluster:
         self._serve("ceph-mon", "-i", "a")
         self._ceph("mon", "enable-msgr2")
 
-    def _start_osd(self) -> None:
+    def restart_disks(self) -> None:
+        """Start the servers that were killed: see ``Server.without_disks``."""
+        for number, server in list(self._disks.items()):
+            is_down = (self._top / f"osd{number}" / "down").exists()
+            if server.poll() is not None and not is_down:
+                self._serve_disk(number)
+
+    def _make_disk(self, number: int) -> None:
+        directory = self._top / f"osd{number}"
+        directory.mkdir()
         key = self._run("ceph-authtool", "--gen-print-key").strip()
         secrets = self._top / "secrets"
         secrets.write_text(f'{{"cephx_secret":"{key}"}}')
         disk = str(uuid.uuid4())
-        self._ceph("osd", "new", disk, "0", "-i", str(secrets))
-        keyring = self._top / "osd/keyring"
-        self._run("ceph-authtool", "--create-keyring", keyring, "-n", "osd.0", "--add-key", key)
-        self._run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", disk)
-        self._serve("ceph-osd", "-i", "0")
+        self._ceph("osd", "new", disk, str(number), "-i", str(secrets))
+        name = ("-n", f"osd.{number}", "--add-key", key)
+        self._run("ceph-authtool", "--create-keyring", directory / "keyring", *name)
+        self._run("ceph-osd", "-i", str(number), "--mkfs", "--osd-uuid", disk)
+
+    def _serve_disk(self, number: int) -> None:
+        server = self._start_server("ceph-osd", "-i", str(number))
+        self._disks[number] = server
+        (self._top / f"osd{number}" / "pid").write_text(str(server.pid))
 
     def _ceph(self, *arguments: str) -> str:
         return self._run("ceph", *arguments)
@@ -236,18 +287,19 @@ class _Cluster:
         return done.stdout
 
     def _serve(self, program: str, *arguments: str) -> None:
-        self._servers.append(
-            subprocess.Popen(
-                [program, "-c", self._config, "-f", *arguments],
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - this program has one thread
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+        self._servers.append(self._start_server(program, *arguments))
+
+    def _start_server(self, program: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [program, "-c", self._config, "-f", *arguments],
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this program has one thread
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
 
-def _main(top: Path) -> None:
-    cluster = _Cluster(top)
+def _main(top: Path, disks: int) -> None:
+    cluster = _Cluster(top, disks)
     try:
         waiting = top / "endpoint.new"
         waiting.write_text(cluster.start())
@@ -258,6 +310,7 @@ def _main(top: Path) -> None:
     with (top / "turn").open("w") as turn, (top / "users").open("w") as users:
         while not _is_unused(turn, users):
             time.sleep(0.5)
+            cluster.restart_disks()
         cluster.stop()
         shutil.rmtree(top)
 
@@ -277,4 +330,4 @@ def _is_unused(turn: IO[str], users: IO[str]) -> bool:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    _main(Path(sys.argv[1]), int(sys.argv[2]))

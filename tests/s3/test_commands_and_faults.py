@@ -205,6 +205,16 @@ def test_a_prefix_that_holds_something_else_is_left_alone(command, elsewhere):
     assert keys(elsewhere.place()) == ["thesis.tex"]
 
 
+def test_a_prefix_with_folders_like_those_of_a_store_is_no_store(command, elsewhere):
+    names = ["packs/readme", "snapshots/2026/photo.jpg"]
+    for name in names:
+        elsewhere.place().put(name, b"years of work")
+
+    assert "there is no store at" in command("list", code=1).err
+    assert "is not empty" in command("init", code=1).err
+    assert keys(elsewhere.place()) == names
+
+
 def test_a_store_of_a_newer_format_is_refused_in_one_sentence(command, elsewhere, source):
     from ciuic.store.records import layout
 

@@ -258,6 +258,19 @@ def test_an_error_that_lasts_is_not_tried_again(place, proxy, fault, kind):
     assert type(caught.value) is kind
 
 
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [("RequestTimeTooSkewed", "the clock of this machine"), ("ExpiredToken", "new credentials")],
+)
+def test_credentials_that_are_refused_for_a_known_reason_come_with_a_remedy(
+    place, proxy, code, hint
+):
+    proxy.always(faults.status(403, code))
+    with pytest.raises(AccessDeniedError, match=code) as caught:
+        place.put("a", b"x")
+    assert hint in caught.value.hint
+
+
 def test_a_server_that_ignores_conditions_is_found_out(place, proxy, other, sign):
     proxy.always(faults.ignore_conditions(sign))
 

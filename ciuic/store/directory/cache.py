@@ -19,7 +19,15 @@ from ciuic.store.records.header import decode_header
 from ciuic.system import durable, nofollow
 from ciuic.system.hashing import derived_hash
 
-__all__ = ["KeptHeader", "cache_directory", "keep_header", "kept_headers", "prepare_cache"]
+__all__ = [
+    "KeptHeader",
+    "StaleHeaderError",
+    "cache_directory",
+    "keep_header",
+    "kept_headers",
+    "only_kept_header",
+    "prepare_cache",
+]
 
 _SYSTEM_CACHE: Final = "/var/cache"
 _NAME_DIGITS: Final = 8
@@ -55,7 +63,7 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     """
     digits = derived_hash("ciuic cache of a bucket", name.encode()).hex()[:_NAME_DIGITS]
     path = os.path.join(cache_directory(environment), f"{store_id}-{digits}")
-    with store_faults("make", path):
+    with _named_as_cache(), store_faults("make", path):
         path = nofollow.resolved(path)
         parent = os.path.dirname(path)
         for each in _missing_parents(parent):
@@ -74,6 +82,20 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     if not folder.has(layout.CACHE):
         folder.replace(layout.CACHE, about)
     return path
+
+
+class StaleHeaderError(StoreError):
+    """The header of a store is not what this machine kept of it: open it again, and read it."""
+
+
+@contextlib.contextmanager
+def _named_as_cache() -> Iterator[None]:
+    """Say of an error that it is not about the store's own disk."""
+    try:
+        yield
+    except StoreError as error:
+        hint = f"{error.hint} It is a cache: XDG_CACHE_HOME can name another directory for it."
+        raise type(error)(error.message, hint=hint) from error
 
 
 class KeptHeader(NamedTuple):
@@ -110,6 +132,16 @@ def kept_headers(environment: Mapping[str, str], name: str) -> Iterator[KeptHead
             if Folder(path).read(layout.CACHE, _MAX) == about:
                 manifests = Folder(path, layout.SNAPSHOTS).names(layout.parse_manifest_name)
                 yield KeptHeader(data, frozenset(map(layout.manifest_name, manifests)))
+
+
+def only_kept_header(environment: Mapping[str, str], name: str) -> bytes | None:
+    """Return the header that this machine keeps of the store at an address.
+
+    Returns:
+        None: it has none, or those of several stores that were there in turn.
+    """
+    kept = list(kept_headers(environment, name))
+    return kept[0].data if len(kept) == 1 else None
 
 
 def _missing_parents(directory: str) -> Iterator[str]:

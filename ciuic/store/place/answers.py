@@ -42,6 +42,10 @@ _CUT: Final = re.compile(r"kind: (?:Interrupted|Body|Decode)|IncompleteMessage|r
 _NO_CREDENTIALS: Final = re.compile(r"169\.254\.|metadata\.google|[Cc]redential|/api/token")
 _REDIRECTS: Final = range(300, 400)
 _FULL_CODES: Final = {"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull"}
+_HINTS: Final = {
+    "ExpiredToken": "Get new credentials, then run the command again.",
+    "RequestTimeTooSkewed": "Set the clock of this machine: it differs too much from the server's.",
+}
 _RETRIED: Final = {408, 409, 425, 429, 500, 502, 503, 504}
 """409: two conditional writes met, and the server asks for another attempt."""
 _CLIENT_ONLY: Final = "the server did not answer as an object store does"
@@ -73,7 +77,7 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
     if status == 412 or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return LostRaceError(f"{url}: another writer was first")
     if status in {401, 403} or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-        return AccessDeniedError(message)
+        return AccessDeniedError(message, hint=_HINTS.get(code))
     if status == 501 or isinstance(error, (NotSupportedError, NotImplementedError)):
         return UnsupportedError(message)
     if status == 416:

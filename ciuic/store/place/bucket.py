@@ -26,13 +26,24 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.ids import PackId, SessionId, SnapshotId
-from ciuic.store.directory.cache import keep_header, prepare_cache
+from ciuic.store.directory.cache import (
+    StaleHeaderError,
+    keep_header,
+    only_kept_header,
+    prepare_cache,
+)
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.kept import forget_kept, keep_lost
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Listed, Place, Version
 from ciuic.store.place.probe import probe
-from ciuic.store.place.records import Records, decoded_header, header_data, read_header
+from ciuic.store.place.records import (
+    Records,
+    decoded_header,
+    header_data,
+    read_header,
+    refuse_lost_header,
+)
 from ciuic.store.place.segments.segments import Segments
 from ciuic.store.place.sessions.condemned import Condemned
 from ciuic.store.place.sessions.damaged import keep_aside, replace_damaged
@@ -69,6 +80,7 @@ class StoreInBucket:
         segments: Its index segments.
         place: Has its objects.
         condemned: Its condemnations and verdicts.
+        unread: The bytes of the header if this machine kept them, and did not read them yet.
     """
 
     def __init__(self, place: Place, path: str, header: Header) -> None:
@@ -81,6 +93,7 @@ class StoreInBucket:
         self.condemned = Condemned(place, path)
         self._leases = HeldLeases(place)
         self._replaced: dict[SnapshotId, Version] = {}
+        self.unread: bytes | None = None
 
     def fetch(self, only: str = "") -> None:
         """Make the copies of marks and manifests here agree with the bucket: two listings.
@@ -305,16 +318,22 @@ class StoreInBucket:
         self._hold({copy_lease(one, session_id): f"{one} {session}" for one in snapshot_ids})
 
     def _hold(self, leases: Mapping[str, str]) -> None:
-        """Create leases, and read the header again.
+        """Create leases, and then read the header, even if it was read before.
 
         Args:
             leases: The key of each, and what it says.
+
+        Raises:
+            StaleHeaderError: It is not what this machine kept.
         """
         self._leases.hold(leases)
         self.segments.learns = True
         # Read the header again: a removal first writes the features that it requires of writers
         # into the header, and then lists leases.
-        self.header = read_header(self._place)
+        data = header_data(self._place)
+        self.header = decoded_header(self._place, data)
+        if self.unread not in {None, data}:
+            raise StaleHeaderError(f"the header of {self.name} has changed")
         self._refuse_unknown()
 
     def keep_leases(self) -> None:
@@ -397,7 +416,12 @@ class StoreInBucket:
 
 
 def open_bucket(
-    place: Place, environment: Mapping[str, str], *, write: bool = False, only: str = ""
+    place: Place,
+    environment: Mapping[str, str],
+    *,
+    write: bool = False,
+    only: str = "",
+    trusts_kept: bool = False,
 ) -> StoreInBucket:
     """Open the store in a bucket, and its directory on this machine.
 
@@ -406,16 +430,21 @@ def open_bucket(
         environment: The environment variables.
         write: The caller will add snapshots, and calls ``fetch`` itself when it has its lease.
         only: See ``fetch``; the caller asks for no other snapshot.
+        trusts_kept: Use the header that this machine kept. A writer reads it when it has its lease,
+            and ``StaleHeaderError`` then means: open it again, without this.
 
     Raises:
         StoreError: There is no store, or it can't be read.
         UnknownFormatError: The store has an unknown version, or needs an unknown feature.
     """
-    data = header_data(place)
+    kept = only_kept_header(environment, place.name) if trusts_kept else None
+    data = kept or header_data(place)
     header = decoded_header(place, data)
     path = prepare_cache(environment, place.name, header.store_id)
-    keep_header(path, data)
+    if kept is None:
+        keep_header(path, data)
     bucket = StoreInBucket(place, path, header)
+    bucket.unread = kept
     if not write:
         bucket.fetch(only)
     return bucket
@@ -439,8 +468,7 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
         return False, read_header(place).chunking
     for found in place.list():
         if not found.key.startswith("probe/"):
-            if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
-                header_data(place)  # says that the header is lost
+            refuse_lost_header(place)
             raise StoreError(
                 f"{place.name} is not empty: it holds '{found.key}'",
                 hint="Choose an unused prefix for the store.",

@@ -14,7 +14,7 @@ from ciuic.store.place.place import Place
 from ciuic.store.records import layout
 from ciuic.store.records.header import HEADER_BYTES_MAX, Header, decode_header
 
-__all__ = ["Records", "decoded_header", "header_data", "read_header"]
+__all__ = ["Records", "decoded_header", "header_data", "read_header", "refuse_lost_header"]
 
 _REPAIR: Final = (
     "'ciuic --store {} repair' shows whether it can be written again, and --apply does so: from the"
@@ -83,15 +83,29 @@ def header_data(place: Place) -> bytes:
     try:
         return place.get(layout.HEADER, HEADER_BYTES_MAX)
     except MissingError as error:
-        if place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS):
-            raise StoreError(
-                f"the store at {place.name} has lost its header {layout.HEADER}",
-                hint=_REPAIR.format(place.name),
-            ) from error
+        refuse_lost_header(place)
         raise StoreError(
             f"there is no store at {place.name}",
             hint=f"Create it with 'ciuic --store {place.name} init'.",
         ) from error
+
+
+def refuse_lost_header(place: Place) -> None:
+    """Refuse a place that has a manifest or a pack of a store; it is known to have no header.
+
+    Raises:
+        StoreError: It has one, or it can't be listed.
+    """
+    parsers = (
+        (layout.SNAPSHOTS, layout.parse_manifest_name),
+        (layout.PACKS, layout.parse_pack_name),
+    )
+    for folder, parse in parsers:
+        if any(parse(found.key.rpartition("/")[2]) is not None for found in place.list(folder)):
+            raise StoreError(
+                f"the store at {place.name} has lost its header {layout.HEADER}",
+                hint=_REPAIR.format(place.name),
+            )
 
 
 def decoded_header(place: Place, data: bytes) -> Header:

@@ -1,0 +1,101 @@
+"""A writer of a bucket begins with the header that its machine kept, and notices if it is stale."""
+
+import json
+import shutil
+
+import pytest
+
+from ciuic.errors import StoreError, UnknownFormatError
+from ciuic.store.directory.cache import StaleHeaderError
+from ciuic.store.place.bucket import open_bucket
+from ciuic.store.records import layout
+from ciuic.store.store import open_in_bucket
+from tests.kit.buckets import FolderMachine, write
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def source(tmp_path):
+    write(tmp_path / "source", "ab")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def one(tmp_path, source):
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    machine.take(source)
+    return machine
+
+
+@pytest.fixture
+def other(tmp_path, one):
+    return FolderMachine(tmp_path / "bucket", tmp_path / "other")
+
+
+class CountsHeaders:
+    """A place in front of another one, which counts how often the header is read."""
+
+    def __init__(self, place):
+        self._place = place
+        self.count = 0
+
+    def __getattr__(self, name):
+        return getattr(self._place, name)
+
+    def get(self, key, bytes_max):
+        self.count += key == layout.HEADER
+        return self._place.get(key, bytes_max)
+
+
+@pytest.mark.parametrize(("trusts_kept", "count"), [(True, 1), (False, 2)])
+def test_a_writer_that_trusts_its_machine_reads_the_header_once(one, trusts_kept, count):
+    place = CountsHeaders(one.place())
+    bucket = open_bucket(place, one.environ, write=True, trusts_kept=trusts_kept)
+    with open_in_bucket(bucket, write=True):
+        assert place.count == count
+
+
+def test_a_store_that_was_made_anew_at_the_address_gets_the_snapshot(one, other, source, tmp_path):
+    (old,) = one.ids()
+    shutil.rmtree(tmp_path / "bucket")
+    (tmp_path / "bucket").mkdir()
+    other.init()
+
+    with pytest.raises(StaleHeaderError):
+        bucket = open_bucket(one.place(), one.environ, write=True, trusts_kept=True)
+        with open_in_bucket(bucket, write=True):
+            pass
+    taken = one.take(source)
+
+    assert old not in one.ids()
+    other.check(listed={taken.id})
+    assert one.names("leases") == []
+    one.take(source)  # this machine keeps two headers now, and trusts neither
+    assert len(other.ids()) == 2
+
+
+def changed_header(tmp_path, **fields):
+    path = tmp_path / "bucket" / layout.HEADER
+    text = json.dumps({**json.loads(path.read_text()), **fields})
+    path.unlink()
+    path.write_text(text)
+
+
+def test_a_store_of_a_newer_format_is_refused_by_a_machine_that_knew_the_older(
+    one, source, tmp_path
+):
+    changed_header(tmp_path, format=99)
+
+    with pytest.raises(UnknownFormatError, match=layout.HEADER):
+        one.take(source)
+    assert one.names("leases") == []
+
+
+def test_a_store_that_has_lost_its_header_is_named_by_a_machine_that_knew_it(one, source, tmp_path):
+    (tmp_path / "bucket" / layout.HEADER).unlink()
+
+    with pytest.raises(StoreError, match="has lost its header"):
+        one.take(source)
+    assert one.names("leases") == []
