@@ -215,7 +215,7 @@ class OfflineError(StoreError):
 class UnsupportedError(StoreError):
     """The place of a store can't do what several writers at once need."""
 
-    default_hint = "Use a place that has conditional writes, or one writer at a time."
+    default_hint = "Use an object store that has conditional writes, or a directory."
 
 
 class CorruptionError(StoreError):

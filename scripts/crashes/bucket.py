@@ -86,7 +86,7 @@ print(len(found))
 _CONFIG = """\
 snapshot_dir = {address}
 snapshot_paths = {top}/source-8
-snapshot_interval = 20s
+snapshot_interval = 3m
 retention_policy = last:2
 trash = 0
 scrub_budget = 0

@@ -35,15 +35,25 @@ def opened(place, tmp_path, data):
     return PackObjects(place, Segments(place, str(tmp_path))).open(PACK)
 
 
-@pytest.mark.parametrize("offsets", [(8, 50_000), (50_000, 8)], ids=["forward", "backward"])
-def test_a_small_pack_is_one_request_in_any_order_of_reading(place, tmp_path, offsets):
-    data = os.urandom(128 * KIB)
+@pytest.mark.parametrize("size", [128 * KIB, 2048 * KIB])
+@pytest.mark.parametrize("offsets", [(8, 100_000), (100_000, 8)], ids=["forward", "backward"])
+def test_a_small_pack_is_one_request_in_any_order_of_reading(place, tmp_path, offsets, size):
+    data = os.urandom(size)
     pack = opened(place, tmp_path, data)
 
     for offset in offsets:
         assert pack.read(700, offset) == data[offset : offset + 700]
 
     assert len(place.asked) == 1
+
+
+def test_of_a_pack_whose_end_is_read_first_only_the_end_is_read(place, tmp_path):
+    data = os.urandom(2048 * KIB)
+    pack = opened(place, tmp_path, data)
+
+    assert pack.read(40, len(data) - 40) == data[-40:]
+
+    assert [part.length_bytes for part in place.asked] == [128 * KIB]
 
 
 def test_a_large_pack_is_read_in_parts_that_grow(place, tmp_path):

@@ -56,7 +56,7 @@ from ciuic.store.place.sessions.leases import (
 )
 from ciuic.store.records import layout
 from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone, new_tombstone
-from ciuic.store.records.header import FORMAT, Chunking, Header
+from ciuic.store.records.header import FORMAT, HEADER_BYTES_MAX, Chunking, Header
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.records.mark import MARK_BYTES_MAX
 from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired
@@ -464,8 +464,8 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
     if chunking.problem:
         raise UsageError(chunking.problem, hint="'ciuic init --help' has the limits.")
     with contextlib.suppress(MissingError):
-        place.size_bytes(layout.HEADER)
-        return False, read_header(place).chunking
+        # Not its size: the answer to that request does not say why it is refused.
+        return False, decoded_header(place, place.get(layout.HEADER, HEADER_BYTES_MAX)).chunking
     for found in place.list():
         if not found.key.startswith("probe/"):
             refuse_lost_header(place)

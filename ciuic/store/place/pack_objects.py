@@ -1,8 +1,9 @@
 """The packs of a store in a bucket: one object each. See ``store.place.packs``.
 
 ciuic reads a pack in parts. What follows a part is often read next, so the parts of a sequence grow
-up to 8 MiB, and a few parts stay in memory. An index segment usually has the end of a pack, with
-its list of frames.
+up to 8 MiB, and a few parts stay in memory. A small pack is one part: a snapshot reads the trees of
+its parent, which are in packs of their own, in another order than they were written in. An index
+segment usually has the end of a pack, with its list of frames.
 """
 
 import os
@@ -24,6 +25,8 @@ __all__ = ["ObjectPack", "PackObjects"]
 
 _PART_BYTES_MIN: Final = 128 * 1024
 _PART_BYTES_MAX: Final = 8 * 1024 * 1024
+_WHOLE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Reading a pack of this length takes about as long as one more request."""
 _PARTS_MAX: Final = 2
 """Parts in memory of each pack."""
 _OPEN_MAX: Final = 8
@@ -104,8 +107,9 @@ class ObjectPack:
 
     def _part_for(self, begin: int, end: int) -> tuple[int, int]:
         """Return the part to read for a range: more of what is probably read next."""
-        if self._size_bytes <= _PART_BYTES_MIN:
-            # A small pack is one request, whichever of its frames is read first.
+        if end == self._size_bytes:  # the trailer: the footer is in front of it
+            return max(0, min(begin, end - _PART_BYTES_MIN)), end
+        if self._size_bytes <= _WHOLE_BYTES_MAX:
             return 0, self._size_bytes
         for expected_begin, expected_end in self._expected:
             if expected_begin <= begin < expected_end:
@@ -115,8 +119,6 @@ class ObjectPack:
             self._next_bytes = min(_PART_BYTES_MAX, 2 * self._next_bytes)
         else:
             self._next_bytes = _PART_BYTES_MIN
-        if end == self._size_bytes:  # the trailer: the footer is in front of it
-            return max(0, min(begin, end - _PART_BYTES_MIN)), end
         return begin, min(max(end, begin + self._next_bytes), self._size_bytes)
 
 
