@@ -23,7 +23,7 @@ pytestmark = [
 def large(tmp_path):
     top = tmp_path / "large"
     top.mkdir()
-    for number in range(8):
+    for number in range(4):
         (top / str(number)).write_bytes(os.urandom(40 * MIB))
     return top
 
