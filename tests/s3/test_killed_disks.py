@@ -1,4 +1,4 @@
-"""A snapshot to a real Ceph with a disk that is killed in the middle. Only the long form has three."""
+"""A disk of a real Ceph is killed in the middle of a snapshot. Only the long form has three."""
 
 import os
 import subprocess
