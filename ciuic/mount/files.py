@@ -130,11 +130,11 @@ class Files:
         )
         return self._last_handle
 
-    def read(self, handle: int, offset: int, length: int) -> bytes:
-        """Return the bytes of an open file at an offset."""
+    def read_into(self, handle: int, offset: int, out: memoryview) -> int:
+        """Write the bytes of an open file at an offset to memory; return how many."""
         file, owned = self._open[handle]
         try:
-            return file.read(offset, length)
+            return file.read_into(offset, out)
         except StoreError as error:
             raise self._unreadable(owned, error.message) from error
 

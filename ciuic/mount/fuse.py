@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from ciuic.mount.files import Files
 from ciuic.mount.nodes import Attributes, Node, inode_number
+from ciuic.mount.read_ahead import read_far_ahead
 
 # mfusepy takes libfuse 2 where both are installed, and starts a compiler to find either.
 os.environ.setdefault("FUSE_LIBRARY_PATH", "libfuse3.so.3")
@@ -94,6 +95,9 @@ class _Mounted(mfusepy.FUSE):  # type: ignore[misc]
         self._ready = ready
         self._listings: dict[int, _Listing] = {}
         self._last_listing = 0
+        # Resolved now: once it is mounted, this process would wait for its own answer.
+        self._real_point = os.fsencode(os.path.realpath(point))
+        self._has_opened = False
         super().__init__(_Offered(), point, **options)
 
     def init_fuse_3(self, _conn: object, config: _Structure) -> None:
@@ -116,6 +120,10 @@ class _Mounted(mfusepy.FUSE):  # type: ignore[misc]
 
     def open(self, path: bytes, info: _Structure) -> int:
         info.contents.fh = self._files.open(path)
+        if not self._has_opened:
+            # Not before: the kernel sets its own value after the answer to its first request.
+            self._has_opened = True
+            read_far_ahead(self._real_point)
         return 0
 
     def read(
@@ -126,9 +134,8 @@ class _Mounted(mfusepy.FUSE):  # type: ignore[misc]
         offset: int,
         info: _Structure,
     ) -> int:
-        data = self._files.read(info.contents.fh, offset, size)
-        ctypes.memmove(buf, data, len(data))
-        return len(data)
+        place = (ctypes.c_char * size).from_address(ctypes.addressof(buf.contents))
+        return self._files.read_into(info.contents.fh, offset, memoryview(place).cast("B"))
 
     def lseek(self, _path: bytes, offset: int, whence: int, info: _Structure) -> int:
         return self._files.seek(info.contents.fh, offset, whence)

@@ -18,7 +18,7 @@ __all__ = ["OpenFile", "hole_bytes"]
 
 _GAP_BYTES: Final = 128 * 1024
 """A read that begins this close to the end of the one before it may be sequential."""
-_SLACK_BYTES: Final = 1024 * 1024
+_SLACK_BYTES: Final = 4 * 1024 * 1024
 """The kernel reads ahead with several requests at once, which arrive in any order."""
 _AHEAD_MIN_BYTES: Final = 2 * 1024 * 1024
 _AHEAD_MAX_BYTES: Final = 12 * 1024 * 1024
@@ -47,24 +47,27 @@ class OpenFile:
         self._asked_to = 0
         self._ahead_bytes = 0
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return the bytes at an offset; fewer at the end of the file.
+    def read_into(self, offset: int, out: memoryview) -> int:
+        """Write the bytes at an offset to memory.
+
+        Returns:
+            How many: fewer at the end of the file.
 
         Raises:
             CorruptionError: The bytes are damaged.
         """
-        end = min(offset + length, self._entry.size_bytes)
+        end = min(offset + len(out), self._entry.size_bytes)
         if offset >= end:
-            return b""
+            return 0
         self._cover(offset, end)
         self._read_ahead(offset, end)
-        return b"".join(
-            [
-                self._bytes(part, max(offset, part.offset), min(end, _end(part)))
-                for part in itertools.takewhile(lambda part: part.offset < end, self._parts)
-                if _end(part) > offset
-            ]
-        )
+        for part in self._parts:
+            if part.offset >= end:
+                break
+            begin, until = max(offset, part.offset), min(end, _end(part))
+            if begin < until:
+                self._copy(part, begin, out[begin - offset : until - offset])
+        return end - offset
 
     def seek(self, offset: int, whence: int) -> int:
         """Return where the next data or the next hole begins, as ``lseek`` does.
@@ -132,12 +135,13 @@ class OpenFile:
         if self._chunks.expect(ahead):
             self._asked_to = wanted
 
-    def _bytes(self, part: Part, begin: int, end: int) -> bytes | memoryview:
+    def _copy(self, part: Part, begin: int, out: memoryview) -> None:
         piece = part.piece
         if not piece.id:
-            return bytes(end - begin)
+            out[:] = bytes(len(out))
+            return
         start = piece.start_bytes + begin - part.offset
-        return cut(self._chunks.get(piece.id), Piece(end - begin, piece.id, start))
+        out[:] = cut(self._chunks.get(piece.id), Piece(len(out), piece.id, start))
 
 
 def hole_bytes(reader: StoreReader, entry: Entry) -> int:

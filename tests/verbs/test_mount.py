@@ -310,6 +310,23 @@ def test_a_mount_point_that_can_not_be_used_is_refused(box: Box, tmp_path: Path)
 
 
 @pytest.mark.root
+def test_a_sequential_reader_asks_for_a_megabyte_at_a_time(box: Box) -> None:
+    content = noise(24 * MiB)
+    (box.source / "a").write_bytes(content)
+    box.take()
+
+    def answers(process: int) -> int:
+        """Return how often a process has written so far."""
+        return int(Path(f"/proc/{process}/io").read_text().split()[7])
+
+    with mounted(box) as shown, shown.at(box.source / "a").open("rb", buffering=0) as file:
+        before = answers(shown.process.pid)
+        read = b"".join(iter(lambda: file.read(MiB), b""))
+        assert answers(shown.process.pid) - before < 24 * 3, "in requests of 128 KiB, it is 192"
+    assert read == content
+
+
+@pytest.mark.root
 def test_a_user_without_rights_mounts_what_the_user_can_read(public_box: Box) -> None:
     box, user = public_box, as_nobody()
     populate(box.source)

@@ -1,9 +1,8 @@
 """Reads chunks: locates, reads, decodes and checks them.
 
 A chunk is returned only if it hashes to the requested ID; the chunks of a whole frame (``frame``)
-are checked by its caller. If the chunk index does not know a
-chunk or names a wrong place, the packs themselves are searched (``locator``). A damaged frame is
-read with the help of its pack's parity; the file on the disk stays as it is.
+are checked by its caller. If the chunk index does not know a chunk or names a wrong place, the
+packs are searched (``locator``). A damaged frame is read with parity; its file stays as it is.
 """
 
 import contextlib
@@ -50,6 +49,7 @@ from ciuic.system.hashing import data_id
 __all__ = ["StoreReader"]
 
 _TOO_LONG_MAX: Final = 100_000
+_Places = Mapping[ChunkId, ChunkPlace] | None
 
 
 class StoreReader:
@@ -67,6 +67,7 @@ class StoreReader:
         damaged: Frames that could not be read as they are in the pack, although another copy of the
             header or of the chunk could: by pack and offset, with the reason.
         failures: What to do when a chunk that could not be read is read again.
+        expected: The places that ``expect`` was told of last, with those of the chains below.
         elsewhere: Is asked for a chunk that can't be read here, unless the read is to repair
             nothing; None: nothing is.
     """
@@ -89,7 +90,7 @@ class StoreReader:
         self._locator = Locator(self._packs, index, index_from_packs, self._listed)
         self.damaged: dict[tuple[PackId, int], str] = {}
         self._cache = FrameCache()
-        self._expected: Mapping[ChunkId, ChunkPlace] = {}
+        self.expected: Mapping[ChunkId, ChunkPlace] = {}
         self._too_long: set[ChunkId] = set()
 
     @property
@@ -102,7 +103,7 @@ class StoreReader:
         """Close the packs and clear the cache."""
         self._packs.close()
         self._cache.clear()
-        self._expected = {}
+        self.expected = {}
 
     def node(self, kind: int, node_id: ChunkId) -> bytes:
         """Read and check a tree or recipe node.
@@ -136,12 +137,13 @@ class StoreReader:
                 self.failures.note(chunk_id, error.message)
             raise
 
-    def read_into(self, chunk_id: ChunkId, out: memoryview) -> bool:
+    def read_into(self, chunk_id: ChunkId, out: memoryview, places: _Places = None) -> bool:
         """Read and check a chunk that ``expect`` was told of: see ``read_straight``.
 
         Args:
             chunk_id: The chunk, of file content.
             out: Memory for exactly the chunk. Its content is arbitrary if this returns False.
+            places: ``expected`` as it was then; None: as it is now.
 
         Returns:
             Whether ``out`` has the chunk. If not, ``chunk`` repairs it or says what is wrong.
@@ -149,7 +151,7 @@ class StoreReader:
         # Imported here: most commands read no large chunk.
         from ciuic.store.packs.straight import read_straight
 
-        return read_straight(self._packs, self._expected, chunk_id, out)
+        return read_straight(self._packs, places or self.expected, chunk_id, out)
 
     def chain(self, chunk_id: ChunkId) -> list[ChunkPlace] | None:
         """Return the places of a chunk and of its delta chain, in order.
@@ -230,7 +232,7 @@ class StoreReader:
         failure = self.failures.get(chunk_id)
         if failure is not None:
             raise CorruptionError(failure)
-        place = self._expected.get(chunk_id)
+        place = self.expected.get(chunk_id)
         # A prune may have moved it since. It can still be read from a pack that is open.
         if place is None or not self._packs.is_open(place.pack_id):
             place = self.places([chunk_id]).get(chunk_id)
@@ -311,7 +313,7 @@ class StoreReader:
             if not found:
                 break
             known |= found
-        self._expected = known
+        self.expected = known
 
     def frame(
         self, place: ChunkPlace, *, repair: bool = True, keep: bool = False, header_id: bytes = b""
