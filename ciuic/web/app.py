@@ -57,6 +57,7 @@ def make_app(
         is_encrypted: Requests come over TLS.
     """
     reading = Reading(store_path, subject, clock, options, copies)
+    reading.prepare()
     jobs = Jobs(store_path, clock, options, words)
     timelines = Timelines(reading, logs)
     runs = Runs(reading)

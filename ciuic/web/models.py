@@ -231,10 +231,11 @@ class Overview(BaseModel):
     free_bytes: int | None
     total_bytes: int | None
     full_in_s: float | None = Field(description="at the pace of the last seven days")
-    packs: int | None = Field(description="null in a bucket, which no scrub reads")
+    packs: int | None = Field(description="of a bucket, those that this machine knows")
     checked_packs: int | None = Field(description="read in full since they were written, and sound")
     copies: list[Copy] = Field(description="the copies that the configuration names")
     last_drill: Drill | None
+    examined_s: float = Field(description="how long ago the findings were found")
     findings: list[Finding]
 
 
@@ -262,6 +263,7 @@ class TimelineAnswer(BaseModel):
     )
     left_out_curves: int
     not_finite: int
+    unchecked_packs: int = Field(description="not read since written: no damage of them is known")
     markers: list[Marker]
 
 

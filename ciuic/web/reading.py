@@ -6,7 +6,6 @@ Each request opens the store again: it may have been pruned, moved or mounted ag
 import contextlib
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
@@ -19,7 +18,6 @@ from ciuic.ids import SnapshotId
 from ciuic.maintain.scrub.pack_health import Health, health
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.report.change_documents import change_json
-from ciuic.report.doctor.examine import examine
 from ciuic.report.doctor.findings import PROBLEM, WARNING, Finding, Subject
 from ciuic.report.entries import entry_json
 from ciuic.report.growth import full_in_s
@@ -34,6 +32,7 @@ from ciuic.view.diff import diff
 from ciuic.view.located import Located, inner_path, root_entry
 from ciuic.view.locator import locate
 from ciuic.view.paging import entries_after
+from ciuic.web.examinations import Examination, Examinations
 from ciuic.web.models import (
     Change,
     ChangePage,
@@ -55,7 +54,6 @@ from ciuic.web.snapshots import Listed, SnapshotList
 __all__ = ["Reading", "snapshot_answer"]
 
 _NS: Final = 1_000_000_000
-_EXAMINED_S: Final = 10.0
 
 
 class Reading:
@@ -79,11 +77,9 @@ class Reading:
     ) -> None:
         self.store_path = store_path
         self._options = options
-        self._subject = subject
         self._clock = clock
         self._list = SnapshotList(clock, copies)
-        self._lock = threading.Lock()
-        self._examined: tuple[float, Subject, list[Finding]] | None = None
+        self._examinations = Examinations(subject, clock)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Store]:
@@ -91,21 +87,28 @@ class Reading:
         with open_at_address(self.store_path, os.environ, self._options) as store:
             yield store
 
+    def prepare(self) -> None:
+        """Begin with what takes long at the first request."""
+        self._examinations.begin()
+
     def overview(self) -> Overview:
         """Return whether all is well, even if the store can't be opened."""
-        subject, findings = self._examine()
         listed: Listed | None = None
         checks: Health | None = None
         drill: DrillRecord | None = None
         copies: tuple[Standing, ...] = ()
+        examined: tuple[Examination, float] | None = None
         now_ns = self._clock.now_ns()
-        # ``examine`` has a finding about a store that can't be opened.
         with contextlib.suppress(CiuicError, OSError), self.opened() as store:
             listed = self._list.get(store)
-            checks = health(store) if store.bucket is None else None
+            checks = health(store, is_asked=False)
             drill = last_drill(store)
-            if subject.plan is not None:
-                copies = standings(store, subject.plan.copies, now_ns, listed.snapshots)
+            examined = self._examinations.get()
+            plan = examined[0].subject.plan
+            if plan is not None:
+                copies = standings(store, plan.copies, now_ns, listed.snapshots)
+        # An earlier examination does not know that the store can't be opened now.
+        (subject, findings, _), examined_s = examined or self._examinations.get(anew=True)
         snapshots = [] if listed is None else listed.snapshots
         newest = snapshots[0] if snapshots else None
         age_s = None if newest is None else max(0.0, (now_ns - newest.taken_ns) / _NS)
@@ -128,18 +131,9 @@ class Reading:
             checked_packs=None if checks is None else _sound(checks),
             copies=[Copy.model_validate(one.as_json()) for one in copies],
             last_drill=None if drill is None else _drill(drill),
+            examined_s=examined_s,
             findings=[_finding(one) for one in findings],
         )
-
-    def _examine(self) -> tuple[Subject, list[Finding]]:
-        """Return what ``doctor`` finds; an answer is used again for some seconds."""
-        with self._lock:
-            now_s = self._clock.monotonic_s()
-            if self._examined is None or now_s - self._examined[0] > _EXAMINED_S:
-                subject = self._subject()
-                findings = list(examine(subject, clock=self._clock))
-                self._examined = self._clock.monotonic_s(), subject, findings
-            return self._examined[1:]
 
     def listed(self, store: Store) -> Listed:
         """Return the list of snapshots; the same object while it does not change."""
