@@ -18,6 +18,7 @@ from ciuic.documents import Document
 from ciuic.errors import UsageError
 from ciuic.guard.logs.paths import log_files
 from ciuic.ids import SnapshotId
+from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import SnapshotSummary, path_text
 from ciuic.system.clock import local_time_text
 from ciuic.timeline.logs import fields_of
@@ -124,13 +125,16 @@ def command(
                 field=field,
                 read=lambda size_bytes, path: shown.update(0, size_bytes, path),
             )
+        unchecked = health(store, is_asked=False).unchecked
         short = {} if as_json else shown_ids(store)
     if as_json:
-        print_json(_document(found))
+        print_json({**_document(found), "unchecked_packs": unchecked})
         return
     _draw(found)
     _print(found, short, _ROWS if top is None else top)
     _explain(found, has_logs=bool(paths))
+    if found.markers and unchecked:
+        _explain_unchecked(unchecked)
 
 
 def _document(found: Timeline) -> Document:
@@ -259,3 +263,12 @@ def _explain(found: Timeline, *, has_logs: bool) -> None:
     broken = sum(log.broken_lines + log.lines_without_step + log.long_lines for log in found.logs)
     if broken:
         click.echo(f"ciuic: left out {counted(broken, 'line')} without a step", err=True)
+
+
+def _explain_unchecked(packs: int) -> None:
+    were, they = ("was", "it was") if packs == 1 else ("were", "they were")
+    click.echo(
+        f"ciuic: {counted(packs, 'pack')} {were} not read since {they} written, so no damage"
+        " there is known yet: see 'ciuic scrub'",
+        err=True,
+    )

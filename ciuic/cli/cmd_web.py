@@ -10,9 +10,11 @@ from ciuic.cli.addresses import place_options
 from ciuic.cli.cmd_doctor import subject_of
 from ciuic.cli.opening import opened
 from ciuic.cli.options import absolute, given, local_file
+from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.config.load import read_store_path
 from ciuic.errors import CiuicError, ConfigError, UsageError
+from ciuic.guard.logs.paths import log_files
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
@@ -116,6 +118,11 @@ def command(
             f"the page needs the Python package {error.name}, which is not installed",
             hint="Install it: pip install 'ciuic[web]'.",
         ) from error
+    for log in logs:
+        if not any(map(os.path.exists, log_files([absolute(log)]))):
+            click.echo(
+                f"ciuic: there is no log {printable(log)} yet; the timeline needs it", err=True
+            )
     tls = Tls(certificate, key, names) if certificate and key else None
     serve(
         path,

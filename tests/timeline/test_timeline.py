@@ -93,6 +93,21 @@ def test_states_and_pins_are_shown_and_the_chart_names_the_field(
     assert found.err == ""
 
 
+def test_whole_is_only_what_was_read_and_the_rest_is_counted(
+    trained: tuple[Box, Path, list[str]],
+) -> None:
+    box, log, _ = trained
+    before = box.ciuic("timeline", "--log", log)
+    unchecked = box.ciuic("timeline", "--log", log, "--json").document["unchecked_packs"]
+    assert box.ciuic("scrub").code == 0
+    after = box.ciuic("timeline", "--log", log)
+
+    assert unchecked > 0
+    assert f"{unchecked} packs were not read since they were written" in before.err
+    assert "not read" not in after.err
+    assert box.ciuic("timeline", "--log", log, "--json").document["unchecked_packs"] == 0
+
+
 def test_hostile_logs_are_drawn_without_their_escapes(box: Box) -> None:
     log = box.source / "train.jsonl"
     name = "\x1b[31mloss\x07"

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.kit.box import Box
+from tests.kit.damage import flip_content
 from tests.kit.mounted import wait_for
 from tests.kit.served import Served, served
 
@@ -85,8 +86,29 @@ def test_a_log_that_is_gone_is_an_answer_and_not_the_end(box: Box) -> None:
         for place in ("/v1/timeline", "/timeline", "/v1/compare?id=latest"):
             answer = site.ask(place)
             assert (answer.status, b"No such file" in answer.body) == (400, True)
+        assert f"there is no log {box.directory}/gone.jsonl yet" in site.errors.read_text()
         (box.directory / "gone.jsonl").write_text('{"step": 1, "loss": 1}\n')
         assert site.ask("/v1/timeline").document["curves"] == [[[1, 1.0]]]
+
+
+def test_the_timeline_says_what_was_not_read_and_what_a_scrub_has_found(
+    trained: tuple[Box, Path, list[str]],
+) -> None:
+    box, log, ids = trained
+    content = (box.source / "config.yaml").read_bytes()
+    with served(box, "--log", log) as site:
+        before = site.ask("/v1/timeline").document
+        said = site.ask("/timeline").body.decode()
+        flip_content(box.store, content)
+        assert box.ciuic("scrub").code == 4
+        after = site.ask("/v1/timeline").document
+        later = site.ask("/timeline").body.decode()
+
+    assert before["unchecked_packs"] > 0
+    assert "not read since written" in said
+    assert {one["id"]: one["state"] for one in after["markers"]}[ids[1]] == "damaged"
+    assert after["unchecked_packs"] == 0
+    assert "not read since written" not in later
 
 
 def opened(browser: Browser, site: Served, wrong: list[str]) -> Page:

@@ -8,6 +8,7 @@ from typing import Final
 
 from ciuic.errors import UsageError
 from ciuic.guard.logs.paths import log_files
+from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import SnapshotSummary
 from ciuic.timeline.compare import Compared, compare
 from ciuic.timeline.curve import Point
@@ -53,7 +54,7 @@ class Timelines:
     def timeline(self, field: str = "") -> TimelineAnswer:
         """Return the curve of a field with all snapshots; empty: the loss, or the first metric.
 
-        An answer is kept while neither the logs nor the snapshots change.
+        An answer is kept while neither the logs nor the snapshots change, and no check finds more.
         """
         paths = log_files(self._logs)
         with self._lock, self._reading.opened() as store:
@@ -61,14 +62,15 @@ class Timelines:
             if listed is not self._listed:
                 self._listed = listed
                 self._kept.clear()
-            key = (field, *map(_identity, paths))
+            checks = health(store, is_asked=False)
+            key = (field, checks.unchecked, checks.lost_chunks, *map(_identity, paths))
             if key in self._kept:
                 return self._kept[key]
             found = make_timeline(
                 store, listed.snapshots, paths, field=field or None, offsets=self._offsets
             )
             fields = dict.fromkeys(name for path in paths for name in fields_of(path))
-            answer = _timeline(found, list(fields))
+            answer = _timeline(found, list(fields), checks.unchecked)
             while len(self._kept) >= _KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = answer
@@ -110,13 +112,14 @@ def compared_answer(listed: Listed, one: Compared) -> ComparedSnapshot:
     )
 
 
-def _timeline(found: Timeline, fields: list[str]) -> TimelineAnswer:
+def _timeline(found: Timeline, fields: list[str], unchecked_packs: int) -> TimelineAnswer:
     return TimelineAnswer(
         field=None if found.field is None else field_text(found.field),
         fields=[field_text(name) for name in fields],
         curves=[_pairs(curve) for curve in found.curves[-_CURVES_MAX:]],
         left_out_curves=max(0, len(found.curves) - _CURVES_MAX),
         not_finite=found.not_finite,
+        unchecked_packs=unchecked_packs,
         markers=[
             Marker(
                 id=one.snapshot.id,
