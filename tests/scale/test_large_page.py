@@ -5,17 +5,12 @@ Measured is the process of ``ciuic web``, so the load of the machine counts litt
 
 import os
 import re
-import secrets
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from ciuic.catalog import list_snapshots, remember
-from ciuic.ids import SnapshotId
-from ciuic.store.records.manifest import encode_manifest
-from ciuic.store.store import open_store
 from tests.kit.box import Box
+from tests.kit.crowded import multiply
 from tests.kit.served import Served, served
 
 SNAPSHOTS = 10_000
@@ -35,21 +30,8 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Box:
     (box.source / "names").mkdir()
     for number in range(NAMES):
         os.mknod(box.source / "names" / f"{number:06d}.txt")
-    taken = box.take()
-    with open_store(str(box.store), write=True) as store:
-        manifest = store.manifest(SnapshotId(taken.id))
-        (name,) = os.listdir(box.store / "snapshots")
-        for number in range(1, SNAPSHOTS):
-            snapshot_id = SnapshotId(f"cs-{secrets.token_hex(8)}")
-            summary = msgspec.structs.replace(
-                manifest.summary,
-                id=snapshot_id,
-                taken_ns=manifest.summary.taken_ns + number * 10**9,
-                tags=(f"number-{number}",),
-            )
-            place = box.store / "snapshots" / name.replace(taken.id, snapshot_id)
-            place.write_bytes(encode_manifest(manifest.with_summary(summary)))
-        assert remember(store, *list_snapshots(store)) is None
+    box.take()
+    multiply(box, SNAPSHOTS, lambda number: {"tags": (f"number-{number}",)})
     return box
 
 

@@ -4,33 +4,33 @@
 const SHAPES = { whole: "circle", "in flux": "triangle", suspect: "square", damaged: "cross" };
 const COLOURS = { whole: "--ok", "in flux": "--warning", suspect: "--suspect", damaged: "--problem" };
 const NEAR_PX = 12;
+const TURNS = 2 * Math.PI;
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function shape(context, kind, x, y, size) {
-  context.beginPath();
-  if (kind === "circle") context.arc(x, y, size, 0, 2 * Math.PI);
-  else if (kind === "square") context.rect(x - size, y - size, 2 * size, 2 * size);
+// Adds a shape to the path of a context.
+function outline(context, kind, x, y, size) {
+  if (kind === "circle") {
+    context.moveTo(x + size, y);
+    context.arc(x, y, size, 0, TURNS);
+  } else if (kind === "square") context.rect(x - size, y - size, 2 * size, 2 * size);
   else if (kind === "cross") {
     context.moveTo(x - size, y - size);
     context.lineTo(x + size, y + size);
     context.moveTo(x + size, y - size);
     context.lineTo(x - size, y + size);
-    context.lineWidth = size / 2;
-    context.stroke();
-    return;
   } else {
     const down = kind === "diamond" ? [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]] : [[0, -1.2], [1.2, 1], [-1.2, 1]];
     down.forEach(([dx, dy], at) => context[at ? "lineTo" : "moveTo"](x + dx * size, y + dy * size));
     context.closePath();
   }
-  // An edge in the color of the paper keeps it apart from the curve.
-  context.strokeStyle = colour("--raised");
-  context.lineWidth = 3 * devicePixelRatio;
-  context.stroke();
-  context.fill();
+}
+
+function looks(marker) {
+  const pinned = marker.pinned && marker.state === "whole";
+  return pinned ? { kind: "diamond", name: "--ink" } : { kind: SHAPES[marker.state], name: COLOURS[marker.state] };
 }
 
 function sentence(marker) {
@@ -52,7 +52,15 @@ class Chart {
     tables.push(...[Math.min, Math.max].map((choose) => this.extremes(choose)));
     this.data = uPlot.join(tables);
     this.count = timeline.curves.length;
+    // Those that matter most are drawn last: a chart may have 10,000, one over the other.
+    const states = Object.keys(SHAPES);
+    const rank = (marker) => 2 * states.indexOf(marker.state) + Number(marker.pinned);
+    this.drawn = [...this.markers].sort((a, b) => rank(a) - rank(b));
+    this.ring = document.createElement("div");
+    this.ring.className = "ring";
+    this.ring.hidden = true;
     this.plot = new uPlot(this.options(), this.data, place);
+    this.plot.over.append(this.ring);
     this.listen();
   }
 
@@ -91,30 +99,56 @@ class Chart {
     return [x, marker.value === null ? bottom : plot.valToPos(marker.value, "y", onCanvas)];
   }
 
+  // All of a kind at once, in the order of their weight: the edges first, so that none hides a neighbor.
   drawMarkers(plot) {
     const { ctx, bbox } = plot;
-    ctx.save();
     const size = 4.5 * devicePixelRatio;
-    this.markers.forEach((marker, at) => {
-      const [x, y] = this.at(plot, marker, true);
+    const kinds = new Map();
+    this.drawn.forEach((marker) => {
+      const [x, y] = this.at(plot, marker, true).map(Math.round);
       if (x < bbox.left || x > bbox.left + bbox.width) return;
-      const pinned = marker.pinned && marker.state === "whole";
-      ctx.fillStyle = ctx.strokeStyle = colour(pinned ? "--ink" : COLOURS[marker.state]);
-      shape(ctx, pinned ? "diamond" : SHAPES[marker.state], x, y, at === this.chosen ? 1.8 * size : size);
+      const { kind, name } = looks(marker);
+      const found = kinds.get(name) ?? kinds.set(name, { kind, places: new Map() }).get(name);
+      found.places.set(`${x} ${y}`, [x, y]);
+    });
+    ctx.save();
+    kinds.forEach(({ kind, places }, name) => {
+      ctx.beginPath();
+      places.forEach(([x, y]) => outline(ctx, kind, x, y, size));
+      ctx.fillStyle = colour(name);
+      ctx.strokeStyle = kind === "cross" ? ctx.fillStyle : colour("--raised");
+      ctx.lineWidth = kind === "cross" ? size / 2 : 3 * devicePixelRatio;
+      ctx.stroke();
+      if (kind !== "cross") ctx.fill();
     });
     ctx.restore();
+    this.encircle();
+  }
+
+  // A ring of its own: drawing all markers again at each step of the mouse would stall.
+  encircle() {
+    const marker = this.markers[this.chosen];
+    if (marker === undefined || this.plot === undefined) return;
+    const [x, y] = this.at(this.plot, marker, false);
+    this.ring.hidden = x < 0 || x > this.plot.over.clientWidth;
+    this.ring.style.left = `${x}px`;
+    this.ring.style.top = `${y}px`;
   }
 
   nearest(plot) {
     const left = plot.cursor.left;
-    if (left === null || left < 0) return -1;
-    let best = -1;
-    let least = NEAR_PX;
-    this.markers.forEach((marker, at) => {
-      const apart = Math.abs(plot.valToPos(marker.step, "x") - left);
-      if (apart <= least) [best, least] = [at, apart];
-    });
-    return best;
+    if (left === null || left < 0 || !this.markers.length) return -1;
+    const step = plot.posToVal(left, "x");
+    let [low, high] = [0, this.markers.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.markers[middle].step < step) low = middle + 1;
+      else high = middle;
+    }
+    const apart = (at) => Math.abs(plot.valToPos(this.markers[at].step, "x") - left);
+    const near = [low - 1, low].filter((at) => at >= 0 && at < this.markers.length);
+    const best = near.reduce((one, other) => (apart(other) < apart(one) ? other : one));
+    return apart(best) <= NEAR_PX ? best : -1;
   }
 
   hover(plot) {
@@ -127,7 +161,7 @@ class Chart {
     if (at === this.chosen) return;
     this.chosen = at;
     this.said.textContent = sentence(this.markers[at]);
-    this.plot.redraw(false);
+    this.encircle();
   }
 
   open(at) {
@@ -139,7 +173,10 @@ class Chart {
     const marker = this.markers[this.chosen];
     const middle = marker && marker.step >= min && marker.step <= max ? marker.step : (min + max) / 2;
     const half = ((max - min) * factor) / 2;
-    this.plot.setScale("x", { min: middle - half, max: middle + half });
+    const [first, last] = [this.data[0][0], this.data[0][this.data[0].length - 1]];
+    if (2 * half >= last - first) return this.all();
+    const begin = Math.min(Math.max(middle - half, first), last - 2 * half);
+    this.plot.setScale("x", { min: begin, max: begin + 2 * half });
   }
 
   all() {
