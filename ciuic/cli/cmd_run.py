@@ -226,9 +226,8 @@ class _Restarts:
         wait_s = max(wait_s - (self._clock.monotonic_s() - failed_s), 0.0)
         self._count += 1
         self._failed_step = step
-        say(
-            f"job {self._job} starts again in {wait_s:.0f} s: restart {self._count} of {self._most}"
-        )
+        when = f"in {wait_s:.0f} s" if round(wait_s) else "now"
+        say(f"job {self._job} starts again {when}: restart {self._count} of {self._most}")
         self.said = f"job {self._job} was started again: restart {self._count} of {self._most}"
         return not is_asked_to_end(wait_s) or self._was_asked()
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from typing import Final
 
 from ciuic.errors import CorruptionError, PathNotFoundError, UnknownFormatError
@@ -20,6 +21,8 @@ __all__ = ["Locator", "locate"]
 _SUGGESTED_MAX: Final = 3
 _COMPARED_MAX: Final = 10_000
 """Names that are compared with a name that was not found."""
+_BYTE: Final = re.compile(rb"\\(?:x([0-9a-f]{2})|udc([89a-f][0-9a-f]))")
+"""A byte as tables and as JSON show it."""
 
 
 def locate(store: Store, manifest: Manifest, path: bytes) -> Located:
@@ -115,6 +118,12 @@ class Locator:
             return PathNotFoundError(message, hint=f"It covers {covered}.")
         if not root.tree:
             return unread_root_error(root)
+        meant = _BYTE.sub(_byte, path)
+        if meant != path and b"'" not in path and self._has(meant):
+            typed = path_text(_BYTE.sub(rb"\\x\1\2", path))
+            return PathNotFoundError(
+                message, hint=f"A name there has bytes that are shown so: write $'{typed}' in bash."
+            )
         rule = self.left_out.rule(path)
         if rule:
             return PathNotFoundError(
@@ -150,6 +159,10 @@ def _root_of(manifest: Manifest, path: bytes) -> Root | None:
         if path == root.path or path.startswith(root.path.rstrip(b"/") + b"/"):
             return root
     return None
+
+
+def _byte(match: re.Match[bytes]) -> bytes:
+    return bytes.fromhex((match[1] or match[2]).decode())
 
 
 def _suggestion(store: Store, nearest: Located, name: bytes) -> str:

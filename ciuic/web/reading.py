@@ -88,7 +88,7 @@ class Reading:
             yield store
 
     def prepare(self) -> None:
-        """Begin with what takes long at the first request."""
+        """Begin the work that takes long at the first request."""
         self._examinations.begin()
 
     def overview(self) -> Overview:

@@ -69,6 +69,7 @@ def test_a_drill_is_done_and_recorded(run, taken, tmp_path):
     assert [one for one in findings if "drill" in one["what"] and one["level"] == "ok"]
     assert "no daemon serves this store" in about["daemon"]["what"]
     assert [one for one in findings if "is its cache directory" in one["what"]]
+    assert "not read since" in about["checks"]["what"]
 
 
 def test_checkout_takes_the_files_back(run, taken, source):

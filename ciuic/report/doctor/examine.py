@@ -44,8 +44,7 @@ def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
                     roots = newest_first(snapshots)[0].roots
                 yield from examine_store(store, roots, snapshots, clock.now_ns())
                 yield from examine_snapshots(store, snapshots, plan, clock.now_ns())
-                if store.bucket is None:
-                    yield from examine_checks(health(store), clock.now_ns())
+                yield from examine_checks(health(store, is_asked=False), clock.now_ns())
                 yield from examine_copies(store, roots, plan)
                 if plan is not None:
                     for copy in standings(store, plan.copies, clock.now_ns(), snapshots):

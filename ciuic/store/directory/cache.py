@@ -31,6 +31,7 @@ __all__ = [
 
 _SYSTEM_CACHE: Final = "/var/cache"
 _NAME_DIGITS: Final = 8
+_ELSEWHERE: Final = "Set XDG_CACHE_HOME to a directory that this user can write to, or unset it."
 _MAX: Final = 1024 * 1024
 
 
@@ -62,18 +63,7 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
         StoreError: The directory can't be made.
     """
     digits = derived_hash("ciuic cache of a bucket", name.encode()).hex()[:_NAME_DIGITS]
-    path = os.path.join(cache_directory(environment), f"{store_id}-{digits}")
-    with _named_as_cache(), store_faults("make", path):
-        path = nofollow.resolved(path)
-        parent = os.path.dirname(path)
-        for each in _missing_parents(parent):
-            durable.make_directory(each, 0o700)
-        for each in (
-            path,
-            *(os.path.join(path, inner) for inner in (layout.TEMPORARY, layout.SNAPSHOTS)),
-        ):
-            if not nofollow.is_directory(each):
-                durable.make_directory(each, 0o700)
+    path = _made(os.path.join(cache_directory(environment), f"{store_id}-{digits}"))
     about = f"{store_id} {name}\n".encode()
     folder = Folder(path)
     # Also if only the address differs: another bucket can claim the ID of this store.
@@ -88,14 +78,20 @@ class StaleHeaderError(StoreError):
     """The header of a store is not what this machine kept of it: open it again, and read it."""
 
 
-@contextlib.contextmanager
-def _named_as_cache() -> Iterator[None]:
-    """Say of an error that it is not about the store's own disk."""
+def _made(path: str) -> str:
+    """Make the directory, and those in it; return its path without symlinks."""
     try:
-        yield
+        with store_faults("make", path):
+            path = nofollow.resolved(path)
+            inner = (os.path.join(path, name) for name in (layout.TEMPORARY, layout.SNAPSHOTS))
+            for each in (*_missing_parents(os.path.dirname(path)), path, *inner):
+                if not nofollow.is_directory(each):
+                    durable.make_directory(each, 0o700)
     except StoreError as error:
-        hint = f"{error.hint} It is a cache: XDG_CACHE_HOME can name another directory for it."
-        raise type(error)(error.message, hint=hint) from error
+        if isinstance(error.__cause__, NotADirectoryError | PermissionError):
+            error.hint = _ELSEWHERE
+        raise
+    return path
 
 
 class KeptHeader(NamedTuple):

@@ -1,0 +1,36 @@
+"""Names that are not UTF-8, typed as tables and JSON show them."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.kit.box import Box
+from tests.kit.program import CIUIC, environment
+
+
+@pytest.mark.parametrize("typed", ["caf\\xe9.bin", "caf\\udce9.bin"])
+def test_a_name_typed_as_it_is_shown_is_answered_with_what_to_type(box: Box, typed: str) -> None:
+    (box.source / os.fsdecode(b"caf\xe9.bin")).write_text("here")
+    box.take()
+
+    said = box.ciuic("cat", "latest", box.source / typed)
+
+    spelled = f"$'{box.source}/caf\\xe9.bin'"
+    assert said.code == 1
+    assert spelled in said.err
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {spelled}', "bash", *CIUIC, "--config", box.config, "cat", "latest"],
+        capture_output=True,
+        env=environment(),
+        check=True,
+    )
+    assert done.stdout == b"here"
+
+
+def test_a_name_that_has_a_backslash_is_found_as_it_is(box: Box) -> None:
+    (box.source / "caf\\xe9").write_text("backslash")
+    box.take()
+
+    assert box.ciuic("cat", "latest", box.source / "caf\\xe9").out == "backslash"
+    assert "$'" not in box.ciuic("cat", "latest", box.source / "caf\\xff").err
