@@ -111,13 +111,15 @@ class Chart {
       const found = kinds.get(name) ?? kinds.set(name, { kind, places: new Map() }).get(name);
       found.places.set(`${x} ${y}`, [x, y]);
     });
+    const shown = [...kinds.values()].reduce((sum, { places }) => sum + places.size, 0);
+    const edge = (shown * size > bbox.width ? 1 : 3) * devicePixelRatio;
     ctx.save();
     kinds.forEach(({ kind, places }, name) => {
       ctx.beginPath();
       places.forEach(([x, y]) => outline(ctx, kind, x, y, size));
       ctx.fillStyle = colour(name);
       ctx.strokeStyle = kind === "cross" ? ctx.fillStyle : colour("--raised");
-      ctx.lineWidth = kind === "cross" ? size / 2 : 3 * devicePixelRatio;
+      ctx.lineWidth = kind === "cross" ? size / 2 : edge;
       ctx.stroke();
       if (kind !== "cross") ctx.fill();
     });
