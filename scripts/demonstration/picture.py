@@ -1,70 +1,70 @@
-"""Recording the demo in a pseudo-terminal, and drawing some of its acts as an SVG file.
+"""Recording the demo as an asciicast, and drawing some of its acts as an animated SVG file.
 
-rich turns terminal escapes into SVG. Its own template loads a font from a server; this template
-uses a monospaced font of the reader's machine, so the picture loads nothing.
+    python -m demonstration.picture TERMTOSVG RECORDING PICTURE
+
+TERMTOSVG is the program that turns a recording (asciicast, version 2) into a picture. The picture
+loads nothing, and its text can be copied. A pause is shortened to what a reader needs.
 """
 
 import fcntl
-import io
+import json
 import os
 import pty
 import re
 import struct
+import subprocess
 import sys
 import termios
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
-
-from rich.console import Console
-from rich.terminal_theme import DIMMED_MONOKAI
-from rich.text import Text
+from typing import Final, NamedTuple
 
 ACTS: Final = ("kill -9", "Which snapshot", "Prove that", "In short")
 """The first words of the headings of the drawn acts."""
-COLUMNS: Final = 112
+COLUMNS: Final = 124
+ROWS: Final = 34
+_PAUSE_MAX_S: Final = 1.2
+_END_MS: Final = 8000
 _HEADING: Final = re.compile(r"\x1b\[1m[A-Zk]")
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9;]*m")
 _TEMPORARY: Final = re.compile(r"/tmp/ciuic-demo-\w+")
-_TEMPLATE: Final = """\
-<svg class="rich-terminal" xml:space="preserve" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{ font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace;
-  font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
-{styles}
-</style>
-<defs><clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
-"""
 
 
-def main() -> int:
+class Line(NamedTuple):
+    """A line on the terminal, and when it was complete."""
+
+    at_s: float
+    text: str
+
+
+def main(program: str, recording: Path, picture: Path) -> int:
     """Record the demo, choose the acts, draw them."""
     scripts = Path(__file__).parents[1]
-    recorded = record([str(scripts / "demo")])
-    text = _TEMPORARY.sub("/tmp/demo", recorded).replace(str(scripts.parent), "~/ciuic")
-    chosen = [act for act in acts_of(text) if _plain(act).startswith(ACTS)]
+    lines = [_public(line, scripts.parent) for line in record([str(scripts / "demo")])]
+    chosen = [act for act in acts_of(lines) if _plain(act[0]).startswith(ACTS)]
     if len(chosen) != len(ACTS):
         print(
             f"picture: found {len(chosen)} of {len(ACTS)} acts; the demo has changed",
             file=sys.stderr,
         )
         return 1
-    Path(sys.argv[1]).write_text(draw("\n".join(chosen)), encoding="utf-8")
-    return 0
+    recording.write_text(cast([line for act in chosen for line in act]), encoding="utf-8")
+    command = [
+        program,
+        "render",
+        str(recording),
+        str(picture),
+        "-D",
+        str(_END_MS),
+        "-t",
+        "window_frame",
+    ]
+    return subprocess.run(command, check=False).returncode
 
 
-def record(command: list[str]) -> str:
-    """Return everything that a command writes to a terminal of ``COLUMNS`` columns.
+def record(command: list[str]) -> list[Line]:
+    """Return every line that a command writes to a terminal of ``COLUMNS`` columns.
 
     Raises:
         RuntimeError: The command failed.
@@ -74,14 +74,17 @@ def record(command: list[str]) -> str:
         os.environ["COLUMNS"] = str(COLUMNS)
         os.execvp(command[0], command)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
-    parts = []
+    began_s = time.monotonic()
+    lines: list[Line] = []
+    rest = b""
     while part := _read(terminal):
-        parts.append(part)
+        *whole, rest = (rest + part).split(b"\n")
+        at_s = time.monotonic() - began_s
+        lines += [Line(at_s, line.decode().rstrip("\r")) for line in whole]
     _, status = os.waitpid(pid, 0)
-    output = b"".join(parts).decode()
     if os.waitstatus_to_exitcode(status):
-        raise RuntimeError(f"{command[0]} failed:\n{output}")
-    return output.replace("\r\n", "\n")
+        raise RuntimeError(f"{command[0]} failed:\n" + "\n".join(line.text for line in lines))
+    return lines
 
 
 def _read(terminal: int) -> bytes:
@@ -91,29 +94,40 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def acts_of(text: str) -> list[str]:
+def _public(line: Line, repository: Path) -> Line:
+    """Return a line without the names of places on this machine."""
+    text = _TEMPORARY.sub("/tmp/demo", line.text).replace(str(repository), "~/ciuic")
+    return line._replace(text=text)
+
+
+def acts_of(lines: Sequence[Line]) -> list[list[Line]]:
     """Return the parts of the recording that begin with a heading."""
-    acts: list[list[str]] = []
-    for line in text.split("\n"):
-        if _HEADING.match(line):
+    acts: list[list[Line]] = []
+    for line in lines:
+        if _HEADING.match(line.text):
             acts.append([])
         if acts:
             acts[-1].append(line)
-    return ["\n".join(act) for act in acts]
+    return acts
 
 
-def _plain(act: str) -> str:
-    return Text.from_ansi(act).plain
+def _plain(line: Line) -> str:
+    return _ESCAPE.sub("", line.text)
 
 
-def draw(text: str) -> str:
-    """Return the terminal's text as an SVG document."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(text), soft_wrap=False)
-    return console.export_svg(
-        title="scripts/demo", theme=DIMMED_MONOKAI, code_format=_TEMPLATE, unique_id="demo"
-    )
+def cast(lines: Sequence[Line]) -> str:
+    """Return an asciicast of lines, in which no pause is long."""
+    found: list[object] = [
+        {"version": 2, "width": COLUMNS, "height": ROWS, "title": "scripts/demo"}
+    ]
+    at_s, before_s = 0.0, lines[0].at_s
+    for line in lines:
+        # Between two acts, the demo may have gone on for long.
+        at_s += min(max(line.at_s - before_s, 0.0), _PAUSE_MAX_S)
+        before_s = line.at_s
+        found.append([round(at_s, 3), "o", f"{line.text}\r\n"])
+    return "".join(f"{json.dumps(one)}\n" for one in found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
