@@ -403,16 +403,14 @@ class StoreInBucket:
         return True
 
     def _mark(self, name: str) -> bytes | None:
-        try:
+        with contextlib.suppress(MissingError):  # its snapshot has been removed since the listing
             return self.mark(name)
-        except MissingError:
-            return None  # its snapshot has been removed since the listing
+        return None
 
     def _manifest(self, snapshot_id: SnapshotId) -> bytes | None:
-        try:
+        with contextlib.suppress(MissingError):  # removed since the listing
             return self.manifest(snapshot_id)
-        except MissingError:
-            return None  # removed since the listing
+        return None
 
 
 def open_bucket(
@@ -441,7 +439,7 @@ def open_bucket(
     data = kept or header_data(place)
     header = decoded_header(place, data)
     path = prepare_cache(environment, place.name, header.store_id)
-    if kept is None:
+    if not kept:
         keep_header(path, data)
     bucket = StoreInBucket(place, path, header)
     bucket.unread = kept
