@@ -14,11 +14,11 @@ from ciuic.errors import CiuicError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import complete_ones, newest_first
 from ciuic.report.tensor_documents import tensor_diff_json
-from ciuic.store.addressed import absolute_address, ensure_store
+from ciuic.store.addressed import absolute_address, ensure_store, local_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.training.cadence import Cadence, duration_s
-from ciuic.training.completeness import Completeness
+from ciuic.training.completeness import Completeness, warn_user
 from ciuic.training.finding import (
     FULL,
     WEIGHTS,
@@ -35,6 +35,7 @@ from ciuic.training.loading.state import LoadedState
 from ciuic.training.objects import fill, sections_of
 from ciuic.training.preemption import Preemption
 from ciuic.training.ranks.job import check_ranks, job_of_torchrun
+from ciuic.training.retention.claims import Claims
 from ciuic.training.retention.planning import RetentionPlan, Rules, of_channel, plan_retention
 from ciuic.training.retention.policies import Best, Policy, metric_tags
 from ciuic.training.saves import Saves, check_if_busy
@@ -104,11 +105,6 @@ class SnapshotManager:
         if_busy: Literal["wait", "skip"] = "wait",
     ) -> None:
         self._path = absolute_address(os.fspath(save_dir))
-        if is_url(self._path) and keep_optimizer is not None:
-            raise UsageError(
-                "keep_optimizer can't be combined with a save_dir in a bucket yet",
-                hint="Leave it out; max_snapshots works there.",
-            )
         self._rules = Rules(max_snapshots, tuple(keep), keep_optimizer)
         self._layers = checked_layers(layers or ())
         check_if_busy(if_busy, ranks)
@@ -118,7 +114,7 @@ class SnapshotManager:
         self._run = run
         names = {policy.metric: 0 for policy in keep if isinstance(policy, Best)}
         check_tags([*tags_of(FULL, run, None, None), *metric_tags(keep, names)])
-        self._job = None
+        self._job, self._claims = None, None
         if ranks is not None:
             timeout_s = duration_s("rank_timeout", rank_timeout) or 0.0
             schedule = interval if self._cadence.counts_seconds else None
@@ -126,6 +122,7 @@ class SnapshotManager:
             self._job = job_of_torchrun(os.environ, self._path, run, timeout_s)
         if self._job is None or self._job.rank == 0:
             ensure_store(self._path, os.environ, self._clock)
+            self._claims = Claims(_local(self._path), run)
         self._lock = threading.RLock()
         self._saves = Saves(self._path, self._job, self._clock, self._layers, if_busy=if_busy)
         self._completeness = Completeness()
@@ -235,6 +232,7 @@ class SnapshotManager:
             # After the copy: a program may turn warnings into errors.
             if channel == FULL and (self._job is None or self._job.rank == 0):
                 self._completeness.check({"model": model, **others}, extra, epoch, step)
+            self._tell_of_others(channel)
             if urgent is not None:
                 self._saves.settle_in_grace(urgent)
                 urgent.saved(noticed_count)
@@ -422,6 +420,24 @@ class SnapshotManager:
                 if self._preemption is not None:
                     self._preemption.close()
                 self._saves.close()
+                if self._claims is not None:
+                    self._claims.close()
+
+    def _tell_of_others(self, channel: Channel) -> None:
+        """Warn once of another process that saves this channel of this run."""
+        other = None if self._claims is None else self._claims.other(channel)
+        if other is not None:
+            run = "without a name" if self._run is None else f"named {self._run}"
+            what_to_do = (
+                "make the manager of each rank with ranks='torchrun'"
+                if "RANK" in os.environ
+                else "give each training a name, such as run='a'"
+            )
+            warn_user(
+                f"{other} saves to {self._path} as well, and its run is also the one {run}: each"
+                " counts and removes the other's snapshots, and a start loads the newest state of"
+                f" either; {what_to_do}"
+            )
 
     @property
     def _is_urgent(self) -> bool:
@@ -447,6 +463,11 @@ class SnapshotManager:
         if channel == FULL:
             self._cadence.saved_full(self._clock.monotonic_s())
         return handle
+
+
+def _local(address: str) -> str:
+    """Return the directory that this machine has of a store: itself, or that of a bucket."""
+    return local_directory(address, os.environ)[0] if is_url(address) else address
 
 
 def _close_loudly(manager: SnapshotManager) -> None:

@@ -126,7 +126,9 @@ class Saver:
                 if any(layer.frozen for layer in layers) and not looks_again:
                     until_ns = next_full_ns(sessions.store, request, self._clock)
                 if sessions.store.bucket is not None:
-                    self._keeper.keep(sessions.store, channel, rules, run)
+                    self._keeper.keep(
+                        sessions.store, channel, rules, run, begin_next=sessions.begin_next
+                    )
                 else:
                     overdue = self._keeper.overdue(sessions.store, channel, rules, run)
             except (CiuicError, OSError, MemoryError) as error:

@@ -59,10 +59,12 @@ class Here:
         saver: The side of the writer.
         layers: The groups of the parameters.
         directory: The directory of a rank, as a prefix of names.
+        rules: What stays; None: nine snapshots.
     """
 
-    def __init__(self, saver, layers, directory=""):
+    def __init__(self, saver, layers, directory="", rules=None):
         self._saver, self._layers, self._directory = saver, layers, directory
+        self._rules = rules or Rules(9)
         self._buffer = StagingBuffer()
         self._stager = Stager(self._buffer, layers)
         self._until_ns = 0
@@ -74,7 +76,7 @@ class Here:
         copied = self._stager.has_copied_frozen
         request = MemoryRequest(self._files(staged), now_ns, ("full", f"step-{step}"))
         saved = self._saver.save(
-            request, "full", Rules(9), tuple(self._layers), copied_frozen=copied
+            request, "full", self._rules, tuple(self._layers), copied_frozen=copied
         )
         self._until_ns = saved.frozen_until_ns
         return saved, copied
@@ -94,9 +96,9 @@ class Here:
         )
 
 
-def save_here(saver, weights, step, layers, taken_ns, directory=""):
+def save_here(saver, weights, step, layers, taken_ns, directory="", rules=None):
     """Save one state in this process: see ``Here``."""
-    here = Here(saver, layers, directory)
+    here = Here(saver, layers, directory, rules)
     try:
         return here.save(weights, step, taken_ns)[0]
     finally:

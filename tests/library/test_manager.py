@@ -352,7 +352,6 @@ def test_no_snapshot_is_removed_while_none_that_stays_is_sound(tmp_path, damaged
         ({"full_every": 0}, "full_every=0"),
         ({"save_dir": "ftp://bucket/run"}, "'ftp:' is not a kind of store"),
         ({"save_dir": "s3://me:key@bucket/run"}, "holds a user name or a password"),
-        ({"save_dir": "s3://bucket/run", "keep_optimizer": 1}, "keep_optimizer"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments, what):

@@ -1,5 +1,13 @@
 """Several runs in one store: each keeps and loads its own snapshots."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -8,6 +16,23 @@ from ciuic.errors import SnapshotNotFoundError, UsageError
 from ciuic.training.finding import run_of
 from tests.kit.clock import ManualClock
 from tests.kit.program import ciuic
+
+PROGRAM = """\
+import os, sys, time, numpy as np
+from ciuic import SnapshotManager
+store, run, channel = sys.argv[1], sys.argv[2] or None, sys.argv[3]
+manager = SnapshotManager(store, run=run)
+manager.save_snapshot({"w": np.ones(9)}, step=1, channel=channel, wait=True)
+# A worker of a data loader, which may outlive a training that is killed.
+worker = os.fork()
+if worker == 0:
+    time.sleep(600)
+print(worker, flush=True)
+input()
+manager.close()
+print("closed", flush=True)
+input()
+"""
 
 
 def test_runs_neither_remove_nor_load_each_other_s_snapshots(tmp_path):
@@ -80,3 +105,59 @@ def test_a_clock_that_goes_back_changes_neither_the_latest_snapshot_nor_which_st
 
         assert [saved.step for saved in manager.list()] == [3, 2]
         assert manager.load_latest_snapshot()["step"] == 3
+
+
+@contextlib.contextmanager
+def another_training(store, run, channel) -> Iterator["subprocess.Popen[str]"]:
+    """A process that has saved a channel of a run, and a process that it has forked."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, store, run, channel],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        worker = int(process.stdout.readline())
+        try:
+            yield process
+        finally:
+            process.kill()
+            os.kill(worker, signal.SIGKILL)
+
+
+def save_all(store, **more) -> list[str]:
+    """Save both channels twice with a new manager; returns what it warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with SnapshotManager(store, **more) as manager:
+            for step, channel in enumerate(("weights", "full") * 2):
+                manager.save_snapshot({"w": np.ones(9)}, step=step, channel=channel, wait=True)
+    assert {one.filename for one in caught} <= {__file__}
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize(("run", "said"), [("", "without a name"), ("a", "named a")])
+def test_the_second_training_that_saves_a_channel_of_a_run_says_so_once(tmp_path, run, said):
+    store = tmp_path / "link" / "store"
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with another_training(store, run, "full") as process:
+        (warning,) = save_all(store, run=run or None)
+        assert f"process {process.pid} saves to {store} as well" in warning
+        assert f"the one {said}" in warning
+        assert save_all(store, run="b") == []
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "closed\n"
+        assert save_all(store, run=run or None) == [], "it saves no more"
+
+
+def test_a_training_that_was_killed_is_no_other_one(tmp_path):
+    with another_training(tmp_path, "", "full") as process:
+        process.kill()
+        process.wait()
+        assert save_all(tmp_path) == []
+
+
+def test_a_training_that_saves_another_channel_is_no_other_one(tmp_path):
+    with another_training(tmp_path, "", "weights"), SnapshotManager(tmp_path) as manager:
+        manager.save_snapshot({"w": np.ones(9)}, step=2, wait=True)

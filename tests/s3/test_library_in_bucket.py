@@ -9,8 +9,11 @@ import pytest
 from ciuic import Layer, SnapshotManager
 from ciuic.catalog import find_snapshot, list_snapshots
 from ciuic.errors import SnapshotNotFoundError, StoreError
+from ciuic.maintain.label import set_pinned
 from ciuic.system.clock import SystemClock
 from ciuic.training import saving
+from ciuic.training.retention.planning import Rules
+from ciuic.training.retention.replacing import commit_weights
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import SECRET_KEY
 from tests.kit.machine import Machine
@@ -165,6 +168,102 @@ def test_a_layer_that_a_prune_takes_between_two_commits_is_stored_again(
     # Nothing is left of step 1: the layer is stored as a part of this step.
     assert loaded.layers == dict.fromkeys(("first", "second", "rest"), (2, saved.id))
     np.testing.assert_array_equal(loaded["model_state_dict"]["c"], three(2)["c"])
+
+
+def moments(step):
+    """Return what only a resumed run needs: most of the bytes of a state."""
+    return {"m": np.random.default_rng(step).normal(size=300_000)}
+
+
+def kept(manager):
+    """Return the step and the channel of each snapshot."""
+    return [(one.step, one.channel) for one in manager.list()]
+
+
+@pytest.mark.usefixtures("reach")
+def test_older_states_in_a_bucket_keep_their_weights_alone(
+    address, elsewhere, proxy, server, tmp_path, monkeypatch
+):
+    """Each of them is replaced in a session of its own, and a prune removes its optimizer."""
+    with SnapshotManager(address) as manager:
+        for step in range(3):
+            manager.save_snapshot(state(step), moments(step), step=step).wait()
+    begin = len(proxy.requests)
+    with SnapshotManager(address, max_snapshots=3, keep_optimizer=1) as manager:
+        manager.save_snapshot(state(3), moments(3), step=3).wait()
+        assert kept(manager) == [(3, "full"), (2, "weights"), (1, "weights")]
+        found = announced_and_committed(proxy.requests[begin:])
+        assert [what for what, _ in found] == ["leases", "snapshots"] * 3
+        assert [one for _, one in found[::2]] == [one for _, one in found[1::2]]
+        assert manager.verify()["ok"]
+    assert keys(elsewhere.place(), "leases") == []
+
+    more = {**elsewhere.environ, "AWS_ENDPOINT_URL": server.endpoint}
+    pruned = ciuic("--store", address, "prune", "--trash", "0", "--json", more=more)
+    assert json.loads(pruned.out)["removed"]["packs"] > 0, pruned
+    assert elsewhere.verify().ok
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    with SnapshotManager(address) as manager:
+        older = manager.load_snapshot(1)
+        np.testing.assert_array_equal(older["model_state_dict"]["w"], state(1)["w"])
+        assert "optimizer_state_dict" not in older
+        newest = manager.load_latest_snapshot()["optimizer_state_dict"]
+        np.testing.assert_array_equal(newest["m"], moments(3)["m"])
+
+
+@pytest.mark.usefixtures("reach")
+@pytest.mark.parametrize("how", ["pinned", "reduced", "forgotten"])
+def test_a_state_that_another_process_has_changed_between_two_sessions_is_not_reduced(
+    address, elsewhere, monkeypatch, how
+):
+    saver = saving.Saver(address, SystemClock())
+    rules = Rules(9, keep_optimizer=1)
+    SnapshotManager(address).close()
+    first = save_here(saver, three(1), 1, [], 10**18)
+    opened = []
+
+    def open_after_a_change():
+        opened.append(None)
+        if len(opened) == 2:
+            with elsewhere.opened(write=True) as store:
+                full = store.manifest(first.id).summary
+                if how == "pinned":
+                    set_pinned(store, first.id, pinned=True)
+                if how == "reduced":
+                    commit_weights(store, full, SystemClock())
+                if how != "pinned":
+                    store.trash.forget([first.id], 10**18)
+        return saving.Saver._open_to_add(saver)
+
+    monkeypatch.setattr(saver, "_open_to_add", open_after_a_change)
+    saved = save_here(saver, three(2), 2, [], 10**18 + 1, rules=rules)
+
+    assert len(opened) == 2
+    assert saved.notes == ()
+    with SnapshotManager(address) as manager:
+        older = {"pinned": [(1, "full")], "reduced": [(1, "weights")], "forgotten": []}[how]
+        assert kept(manager) == [(2, "full"), *older]
+        assert manager.load_latest_snapshot()["step"] == 2
+    assert elsewhere.verify().ok
+
+
+@pytest.mark.usefixtures("reach")
+def test_a_writer_killed_before_it_forgets_a_state_that_it_has_reduced_leaves_no_double(
+    address, elsewhere
+):
+    with SnapshotManager(address) as manager:
+        for step in range(2):
+            manager.save_snapshot(state(step), {"m": np.ones(9)}, step=step).wait()
+    with elsewhere.opened(write=True) as store:
+        commit_weights(store, list_snapshots(store)[1], SystemClock())
+    with SnapshotManager(address, keep_optimizer=1) as manager:
+        assert kept(manager) == [(1, "full"), (0, "weights"), (0, "full")]
+        manager.save_snapshot(state(2), {"m": np.ones(9)}, step=2).wait()
+        assert kept(manager) == [(2, "full"), (1, "weights"), (0, "weights")]
+        np.testing.assert_array_equal(
+            manager.load_snapshot(0)["model_state_dict"]["w"], state(0)["w"]
+        )
+    assert elsewhere.verify().ok
 
 
 @pytest.mark.usefixtures("reach")

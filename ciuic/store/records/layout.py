@@ -29,6 +29,7 @@ __all__ = [
     "RESERVE",
     "RESTORED",
     "RETIRED",
+    "RUN_LOCK",
     "SEGMENTS",
     "SNAPSHOTS",
     "TEMPORARY",
@@ -73,6 +74,7 @@ QUARANTINE: Final = "quarantine"
 RESERVE: Final = "reserve"
 RESTORED: Final = "restored"
 RETIRED: Final = "retired"
+RUN_LOCK: Final = "lock.runs"
 SEGMENTS: Final = "segments"
 SNAPSHOTS: Final = "snapshots"
 TEMPORARY: Final = "tmp"

@@ -1,1 +1,4 @@
-"""Which snapshots of the library stay: ``planning`` decides, and ``keeping`` removes the others."""
+"""Which snapshots of the library stay: ``planning`` decides, and ``keeping`` removes the others.
+
+``claims`` notices another process that decides this for the same snapshots.
+"""

@@ -1,6 +1,6 @@
 """Keep the newest snapshots of a channel, and remove the data of the others."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ciuic.catalog import list_snapshots
@@ -32,7 +32,7 @@ class Keeper:
     A prune removes the data. It reads the trees of the whole store, so the keeper prunes only after
     it has removed more than a fifth of the channel: at most that much more is on the disk.
 
-    In a bucket, the keeper only forgets snapshots, and their data stays.
+    In a bucket, the keeper forgets snapshots, and their data stays.
 
     Args:
         clock: Gives the time.
@@ -51,12 +51,19 @@ class Keeper:
         """
         snapshots = newest_first(list_snapshots(store))
         begun = of_channel(snapshots, channel, run, is_complete=False)
-        found = of_channel(snapshots, channel, run)
-        plan = plan_retention(found, rules, self._clock.now_ns(), complete_ones(snapshots))
+        plan = self._plan(snapshots, channel, rules, run)
         count = len(plan.reduced) + len(plan.removed)
         return count if count or any(not one.pinned for one in begun) else None
 
-    def keep(self, store: Store, channel: str, rules: Rules, run: str | None = None) -> None:
+    def keep(
+        self,
+        store: Store,
+        channel: str,
+        rules: Rules,
+        run: str | None = None,
+        *,
+        begin_next: Callable[[], Store] | None = None,
+    ) -> None:
         """Remove old snapshots of a channel; pinned ones stay and don't count.
 
         The incomplete ones of the channel go, because a complete one was just committed.
@@ -66,6 +73,14 @@ class Keeper:
         state that is known to be damaged stays as it is, and so does one that can't be read.
 
         If all snapshots that the plan keeps are damaged, no complete one is removed or reduced.
+
+        Args:
+            store: The store, open for writing.
+            channel: The channel.
+            rules: What stays of it.
+            run: The run that saved them; None: the one without a name.
+            begin_next: Returns the store for another commit, as ``Sessions.begin_next`` does, and
+                may close the one before. None: all commits are in ``store``.
 
         Raises:
             CorruptionError: A full state could not be read, and stays complete. The others were
@@ -77,10 +92,19 @@ class Keeper:
         begun = of_channel(snapshots, channel, run, is_complete=False)
         found = of_channel(snapshots, channel, run)
         self._remove_begun(store, begun, found[0].taken_ns if found else 0)
-        plan = plan_retention(found, rules, self._clock.now_ns(), complete_ones(snapshots))
+        plan = self._plan(snapshots, channel, rules, run)
+
+        def open_for(full: SnapshotSummary) -> tuple[Store, bool]:
+            if begin_next is None:
+                return store, True
+            opened = begin_next()
+            # Another process may have reduced or pinned it between the two sessions.
+            now = self._plan(newest_first(list_snapshots(opened)), channel, rules, run)
+            return opened, any(one.id == full.id for one in now.reduced)
+
         failure = None
         if plan.reduced or plan.removed:
-            failure = self._carry_out(store, plan)
+            failure = self._carry_out(store, plan, open_for)
         if store.bucket is None and self._removed_count > rules.keep_count // 5:
             self._prune(store)
         if failure is not None:
@@ -108,7 +132,7 @@ class Keeper:
         self._remove_begun(store, begun, begun[0].taken_ns if begun else 0, but_last=True)
         plan = plan_retention(found, fewer, self._clock.now_ns(), complete_ones(snapshots))
         if plan.removed:
-            self._carry_out(store, plan)
+            self._carry_out(store, plan, lambda _: (store, True))
         has_removed = self._removed_count > 0
         # Prune in any case: the save that found the disk full has left packs that nothing needs.
         self._prune(store)
@@ -131,21 +155,42 @@ class Keeper:
             # The complete snapshot of a save needs what its incomplete ones have.
             self._removed_count -= sum(one.taken_ns == last_ns for one in wanted)
 
-    def _carry_out(self, store: Store, plan: RetentionPlan) -> CiuicError | None:
-        """Carry out a plan; returns why a full state could not be reduced."""
+    def _plan(
+        self, snapshots: Sequence[SnapshotSummary], channel: str, rules: Rules, run: str | None
+    ) -> RetentionPlan:
+        """Decide what becomes of a channel, by all snapshots of the store, newest first."""
+        found = of_channel(snapshots, channel, run)
+        return plan_retention(found, rules, self._clock.now_ns(), complete_ones(snapshots))
+
+    def _carry_out(
+        self,
+        store: Store,
+        plan: RetentionPlan,
+        open_for: Callable[[SnapshotSummary], tuple[Store, bool]],
+    ) -> CiuicError | None:
+        """Carry out a plan; returns why a full state could not be reduced.
+
+        Args:
+            store: The store, until ``open_for`` is called.
+            plan: The plan.
+            open_for: Returns the store for the commit that reduces a full state, and from then on.
+                False: that state must stay as it is by now.
+        """
         survey = DamageSurvey(store, known_lost(store))
         if not any(survey.is_sound(summary.id) for summary in plan.kept):
             return None
         failure = None
         removed = [summary.id for summary in reversed(plan.removed)]
-        for full in reversed(plan.reduced):
-            if survey.is_sound(full.id):
-                try:
-                    commit_weights(store, full, self._clock)
-                except (CorruptionError, UnknownFormatError) as error:
-                    failure = error  # the others must not stay for it: they would fill the disk
-                    continue
-                removed.append(full.id)
+        for full in [full for full in reversed(plan.reduced) if survey.is_sound(full.id)]:
+            store, is_wanted = open_for(full)
+            if not is_wanted:
+                continue
+            try:
+                commit_weights(store, full, self._clock)
+            except (CorruptionError, UnknownFormatError) as error:
+                failure = error  # the others must not stay for it: they would fill the disk
+                continue
+            removed.append(full.id)
         if removed:
             self._remove(store, removed)
         return failure

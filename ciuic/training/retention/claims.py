@@ -1,0 +1,90 @@
+"""Notice another process that saves the same channel of the same run.
+
+Each of the two would count and remove the other's snapshots. Who saves what is a lock on one byte
+of a file of the store, ``lock.runs``. Such a lock (fcntl(2), F_SETLK) belongs to one process: a
+worker that a training has forked does not inherit it, nor does the process that stores snapshots,
+which may outlive the training. An flock(2) would stay with both. It ends with its process, so a
+training that starts again at once is not told of the one that was killed.
+"""
+
+import contextlib
+import fcntl
+import os
+import struct
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from ciuic.errors import CiuicError
+from ciuic.store.directory.files import open_or_create
+from ciuic.store.records import layout
+from ciuic.system import nofollow
+from ciuic.system.hashing import derived_hash
+
+__all__ = ["Claims"]
+
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+"""``struct flock`` of Linux on machines of 64 bits: type, whence, start, length and process."""
+
+
+class Claims:
+    """What the managers of this process save in one store.
+
+    Without the right to write to the store, or on a file system without such locks, nothing is
+    noticed.
+
+    Args:
+        directory: The store's directory, or this machine's directory of a store in a bucket.
+        run: The run of the manager; None: the one without a name.
+    """
+
+    def __init__(self, directory: str, run: str | None) -> None:
+        self._directory = directory
+        self._run = run
+        self._fd: int | None = None
+        self._close: Callable[[], object] = lambda: None
+        self._has_told = False
+
+    def other(self, channel: str) -> str | None:
+        """Claim a channel; returns who else has claimed it, in words, at most once.
+
+        The claim holds until ``close``, or until another manager of this process is closed; so
+        each save calls this.
+        """
+        with contextlib.suppress(CiuicError, OSError):
+            fd, place = self._opened(), _place(self._run, channel)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            except (BlockingIOError, PermissionError):
+                if not self._has_told:
+                    self._has_told = True
+                    return _holder(fd, place)
+        return None
+
+    def close(self) -> None:
+        """Give up what was claimed; harmless twice."""
+        self._close()
+
+    def _opened(self) -> int:
+        if self._fd is None:
+            path = os.path.join(nofollow.resolved(self._directory), layout.RUN_LOCK)
+            self._fd = fd = open_or_create(path)
+            # Also if the program drops its manager without closing it.
+            self._close = weakref.finalize(self, os.close, fd)
+        return self._fd
+
+
+def _place(run: str | None, channel: str) -> int:
+    """Return the byte whose lock means this channel of this run. The file stays empty."""
+    name = f"{channel} {'' if run is None else run}"
+    return int.from_bytes(derived_hash("ciuic lock of a run", name.encode())[:7])
+
+
+def _holder(fd: int, place: int) -> str:
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+    with contextlib.suppress(OSError):
+        pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))[4]
+        # A process of another container has no number here, and one of another machine a wrong one.
+        if pid > 0 and os.path.exists(f"/proc/{pid}"):
+            return f"process {pid}"
+    return "another process"
