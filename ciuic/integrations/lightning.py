@@ -28,17 +28,21 @@ class SnapshotIO(CheckpointIO):  # type: ignore[misc]
 
     def __init__(self, manager: SnapshotManager) -> None:
         self._manager = manager
+        self._found: dict[str, LoadedState] = {}
         self._loaded: LoadedState | None = None
 
     @property
     def latest(self) -> str | None:
-        """The latest checkpoint of this run for ``Trainer.fit(ckpt_path=...)``; None: none."""
-        steps = [
-            saved.step
-            for saved in self._manager.list()
-            if saved.channel == "full" and saved.run == self._manager.run
-        ]
-        return f"step-{steps[0]}.ckpt" if steps else None
+        """The latest checkpoint of this run for ``Trainer.fit(ckpt_path=...)``; None: none.
+
+        It is undamaged: it was read for that, and ``load_checkpoint`` does not read it again.
+
+        Raises:
+            CorruptionError: There are checkpoints, and all are damaged.
+        """
+        state = self._manager.load_latest_snapshot(channel="full")
+        self._found = {} if state is None else {f"step-{state['step']}.ckpt": state}
+        return next(iter(self._found), None)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -68,7 +72,8 @@ class SnapshotIO(CheckpointIO):  # type: ignore[misc]
             raise SnapshotNotFoundError(
                 f"{name} does not name a step", hint="Give SnapshotIO.latest, or step-500.ckpt."
             )
-        state = self._manager.load_snapshot(int(step))
+        found, self._found = self._found, {}
+        state = found.get(name) or self._manager.load_snapshot(int(step))
         rest = state.get("extra")
         if not isinstance(rest, dict) or "lightning" not in rest:
             raise UsageError(

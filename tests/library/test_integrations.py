@@ -1,14 +1,16 @@
 """What integrations do without their frameworks; tests/frameworks trains with the real ones."""
 
+import shutil
 import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ciuic import SnapshotManager
+from ciuic import Layer, SnapshotManager
 from ciuic.errors import UsageError
 from ciuic.integrations import accelerate
+from tests.kit.saved_layers import leave_partial
 
 
 @pytest.fixture
@@ -63,6 +65,29 @@ def test_lightning_refuses_weights_alone_and_states_of_another_program(tmp_path,
         for step in (1, 2):
             with pytest.raises(UsageError, match="no full state that this plugin saved"):
                 snapshot_io(manager).load_checkpoint(f"step-{step}.ckpt")
+
+
+def test_lightning_goes_on_with_the_newest_checkpoint_that_is_complete_and_undamaged(
+    tmp_path, snapshot_io
+):
+    layers = [Layer("first", "w"), Layer("second", "b")]
+    store = tmp_path / "store"
+    with SnapshotManager(store, layers=layers) as manager:
+        snapshot_io(manager).save_checkpoint(checkpoint(1), "any.ckpt")
+        manager.wait()
+        sound = {path.name for path in (store / "packs").iterdir()}
+        snapshot_io(manager).save_checkpoint(checkpoint(2), "any.ckpt")
+        manager.wait()
+    for path in (store / "packs").iterdir():
+        if path.name not in sound:
+            path.unlink()
+    shutil.rmtree(store / "parity")
+    leave_partial(store, 3, 1, layers, lambda step: {"w": np.full(9, step), "b": np.ones(9)})
+
+    with SnapshotManager(store, layers=layers) as manager:
+        plugin = snapshot_io(manager)
+        assert plugin.latest == "step-1.ckpt"
+        assert plugin.load_checkpoint(plugin.latest)["loops"] == {"fit": 1}
 
 
 class Counter:
