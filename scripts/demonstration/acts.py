@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from demonstration.in_loop import play_in_loop
 from demonstration.journal import Checkpoint, Run, differing_steps, read_runs
 from demonstration.kill import kill_inside_write
 from demonstration.stage import DemoError, Stage, fail
@@ -125,6 +126,7 @@ def play(stage: Stage, checkout: str, pace: Pace, *, install: bool) -> None:
         holds=stage.stop(daemon) == 0,
         otherwise=f"ciuicd ended with exit code {daemon.returncode} on SIGTERM, not 0",
     )
+    play_in_loop(stage, pace.more_steps)
     _summary(scene, death, choice, restored_s, compared)
 
 

@@ -67,6 +67,24 @@ SPOILED = {
         """sed -i '/"event": "start", "step": [1-9]/{n;s/"loss": /&1/}' "$run/log.jsonl\"""",
         "the losses differ at",
     ),
+    "a verify that finds damage in the second act": (
+        "ciuic",
+        '*"verify --all --checksum"',
+        "code=4",
+        "ended with exit code 4, not 0",
+    ),
+    "a program that goes on from another state": (
+        "python",
+        'in-loop/*"--steps"*',
+        """sed -i 's/"start", "step": \\([1-9]\\)/"start", "step": 9\\1/' in-loop/log.jsonl""",
+        "the training went on from step 9",
+    ),
+    "a program that takes another course from its own state": (
+        "python",
+        'in-loop/*"--steps"*',
+        """sed -i '/"event": "start", "step": [1-9]/{n;s/"loss": /&1/}' in-loop/log.jsonl""",
+        "the losses differ at",
+    ),
 }
 """What goes wrong -> the program, its arguments then, what it does in addition, what is said."""
 
