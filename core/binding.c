@@ -12,10 +12,11 @@
 #include "files.h"
 #include "galois.h"
 #include "parity.h"
+#include "reading.h"
 #include "targets.h"
 
 /* ciuic/system/core.py refuses a core with another number: a change of a signature raises it. */
-enum { INTERFACE = 9 };
+enum { INTERFACE = 10 };
 
 /* See the header. */
 PyObject *refused(const char *message)
@@ -177,6 +178,7 @@ static PyMethodDef METHODS[] = {
     {"delta_split", core_delta_split, METH_VARARGS, NULL},
     {"equal", core_equal, METH_VARARGS, NULL},
     {"files_create", core_files_create, METH_VARARGS, NULL},
+    {"files_read", core_files_read, METH_VARARGS, NULL},
     {"files_rename", core_files_rename, METH_VARARGS, NULL},
     {"gf_add", core_gf_add, METH_VARARGS, NULL},
     {"parity_add", core_parity_add, METH_VARARGS, NULL},
@@ -200,7 +202,9 @@ static int fill(PyObject *module)
                    PyModule_AddIntConstant(module, "AVX2", CIUIC_AVX2) < 0 ||
                    PyModule_AddIntConstant(module, "FILES_MAX", CIUIC_FILES_MAX) < 0 ||
                    PyModule_AddIntConstant(module, "GFNI", CIUIC_GFNI) < 0 ||
-                   PyModule_AddIntConstant(module, "NEON", CIUIC_NEON) < 0
+                   PyModule_AddIntConstant(module, "NEON", CIUIC_NEON) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_FROZEN", CIUIC_READ_FROZEN) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_OWNED", CIUIC_READ_OWNED) < 0
                ? -1
                : 0;
 }

@@ -35,6 +35,7 @@ PyObject *core_sparse_join(PyObject *self, PyObject *arguments);
 
 /* The functions of binding_files.c. */
 PyObject *core_files_create(PyObject *self, PyObject *arguments);
+PyObject *core_files_read(PyObject *self, PyObject *arguments);
 PyObject *core_files_rename(PyObject *self, PyObject *arguments);
 
 #endif

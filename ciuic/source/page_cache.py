@@ -23,7 +23,14 @@ from typing import Any, Final
 
 from ciuic.source.byte_range import ByteRange
 
-__all__ = ["SMALL_BYTES_MAX", "WINDOW_BYTES", "CacheKeeper", "read_whole", "without_dontcache"]
+__all__ = [
+    "SMALL_BYTES_MAX",
+    "WINDOW_BYTES",
+    "CacheKeeper",
+    "own_buffer",
+    "read_whole",
+    "without_dontcache",
+]
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 """Length of the ranges whose cached pages are looked up together. Read-ahead goes less far than
@@ -71,6 +78,11 @@ class _Own(threading.local):
 _own: Final = _Own()
 without_dontcache: Final[set[int]] = set()
 """Device numbers of file systems that don't support RWF_DONTCACHE."""
+
+
+def own_buffer() -> memoryview:
+    """Return this thread's buffer of ``SMALL_BYTES_MAX`` bytes, for reading small files."""
+    return _own.buffer
 
 
 def read_whole(fd: int, size_bytes: int, device: int) -> bytes:

@@ -1,18 +1,31 @@
-"""Read a small file whole, together with its metadata."""
+"""Read small files whole, together with their metadata.
 
+``read_small`` reads one file, and knows what to do with one that a program is writing or that can't
+be read. ``read_together`` has the compiled core read many, and leaves such files to it.
+"""
+
+import errno
+import mmap
 import os
 import stat
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from ciuic.errors import SourceError
 from ciuic.source.directory import read_xattrs
 from ciuic.source.faults import CHANGED_TYPE, source_error
 from ciuic.source.file import open_source_file
-from ciuic.source.page_cache import SMALL_BYTES_MAX, read_whole
-from ciuic.source.stability import ATTEMPTS, is_replaced, is_unwritten
+from ciuic.source.page_cache import SMALL_BYTES_MAX, own_buffer, read_whole
+from ciuic.source.stability import ATTEMPTS, ReadStatus, is_replaced, is_unwritten
+from ciuic.system.core import Core, FileRead, core
 from ciuic.system.kernel import hold_lease
 
-__all__ = ["Small", "read_small"]
+__all__ = ["Small", "Still", "Wanted", "read_small", "read_together"]
+
+_PAGE: Final = mmap.PAGESIZE
+_BUFFER_PAGES: Final = SMALL_BYTES_MAX // _PAGE
+_too_old: Final[set[int]] = set()
+"""Has ENOSYS if this kernel can't tell which pages of a file are cached (before Linux 6.5)."""
 
 
 class Small(NamedTuple):
@@ -28,6 +41,78 @@ class Small(NamedTuple):
     xattrs: tuple[tuple[bytes, bytes], ...]
     is_torn: bool
     has_writer: bool | None = None
+
+
+class Wanted(NamedTuple):
+    """A small file that is to be read.
+
+    Attributes:
+        directory_fd: The file's directory.
+        name: The file's name there.
+        size_bytes: The length that it had when it was listed.
+        owned: This user may leave the access time unchanged.
+        frozen: No program can write to the file, so no lease is needed.
+    """
+
+    directory_fd: int
+    name: bytes
+    size_bytes: int
+    owned: bool
+    frozen: bool
+
+
+class Still(NamedTuple):
+    """A small file that no program was writing when it was read."""
+
+    data: bytes
+    status: ReadStatus
+    xattrs: tuple[tuple[bytes, bytes], ...]
+
+
+def read_together(wanted: Sequence[Wanted]) -> list[Still | None]:
+    """Read small files in few calls of the compiled core, without the interpreter's lock.
+
+    Each file is read as ``read_small`` reads it: while it is read, a lease keeps writers out.
+
+    Args:
+        wanted: The files, each shorter than ``SMALL_BYTES_MAX``.
+
+    Returns:
+        The files in the same order; None for each that is left to ``read_small``: it can't be read,
+        has grown, is being written, or the core does not run.
+    """
+    compiled = core()
+    if compiled is None or _too_old:
+        return [None] * len(wanted)
+    found: list[Still | None] = []
+    together: list[tuple[int, bytes, int, int]] = []
+    pages = 0
+    for directory_fd, name, size_bytes, owned, frozen in wanted:
+        needed = size_bytes // _PAGE + 1
+        if len(together) == compiled.functions.FILES_MAX or pages + needed > _BUFFER_PAGES:
+            found += _read_together(compiled, together)
+            together, pages = [], 0
+        flags = owned * compiled.functions.READ_OWNED | frozen * compiled.functions.READ_FROZEN
+        together.append((directory_fd, name, size_bytes, flags))
+        pages += needed
+    return found + _read_together(compiled, together)
+
+
+def _read_together(
+    compiled: Core, files: Sequence[tuple[int, bytes, int, int]]
+) -> list[Still | None]:
+    return [_still(read) for read in compiled.functions.files_read(own_buffer(), files)]
+
+
+def _still(read: int | FileRead) -> Still | None:
+    if isinstance(read, int):
+        if read == errno.ENOSYS:
+            _too_old.add(read)
+        return None
+    data, xattrs, *status = read
+    if xattrs:
+        xattrs = tuple(sorted(dict(xattrs).items()))
+    return Still(data, ReadStatus(*status), xattrs)
 
 
 def read_small(

@@ -6,15 +6,26 @@ writers out, or if a second read gave the same bytes.
 """
 
 import os
-from typing import Final
+from typing import Final, NamedTuple
 
-__all__ = ["ATTEMPTS", "is_replaced", "is_settled", "is_unwritten", "same_content"]
+__all__ = ["ATTEMPTS", "ReadStatus", "is_replaced", "is_settled", "is_unwritten", "same_content"]
 
 ATTEMPTS: Final = 3
 """Number of times that a changing file is read before it counts as being written."""
 _COARSE_NS: Final = 2_000_000_000
 _FINE_NS: Final = 20_000_000
 _SECOND_NS: Final = 1_000_000_000
+
+
+class ReadStatus(NamedTuple):
+    """What an entry holds of the status of a file, named as in ``os.stat_result``."""
+
+    st_mode: int
+    st_uid: int
+    st_gid: int
+    st_mtime_ns: int
+    st_ctime_ns: int
+    st_ino: int
 
 
 def same_content(before: os.stat_result, after: os.stat_result) -> bool:

@@ -15,18 +15,20 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
-__all__ = ["VARIABLE", "Core", "Functions", "State", "buffer", "core", "load", "state"]
+__all__ = ["VARIABLE", "Core", "FileRead", "Functions", "State", "buffer", "core", "load", "state"]
 
 VARIABLE: Final = "CIUIC_CORE"
 _OFF: Final = "off"
 _PORTABLE: Final = "portable"
 _AVX2: Final = "avx2"
 _EXTENSION: Final = "ciuic._core"
-_INTERFACE: Final = 9
+_INTERFACE: Final = 10
 """Of ``core/binding.c``: an extension that was built from other sources is not used."""
 
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap | array[int]"
+FileRead: TypeAlias = tuple[bytes, tuple[tuple[bytes, bytes], ...], int, int, int, int, int, int]
+"""Content, extended attributes in any order, mode, owner, group, mtime, ctime, and inode."""
 
 
 class Functions(Protocol):
@@ -36,6 +38,8 @@ class Functions(Protocol):
     FILES_MAX: int
     GFNI: int
     NEON: int
+    READ_FROZEN: int
+    READ_OWNED: int
     interface: int
 
     def targets(self) -> int:
@@ -146,6 +150,16 @@ class Functions(Protocol):
 
         Args:
             files: At most ``FILES_MAX``: directory, name, content, mode, owner, group, time in ns.
+        """
+
+    def files_read(
+        self, buffer: Buffer, files: Sequence[tuple[int, bytes, int, int]]
+    ) -> list[int | FileRead]:
+        """Read small files; an errno stands for one that was not read: ``core/reading.h``.
+
+        Args:
+            buffer: Each file gets pages of its own, for one byte more than its maximum length.
+            files: At most ``FILES_MAX``: directory, name, maximum length, ``READ_*`` flags.
         """
 
     def files_rename(self, names: Sequence[tuple[int, bytes, bytes]]) -> tuple[int, int]:

@@ -178,6 +178,7 @@ int main(int count, char **words)
         check_deltas();
         check_sparse();
         check_files();
+        check_reading();
         check_fuzzing();
         turns++;
     } while (time(NULL) < end);

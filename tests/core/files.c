@@ -30,8 +30,8 @@ static int is_as_made(int directory, const char *name, const ciuic_new_file *fil
     return is_right;
 }
 
-/* Returns an open new directory; its path is in `path`. */
-static int new_directory(char *path, size_t size)
+/* See the header. */
+int new_directory(char *path, size_t size)
 {
     const char *above = getenv("TMPDIR");
 

@@ -509,19 +509,19 @@ def test_a_freeze_does_not_wait_for_the_readers_of_copies(
         (box.source / f"{number}.bin").write_bytes(os.urandom(20_000))
     (box.source / "large.bin").write_bytes(os.urandom(3 * MIB))
     clock = StoppedClock()
-    walked, read_small = CaptureTime.walked, SmallFiles._read
+    walked, store_small = CaptureTime.walked, SmallFiles.store
     reads: list[bool] = []
 
     def noted_walked(capture: CaptureTime) -> None:
         walked(capture)
         clock.is_walked = True
 
-    def noted_read(reader: SmallFiles, file: SourceFile) -> Any:
-        reads.append(clock.is_walked)
-        return read_small(reader, file)
+    def noted_store(reader: SmallFiles, files: list[SourceFile]) -> Any:
+        reads.extend([clock.is_walked] * len(files))
+        return store_small(reader, files)
 
     monkeypatch.setattr(CaptureTime, "walked", noted_walked)
-    monkeypatch.setattr(SmallFiles, "_read", noted_read)
+    monkeypatch.setattr(SmallFiles, "store", noted_store)
     wait_until_settled(box.source)
     report = box.take(clock=clock)
 

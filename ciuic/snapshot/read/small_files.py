@@ -6,7 +6,7 @@ from ciuic.model import Entry
 from ciuic.snapshot.read.large_files import LargeFiles
 from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.source_file import NO_CONTENT, Recipe, SourceFile
-from ciuic.source.small_file import read_small
+from ciuic.source.small_file import Still, Wanted, read_small, read_together
 from ciuic.system.hashing import data_id
 
 __all__ = ["SmallFiles"]
@@ -35,9 +35,10 @@ class SmallFiles:
         entries: list[Entry | None] = []
         chunks: list[tuple[ChunkId, bytes]] = []
         read_bytes = 0
-        for file in files:
+        still = read_together([self._wanted(file) for file in files])
+        for file, one in zip(files, still, strict=True):
             try:
-                found = self._read(file)
+                found = self._read(file) if one is None else self._taken(file, one)
             except SourceError as error:
                 entries.append(self._large.unreadable(file, error))
                 continue
@@ -55,6 +56,21 @@ class SmallFiles:
         self._context.count(read_bytes)
         self._context.pace(read_bytes, len(files))
         return entries
+
+    def _wanted(self, file: SourceFile) -> Wanted:
+        """Return how to read a file together with others: its reflink copy, if there is one."""
+        copy = file.reflink_copy
+        if copy is not None:
+            return Wanted(copy.directory_fd, copy.name, copy.status.st_size, True, True)
+        owned = file.is_owned_by(self._context.uid)
+        return Wanted(file.directory.fd, file.name, file.status.st_size, owned, file.is_frozen)
+
+    def _taken(self, file: SourceFile, read: Still) -> tuple[Entry, bytes]:
+        """Return the entry and the content of a file that was read together with others."""
+        copy, recipe = file.reflink_copy, _recipe(read.data)
+        if copy is not None:
+            return file.entry(recipe, copy.status, copy.xattrs), read.data
+        return file.entry(recipe, read.status, read.xattrs), read.data
 
     def _read(self, file: SourceFile) -> tuple[Entry, bytes] | None:
         """Return the entry and the content of a file; None if it is no longer small."""

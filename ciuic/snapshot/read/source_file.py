@@ -9,6 +9,7 @@ from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.source.directory import DirectoryHandle, storable_ns
 from ciuic.source.freeze.trust import FrozenRoot
 from ciuic.source.freeze.views import FrozenFile
+from ciuic.source.stability import ReadStatus
 
 __all__ = ["NO_CONTENT", "Recipe", "SourceFile"]
 
@@ -83,7 +84,7 @@ class SourceFile(NamedTuple):
     def entry(
         self,
         recipe: Recipe,
-        status: os.stat_result,
+        status: os.stat_result | ReadStatus,
         xattrs: tuple[tuple[bytes, bytes], ...],
         *,
         is_being_written: bool = False,
@@ -104,7 +105,7 @@ class SourceFile(NamedTuple):
     def _entry(
         self,
         recipe: Recipe,
-        status: os.stat_result,
+        status: os.stat_result | ReadStatus,
         xattrs: tuple[tuple[bytes, bytes], ...],
         state: int,
     ) -> Entry:

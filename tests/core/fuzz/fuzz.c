@@ -7,9 +7,9 @@
 #include "buffers.h"
 
 const fuzz_target FUZZ_TARGETS[] = {
-    {"planes", fuzz_planes},     {"deltas", fuzz_deltas}, {"sparse", fuzz_sparse},
-    {"parity", fuzz_parity},     {"galois", fuzz_galois}, {"checksum", fuzz_checksum},
-    {"files", fuzz_files},       {NULL, NULL},
+    {"planes", fuzz_planes}, {"deltas", fuzz_deltas},   {"sparse", fuzz_sparse},
+    {"parity", fuzz_parity}, {"galois", fuzz_galois},   {"checksum", fuzz_checksum},
+    {"files", fuzz_files},   {"reading", fuzz_reading}, {NULL, NULL},
 };
 
 uint8_t take_byte(fuzz_input *input)

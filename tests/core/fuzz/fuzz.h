@@ -25,6 +25,7 @@ void fuzz_parity(const uint8_t *data, size_t length);
 void fuzz_galois(const uint8_t *data, size_t length);
 void fuzz_checksum(const uint8_t *data, size_t length);
 void fuzz_files(const uint8_t *data, size_t length);
+void fuzz_reading(const uint8_t *data, size_t length);
 
 /* The bytes of a case that are not used yet. */
 typedef struct {
