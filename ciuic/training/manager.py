@@ -212,12 +212,8 @@ class SnapshotManager:
             )
         with self._lock:
             urgent = self._preemption if channel == FULL and self._is_urgent else None
-            if urgent is None:
-                if not wait and (skipped := self._saves.skipped()) is not None:
-                    return skipped
-                self._saves.go_on()
-            elif (earlier := self._saves.settle_in_grace(urgent)) is not None:
-                return earlier
+            if (other := self._saves.wait_for_turn(urgent, wait=wait)) is not None:
+                return other
             noticed_count = 0 if urgent is None else urgent.noticed_count
             always = {"epoch": epoch, "step": step, "metrics": metrics}
             others = {
