@@ -15,7 +15,6 @@ says so.
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ciuic.errors import SourceError
@@ -37,8 +36,7 @@ __all__ = ["FreezeRequest", "Freezer"]
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class FreezeRequest:
+class FreezeRequest(NamedTuple):
     """What a snapshot tells about itself and the ones before it.
 
     Attributes:

@@ -106,7 +106,7 @@ class FrameReader:
             raise
         except LostBaseError as error:
             if descent.depth:
-                raise  # for the frame at the beginning of the chain to name
+                raise  # the call for the first frame of the chain adds its own place to the message
             raise CorruptionError(f"{where}: {error.message}") from error
         except CorruptionError as error:
             raise CorruptionError(f"{where}: {error.message}") from error
