@@ -30,8 +30,8 @@ Also the exit codes of the programs.
         CancelledError          the run was asked to stop; nothing was committed
         ResourceError           this process has reached a limit on files, threads or memory
 
-A SourceError never becomes a StoreError, or the other way round. If a full store were taken for an
-unreadable file, a snapshot with a hole in it would be committed.
+A SourceError never becomes a StoreError, and a StoreError never becomes a SourceError. If a full
+store were taken for an unreadable file, a snapshot with a hole in it would be committed.
 """
 
 import re

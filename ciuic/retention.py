@@ -182,7 +182,7 @@ def protected(
     is_partial: Callable[[SnapshotId], bool] = lambda _: False,
     each_set: bool = True,
 ) -> dict[SnapshotId, list[str]]:
-    """The IDs of the snapshots that no policy removes, and the reasons.
+    """Return the IDs of the snapshots that no policy removes, and the reasons.
 
     These are: pinned snapshots; the newest snapshot; the newest good snapshot of all; and the
     newest good snapshot of each set of roots. For a set of roots, a snapshot with further roots
@@ -223,7 +223,7 @@ def protected(
 
 
 def _newest(ordered: list[SnapshotSummary], future: set[SnapshotId]) -> set[SnapshotId]:
-    """The newest snapshot, and the newest that is not dated in the future.
+    """Return the newest snapshot, and the newest that is not dated in the future.
 
     Both: the parents that would show which of the two came later may have been forgotten.
     """
@@ -276,7 +276,7 @@ def _newest_good(
     is_good: Callable[[SnapshotId], bool],
     is_partial: Callable[[SnapshotId], bool],
 ) -> dict[SnapshotId, str]:
-    """The newest good snapshots that contain these roots, and the reason to keep each.
+    """Return the newest good snapshots that contain these roots, and the reason to keep each.
 
     A snapshot without warnings is preferred. If the first group has none, the newest good snapshot
     of the next group is added.

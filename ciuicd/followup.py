@@ -1,8 +1,8 @@
 """Follow-up snapshots: wait until files that were being written are closed, then ask for another.
 
-Without a follow-up, a checkpoint that was half written at the full hour would be in no snapshot of
-that hour. Events say when to look (``ciuicd.watch``); a lease says whether a file is still being
-written.
+Without a follow-up, a checkpoint that was half written at the full hour would not be complete in
+any snapshot of that hour. Events say when to look (``ciuicd.watch``); a lease says whether a file
+is still being written.
 
 Bounds:
     - One wait at a time, of half an interval, and ten minutes at most. A scheduled snapshot goes
@@ -166,7 +166,7 @@ class FollowUps:
         *,
         interval_s: float,
     ) -> None:
-        """Start a wait if this snapshot of ``roots``, which is no follow-up, needs a follow-up."""
+        """Start a wait if this snapshot of ``roots`` needs a follow-up, and is none itself."""
         if self._wait is not None:
             if not covers(roots, self._wait.roots):
                 return

@@ -55,7 +55,7 @@ class StoreHold:
         self._server = Server(path, self._services, self._clock)
 
     def _directory(self, settings: Settings) -> str:
-        """Return the directory for the lock and the socket: the store, or what is here of a bucket.
+        """Return the directory for the lock and the socket: the store or the cache directory.
 
         Raises:
             StoreError: The store is missing, or a different store is at its path.

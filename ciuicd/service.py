@@ -386,7 +386,7 @@ class Service:
         report = None
         with self._attempt(job, state, scheduled=False):
             self._hold.take(self._settings)
-            # A closed file is no reason to read all other files again.
+            # A file that was closed is not a reason to read all other files again.
             report = self._taker.take(state.settings, job, wait_s=_JOB_WAIT_S, may_be_full=False)
         if report is None:
             state.follow_ups.drop()
@@ -421,7 +421,8 @@ class Service:
                 yield
         finally:
             self._job = None
-            # One that was cancelled for an emergency snapshot is due again, unless that serves it.
+            # A snapshot that was cancelled for an emergency snapshot is due again, unless the
+            # emergency snapshot serves its schedule.
             if scheduled and not isinstance(job.wait(0), CancelledError):
                 state.attempt_ended()
             self._show_status()

@@ -318,7 +318,7 @@ class Upkeep:
         if report.waiting_for:
             self._pruned_ns = None
             _log.info(
-                "%s can go when these sessions have ended: %s",
+                "%s can be removed when these sessions have ended: %s",
                 counted(report.condemned.packs, "more pack"),
                 first_few(list(report.waiting_for)),
             )
@@ -423,7 +423,7 @@ class Upkeep:
             self._note(what, error=sentence(error))
 
     def _postpone(self, what: str) -> None:
-        """Make it due again as soon as there is time."""
+        """Make the work due again as soon as there is time."""
         self._look_ns = self._clock.now_ns()
         if what == "prune":
             self._pruned_ns = None

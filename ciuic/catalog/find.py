@@ -159,7 +159,7 @@ def ambiguous(
 
 
 def means_otherwise(tag: str) -> bool:
-    """Whether a tag can't be used in place of an ID, because it means another snapshot there."""
+    """Return whether a tag can't stand for an ID, because it means another snapshot there."""
     is_id = tag.startswith("cs-") and _PREFIX.fullmatch(tag) is not None
     return is_id or tag in {LATEST, LATEST_VALID} or from_local_text(tag) is not None
 

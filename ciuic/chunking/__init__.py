@@ -2,7 +2,8 @@
 
 A chunker sees offsets and bytes, and no files. The store's header records the rules, so every run
 cuts in the same way. docs/format.md, "Cutting files into chunks", says which rule applies to which
-file. ``content`` is imported by need: its library takes a tenth of the time of a short snapshot.
+file. ``content`` is imported only when it is needed: its library takes a tenth of the time of a
+short snapshot.
 """
 
 from collections.abc import Iterable, Iterator

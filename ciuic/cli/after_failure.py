@@ -68,8 +68,8 @@ def _take(session: Session, *options: str) -> Document | None:
 def recover_files(session: Session, *, since_ns: int, until_ns: int) -> bool:
     """Put back what the job left broken; every process of it has ended.
 
-    The command says on stderr what it finds and does. That it can't is no reason not to start the
-    job again: the job may find another checkpoint.
+    The command says on stderr what it finds and does. If it can't put them back, the job still
+    starts again: the job may find another checkpoint.
 
     Args:
         session: The store.

@@ -86,14 +86,14 @@ class Alerts:
                 self._send("ended", fault, severity, text, {})
 
     def idle(self) -> None:
-        """Send what was held back, once that is no flood any more; called all the time."""
+        """Send what was held back, once the flood is over; called all the time."""
         for fault in list(self._held):
             if self._clock.monotonic_s() - self._began_s[fault][0] >= _QUIET_S:
                 self._release(fault)
 
     def _release(self, fault: str) -> None:
         held = self._held.pop(fault)
-        more = f"{held.text}; this began {counted(held.times, 'more time')} meanwhile"
+        more = f"{held.text}; since then, this began {counted(held.times, 'more time')}"
         key = f"{fault} again"
         self._began_s[fault] = [self._clock.monotonic_s()]
         if held.event == "began":

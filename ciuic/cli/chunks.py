@@ -53,7 +53,7 @@ def print_chunks(
         store: An open store.
         manifest: The snapshot.
         paths: Files, and directories for all that is below them; none: the whole snapshot.
-        document: What a JSON document has besides its files; None: print a table for people.
+        document: The fields of the JSON document besides its files; None: print a table for people.
     """
     frames = Frames(store)
     tops = [locate(store, manifest, path) for path in paths] or [

@@ -41,8 +41,8 @@ def command(
     header is written, so a file of more than 32 MiB is read twice. If a file is damaged, or could
     not be read when the snapshot was taken, ciuic omits it from the stream, names it, and exits
     with 4 or 3. If a large file turns out to be damaged while it is being written, the stream ends
-    in the middle of that file, and tar reports that. Damage in the store counts only if no copy of
-    the configuration has what is damaged.
+    in the middle of that file, and tar reports that. If a chunk of the store is damaged, ciuic
+    takes it from the configured copies; a file counts as damaged only if they lack the chunk too.
     """
     if as_tar and sys.stdout.isatty():
         raise UsageError(

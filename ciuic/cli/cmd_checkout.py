@@ -63,8 +63,8 @@ def command(
     changes nothing. Then it takes a snapshot of what is there now, with the tag 'before-checkout'.
     If a program is writing there, so that this snapshot lacks something, ciuic restores nothing.
     Otherwise it restores PATHs with --overwrite. To go back, check out the snapshot that it has
-    taken. If PATHs are right already, it takes no snapshot. What is damaged in the store is read
-    from the copies of the configuration. The exit codes are those of 'ciuic restore'.
+    taken. If PATHs already match the snapshot, it takes none. ciuic takes damaged chunks from the
+    configured copies. The exit codes are those of 'ciuic restore'.
     """
     if not dry_run:
         refuse_in_hook(os.environ)
@@ -142,7 +142,7 @@ def _verify(
     if found.damaged:
         names = [path_text(one.path) for one in found.damaged]
         raise CorruptionError(
-            f"{snapshot_id} has {counted(len(names), 'path')} damaged, so nothing was changed:"
+            f"{snapshot_id} has {counted(len(names), 'damaged path')}, so nothing was changed:"
             f" {listed(names[:_NAMED_MAX], len(names))}",
             hint="'ciuic repair' may repair it, 'ciuic log PATH' shows other versions, and"
             " 'ciuic restore --overwrite --fallback' takes damaged files from older snapshots.",
@@ -194,10 +194,9 @@ def _save(
     if lacking or report.trouble_count > len(report.trouble):
         which = f", such as {path_text(lacking[0].path)}: {lacking[0].what}" if lacking else ""
         raise CiuicError(
-            f"what is there now could not be saved completely in {report.id}{which}; nothing was"
-            " restored",
+            f"{report.id} could not save everything that is there now{which}; nothing was restored",
             hint="Stop the program that writes there, and try again. 'ciuic restore --overwrite'"
-            " replaces it without saving it.",
+            " replaces the files without saving them.",
         )
     return report
 

@@ -52,7 +52,7 @@ def _limit_bytes(
 @click.argument("ids", nargs=-1, type=SNAPSHOT, metavar="[ID]...")
 @click.option(
     "--to", "place", metavar="PLACE", required=True, callback=given, shell_complete=local_directory,
-    help="The store that gets them: a directory, s3://BUCKET/PREFIX, or a configured copy's name.",
+    help="The store to copy to: a directory, s3://BUCKET/PREFIX, or a configured copy's name.",
 )  # fmt: skip
 @click.option("--init", is_flag=True, help="Create that store if it does not exist.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
@@ -64,7 +64,10 @@ def _limit_bytes(
     help="Send at most SIZE in a second, on average: at least 1KiB; 0: no limit.",
 )
 @click.option(
-    "--verify", "verifies", is_flag=True, help="Then read every chunk of the snapshots in the copy."
+    "--verify",
+    "verifies",
+    is_flag=True,
+    help="Afterward, read every chunk of these snapshots in the copy.",
 )
 @wait_option
 @json_option
@@ -171,7 +174,7 @@ def _named(session: Session, source: Store, ids: tuple[str, ...]) -> frozenset[S
 def _recorded(
     keeping: Keeping | None, copy: Store, request: CopyRequest, report: CopyReport
 ) -> Iterator[None]:
-    """Record how far a configured copy is."""
+    """Record which snapshots a configured copy has."""
     if keeping is None:
         yield
         return
@@ -318,8 +321,8 @@ def _print_summary(report: CopyReport, checked: VerifyReport | None) -> None:
     if report.damaged_there:
         click.echo(
             f"{listed(report.damaged_there[:5], len(report.damaged_there))} in the copy"
-            f" {inflected(len(report.damaged_there), 'stays', 'stay')} damaged: this store does not"
-            f" have what is lost there; 'ciuic --store {printable(report.copy)} repair' says what"
+            f" {inflected(len(report.damaged_there), 'stays', 'stay')} damaged: this store lacks"
+            f" the lost chunks too; 'ciuic --store {printable(report.copy)} repair' says what"
             " can be repaired",
             err=True,
         )

@@ -91,8 +91,8 @@ def command(
     (safetensors, torch, numpy, h5py) load the checkpoints, without running code in them. At the end
     ciuic removes the files, and records the result and the time for 'ciuic doctor'.
 
-    Exits with 4 if the store is damaged or a file came back different, with 1 if the scratch
-    directory could not take a file, and with 3 if only a checkpoint did not load.
+    Exits with 4 if the store is damaged or a restored file differs, with 1 if the scratch directory
+    could not take a file, and with 3 if only a checkpoint did not load.
     """
     try:
         size_max_bytes = parse_size_bytes(size)

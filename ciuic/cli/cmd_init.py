@@ -66,8 +66,9 @@ def command(
 
     How ciuic cuts files into chunks is fixed for the life of the store; 'ciuic init' refuses an
     option that differs from an existing store. With 'content', files of tensors are cut where their
-    tensors begin, databases and disk images at fixed offsets, and other files where their content
-    says so: if bytes are inserted into that kind of file, ciuic stores only the chunks around them.
+    tensors begin, databases and disk images at fixed offsets, and other files at places that their
+    content determines: if bytes are inserted into such a file, ciuic stores only the chunks around
+    them.
     With 'tensors', files without tensors are cut at multiples of the chunk size. With 'fixed', all
     files are.
     """

@@ -306,7 +306,7 @@ def _print_snapshots(
 
 
 def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str]) -> dict[str, str]:
-    """Return a snapshot's cell for each column but the ID.
+    """Return a snapshot's cell for each column except the ID.
 
     ``names`` has the host names that only one machine has.
     """

@@ -47,8 +47,8 @@ def command(
     paths; DIR/latest and DIR/latest-valid lead to the newest. With -s, DIR itself holds the roots,
     under their full paths. New snapshots appear while the store is mounted. To unmount, press
     Ctrl-C, or run 'fusermount3 -u DIR'. Reading a damaged path fails with an input/output error,
-    and ciuic names the path once: on stderr, or with --background in the system log. What is
-    damaged in the store is read from the copies of the configuration.
+    and ciuic names the path once: on stderr, or with --background in the system log. ciuic takes
+    damaged chunks from the configured copies.
     """
     asked = _Asked(os.path.abspath(directory), snapshot_id, allow_other, not no_copies)
     if background:
@@ -63,7 +63,7 @@ class _Asked(NamedTuple):
         point: The mount point.
         snapshot_id: The only snapshot; None: all.
         is_for_all: Other users may read.
-        reads_copies: What is damaged is read from copies.
+        reads_copies: Damaged data is read from copies.
     """
 
     point: str
@@ -158,7 +158,7 @@ def _log(owned: Owned, what: str) -> None:
 
 
 def _where(owned: Owned) -> str:
-    """Return what a message about a path begins with."""
+    """Return the beginning of a message about a path."""
     snapshot = f"in {owned.snapshot}" if owned.snapshot and owned.path else owned.snapshot
     parts = [part for part in (printable(owned.path), snapshot) if part]
     return f"{' '.join(parts)}: " if parts else ""

@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Write TEXT on a snapshot as its note, or show its note.
 
-    A snapshot has one note of at most 4,096 characters. A new one takes its place. 'ciuic list' and
-    'ciuic show' have it too.
+    A snapshot has one note of at most 4,096 characters. A new note replaces it. 'ciuic list' and
+    'ciuic show' show it too.
     """
     if text is not None and (remove or not text):
         raise UsageError("a note needs a text", hint="'--remove', without a text, removes a note.")

@@ -44,12 +44,13 @@ def command(
     small packs. Snapshots can be restored meanwhile. You can interrupt prune at any moment, and run
     it again.
 
-    In a bucket, other machines can take snapshots meanwhile. Packs on which one of them may rely go
-    when it has ended: prune waits for it as long as --wait says, and the next prune goes on.
+    In a bucket, other machines can take snapshots meanwhile. A pack that one of these snapshots may
+    need stays until that snapshot has ended: prune waits as long as --wait says, and the next prune
+    removes the rest.
     """
     if revoke_after_s is not None and not is_url(session.store_path()):
         raise UsageError(
-            "--revoke-after is for a store in a bucket",
+            "--revoke-after applies only to a store in a bucket",
             hint="In a directory, a process that is killed holds no lock.",
         )
     trash_s = session.trash_s() if trash_s is None else trash_s

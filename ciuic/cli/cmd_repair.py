@@ -55,7 +55,7 @@ __all__ = ["command"]
 @click.command("repair")
 @click.option(
     "--from", "place", metavar="PLACE", callback=given, shell_complete=local_directory,
-    help="Also take what is lost from this copy: a directory, s3://BUCKET/PREFIX, or a name.",
+    help="Also take lost data from this copy: a directory, s3://BUCKET/PREFIX, or a name.",
 )  # fmt: skip
 @click.option("--apply", is_flag=True, help="Repair; without it, only show what would be done.")
 @wait_option
@@ -67,9 +67,9 @@ def command(
     """Find damage in the store, and repair it with --apply.
 
     ciuic reads every pack. It computes damaged chunks from the pack's parity, or takes them from
-    another pack, from a reflink copy, or from the live file if that still has the same bytes. What
-    is lost even so comes from the copies that the configuration names, or from the store of --from:
-    ciuic compares each chunk with its ID before it stores it. It keeps the damaged files in the
+    another pack, from a reflink copy, or from the live file if that still has the same bytes. It
+    takes the chunks that are still lost from the configured copies, or from the store of --from,
+    and compares each with its ID before it stores the chunk. It keeps the damaged files in the
     store's directory quarantine. You can interrupt repair at any moment, and run it again.
     """
     clock = SystemClock()

@@ -131,8 +131,8 @@ def command(
     Each file appears complete, or not at all; files that are already right are left alone. If a
     target exists, ciuic changes nothing unless you give --overwrite. You can run an interrupted
     restore again. If the snapshot still has reflink copies, ciuic restores large files from them
-    without copying data. What is damaged in the store is read from the copies of the configuration,
-    and checked as always.
+    without copying data. ciuic takes damaged chunks from the configured copies, and checks them as
+    always.
 
     GLOBs use the syntax of exclude_patterns: *.pt matches a name at any depth; run7/*.pt matches
     the end of a path; /data/run7/** matches from the root. * and ? stop at a /, ** does not, and
@@ -320,7 +320,7 @@ def print_restored(snapshot_id: str, report: RestoreReport) -> None:
     if report.repaired_frames:
         click.echo(
             f"ciuic: the store is damaged: {counted(report.repaired_frames, 'frame')} had to be"
-            " read with parity or from another copy; what was restored is right\n"
+            " read with parity or from another copy; the restored files are right\n"
             "       Run 'ciuic repair' to see the damage, and check the disk.",
             err=True,
         )

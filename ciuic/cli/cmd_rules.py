@@ -35,7 +35,7 @@ __all__ = ["command"]
 def command(session: Session, *, action: str, logs: tuple[str, ...], as_json: bool) -> None:
     """Run the rules of the configuration over old logs, and show where they would have fired.
 
-    ciuic pauses nothing, and sends no alert. The step to go back to is the last one before the
+    ciuic pauses nothing, and sends no alert. The step to go back to is the last step before the
     fault. Without a configuration, or if it has no [rule NAME] section, the default rules apply.
     """
     del action  # there is only one
@@ -138,7 +138,7 @@ def _print(
                 f"ciuic: rule {rule.name} looks at processes, which a log does not show", err=True
             )
     left_out = {
-        "is no JSON object": watching.decoder.broken,
+        "is not a JSON object": watching.decoder.broken,
         "has no step": watching.decoder.without_step,
         "is longer than 1 MiB": too_long,
     }

@@ -125,12 +125,14 @@ def command(
         failed_s = clock.monotonic_s()
         _report_failure(name, ended, alerts)
         is_saved = not can_snapshot or _save_emergency(session, name, alerts)
-        events.mark()  # before broken files are replaced from snapshots: those suspect are not used
+        events.mark()  # first: broken files are not replaced from suspect snapshots
         if not restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
             if restarts.refusal:
                 alerts.began("no restart", "critical", restarts.refusal, step=ended.last_step)
             break
-        helpers = running.helpers  # alerts on their way: the end of this job must not end them
+        helpers = (
+            running.helpers
+        )  # alerts are still being sent: the end of this job must not end them
         running = _started(arguments, name, cgroup, clock)
         running.helpers = helpers
         alerts.ended("failure", "critical", restarts.said)
@@ -157,7 +159,7 @@ def _save_emergency(session: Session, name: str, alerts: Alerts) -> bool:
 
 
 def _let_go(running: Command, name: str) -> None:
-    """Name what is left of a job, and guard it no longer."""
+    """Name the processes that are left of a job, and stop guarding it."""
     left = running.members()
     if left:
         count = counted(len(left), "process", "processes")
@@ -215,7 +217,7 @@ class _Restarts:
             return self._refuse(f"failed twice at step {step}, and {not_again}")
         left = running.end_all()
         if left:
-            return self._refuse(f"{not_again}: process {left[0]} of it can't be ended")
+            return self._refuse(f"{not_again}: its process {left[0]} can't be ended")
         if self._has_store and not recover_files(
             self._session, since_ns=self._began_ns, until_ns=self._clock.now_ns()
         ):
@@ -286,7 +288,7 @@ def _cgroup(name: str, limits: dict[str, str]) -> Cgroup | None:
                 f"the limits can't be set: {error}; the command was not started",
                 hint=f"Run it without limits, or under '{_by_systemd(limits)} ciuic run ...'.",
             ) from error
-        say(f"job {name} has no cgroup of its own: {error}; a pause stops its processes singly")
+        say(f"job {name} has no cgroup of its own: {error}; a pause stops its processes one by one")
         return None
 
 
@@ -331,7 +333,7 @@ def _exit_like(code: int | None) -> None:
         sys.exit(code or 0)
     sys.stdout.flush()
     sys.stderr.flush()
-    # The program has left a core dump if it should; this one would be of no use.
+    # The program has left a core dump if it should; one of ciuic would be useless.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # SIGKILL has no handler
         signal.signal(-code, signal.SIG_DFL)

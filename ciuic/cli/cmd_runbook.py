@@ -23,8 +23,8 @@ __all__ = ["command"]
 def command(session: Session) -> None:
     """Write the page with the steps of a recovery to stdout.
 
-    It names this machine's directories, its store, the people of 'contacts' in the configuration,
-    and complete commands. Keep it where you can read it without this machine.
+    The page names this machine's directories, its store, the people in 'contacts' of the
+    configuration, and complete commands. Keep it where you can read it without this machine.
     """
     settings = session.settings()
     with opened(session) as store:

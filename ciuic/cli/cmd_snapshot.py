@@ -169,7 +169,7 @@ def _taken_by_daemon(
     Args:
         session: Names the store.
         store_path: The store's directory, or the URL of its bucket.
-        unreadable: Why this user can't read the store. Its daemon may answer nevertheless: the
+        unreadable: Why this user can't read the store. Its daemon may still answer: the
             ``control_group`` may use the daemon's socket, but not the store.
         wanted: The snapshot.
         named: The schedule that the user named, if the snapshot is as that schedule says.

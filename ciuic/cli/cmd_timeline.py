@@ -93,11 +93,11 @@ def command(
     """Draw what a training logged, with the snapshots below it.
 
     A snapshot is placed at its step. A snapshot of the library holds its step. For other snapshots,
-    ciuic looks where the log that they hold ends in FILE. If FILE was begun anew later, and does
-    not begin with that log, the step is the last one in that log. If they don't hold the log, ciuic
-    compares the time of the snapshot with the times in FILE ('time', 'timestamp' or 'ts'). VALUE is
-    the last value before the snapshot. Without --log, the curve shows the metrics in snapshots of
-    the library.
+    ciuic looks where the log that they hold ends in FILE. If FILE was started over later, and does
+    not begin with that log, the step is the last step in that log. If they don't hold the log,
+    ciuic compares the time of the snapshot with the times in FILE ('time', 'timestamp' or 'ts').
+    VALUE is the last value before the snapshot. Without --log, the curve shows the metrics in
+    snapshots of the library.
 
     STATE is whole, in flux (a program was writing), suspect (taken after a rule had fired) or
     damaged, as far as ciuic knows without reading content.
@@ -200,7 +200,7 @@ def _sign(marker: Marker) -> tuple[str, str]:
 
 
 def _rank(marker: Marker) -> int:
-    """Return how much a snapshot is worth seeing where several share a column."""
+    """Return the priority of a snapshot where several share a column of the chart."""
     return 2 * STATES.index(marker.state) + marker.snapshot.pinned
 
 
@@ -242,7 +242,7 @@ def _explain(found: Timeline, *, has_logs: bool) -> None:
     if other:
         hold = f"{counted(other, 'snapshot')} {inflected(other, 'holds', 'hold')}"
         click.echo(
-            f"ciuic: {hold} a log that was begun anew since; STEP and VALUE are from the end of it",
+            f"ciuic: {hold} a log that has been started over; STEP and VALUE are from its end",
             err=True,
         )
     if found.field is None and has_logs:

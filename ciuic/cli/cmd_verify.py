@@ -56,7 +56,7 @@ def command(
             "--hot can't be combined with --checksum", hint="Run 'ciuic verify' once with each."
         )
     if hot:
-        # Most verifications need nothing of what reads reflink copies.
+        # Imported here: most verifications read no reflink copies.
         from ciuic.cli.reflink_checks import verify_hot
 
         is_ok = verify_hot(session, ids, every=every, as_json=as_json)

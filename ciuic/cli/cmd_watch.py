@@ -46,9 +46,9 @@ __all__ = ["command"]
 @logs_option
 @click.pass_obj
 def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...]) -> None:
-    """Watch a process that runs already, and take a snapshot when it ends.
+    """Watch a process that is already running, and take a snapshot when it ends.
 
-    Only the parent of a process learns how it ended. So 'ciuic watch' takes every end for a
+    Only the parent of a process learns how it ended. So 'ciuic watch' treats every end as a
     failure; 'ciuic run' can tell them apart. A pause stops the process and every process below it.
     SIGCONT to ciuic lets them go on. After Ctrl-C or SIGTERM, ciuic lets them go on and ends, and
     they keep running.

@@ -88,7 +88,7 @@ def command(
     tls_files = certificate, key, names
     if any(tls_files) and not all(tls_files):
         raise UsageError(
-            "--certificate, --key and --name need each other", hint="Give all three, or none."
+            "--certificate, --key and --name go together", hint="Give all three, or none."
         )
     for name in names:
         if not _NAME.fullmatch(name):
@@ -135,15 +135,14 @@ def command(
 def _words(session: Session, store_path: str) -> list[bytes]:
     """Return the options with which a command finds the store and its configuration.
 
-    Raises:
-        ConfigError: The configuration can't be read, or names another store by now.
+    Raises: ConfigError: The configuration can't be read, or now names another store.
     """
     config = session.config_path
     if config is not None and session.store is None and not is_url(store_path):
         named = read_store_path(config)
         if os.path.realpath(named) != os.path.realpath(store_path):
             raise ConfigError(
-                f"this page shows {store_path}, and {config} names {named} by now",
+                f"this page shows {store_path}, but {config} now names {named}",
                 hint="Start 'ciuic web' again.",
             )
     found = [] if config is None else [b"--config", os.path.abspath(os.fsencode(config))]

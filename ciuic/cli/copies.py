@@ -13,7 +13,7 @@ __all__ = ["copies_of", "print_holders"]
 
 
 def copies_of(session: Session, store: Store) -> dict[str, list[str]]:
-    """Map snapshots to the names of the copies that have or had them; name those behind on stderr.
+    """Map snapshots to the copies that have or had them; name outdated copies on stderr.
 
     Args:
         session: Has the configuration, and so the copies.
@@ -38,7 +38,7 @@ def print_holders(
     *,
     except_for: Collection[str] = (),
 ) -> None:
-    """Name on stderr the copies that have damaged snapshots, and how to take them from there.
+    """Name on stderr the copies that have damaged snapshots intact, and how to use them.
 
     Args:
         session: Has the configuration, and so the copies.
@@ -57,7 +57,7 @@ def print_holders(
         if name in names:
             where = printable(address)
             click.echo(
-                f"the copy {where} has what is damaged: 'ciuic repair --apply' takes it from there,"
-                f" 'ciuic --store {where} restore' restores from there",
+                f"the copy {where} has the damaged data intact: 'ciuic repair --apply' takes it"
+                f" from there, 'ciuic --store {where} restore' restores from there",
                 err=True,
             )

@@ -105,7 +105,7 @@ def _run() -> int:
             code = _invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code
-    # A snapshot that had to be left out is damage, even if the rest went well.
+    # A snapshot that had to be left out is damage, even if everything else succeeded.
     return DAMAGE if context.obj.damaged and code in {DONE, TROUBLE} else code
 
 

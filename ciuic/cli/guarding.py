@@ -109,7 +109,9 @@ class JobEvents:
             )
         elif rule.action == "run":
             self._run_command(rule.command, finding)
-        if not self._has_store or rule.idle_s:  # what a job that hangs has saved is as good as ever
+        if (
+            not self._has_store or rule.idle_s
+        ):  # a job that hangs has not spoiled its earlier snapshots
             return
         now_ns = self._clock.now_ns()
         self._good_ns = min(self._good_ns, finding.good_ns or now_ns)
@@ -134,7 +136,7 @@ class JobEvents:
         """Report it."""
         said = (
             f"job {self._job} has been paused for {format_duration(duration_s)}, and its"
-            " collectives may run into their time limit when it goes on"
+            " collectives may time out when it goes on"
         )
         self._alerts.began("long pause", "critical", said)
         say(
@@ -162,7 +164,7 @@ class JobEvents:
         self._work(_LAST_WAIT_S)
 
     def finish(self) -> None:
-        """As ``mark``, and say what could not be done."""
+        """Do as ``mark``, and say what could not be done."""
         self.mark()
         if self._pending:
             say(f"snapshots could not be pinned and tagged: {self._failure}")
@@ -181,7 +183,7 @@ class JobEvents:
                 self._pending.append(act)
 
     def _pin_before(self, wait_s: float) -> None:
-        """Pin the newest snapshot that is from before every fault, not the last one alone."""
+        """Pin the newest snapshot that was taken before every fault, not only the last."""
         # Imported when a rule has fired: the store takes as much memory as the rest.
         from ciuic.catalog import list_snapshots
         from ciuic.cli.opening import opened
@@ -195,7 +197,7 @@ class JobEvents:
                 if one.taken_ns <= self._good_ns and SUSPECT_TAG not in one.tags
             ]
             if not before:
-                say("no snapshot is from before the fault")
+                say("no snapshot was taken before the fault")
                 return
             newest = max(before, key=lambda one: one.taken_ns)
             if newest.id == self._pinned:
@@ -204,7 +206,7 @@ class JobEvents:
                 set_pinned(store, newest.id, pinned=True)
             self._pinned = newest.id
         what = "was pinned already" if newest.pinned else "is now pinned"
-        say(f"snapshot {newest.id} is from before the fault, and {what}")
+        say(f"snapshot {newest.id} was taken before the fault, and {what}")
 
     def _tag_since(self, wait_s: float) -> None:
         from ciuic.catalog import list_snapshots
@@ -224,8 +226,8 @@ def oom_text(ended: Ended) -> str:
         return ""
     killed = counted(count, "process", "processes")
     if ended.oom_kills:
-        return f"; its memory was used up, and the kernel killed {killed} of it"
-    return f"; meanwhile, the kernel killed {killed} of this machine, because memory was used up"
+        return f"; it ran out of memory, and the kernel killed {killed} of it"
+    return f"; meanwhile, this machine ran out of memory, and the kernel killed {killed}"
 
 
 def rules_of(session: Session) -> tuple[Rule, ...]:

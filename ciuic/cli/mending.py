@@ -1,4 +1,4 @@
-"""Has a repair take what is lost from copies: of the option --from, or of the configuration."""
+"""Has a repair take lost data from copies: the store of --from, or the configured copies."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 
 def sources_of(session: Session, place: str | None) -> tuple[Source, ...]:
-    """Return the store of --from, or without it the copies of the configuration."""
+    """Return the store of --from, or without it the configured copies."""
     settings = session.store_settings()
     if place is None:
         return tuple(
@@ -65,7 +65,7 @@ def _reachable(source: Source) -> Iterator[Store]:
             opening = open_at_address(source.address, os.environ, source.options)
             other = stack.enter_context(opening)
         except StoreError as error:
-            # A source that is not there is no reason to make an empty one.
+            # A missing source must not become an empty directory.
             if type(error) is StoreError or isinstance(error.__cause__, MissingError):
                 raise StoreError(error.message, hint=_NO_SOURCE) from error
             raise

@@ -92,7 +92,7 @@ def _in_bucket(
 
 
 def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] = ()) -> None:
-    """Name every snapshot on stderr that can't be read, or whose mark can't; not those IDs."""
+    """Name on stderr every snapshot, except some, whose manifest or mark can't be read."""
     unreadable = catalog.unreadable(store)
     for snapshot_id, what in sorted(unreadable.manifests.items()):
         if snapshot_id not in except_for:

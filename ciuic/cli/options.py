@@ -63,7 +63,7 @@ def _duration_s(
 copies_option = click.option(
     "--no-copies",
     is_flag=True,
-    help="Do not read what is damaged here from the configured copies.",
+    help="Do not read damaged data from the configured copies.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 wait_option = click.option(
@@ -101,7 +101,7 @@ def late_options() -> list[click.Parameter]:
             expose_value=False,
             hidden=True,
             callback=_override,
-            help="The same as before the command.",
+            help="The same as this option before the command.",
         )
         for name in ("config", "store")
     ]

@@ -134,7 +134,7 @@ def print_prune_report(report: PruneReport) -> None:
 def _print_waiting(report: PruneReport) -> None:
     count = len(report.waiting_for)
     click.echo(
-        f"{_packs(report.condemned)}, can go when {counted(count, 'session')}"
+        f"{_packs(report.condemned)}, can be removed when {counted(count, 'session')}"
         f" {inflected(count, 'has', 'have')} ended:",
         err=True,
     )

@@ -67,7 +67,7 @@ def _print_taken(one: Taken) -> None:
         more = "more than " if one.has_more else ""
         click.echo(
             f"ciuic: the store is damaged: {more}{counted(one.chunks, 'chunk')} came from the copy"
-            f" {where}; 'ciuic repair --apply' mends the store from there",
+            f" {where}; 'ciuic repair --apply' repairs the store from there",
             err=True,
         )
     if one.problem:

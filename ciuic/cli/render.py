@@ -144,7 +144,7 @@ def has_style() -> bool:
 
 
 def brief(text: str, length_max: int = _BRIEF_MAX) -> str:
-    """Shorten a text of a manifest that can't be as long as it is, because ciuic did not write it.
+    """Shorten a text of a manifest that is longer than ciuic would write it.
 
     The store does not check these texts, so they may be as long as a manifest.
     """

@@ -184,7 +184,7 @@ class Session:
 
 
 def _absolute(address: str) -> str:
-    """Return the absolute path of a directory, also for ``file:///path``; other URLs as they are.
+    """Return the absolute path of a directory, even for ``file:///path``; other URLs as they are.
 
     Raises:
         UsageError: The URL names a file of another machine.

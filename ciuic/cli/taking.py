@@ -49,8 +49,9 @@ def take_here(
     session: Session, settings: Settings, request: TakeRequest, *, wait_s: float
 ) -> Document:
     """Take a snapshot in this process, and return its report."""
-    # If the priority can't be lowered, the snapshot is as good; doctor and the daemon's log say so.
-    # After a failure there is no training to spare, and it waits for the snapshot.
+    # If the priority can't be lowered, the snapshot is taken anyway; doctor and the daemon's log
+    # say so. After a failure, no training runs that must be spared, and the job waits for the
+    # snapshot.
     if EMERGENCY_TAG not in request.tags:
         lower_priority(settings.io_priority)
     with interruptible() as cancelled, progress("snapshot") as shown:

@@ -1,8 +1,8 @@
 """Payloads: uncompressed bytes <-> stored bytes. The home of zstandard and numpy.
 
 ``choose`` picks a codec for a payload and encodes it; ``choose_delta`` encodes a payload as a
-difference from its delta base; ``decoding`` is the way back. docs/format.md, "Codecs", numbers
-the codecs and specifies each by the byte.
+difference from its delta base; ``decoding`` decodes it. docs/format.md, "Codecs", numbers the
+codecs and specifies each by the byte.
 
 Importing this package loads neither zstandard nor numpy: ``ciuic list`` decodes no payload.
 """

@@ -76,7 +76,7 @@ class _Sampling(NamedTuple):
 
     Attributes:
         parts: How many parts the sample has; the delta base is sampled at the same places.
-        fraction: Share of the payload that it would take alone, without a delta base.
+        fraction: The payload's stored length without a delta base, as a share of the payload.
         shapes: Width and skip, in bytes, of the elements that may have moved.
     """
 

@@ -183,7 +183,7 @@ def put(values: Words, byte: int, words: Words, spare: Words) -> None:
 
 
 def pick_signs(top: Words, out: Bytes, spare: Words, other: Words) -> None:
-    """The lowest 7 of 16 bits, and above them the highest bit: a float's sign."""
+    """Return the lowest 7 of 16 bits, and above them the highest bit: a float's sign."""
     np.bitwise_and(top, _SIGN_AND_LOW, out=spare)
     np.right_shift(spare, 8, out=other)
     np.bitwise_or(spare, other, out=spare)
@@ -198,7 +198,7 @@ def put_signs(signs: Bytes, top: Words) -> None:
 
 
 def pick_exponents(top: Words, out: Bytes, spare: Words) -> None:
-    """The 8 bits between those of ``pick_signs``."""
+    """Return the 8 bits between those of ``pick_signs``."""
     np.right_shift(top, _EXPONENT_BIT, out=spare)
     np.copyto(out, spare, casting="unsafe")
 

@@ -73,7 +73,7 @@ def get_ready(*, numbers: bool) -> None:
     """Import now what decoding the first payload would import.
 
     Args:
-        numbers: Payloads that hold arrays of numbers are among them.
+        numbers: Some of the payloads hold arrays of numbers.
     """
     from ciuic.codec import zstd  # noqa: F401 - imported for its effect
 
@@ -149,7 +149,7 @@ def _decode_sparse(stored: _Bytes, plain_bytes: int, delta_bases: Sequence[_Byte
 
 def _only(delta_bases: Sequence[_Bytes]) -> _Bytes:
     if len(delta_bases) != 1:
-        raise CorruptionError(f"a delta has {len(delta_bases)} delta bases where 1 must be")
+        raise CorruptionError(f"a delta has {len(delta_bases)} delta bases instead of 1")
     return delta_bases[0]
 
 

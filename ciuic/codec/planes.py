@@ -190,7 +190,7 @@ def _even(plain_bytes: int, width: int) -> int:
 
 
 def _encode_pairs(pairs: memoryview, lowest: int, *, has_high: bool) -> bytes:
-    """Code low and high pairs, one half each; without ``has_high`` the second half is no data."""
+    """Code low and high pairs, one half each; without ``has_high`` the second half is not data."""
     half = len(pairs) // 2
     low = zstd.compress_entropy(pairs[:half])
     high = zstd.compress_entropy(pairs[half:]) if has_high else b""

@@ -62,7 +62,7 @@ def plan(sample: bytes | memoryview, width: int, skip: int = 0) -> Plan:
 
 
 def _tally(sample: bytes | memoryview, width: int, skip: int) -> Sequence[_Spread]:
-    """How the bytes of each position are spread: ``core/planes.h``."""
+    """Return how the bytes of each position are spread: ``core/planes.h``."""
     compiled = core()
     if compiled is not None:
         return compiled.functions.planes_tally(width, sample, skip)

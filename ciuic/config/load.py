@@ -154,7 +154,7 @@ def _check_combinations(settings: Settings, values: Mapping[str, Value], path: s
                 path, line, what, hint="Put the store elsewhere, or leave that path out."
             )
     if settings.metrics_listen and not settings.metrics_file:
-        what = "metrics_listen serves the metrics_file, and none is set"
+        what = "metrics_listen serves the metrics_file, but none is set"
         hint = "Add a line such as metrics_file = /run/ciuicd/metrics.prom."
         raise wrong_line(path, values["metrics_listen"].line, what, hint=hint)
 
@@ -176,7 +176,7 @@ def _schedules(top: Settings, lines: Lines, path: str) -> list[Settings]:
             raise wrong_line(path, section.line, what, hint=hint)
         if not is_named and "snapshot_paths" not in section.values:
             what = f"{heading} has no snapshot_paths, and there are none at the top"
-            raise wrong_line(path, section.line, what, hint="Say what it takes snapshots of.")
+            raise wrong_line(path, section.line, what, hint="Set snapshot_paths in the section.")
         own = {key: Value(text, section.lines[key]) for key, text in section.values.items()}
         found.append(
             _checked({**lines.values, **own}, path)._replace(

@@ -107,7 +107,7 @@ def _bucket(text: str) -> str:
     try:
         return bucket_url(text)
     except UsageError as error:
-        # From nothing: the message quotes only what is no password.
+        # From nothing: the message quotes only what is not a password.
         raise ValueError(f"{error.message}. {error.hint}".rstrip(". ")) from None
 
 
@@ -279,7 +279,7 @@ def _whole(text: str, minimum: int, maximum: int) -> int:
 def _minimum_rate_bytes(text: str) -> int:
     rate_bytes = _size_bytes(text)
     if rate_bytes < _RATE_BYTES_MIN:
-        raise ValueError(f"'{shortened(text)}' is too slow to end; the minimum is 1 MiB (a second)")
+        raise ValueError(f"'{shortened(text)}' is too slow; the minimum is 1 MiB (a second)")
     return rate_bytes
 
 

@@ -18,7 +18,7 @@ __all__ = ["existing_socket_address", "socket_address"]
 
 @contextlib.contextmanager
 def socket_address(store_path: str) -> Iterator[str]:
-    """The address to bind the control socket to, valid inside the block.
+    """Yield the address to bind the control socket to, valid inside the block.
 
     It goes through a descriptor of the directory, so no symlink can lead it elsewhere.
 
@@ -32,7 +32,7 @@ def socket_address(store_path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def existing_socket_address(store_path: str) -> Iterator[str]:
-    """The address of the existing control socket, valid inside the block; never a symlink's target.
+    """Yield the address of the existing socket, valid inside the block; never a symlink's target.
 
     Raises:
         OSError: The socket is missing.

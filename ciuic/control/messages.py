@@ -63,7 +63,7 @@ class SnapshotRequest:
         """Return roots and rules as ``TakeRequest`` has them; None: the daemon's own.
 
         Raises:
-            UsageError: A string has a character that is no byte.
+            UsageError: A string has a character that is not a byte.
         """
         if self.roots is None:
             return None

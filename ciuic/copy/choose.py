@@ -11,7 +11,7 @@ from ciuic.store.store import Store
 
 __all__ = ["announce_copies", "choose_snapshots"]
 
-_REMOVED: Final = "the copy has removed it for good, and a store uses no ID twice"
+_REMOVED: Final = "the copy has removed it for good, and a store never uses an ID twice"
 
 
 class _Held(NamedTuple):
@@ -60,7 +60,7 @@ def choose_snapshots(
             continue
         there = held.listed.get(snapshot.id)
         if there is not None and snapshot.unmarked() != there.unmarked():
-            what = "the copy has another snapshot of this ID, and neither is changed"
+            what = "the copy has a different snapshot with this ID, and ciuic changes neither"
             report.refuse({snapshot.id: what}, is_damage=False)
         elif there is not None and not (named or again):
             report.present.append(snapshot.id)

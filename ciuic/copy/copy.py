@@ -143,7 +143,7 @@ def copy_snapshots(
         source: The store that has the snapshots.
         copy: The store that gets them.
         request: What to copy.
-        report: Receives what was done, also if an error ends the copy.
+        report: Receives what was done, even if an error ends the copy.
         clock: Measures, and waits for the bandwidth limit.
         sent: See ``label_present``.
         cancelled: Asked often.

@@ -1,4 +1,4 @@
-"""What a copy is known to have lost: what is looked through again, and what stays damaged."""
+"""Knows what a copy has lost: which snapshots are sent again, and which stay damaged."""
 
 from collections.abc import Collection
 

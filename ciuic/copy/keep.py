@@ -1,4 +1,4 @@
-"""Keeps a configured copy up to date, and records how far it is."""
+"""Keeps a configured copy up to date, and records what it has."""
 
 import contextlib
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Keeping:
 
     @contextlib.contextmanager
     def recorded(self, report: CopyReport, *, is_all: bool) -> Iterator[None]:
-        """Record what the report has at the end of a ``with`` block, also if an error ends it.
+        """Record what the report has at the end of a ``with`` block, even if an error ends it.
 
         Args:
             report: The report of the copy.
@@ -106,7 +106,8 @@ def _refusals(report: CopyReport) -> str:
         if not count:
             return ""
         stay = inflected(count, "stays", "stay")
-        return f"{counted(count, 'snapshot')} in it {stay} damaged: this store lacks what is lost"
+        lacks = "this store lacks the lost chunks too"
+        return f"{counted(count, 'snapshot')} in it {stay} damaged: {lacks}"
     name, what = next(iter(report.refused.items()))
     others = len(report.refused) - 1
     more = f", and {counted(others, 'other')}" if others else ""

@@ -27,10 +27,10 @@ class Mended:
     Attributes:
         address: Its directory or URL.
         has: The damaged snapshots that it has.
-        heals: The damaged snapshots that it would heal; with ``--apply``, none.
+        heals: The damaged snapshots that it would repair; with ``--apply``, none.
         healed: Those that are undamaged now; without ``--apply``, none.
         chunks: Chunks that were taken.
-        problem: Why not everything was; empty: everything was.
+        problem: Why some chunks were not taken; empty: all were.
     """
 
     address: str

@@ -46,7 +46,7 @@ class Taken(NamedTuple):
         address: Its directory or URL.
         chunks: Chunks that were read from it.
         has_more: There were more of them than were counted.
-        problem: Why it did not give all that it was asked for; empty: it did.
+        problem: Why it did not give every chunk that it was asked for; empty: it did.
     """
 
     address: str

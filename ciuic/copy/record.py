@@ -34,7 +34,7 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a copy is behind.
+    """How far behind a copy is.
 
     Attributes:
         name: Its name in the configuration, or its address.
@@ -78,7 +78,7 @@ class Standing:
         init = " --init" if self.tried_ns is None else ""
         return (
             f"Run 'ciuic copy --to {self.name}{init}', and 'systemctl enable --now ciuic-copy.path"
-            " ciuic-copy.timer' to have it done after each snapshot."
+            " ciuic-copy.timer' to copy after each snapshot."
         )
 
     def as_json(self) -> Document:
@@ -129,7 +129,7 @@ def standings(
     now_ns: int,
     snapshots: Iterable[SnapshotSummary] | None = None,
 ) -> tuple[Standing, ...]:
-    """Return how far each copy is behind, from the records alone.
+    """Return how far behind each copy is, from the records alone.
 
     Args:
         store: The store that is copied.

@@ -28,14 +28,14 @@ def difference(store: Store, entry: Entry, place: bytes) -> str:
     with open(fd, "rb", buffering=0) as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            return "it is no regular file any more"
+            return "it is no longer a regular file"
         if status.st_size != entry.size_bytes:
             return f"it has {status.st_size:,} bytes instead of {entry.size_bytes:,}"
         if status.st_mtime_ns != entry.mtime_ns:
-            return "it has another time of modification"
+            return "its time of modification differs"
         # Only root may keep the set-user-ID bit of another user's file.
         if os.geteuid() == 0 and (status.st_mode ^ entry.mode) & _PERMISSIONS:
-            return "it has other permissions"
+            return "its permissions differ"
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         at = 0
         for part in read_file(store, entry):

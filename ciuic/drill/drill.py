@@ -123,8 +123,8 @@ def record_drill(
 ) -> None:
     """Record the result in the chunk index, for ``ciuic doctor``.
 
-    A store that can't be written to, or that another process is changing, is no error: the report
-    says why there is no record.
+    If the store can't be written to, or another process is changing it, no error is raised: the
+    report says why there is no record.
 
     Args:
         opened: Opens the store for writing; it takes the seconds to wait for the lock.
@@ -258,7 +258,7 @@ class _Drill:
 def _available_bytes(directory: str) -> int:
     try:
         if not stat.S_ISDIR(os.stat(directory).st_mode):
-            raise _unusable(directory, "it is no directory")
+            raise _unusable(directory, "it is not a directory")
         return free_space(directory).available_bytes
     except OSError as error:
         raise _unusable(directory, os.strerror(error.errno or 0).lower()) from error

@@ -22,7 +22,7 @@ _ERROR_CHARACTERS_MAX: Final = 300
 
 
 def load_checkpoint(path: bytes, place: bytes, *, limit_s: float = LIMIT_S) -> Loaded | None:
-    """Load a checkpoint; None if the file is none.
+    """Load a checkpoint; None if the file is not one.
 
     Args:
         path: Its path in the snapshot.

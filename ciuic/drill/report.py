@@ -12,7 +12,7 @@ __all__ = ["DrillReport", "Loaded"]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What became of loading a restored checkpoint.
+    """The outcome of loading a restored checkpoint.
 
     Attributes:
         path: Its path in the snapshot.

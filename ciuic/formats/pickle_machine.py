@@ -138,7 +138,7 @@ class PickleMachine:
             OddPickleError: An opcode or the number of values is out of bounds.
             ValueError, IndexError, KeyError: The pickle is malformed.
         """
-        # Imported late: most files are no pickles.
+        # Imported late: most files are not pickles.
         import pickletools
 
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
@@ -317,7 +317,7 @@ class PickleMachine:
         held.items.extend(zip(values[::2], values[1::2], strict=True))
 
     def _called(self, function: Any, arguments: Any) -> Any:
-        """What a call would return, as far as tensors are concerned."""
+        """Return what a call would return, as far as tensors are concerned."""
         self._count()
         if isinstance(function, _Global) and isinstance(arguments, tuple):
             if function.name == _FROM_TYPE and len(arguments) > 2:

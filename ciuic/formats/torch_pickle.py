@@ -49,7 +49,7 @@ class Pickled(NamedTuple):
 
 
 def read(pickle: bytes) -> dict[str, Pickled]:
-    """The tensors of a pickle, by the names of their storages: ``17`` for ``data/17``.
+    """Return the tensors of a pickle, by the names of their storages: ``17`` for ``data/17``.
 
     If several tensors share a storage, the first one names it.
     """
@@ -57,7 +57,7 @@ def read(pickle: bytes) -> dict[str, Pickled]:
 
 
 def parts(pickle: bytes) -> dict[str, list[Part]]:
-    """The contents of each file of a distributed checkpoint, in order, from its ``.metadata``.
+    """Return what each file of a distributed checkpoint holds, in order, from its ``.metadata``.
 
     Files have the names that ``.metadata`` uses. Incomplete entries are left out.
     """
@@ -78,7 +78,7 @@ def parts(pickle: bytes) -> dict[str, list[Part]]:
 
 
 def _unpickled(pickle: bytes) -> Any:
-    """The value that unpickling would return; ``OTHER`` for an odd pickle."""
+    """Return the value that unpickling would return; ``OTHER`` for an odd pickle."""
     if len(pickle) > PICKLE_BYTES_MAX:
         return OTHER
     try:
@@ -90,7 +90,7 @@ def _unpickled(pickle: bytes) -> Any:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object, from its state."""
+    """Return the attributes of an object, from its state."""
     few = value.items[:_ATTRIBUTES_MAX] if isinstance(value, Container) else []
     return {
         name: one
@@ -102,7 +102,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _integers(value: Any) -> tuple[int, ...]:
-    """The integers of a ``torch.Size``, which are the arguments of its call."""
+    """Return the integers of a ``torch.Size``, which are the arguments of its call."""
     match value.items if isinstance(value, Container) else ():
         case [(None, (tuple(found),))] if shape_of(found) is not None:
             return found
@@ -121,7 +121,7 @@ _TOP: Final = _Way(0, None, "")
 
 
 def _tensors(top: Any) -> dict[str, Pickled]:
-    """Every tensor below a value. Iterative, because the value may be nested deeply."""
+    """Return every tensor below a value. Iterative, because the value may be nested deeply."""
     found: dict[str, Pickled] = {}
     seen: set[int] = set()
     waiting = [(_TOP, top)]

@@ -30,7 +30,8 @@ def load_latest(manager: SnapshotManager, accelerator: Any) -> LoadedState | Non
     Call ``restore_rng`` of the result last.
 
     Raises:
-        UsageError: The snapshot has another number of schedulers, scalers or registered objects.
+        UsageError: The snapshot has a different number of schedulers, scalers or registered
+        objects.
     """
     models, others = _objects(accelerator)
     latest = manager.load_latest_snapshot(
@@ -44,8 +45,8 @@ def load_latest(manager: SnapshotManager, accelerator: Any) -> LoadedState | Non
         count = len(saved.get(kind, ()))
         if count != len(others[kind]):
             raise UsageError(
-                f"{latest.snapshot_id} has {count} of {kind}, and the Accelerator"
-                f" {len(others[kind])}",
+                f"{latest.snapshot_id} and the Accelerator have different numbers of {kind}:"
+                f" {count} and {len(others[kind])}",
                 hint="Prepare and register the same objects as when it was saved, in this order.",
             )
     for kind in kinds:

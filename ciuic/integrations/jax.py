@@ -43,7 +43,7 @@ def restored_tree(like: Any, state: dict[str, Any]) -> Any:
         missing = [f"the snapshot lacks {name}" for name in names if name not in state]
         left_over = [f"it has {name} as well" for name in state if name not in names]
         raise UsageError(
-            f"the pytree has another form than the saved one: {', '.join(missing + left_over)}",
+            f"the pytree differs in form from the saved one: {', '.join(missing + left_over)}",
             hint="Give the pytree of the same program, or take the leaves from the state yourself.",
         )
     values = [_read(name, leaf, state[name]) for name, (_, leaf) in zip(names, leaves, strict=True)]

@@ -68,7 +68,7 @@ class SnapshotCallback(keras.callbacks.Callback):  # type: ignore[misc]
 def _named(variables: Iterable[Any]) -> dict[str, Any]:
     """Return variables by names that are the same for each model of one program.
 
-    Keras numbers the names of models and layers anew for each model that a process makes. Without
+    Keras numbers the names of models and layers again for each model that a process makes. Without
     these numbers, the second variable of a name gets ``#2``, and so on.
     """
     found: dict[str, Any] = {}

@@ -82,7 +82,7 @@ class SnapshotIO(CheckpointIO):  # type: ignore[misc]
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Do nothing: the manager removes what its policies let go."""
+        """Do nothing: the manager removes checkpoints by its policies."""
 
     def restore_rng(self) -> bool:
         """Put the random number generators of the checkpoint that was loaded back, once.
@@ -117,7 +117,7 @@ class SnapshotCallback(pl.Callback):  # type: ignore[misc]
         self._every_epoch = every_epoch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Put the random number generators back, after all else was restored."""
+        """Put the random number generators back, after everything else was restored."""
         if self._io.restore_rng() and self._every_epoch:
             # The Trainer has already begun to read, with numbers of other generators. A training
             # that goes on draws these numbers after the save at the end of the epoch.

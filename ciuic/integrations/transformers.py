@@ -47,7 +47,7 @@ class SnapshotCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def checkpoint(manager: SnapshotManager) -> Iterator[str | None]:
-    """Give the latest snapshot as a checkpoint of the Trainer, in a directory that then goes.
+    """Give the latest snapshot as a checkpoint of the Trainer, in a temporary directory.
 
     Pass it to ``Trainer.train(resume_from_checkpoint=...)``: the Trainer restores everything, and
     skips the batches that it has seen.

@@ -54,7 +54,7 @@ class ForgetPlan:
     others: tuple[SnapshotSummary, ...] = ()
 
     def as_json(self) -> Document:
-        """The document of ``ciuic forget --json``."""
+        """Return the document of ``ciuic forget --json``."""
         return {
             "kept": [_line(snapshot, why) for snapshot, why in self.kept],
             "forgotten": [_line(snapshot, why) for snapshot, why in self.forgotten],
@@ -187,7 +187,7 @@ def plan_forget_by_id(
     """
     given_up = _without_manifest(store, [SnapshotId(name) for name in names])
     snapshots = list_snapshots(store)
-    # A full ID needs no search, which lists the store anew for each name.
+    # A full ID needs no search, which lists the store again for each name.
     listed = {found.id: found for found in snapshots}
     chosen = {
         found.id: found
@@ -200,7 +200,8 @@ def plan_forget_by_id(
     complete = complete_ones(snapshots)
     if chosen and chosen.keys() >= {snapshot.id for snapshot in complete or snapshots}:
         raise UsageError(
-            "that would forget every snapshot", hint="Name fewer: nothing could be restored."
+            "that would forget every snapshot",
+            hint="Name fewer: no snapshot would be left to restore.",
         )
     kept = _protected(complete, now_ns, _soundness(store), each_set=not last_whole)
     for snapshot in snapshots:
@@ -292,7 +293,7 @@ def _without_manifest(store: Store, snapshot_ids: Sequence[SnapshotId]) -> tuple
 
 
 def _soundness(store: Store) -> Callable[[SnapshotId], bool]:
-    """A function that tells whether a snapshot is sound. Each answer takes a walk."""
+    """Return a function that tells whether a snapshot is sound. Each answer takes a walk."""
     survey = DamageSurvey(store, known_lost(store))
     return functools.cache(survey.is_sound)
 
@@ -300,7 +301,7 @@ def _soundness(store: Store) -> Callable[[SnapshotId], bool]:
 def _partial(
     store: Store, rules: ExcludeRules | None, schedules: Mapping[str, Terms]
 ) -> Callable[[SnapshotId], bool]:
-    """A function that tells whether a snapshot leaves out more than its schedule or ``rules``."""
+    """Return a function that tells if a snapshot leaves out more than its schedule or ``rules``."""
     if rules is None:
         return lambda _: False
 

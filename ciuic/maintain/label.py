@@ -19,7 +19,7 @@ NOTE_MAX: Final = 4096
 def change_tags(
     store: Store, name: str, *, add: Collection[str] = (), remove: Collection[str] = ()
 ) -> SnapshotSummary:
-    """Add and remove a snapshot's tags. A tag that it has already, or does not have, is no error.
+    """Add and remove a snapshot's tags. Tags that need no change are fine.
 
     Raises:
         UsageError: A tag is invalid.

@@ -23,12 +23,12 @@ __all__ = ["Chunks"]
 
 _KEPT_BYTES: Final = 48 * 1024 * 1024
 _EXPECTED_BYTES: Final = 24 * 1024 * 1024
-"""What may wait to be decoded, of all files together."""
+"""How many bytes may wait to be decoded, of all files together."""
 _THREADS_MAX: Final = 4
 
 
 def _leave_signals() -> None:
-    """Block all signals in this thread: one of them ends the main thread's wait for requests."""
+    """Block all signals in this thread: a signal must end the main thread's wait for requests."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 

@@ -1,4 +1,4 @@
-"""Answers what the kernel asks about the mounted file system: a path, and what is there."""
+"""Answers what the kernel asks about a path of the mounted file system."""
 
 import errno
 import os
@@ -91,7 +91,7 @@ class Files:
         """Yield the names in a directory, each with its node or its type.
 
         Raises:
-            OSError: EIO: the directory is damaged. ENOTDIR: it is none.
+            OSError: EIO: the directory is damaged. ENOTDIR: it is not a directory.
         """
         node = self._node(path)
         if node.directory is None:

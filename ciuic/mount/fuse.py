@@ -24,7 +24,7 @@ __all__ = ["serve"]
 
 _CACHED_S: Final = 60.0
 """How long the kernel may use names and attributes without asking again. A snapshot never changes;
-the directories that the mount adds are listed anew each time."""
+the directories that the mount adds are listed again each time."""
 _PLUS: Final = 2
 """FUSE_FILL_DIR_PLUS: the attributes are complete, so the kernel does not look the name up."""
 _WANTS_PLUS: Final = 1
@@ -68,7 +68,7 @@ class _Listing:
         """Yield the names after an offset, each with its own."""
         if offset != self._offset or not offset:
             self._names, self._pending = islice(self._numbered(), offset, None), ()
-        self._offset = -1  # after an error, the next call begins anew
+        self._offset = -1  # after an error, the next call starts over
         last = offset
         for listed in chain(self._pending, self._names):
             last = listed[0]

@@ -77,7 +77,7 @@ def check_point(point: str, store_path: str) -> None:
     """Refuse a mount point that can't be used.
 
     Raises:
-        TargetError: It is no directory, is in use, or would hide the store.
+        TargetError: It is not a directory, is in use, or would hide the store.
     """
     try:
         names = os.listdir(point)

@@ -84,7 +84,7 @@ class Top(Directory):
         self._open: OrderedDict[SnapshotId, MountedSnapshot] = OrderedDict()
         self._fetch_s = clock.monotonic_s() + _FETCH_PAUSE_S  # the store was just opened
         self.generation = 0
-        """Rises when a snapshot came or went."""
+        """Rises when snapshots are added or removed."""
         self.refresh()
 
     def refresh(self) -> None:

@@ -57,7 +57,7 @@ class Node(NamedTuple):
     Attributes:
         entry: Its metadata and content.
         owned: Where it comes from.
-        directory: Its names; None if it is no directory.
+        directory: Its names; None if it is not a directory.
         links: Counts the names of its inode; None if it can have only one.
     """
 

@@ -91,7 +91,7 @@ class OpenFile:
         return size_bytes
 
     def _cover(self, offset: int, end: int) -> None:
-        """Have the pieces from ``offset`` to ``end`` in ``_parts``."""
+        """Make ``_parts`` cover the file from ``offset`` to ``end``."""
         parts = self._parts
         if not parts or not parts[0].offset <= offset <= _end(parts[-1]):
             parts.clear()
@@ -111,7 +111,7 @@ class OpenFile:
             parts.append(Part(*following))
 
     def _read_ahead(self, offset: int, end: int) -> None:
-        """Have the next chunks decoded if the file is read from its begin to its end."""
+        """Have the next chunks decoded if the file is read sequentially."""
         before, self._next = self._next, max(self._next, end)
         slack = _SLACK_BYTES if self._ahead_bytes else _GAP_BYTES
         if before < 0 or abs(offset - before) > slack:

@@ -50,7 +50,7 @@ class MountedSnapshot:
         return Node(entry, Owned(self.id, path), _Above(self, path, roots))
 
     def inner(self, path: bytes, roots: list[Root]) -> Node:
-        """As ``_above``, for a path below ``top``.
+        """Do as ``_above``, for a path below ``top``.
 
         Raises:
             CorruptionError: The path is a root whose tree is damaged.
@@ -83,7 +83,7 @@ class _Above(Directory):
         return self._snapshot.inner(inner_path(self._path, name), roots)
 
     def entries(self) -> Iterator[tuple[bytes, Node | int]]:
-        # A root may be damaged, and its name must be shown nevertheless.
+        # The name of a damaged root is shown too.
         return ((name, stat.S_IFDIR) for name in self._by_name)
 
 

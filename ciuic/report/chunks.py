@@ -27,7 +27,7 @@ _CODECS: Final = {
     codec.SPARSE: "sparse",
 }
 NO_CHUNK: Final = ChunkId(b"")
-"""The ID of a hole, and the delta base of a chunk that is no delta."""
+"""The ID of a hole, and the delta base of a chunk that is not a delta."""
 _KEPT_MAX: Final = 16_384
 """Cached frames and delta chains: neighboring chunks are often in the same frame."""
 _FRAMES_MAX: Final = CHAIN_MAX + 1
@@ -43,7 +43,7 @@ class StoredFrame(NamedTuple):
         frame_bytes: Its length, header included.
         plain_bytes: Length of all its chunks, decoded.
         codec: Number of the codec.
-        delta_bases: The chunks that it is a delta from; none if it is no delta.
+        delta_bases: The chunks that it is a delta from; none if it is not a delta.
     """
 
     pack_id: PackId
@@ -128,7 +128,7 @@ class Frames:
         return tuple(found), tuple(delta_bases), ""
 
     def cached(self, chunk_id: ChunkId, place: ChunkPlace | None) -> DeltaChain:
-        """Return the same as ``chain``, from the cache if it was asked lately."""
+        """Return the same as ``chain``, from the cache if it was asked for recently."""
         found = self._chains.get(chunk_id)
         if found is None:
             found = self._chains[chunk_id] = self.chain(chunk_id, place)

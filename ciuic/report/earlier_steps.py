@@ -90,7 +90,7 @@ class EarlierSteps:
 def _masked(path: bytes) -> Iterator[tuple[bytes, int]]:
     """Yield a path without one of its numbers, and that number; the largest number first.
 
-    A number may occur in several places: in ``/data6/step6/r6.pt``, the first 6 is no step.
+    A number may occur in several places: in ``/data6/step6/r6.pt``, the first 6 is not a step.
     """
     runs = [(match.start(), match.end(), int(match[0])) for match in _NUMBER.finditer(path)]
     for number in sorted({value for _, _, value in runs}, reverse=True):

@@ -51,7 +51,7 @@ class Fallback:
             report.damaged_paths = set(self._wanted)
 
     def _own_types(self) -> dict[bytes, int]:
-        """What each path is in the snapshot itself, as far as its directory can be read."""
+        """Return what each path is in the snapshot itself, as far as its directory can be read."""
         locator = Locator(self._run.store, self._run.manifest)
         entries = {path: _find(locator, path) for path in sorted(self._wanted, key=_names)}
         return {path: entry.file_type for path, entry in entries.items() if entry is not None}
@@ -141,7 +141,7 @@ class Fallback:
                 if entry is None or (entry.state == BEING_WRITTEN and whole_only):
                     continue
                 if self._types.get(path, entry.file_type) != entry.file_type:
-                    continue  # a directory is no version of a file
+                    continue  # a directory is not a version of a file
                 tried[path] = None
                 for outer in _holders(path, self._targets):
                     if parent is None or parent.path != outer.parent:

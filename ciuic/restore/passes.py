@@ -61,7 +61,7 @@ class Run(NamedTuple):
         sets_aside_being_written: bool,
         protected: Exclusions,
     ) -> Iterator[Placer]:
-        """A ``Placer`` for one snapshot, with its reflink copies."""
+        """Yield a ``Placer`` for one snapshot, with its reflink copies."""
         copies = _copies_of(self.store, manifest) if self.request.hot else None
         this_pass = Pass(
             self.store,

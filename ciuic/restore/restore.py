@@ -113,7 +113,7 @@ def _place_all(run: Run, targets: list[Target]) -> list[bytes]:
 
 
 def _left_out(manifest: Manifest) -> Exclusions:
-    """What the snapshot left out. ``--delete`` never removes it."""
+    """Return what the snapshot left out. ``--delete`` never removes it."""
     try:
         return Exclusions(manifest.exclude)
     except ValueError as error:

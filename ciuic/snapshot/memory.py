@@ -1,8 +1,8 @@
 """Take a snapshot of files that exist only in memory: the state of a training program.
 
 The files get chunks, delta bases, trees and a manifest as files of a disk do, so every command
-reads them. Their root is ``/state`` and its capture is ``memory``: the root is no directory of the
-machine, and a restore needs ``-d``.
+reads them. Their root is ``/state`` and its capture is ``memory``: the root is not a directory of
+the machine, so a restore needs ``-d``.
 """
 
 import os

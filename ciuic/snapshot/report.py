@@ -121,6 +121,6 @@ def _unscanned_why(manifest: Manifest) -> str:
     if not all(root.capture == UNCHANGED for root in manifest.roots):
         return ""
     return (
-        "each root is in a btrfs subvolume that has the generation at which it was frozen for the"
+        "the btrfs subvolume of each root still has the generation at which it was frozen for the"
         f" parent, {manifest.summary.parent}"
     )

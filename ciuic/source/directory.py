@@ -31,7 +31,7 @@ _NO_XATTRS: Final = {errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.EACCES}
 
 
 class DirectoryHandle:
-    """An open directory; closed when the last reference to it goes.
+    """An open directory; closed when the last reference to it is gone.
 
     Attributes:
         fd: The descriptor; valid as long as the handle.

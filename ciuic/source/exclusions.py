@@ -131,8 +131,9 @@ def _compiled(patterns: list[bytes]) -> re.Pattern[bytes] | None:
 def _translated(pattern: bytes) -> bytes:
     """Translate a glob to a regular expression over bytes.
 
-    Between two wildcards, the first match of the fixed part is as good as any later match, so an
-    atomic group keeps it: with a dozen stars, backtracking would try every combination of places.
+    If a name matches with a later place of the fixed part between two wildcards, it also matches
+    with the first place. So an atomic group keeps the first place: with a dozen stars, backtracking
+    would try every combination of places.
     The last wildcards are left to backtracking, which is faster for a few places.
     """
     stretches, at, parts = [], 0, [b""]

@@ -51,7 +51,7 @@ def open_at_address(
         removes: In a bucket: packs are removed, and no snapshot is added.
         wait_s: How long to wait for another writer on this machine.
         cancelled: Ends that wait once it turns true.
-        owner: See ``open_store``; of no use for a bucket.
+        owner: See ``open_store``; unused for a bucket.
     """
     if not is_url(address):
         with open_store(
@@ -116,9 +116,9 @@ def ensure_store(address: str, environment: Mapping[str, str], clock: Clock) -> 
 def local_directory(
     address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
 ) -> tuple[str, str]:
-    """Return the directory that this machine has of the store in a bucket, and the store's ID.
+    """Return this machine's directory for the store in a bucket, and the store's ID.
 
-    It is made if it is missing. It has the locks and the control socket of a daemon.
+    A missing directory is created. It has the locks and the control socket of a daemon.
 
     Raises:
         StoreError: There is no store, or it can't be read.

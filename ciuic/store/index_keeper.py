@@ -34,7 +34,8 @@ from ciuic.system import durable, nofollow
 __all__ = ["IndexKeeper"]
 
 _MANY_PACKS: Final = 10_000
-"""A bucket names 1,000 in one answer: a few answers cost less than what a segment does not list."""
+"""With fewer packs, a reader lists them: a bucket names 1,000 in each answer, and a few answers
+cost less than reading the packs that no segment lists."""
 
 
 class IndexKeeper:
@@ -123,7 +124,8 @@ class IndexKeeper:
         if self._is_foreign or self._is_read_only:
             return
         with contextlib.suppress(CiuicError, OSError):
-            # With other processes that add, it stays: the next process that is alone removes it.
+            # If other processes add meanwhile, the file stays: the next process that is alone
+            # removes it.
             if self.is_alone or self._write_locks.try_alone():
                 self._remove()
 

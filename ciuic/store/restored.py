@@ -110,7 +110,7 @@ def _parse(name: str) -> str | None:
 
 
 def _decoded(data: bytes, machine: Machine) -> Follow | None:
-    """Return what a note says; None if it is none, or one of another machine."""
+    """Return what a note says; None if it is not a note, or a note of another machine."""
     try:
         note = msgspec.json.decode(data, type=_Note)
     except (msgspec.MsgspecError, UnicodeDecodeError):

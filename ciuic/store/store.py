@@ -101,7 +101,7 @@ def open_in_bucket(
         bucket: The store.
         write: See ``open_store``; processes of other machines may add and prune meanwhile.
         removes: With ``write``, packs are removed and no snapshot is added.
-        wait_s: See ``open_store``; other writers on this machine are meant.
+        wait_s: How long to wait for other writers on this machine.
         cancelled: See ``open_store``.
     """
     store = Store(bucket.path, bucket)
@@ -237,7 +237,7 @@ class Store:
         return self.index_keeper.existing
 
     def refuse_other(self, store_id: str) -> None:
-        """Refuse this store, or another one that is at its path now, if its ID is not this one.
+        """Refuse the store at this path, which may be another one by now, unless it has this ID.
 
         Raises:
             StoreError: It is another store.
@@ -261,8 +261,8 @@ class Store:
     def unreachable_packs(self) -> dict[PackId, UnreachableError]:
         """Map the packs whose status the file system cannot give to the reason.
 
-        They count as gone, except that nothing may be removed because of that: their delta bases
-        are unknown, and they may be back when the file system is repaired.
+        They count as gone, but nothing may be removed for that reason: their delta bases are
+        unknown, and they may be back when the file system is repaired.
         """
         return {
             pack_id: status

@@ -222,7 +222,7 @@ def load(setting: str, interface: int = _INTERFACE) -> State:
     except ImportError as error:
         return State(None, f"not loadable ({error})")
     if functions.interface != interface:
-        return State(None, "built from other sources than this version's")
+        return State(None, "built from the sources of another version")
     targets = functions.targets()
     allowed = {_PORTABLE: 0, _AVX2: functions.AVX2}.get(setting, targets)
     is_chosen = setting in {_PORTABLE, _AVX2}

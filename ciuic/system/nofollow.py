@@ -90,7 +90,7 @@ def _walked(path: str) -> int:
 
 
 def _refuse_symlink(name: str, directory: int) -> None:
-    """Raise ``ELOOP`` if the name is a symlink; the kernel only reports that it is no directory."""
+    """Raise ``ELOOP`` if the name is a symlink; the kernel only says: not a directory."""
     try:
         os.readlink(name, dir_fd=directory)
         above = os.readlink(f"/proc/self/fd/{directory}")

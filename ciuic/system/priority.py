@@ -57,7 +57,7 @@ def set_session_nice(pid: int, nice: int, *, path: str = _AUTOGROUP) -> bool:
 
     Args:
         pid: The process that leads the session; of another process nothing is changed.
-        nice: How much nicer it shall be than this process's session; 0: as this one.
+        nice: How much nicer it should be than this process's session; 0: as this one.
         path: The kernel's file for the session of a process.
 
     Returns:

@@ -32,7 +32,7 @@ class Moves(NamedTuple):
     """How the tensors of one snapshot differ from those of the first.
 
     Attributes:
-        distances: How far each tensor moved, as a share of its length (L2); None: it can't be said,
+        distances: How far each tensor moved, as a share of its length (L2); None: it is unknown,
             because it was zero, is not finite, or has another shape.
         same: Tensors that are equal, in files that differ.
         added: New ones.
@@ -100,7 +100,7 @@ class Comparison(NamedTuple):
     def tensors(self) -> list[tuple[TensorKey, list[float | None]]]:
         """Return how far tensors moved, those first that moved farthest in any snapshot.
 
-        The distances are in the order of the snapshots; None: it is equal, or can't be said.
+        The distances are in the order of the snapshots; None: it is equal, or unknown.
         """
         moves = [one.against.moves if one.against else None for one in self.snapshots]
         keys = dict.fromkeys(key for found in moves if found for key in found.distances)

@@ -1,7 +1,7 @@
 """A log of a training program -> curves, and what had been logged at given moments.
 
 The log is read once, line by line, in bounded memory. Anybody can write anything into a log: what
-is no JSON object with a step is counted and otherwise ignored.
+is not a JSON object with a step is counted and otherwise ignored.
 """
 
 import json
@@ -84,7 +84,7 @@ class Log(NamedTuple):
         first_step: The smallest step; None: no line has one.
         last_step: The greatest step.
         rollbacks: How often a step was smaller than the one before.
-        broken_lines: Lines that are no JSON object.
+        broken_lines: Lines that are not JSON objects.
         lines_without_step: Objects without a step.
         long_lines: Lines of more than 1 MiB, which were left out.
     """
@@ -130,7 +130,7 @@ def fields_in(lines: Iterable[bytes]) -> list[str]:
 
 
 def main_field(fields: Sequence[str]) -> str | None:
-    """Return the field to draw: the loss, or else the first that is no step, time or rate."""
+    """Return the field to draw: the loss, or else the first that is not a step, time or rate."""
     if "loss" in fields:
         return "loss"
     metrics = [name for name in fields if name not in _NOT_METRICS]
@@ -245,7 +245,7 @@ class _Reader:
             fields=self._fields,
             curves=self._curves,
             at_time=self._times.found(self._last) if self._has_times else {},
-            # A log that was longer once was begun anew: what it said then is not in it.
+            # A log that was longer once has been started over: its earlier lines are gone.
             at_offset=self._offsets.found(self._last, end),
             at_step=self._steps.found(),
             has_times=self._has_times,
@@ -329,7 +329,7 @@ def open_log(path: bytes) -> BinaryIO:
     """Open a log. A named pipe must not make ciuic wait for its writer.
 
     Raises:
-        UsageError: It can't be opened, or is no regular file.
+        UsageError: It can't be opened, or is not a regular file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -29,7 +29,7 @@ BY_STATE = "state"
 BY_LOG = "log"
 """The log in the snapshot ends there."""
 BY_STORED = "stored"
-"""The same, but the log as it is now begins in another way: it was begun anew."""
+"""The same, but the log now begins in another way: it has been started over."""
 BY_TIME = "time"
 """The lines of the log have times."""
 

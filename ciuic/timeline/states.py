@@ -1,6 +1,6 @@
 """What a snapshot says by itself about its step and its metrics: ``state.json`` of the library.
 
-It is read as JSON that any program may have written: what is no number is left out.
+It is read as JSON that any program may have written: what is not a number is left out.
 """
 
 import json

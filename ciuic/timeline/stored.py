@@ -1,8 +1,8 @@
 """The log that a snapshot holds, against the log as it is now.
 
-Its length proves nothing: a log that was begun anew may have grown past it. So its chunks are
-compared, by their hashes, with the same places of the log. That reads recipes and slices from the
-store, and nothing else. What many snapshots share of a log is hashed once.
+Its length proves nothing: a log that has been started over may have grown past it. So its chunks
+are compared, by their hashes, with the same places of the log. That reads recipes and slices from
+the store, and nothing else. What many snapshots share of a log is hashed once.
 """
 
 import os

@@ -6,7 +6,7 @@
     objects      states of user's objects   loading    a snapshot -> values
     fitting      a model that has changed   values     Python values <-> JSON and plain arrays
     rng          random number generators   files      the files of a snapshot
-    completeness what is missing is said
+    completeness warnings about what a training would lack
     staging      copies into shared memory  client     starts the writer's process, and asks it
     writer       the program of that process
     saving       a save in that process     reducing   a full state -> its weights alone

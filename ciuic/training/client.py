@@ -91,7 +91,7 @@ class WriterProcess:
             os.close(answers)
             raise StoreError(
                 f"the process that stores snapshots can't be started: {error}",
-                hint="It runs this program's Python: is sys.executable right?",
+                hint="It runs this program's Python: check sys.executable.",
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -163,7 +163,7 @@ class WriterProcess:
         self._fail_all()
 
     def _fail_all(self) -> None:
-        """Fail the requests that get no answer any more: the process has ended."""
+        """Fail the requests that will get no answer, because the process has ended."""
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         with self._lock:

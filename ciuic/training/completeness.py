@@ -1,4 +1,4 @@
-"""Says once what a training that goes on would lack: parts not saved, and parts not loaded."""
+"""Warns once of what a resumed training would lack: parts not saved, and parts not loaded."""
 
 import inspect
 import os
@@ -32,7 +32,7 @@ class Completeness:
         self._drawn: dict[str, bytes] = {}
 
     def loaded(self, state: LoadedState) -> None:
-        """Note a state that the training may go on from, before its first full save."""
+        """Note a state from which the training may continue, before its first full save."""
         if not self._is_done:
             self._id = state.snapshot_id
             self._unread.append(state.unread)
@@ -66,7 +66,7 @@ class Completeness:
     def _not_loaded(self, parts: Mapping[str, object]) -> Iterator[str]:
         unread = set.intersection(*self._unread) if self._unread else {_MODEL}
         if _MODEL in unread:
-            return  # a look at the state, such as its step: the training does not go on from it
+            return  # the program only looked at the state, such as its step
         for name, value in parts.items():
             key = f"{name}_state_dict"
             if value is not None and key in unread:

@@ -28,7 +28,7 @@ WEIGHTS = "weights"
 DCP = "dcp"
 """The tag of a checkpoint of ``torch.distributed.checkpoint``."""
 _RUN = "run-"
-"""What the tag of a run begins with."""
+"""The first part of the tag of a run."""
 
 
 @dataclass(frozen=True, slots=True)

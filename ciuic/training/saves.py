@@ -207,7 +207,7 @@ class Saves:
         return snapshot_id
 
     def go_on(self) -> None:
-        """Wait for the save under way; a full or read-only disk is a warning.
+        """Wait for the save under way; warn if the disk is full or read-only.
 
         Raises:
             CiuicError: It failed for another reason.

@@ -33,7 +33,7 @@ _LOCK_WAIT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What became of a save.
+    """The outcome of a save.
 
     Attributes:
         id: The snapshot.

@@ -101,8 +101,8 @@ class _Search:
         Args:
             snapshot_id: The snapshot.
             paths: The paths.
-            types: What each path is in the first snapshot that has it: a directory is no version of
-                a file.
+            types: What each path is in the first snapshot that has it: a directory is no older
+                version of a file.
         """
         manifest = self._manifest(snapshot_id)
         if manifest is None:

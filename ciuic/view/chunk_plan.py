@@ -114,7 +114,7 @@ def _slices(reader: StoreReader, parts: Iterable[Part]) -> list[Part]:
 
 
 def _batches(window: Sequence[Part]) -> Iterator[list[Part]]:
-    """Parts in lists that are long enough for a task of the pool."""
+    """Yield parts in lists that are long enough for a task of the pool."""
     batch: list[Part] = []
     size_bytes = 0
     for part in window:
@@ -128,7 +128,7 @@ def _batches(window: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def _match_whole(fd: int, parts: Iterable[Part]) -> list[int]:
-    """Offsets of the parts that are whole chunks or holes, and that the file has."""
+    """Return the offsets of the parts that are whole chunks or holes, and that the file has."""
     return [offset for offset, piece in parts if _has_whole(fd, offset, piece)]
 
 
@@ -153,7 +153,7 @@ def _is_hole(fd: int, offset: int, length: int) -> bool:
 
 
 def _match_slices(reader: StoreReader, fd: int, group: Sequence[Part]) -> list[int]:
-    """Offsets of the parts of one frame that the file has."""
+    """Return the offsets of the parts of one frame that the file has."""
     same = []
     try:
         for offset, plain in read_parts(reader, group):

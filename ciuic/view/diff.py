@@ -60,7 +60,7 @@ def diff(store: Store, before: Manifest, after: Manifest) -> Iterator[Change]:
 
 
 def has_same_content(store: Store, old: Entry, new: Entry) -> bool:
-    """Return whether two entries, no directories, have equal bytes, targets or devices."""
+    """Return whether two entries that are not directories have equal bytes, targets or devices."""
     return _sign(store, old, new) in {"", "m"}
 
 
@@ -104,7 +104,10 @@ class _Level(NamedTuple):
 
 
 def _compare(store: Store, path: bytes, old: Entry | None, new: Entry | None) -> Iterator[Change]:
-    """Changes at a path and below it. Not by recursion: trees can be deeper than the stack."""
+    """Yield the changes at a path and below it.
+
+    Not by recursion: trees can be deeper than the stack.
+    """
     budget = PathBudget(store.pack_lengths)
     levels = [_Level(path, [], iter([_Pair(b"", old, new)]))]
     while levels:

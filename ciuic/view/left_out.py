@@ -83,7 +83,7 @@ class LeftOut:
 
 
 def rules_text(rules: ExcludeRules) -> str:
-    """Exclude rules in words; empty if they leave nothing out."""
+    """Return exclude rules in words; empty if they leave nothing out."""
     texts = list(rules.patterns)
     if rules.larger_than_bytes:
         texts.append(f"files longer than {format_bytes(rules.larger_than_bytes)}")

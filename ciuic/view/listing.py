@@ -50,8 +50,8 @@ def walk(
             the first one is raised.
 
     Raises:
-        CorruptionError: A directory is damaged or too deep, or there are more paths than a store of
-            this size can hold; with ``on_damage`` only the latter.
+        CorruptionError: There are more paths than a store of this size can hold; without
+            ``on_damage``, also if a directory is damaged or too deep.
     """
     budget = budget or PathBudget(store.pack_lengths)
     way: list[tuple[bytes, Cursor]] = []

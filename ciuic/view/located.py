@@ -36,12 +36,12 @@ class PartRoot(Root, frozen=True, kw_only=True):
 
 
 def inner_path(directory: bytes, name: bytes) -> bytes:
-    """The path of a name in a directory."""
+    """Return the path of a name in a directory."""
     return directory + name if directory.endswith(b"/") else directory + b"/" + name
 
 
 def root_entry(store: Store, root: Root) -> Entry:
-    """The entry of a root itself.
+    """Return the entry of a root itself.
 
     Raises:
         PathNotFoundError: The root could not be read when the snapshot was taken.
@@ -51,7 +51,7 @@ def root_entry(store: Store, root: Root) -> Entry:
 
 
 def read_root_entry(get: GetNode, root: Root) -> Entry:
-    """As ``root_entry``, with ``get`` to read the node."""
+    """Do as ``root_entry``, with ``get`` to read the node."""
     if not root.tree:
         raise unread_root_error(root)
     if isinstance(root, PartRoot):
@@ -60,7 +60,7 @@ def read_root_entry(get: GetNode, root: Root) -> Entry:
 
 
 def unread_root_error(root: Root) -> PathNotFoundError:
-    """The error for a root that could not be read when the snapshot was taken."""
+    """Return the error for a root that could not be read when the snapshot was taken."""
     return PathNotFoundError(
         f"{path_text(root.path)} could not be read when the snapshot was taken: {root.missing}",
         hint="Choose an older snapshot; 'ciuic list' shows them all.",

@@ -72,7 +72,7 @@ class Locator:
             return False
 
     def locate(self, path: bytes) -> Located:
-        """As the function of that name."""
+        """Do as the function of that name."""
         path = _normal(path)
         found = self.find(path)
         if found is None:

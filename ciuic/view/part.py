@@ -22,7 +22,7 @@ def part_of(store: Store, manifest: Manifest, path: bytes, shown_as: bytes) -> M
         shown_as: The path that the root gets, so that two directories can be compared.
 
     Raises:
-        PathNotFoundError: The snapshot does not have it, or it is no directory.
+        PathNotFoundError: The snapshot does not have it, or it is not a directory.
         CorruptionError: A directory above it is damaged.
     """
     entry = locate(store, manifest, path).entry

@@ -149,5 +149,5 @@ def has_same_bytes(copy_fd: int, fd: int) -> bool:
 
 
 def _data_bytes(fd: int) -> int:
-    """Return how many bytes of a file are data, no hole and not preallocated; 0: not known."""
+    """Return how many bytes of a file are data, not holes or preallocated; 0: unknown."""
     return sum([span.length_bytes for span in data_ranges(fd) or ()])

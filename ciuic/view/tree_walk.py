@@ -44,7 +44,7 @@ class PathBudget:
     """Counts the paths of one walk.
 
     Args:
-        pack_sizes: Returns the lengths of the store's packs; called when it matters.
+        pack_sizes: Returns the lengths of the store's packs; called above the smallest limit.
     """
 
     def __init__(self, pack_sizes: Callable[[], Sequence[int]]) -> None:

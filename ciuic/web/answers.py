@@ -87,7 +87,7 @@ class Query:
         """Return a value as a number from the minimum to the maximum.
 
         Raises:
-            UsageError: It is none.
+            UsageError: It is not a number, or out of this range.
         """
         text = self._values.get(name, str(default))
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1

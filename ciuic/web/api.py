@@ -201,7 +201,7 @@ class Api:
             except (ValueError, RecursionError) as error:
                 what = str(error).replace("\n", "; ")[:500]
                 raise UsageError(
-                    f"the request is no job: {what}", hint="See /v1/openapi.json."
+                    f"the request does not describe a job: {what}", hint="See /v1/openapi.json."
                 ) from error
             return document(self._jobs.start(work).model_dump(), 202)
 

@@ -41,7 +41,7 @@ _KINDS: Final[dict[str, Document]] = {
     "id": {**_NAMES, "minItems": 1, "maxItems": COMPARED_MAX},
     "run": {**_NAMES, "minItems": RUNS_MIN, "maxItems": COMPARED_MAX},
 }
-"""The schemas of what is no plain text, by the name in the query."""
+"""The schemas of what is not plain text, by the name in the query."""
 _LIMIT: Final = "the most elements of the answer, up to 1000"
 _NAME: Final = "an ID, a unique prefix of one, latest, latest-valid, or a time"
 

@@ -103,7 +103,7 @@ class Pages:
 
     def not_allowed(self, request: Request, error: Exception) -> Response:
         """Answer a request with a method that its path does not have."""
-        what = f"{request.url.path} has no {request.method}"
+        what = f"{request.url.path} does not accept {request.method}"
         answer = error_answer(UsageError(what, hint="See /v1/openapi.json."), 405)
         answer.headers.update(getattr(error, "headers", None) or {})
         return answer

@@ -92,7 +92,7 @@ class Reading:
             yield store
 
     def overview(self) -> Overview:
-        """Answer whether all is well, even if the store can't be opened."""
+        """Return whether all is well, even if the store can't be opened."""
         subject, findings = self._examine()
         listed: Listed | None = None
         checks: Health | None = None
@@ -154,7 +154,7 @@ class Reading:
         return listed.snapshots[place]
 
     def snapshots(self, *, after: str = "", text: str = "", count: int = 100) -> SnapshotPage:
-        """Answer a part of the list.
+        """Return a part of the list.
 
         Args:
             after: The last snapshot of the part before; empty: begin with the newest.
@@ -178,7 +178,7 @@ class Reading:
         )
 
     def space(self) -> StoreSpace:
-        """Answer what the snapshots take, as their manifests say."""
+        """Return the space that the snapshots take, as their manifests say."""
         with self.opened() as store:
             listed = self._list.get(store)
         newest = listed.snapshots[0] if listed.snapshots else None
@@ -191,7 +191,7 @@ class Reading:
         )
 
     def snapshot(self, name: str) -> SnapshotDetail:
-        """Answer what a manifest says. ``name`` is an ID, a prefix of one, ``latest``, a time."""
+        """Return what a manifest says. ``name`` is an ID, a prefix of one, ``latest``, a time."""
         with self.opened() as store:
             listed = self._list.get(store)
             summary = self.find(store, name)
@@ -220,7 +220,7 @@ class Reading:
     def tree(
         self, name: str, path: bytes = b"/", *, after: bytes = b"", count: int = 500
     ) -> TreePage:
-        """Answer a part of a directory; above the roots, the directories that lead to them."""
+        """Return a part of a directory; above the roots, the directories that lead to them."""
         with self.opened() as store:
             summary = self.find(store, name)
             manifest = store.manifest(summary.id)
@@ -238,7 +238,7 @@ class Reading:
         )
 
     def changes(self, before: str, after: str, *, skip: int = 0, count: int = 500) -> ChangePage:
-        """Answer a part of what changed from one snapshot to another."""
+        """Return a part of the changes from one snapshot to another."""
         with self.opened() as store:
             old, new = self.find(store, before), self.find(store, after)
             found = diff(store, store.manifest(old.id), store.manifest(new.id))

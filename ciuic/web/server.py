@@ -42,7 +42,7 @@ class Tls(NamedTuple):
     """What a page needs that other machines may reach.
 
     Attributes:
-        certificate: The file with the certificate and those that vouch for it.
+        certificate: The file with the certificate and its intermediate certificates.
         key: The file with its private key.
         names: Host names and addresses under which browsers reach the page.
     """
@@ -58,7 +58,7 @@ def parse_address(text: str, tls: Tls | None = None) -> Address:
     With TLS, the host may be any address of this machine.
 
     Raises:
-        UsageError: It is none of them.
+        UsageError: The text is not such an address.
     """
     if text.startswith("/"):
         if len(os.fsencode(text)) > _SOCKET_PATH_MAX:
@@ -70,7 +70,7 @@ def parse_address(text: str, tls: Tls | None = None) -> Address:
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None or int(match[2]) > _PORT_MAX:
         raise UsageError(
-            f"'{text}' is no address to listen on",
+            f"'{text}' is not an address to listen on",
             hint="Give 127.0.0.1:PORT, [::1]:PORT, or the absolute path of a socket.",
         )
     if tls is None and match[1] not in _LOOPBACK:

@@ -163,7 +163,7 @@ def parse_work(body: object) -> RestoreWork | VerifyWork | CommandWork:
     """Check the request for a job.
 
     Raises:
-        ValueError: It is none; the message says why.
+        ValueError: The request is refused; the message says why.
     """
     try:
         return _work.validate_python(body)

@@ -58,7 +58,7 @@ class Telling:
                 self._send("ended", severity, key, f"no longer: {text}")
                 del self._known[key]
         new = [fault for fault in faults.values() if self._is_new(fault)]
-        # What got worse is known apart, and its end must find it there.
+        # A fault that got worse is told apart from now on, and so is its end.
         first = [fault for fault in new if fault.key not in self._known]
         storm = first if len(first) > _APART_MAX else []
         self._tell_group(faults, storm)
@@ -67,7 +67,7 @@ class Telling:
             self._known[fault.key] = f"{fault.severity} {fault.text}"
 
     def _is_new(self, fault: Fault) -> bool:
-        """Return whether the channel wants a fault that it does not know; not one of the group."""
+        """Return whether to tell the channel of a fault: it wants it, and does not know it."""
         line = self._known.get(fault.key)
         is_worse = line is not None and line.startswith(_WARNING) and fault.severity == "critical"
         return (line is None or is_worse) and self._channel.wants(fault.severity)

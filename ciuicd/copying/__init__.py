@@ -1,1 +1,1 @@
-"""Copies of the configuration, from a process of its own: the daemon has no network."""
+"""The configured copies, from a process of its own: the daemon has no network."""

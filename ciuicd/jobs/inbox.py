@@ -59,7 +59,7 @@ class Inbox:
         return None
 
     def wait(self, timeout_s: float) -> Job | None:
-        """As ``waiting``, but wait for a request; ``wake`` and the end of the time return None."""
+        """Wait for a request that is not urgent; None after ``wake``, or when the time is over."""
         try:
             return self._jobs.get(timeout=timeout_s)
         except queue.Empty:

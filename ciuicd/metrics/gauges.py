@@ -201,7 +201,7 @@ class Metrics:
         return Counter(f"ciuic_{name}", what, labels, registry=self._registry)
 
     def _drop_schedules(self, present: set[str]) -> None:
-        """Say nothing more of schedules that a reload has removed: they would seem to be late."""
+        """Drop the metrics of schedules that a reload has removed: they would seem to be late."""
         for schedule in self._schedules - present:
             for name in ("schedule_interval_seconds", "schedule_last_success_timestamp_seconds"):
                 with contextlib.suppress(KeyError):

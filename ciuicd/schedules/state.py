@@ -77,7 +77,7 @@ class ScheduleState:
         return choice
 
     def measure(self, report: TakeReport) -> None:
-        """Learn from a snapshot; choose the interval anew if the configuration leaves it open.
+        """Learn from a snapshot; choose the interval again if it is ``auto``.
 
         Raises:
             CiuicError: The store can't be read; the interval stays.
@@ -159,7 +159,7 @@ class ScheduleState:
         return max(due_s, self._retry_at_s - self._clock.monotonic_s())
 
     def attempt_ended(self) -> None:
-        """Serve the slot, whatever came of it, unless it is to be tried again soon."""
+        """Mark the slot as served, even after a failure, unless the attempt is repeated soon."""
         if self._retry_at_s <= self._clock.monotonic_s():
             self._ended_ns = self._clock.now_ns()
             self._ended_s = self._clock.monotonic_s()

@@ -1,7 +1,7 @@
 """Whose turn it is: the schedules of a configuration share one daemon.
 
-It takes one snapshot at a time. Of the schedules that are due, the one goes first whose last
-attempt is the longest ago. So a schedule with a short interval never keeps another one out, however
+It takes one snapshot at a time. Of the schedules that are due, the schedule whose last attempt is
+the longest ago goes first. So a schedule with a short interval never keeps another one out, however
 long its snapshots take.
 """
 
@@ -18,8 +18,8 @@ __all__ = ["Turns"]
 class Turns:
     """The schedules of a configuration, in the order of the file.
 
-    ``replace`` may be called from any thread, all else that changes something from the main thread
-    only.
+    Any thread may call ``replace``; only the main thread may call the other methods that change
+    something.
     """
 
     def __init__(self, settings: Settings, clock: Clock, wake: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class Turns:
         return next((state for state in self._states if state.name == name), None)
 
     def replace(self, settings: Settings) -> None:
-        """Use another configuration. A schedule with other directories than before begins anew."""
+        """Use another configuration. A schedule whose directories have changed starts over."""
         known = {state.name: state for state in self._states}
         states = []
         for one in settings.schedules:

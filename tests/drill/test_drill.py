@@ -349,8 +349,8 @@ def test_a_file_that_was_being_written_is_not_chosen(live_box: Box) -> None:
     ("spoil", "says"),
     [
         (lambda path: os.truncate(path, 99), "99 bytes instead of 5,000"),
-        (os.utime, "another time of modification"),
-        (lambda path: path.chmod(0o777), "other permissions"),
+        (os.utime, "its time of modification differs"),
+        (lambda path: path.chmod(0o777), "its permissions differ"),
     ],
 )
 def test_a_restored_file_that_differs_is_noticed(

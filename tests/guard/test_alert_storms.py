@@ -48,7 +48,7 @@ def test_after_three_beginnings_in_ten_minutes_the_rest_is_one_message(
     alerts.began("rule spike", "warning", "loss 99")
     clock.advance(600)
     alerts.idle()
-    more = "loss 99; this began 48 more times meanwhile"
+    more = "loss 99; since then, this began 48 more times"
     assert sent[7:] == [("began", "rule spike", more)]
     alerts.ended("rule spike", "warning", "fine")
     assert sent[8:] == [("ended", "rule spike", "fine")]
@@ -106,4 +106,4 @@ def test_a_rule_that_flutters_starts_few_processes(tmp_path: Path) -> None:
     found = [json.loads(path.read_bytes()) for path in heard.glob("*.json")]
     assert len(found) == 7
     (last,) = (one["text"] for one in found if "more times" in one["text"])
-    assert last.endswith("; this began 97 more times meanwhile")
+    assert last.endswith("; since then, this began 97 more times")

@@ -300,7 +300,7 @@ def test_a_mail_server_without_starttls_gets_no_password_and_no_message(
         why = deliver(server.channel(password), MESSAGE, ManualClock())
 
     assert why is not None
-    assert "offers no encryption or login" in why
+    assert "lacks the encryption or login" in why
     assert (server.passwords, server.mails) == ([], [])
 
 

@@ -73,7 +73,7 @@ def test_a_log_that_appears_right_before_the_end_is_read_to_its_end(job: Job) ->
     assert "failed twice at step 14, and is not started again" in done.err
     assert job.starts == 2
     assert [(one.pinned, is_suspect(one)) for one in job.taken()] == [(False, True)] * 2
-    assert "is from before the fault" not in done.err.replace("no snapshot is from", "")
+    assert "was taken before the fault" not in done.err.replace("no snapshot was taken", "")
 
 
 @pytest.mark.parametrize("first_nan", [0, 10])
@@ -83,7 +83,7 @@ def test_a_snapshot_between_a_fault_and_its_discovery_is_not_pinned(
     good = job.box.ciuic("snapshot", "--json").document["id"]
     done = job.run(f"{job.log('a.jsonl', first_nan=first_nan)}; {job.snapshot}; exit 5")
 
-    assert f"snapshot {good} is from before the fault, and is now pinned" in done.err
+    assert f"snapshot {good} was taken before the fault, and is now pinned" in done.err
     before, meanwhile, after = job.taken()
     assert (before.id, before.pinned, is_suspect(before)) == (good, True, False)
     assert not meanwhile.pinned

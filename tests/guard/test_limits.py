@@ -95,7 +95,7 @@ def test_a_kill_for_lack_of_memory_is_told_from_another(box: Box, small_memory: 
     with Run("--config", box.config, "run", "--job", "j", "--", "sh", "-c", enter) as run:
         assert run.end() == -signal.SIGKILL
     assert "job j was killed by signal 9 (SIGKILL)" in run.err
-    assert "because memory was used up" in run.err or "its memory was used up" in run.err
+    assert "this machine ran out of memory" in run.err or "it ran out of memory" in run.err
     (taken,) = box.snapshots()
     assert taken.tags == ("emergency",)
 
@@ -107,7 +107,7 @@ def test_it_is_seen_when_a_launcher_reports_only_its_own_status(small_memory: Pa
     with Run("run", "--job", "j", "--", "sh", "-c", enter) as run:
         assert run.end() == 1
     assert "job j failed with exit status 1; " in run.err
-    assert "memory was used up" in run.err
+    assert "ran out of memory" in run.err
 
 
 def test_a_refused_limit_names_the_command_that_asks_systemd() -> None:

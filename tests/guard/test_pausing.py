@@ -139,7 +139,7 @@ def test_the_last_snapshot_before_is_pinned_and_those_after_are_tagged(
         (box.source / "a").write_bytes(b"ab")
         assert box.ciuic("snapshot", "--tag", "between").code == 0
         training.step(run, 4, 5, 6)
-        run.waits_for("is from before the fault, and is now pinned")
+        run.waits_for("was taken before the fault, and is now pinned")
         (box.source / "a").write_bytes(b"abc")
         assert box.ciuic("snapshot", "--tag", "after").code == 0
         run.send(signal.SIGCONT)

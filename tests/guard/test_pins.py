@@ -38,5 +38,5 @@ def test_later_snapshots_are_suspect_and_the_pins_of_the_user_stay(
     assert [one.id for one in box.snapshots() if "suspect" not in one.tags] == [taken[0]]
     what = "was pinned already" if is_pinned_by_user else "is now pinned"
     said = capsys.readouterr().err
-    assert said.count("is from before the fault") == 1
-    assert f"snapshot {taken[0]} is from before the fault, and {what}" in said
+    assert said.count("was taken before the fault") == 1
+    assert f"snapshot {taken[0]} was taken before the fault, and {what}" in said

@@ -34,7 +34,7 @@ def test_it_shows_the_step_and_the_step_to_go_back_to(log: Path) -> None:
         " go back to step 3; it ended at step 7\n"
     )
     assert "1 of 2 rules fired, 1 time in 7 steps" in done.err
-    assert "1 line that is no JSON object" in done.err
+    assert "1 line that is not a JSON object" in done.err
     assert "1 line that has no step" in done.err
     assert "1 line that is longer than 1 MiB" in done.err
 

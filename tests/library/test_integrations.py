@@ -96,8 +96,8 @@ def test_an_accelerator_with_other_objects_is_refused_by_name(tmp_path):
         assert accelerate.load_latest(manager, same)["step"] == 1
         assert same._custom_objects[0].value == 4
         for other, what in (
-            (accelerator(), "1 of registered, and the Accelerator 0"),
-            (accelerator(Counter(8), Counter(9)), "1 of registered, and the Accelerator 2"),
+            (accelerator(), "different numbers of registered: 1 and 0"),
+            (accelerator(Counter(8), Counter(9)), "different numbers of registered: 1 and 2"),
         ):
             with pytest.raises(UsageError, match=what):
                 accelerate.load_latest(manager, other)

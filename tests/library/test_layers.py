@@ -238,7 +238,7 @@ def test_a_frozen_layer_is_neither_copied_nor_hashed_until_the_next_full_snapsho
     here.close()
     assert copied == [True, False, True, False]
     assert [bool(said) for said in notes] == [False, False, True, False]
-    assert "the layer mlp is declared frozen and has changed" in notes[2][0]
+    assert "the layer mlp is declared frozen, but it has changed" in notes[2][0]
     with SnapshotManager(tmp_path) as manager:
         for step, added in {1: 0, 2: 0, 3: 1, 4: 1}.items():
             state = manager.load_snapshot(step)
@@ -264,7 +264,7 @@ def test_a_frozen_layer_that_changes_in_place_is_old_until_it_is_looked_at(tmp_p
         manager.save_snapshot(weights, step=3).wait()
         wanted[4] = frozen.copy()
         manager.save_snapshot(weights, step=4)
-        with pytest.warns(RuntimeWarning, match="mlp is declared frozen and has changed"):
+        with pytest.warns(RuntimeWarning, match="mlp is declared frozen, but it has changed"):
             manager.wait()
         wanted[5] = wanted[4]
         frozen += 1
@@ -276,7 +276,7 @@ def test_a_frozen_layer_that_changes_in_place_is_old_until_it_is_looked_at(tmp_p
     # A new training program may have other parameters, so its first save looks at them.
     with SnapshotManager(tmp_path, layers=layers) as manager:
         manager.save_snapshot(weights, step=6)
-        with pytest.warns(RuntimeWarning, match="mlp is declared frozen and has changed"):
+        with pytest.warns(RuntimeWarning, match="mlp is declared frozen, but it has changed"):
             manager.wait()
         state = manager.load_snapshot(6)
         assert np.array_equal(state["model_state_dict"]["h.0.mlp.w"], frozen)

@@ -140,7 +140,7 @@ def test_a_daemon_prunes_a_bucket_and_waits_for_a_session_of_another_machine(
     with elsewhere.opened(write=True):
         process = daemon.start()
         run("snapshot")  # the third: the daemon takes it, and its policy forgets the first
-        daemon.wait_for("can go when these sessions have ended")
+        daemon.wait_for("can be removed when these sessions have ended")
         assert first not in elsewhere.ids()
         assert keys(elsewhere.place(), "condemned")
         packs = len(keys(elsewhere.place(), "packs"))

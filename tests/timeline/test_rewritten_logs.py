@@ -42,7 +42,7 @@ def test_a_snapshot_of_an_earlier_log_is_where_that_log_ends(box: Box, count: in
         earlier: (count, 9.5, "stored"),
         later: (4 * count - 1, 0.1, "log"),
     }
-    assert "1 snapshot holds a log that was begun anew since" in text.err
+    assert "1 snapshot holds a log that has been started over" in text.err
     assert [one["step"] for one in compared] == [count, 4 * count - 1]
     assert [one["metrics"]["loss"] for one in compared] == [9.5, 0.1]
 

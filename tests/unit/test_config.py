@@ -195,7 +195,7 @@ def test_both_readers_refuse_a_bad_line_and_name_it(conf, text, line, said):
         ("store_region = a/b\n", 1, "store_region: 'a/b' is not the name of a region"),
         ("store_credentials = keys\n", 1, "store_credentials: 'keys' is not an absolute path"),
         ("store_path_style = true\n", 1, "store_path_style: 'true' is neither yes nor no"),
-        ("minimum_rate = 1 KiB\n", 1, "'1 KiB' is too slow to end"),
+        ("minimum_rate = 1 KiB\n", 1, "'1 KiB' is too slow"),
         ("threads = 1.5\n", 1, "'1.5' is not a whole number"),
         ("threads = 65\n", 1, "not a number from 0 to 64"),
         ("buffer_memory = 1 MiB\n", 1, "not a size from 12 MiB to 64 GiB"),

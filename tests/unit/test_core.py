@@ -62,7 +62,7 @@ def test_a_core_of_other_sources_is_not_used():
 
     found = core.load("", interface=VARIANTS[0].functions.interface + 1)
 
-    assert found == (None, "built from other sources than this version's", False)
+    assert found == (None, "built from the sources of another version", False)
 
 
 def test_without_the_extension_the_reason_is_given():

@@ -110,7 +110,7 @@ def test_a_delta_base_without_a_delta_is_refused():
 def test_a_delta_without_a_base_is_refused():
     one, payload = encoded()
     delta = frame.parse_header(resealed(one.encode_header(), 5, b"\x03"))
-    with pytest.raises(CorruptionError, match="codec 3 has 0 delta bases where 1 must be"):
+    with pytest.raises(CorruptionError, match="codec 3 has 0 delta bases instead of 1"):
         frame.decode_frame(delta, payload)
 
 

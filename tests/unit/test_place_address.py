@@ -227,5 +227,5 @@ def test_a_client_that_aborts_is_an_error_of_the_store():
     store = S3Store("bucket", config=config)
     place = ObjectPlace("s3://bucket", Clients(store, store, store), patience_s=0)
 
-    with pytest.raises(StoreError, match="cannot read s3://bucket/a: the client of object stores"):
+    with pytest.raises(StoreError, match="cannot read s3://bucket/a: the object store client"):
         place.get("a", 10)

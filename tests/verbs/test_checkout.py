@@ -62,7 +62,7 @@ def test_damage_is_found_before_anything_is_changed(box: Box):
     outcome = box.ciuic("checkout", first, box.source)
 
     assert outcome.code == 4
-    assert "damaged, so nothing was changed" in outcome.err
+    assert "2 damaged paths, so nothing was changed" in outcome.err
     assert str(box.source / "model.pt") in outcome.err
     assert photograph(box.source) == evil
     assert len(box.snapshots()) == 1
@@ -74,7 +74,7 @@ def test_what_is_being_written_is_not_replaced(live_box: Box):
     with (live_box.source / "model.pt").open("ab"):
         outcome = live_box.ciuic("checkout", first, live_box.source)
     assert outcome.code == 1
-    assert "could not be saved completely" in outcome.err
+    assert "could not save everything that is there now" in outcome.err
     assert "nothing was restored" in outcome.err
     assert photograph(live_box.source) == evil
 

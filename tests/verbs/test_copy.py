@@ -300,7 +300,7 @@ def test_another_snapshot_of_the_same_id_is_named_and_left_alone(box: Box) -> No
         respell_summary(store, other)
     before = (there.store / "snapshots" / f"{name}.json").read_bytes()
     (refused,) = document(box, code=1)["refused"]
-    assert "another snapshot of this ID" in refused["what"]
+    assert "a different snapshot with this ID" in refused["what"]
     assert (there.store / "snapshots" / f"{name}.json").read_bytes() == before
 
 

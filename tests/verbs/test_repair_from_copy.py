@@ -108,7 +108,7 @@ def test_configured_copies_are_asked_without_being_named(pair: Box) -> None:
     flip_content(pair.store, b"changed")
     # Which copies have it is on record after a copy by the configuration.
     assert pair.ciuic("copy", "--to", copy_of(pair)).code == 0
-    hint = f"the copy {copy_of(pair)} has what is damaged: 'ciuic repair --apply'"
+    hint = f"the copy {copy_of(pair)} has the damaged data intact: 'ciuic repair --apply'"
     assert hint in pair.ciuic("verify", "--checksum").err
     target = pair.directory / "broken"
     alone = ("restore", "--no-copies", "-s", "latest", "-p", pair.source, "-d", target)

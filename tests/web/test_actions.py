@@ -88,7 +88,7 @@ def test_no_action_reaches_the_store_that_the_configuration_names_by_now(
     for work in ({"do": "forget", "dry_run": False}, {"do": "snapshot"}):
         answer = server.start(**work)
         assert answer.status == 400, answer
-        assert f"names {other} by now" in answer.document["error"]["message"]
+        assert f"now names {other}" in answer.document["error"]["message"]
     assert not other.exists()
 
 

@@ -171,7 +171,7 @@ def test_the_axis_has_a_name_and_a_snapshot_of_an_earlier_log_says_so(
         page.context.close()
     assert "step" in drawn
     assert {"1.5", "1.75"} <= set(drawn), "the values of the snapshots are far above the curve"
-    assert said.startswith("2 snapshots hold a log that was begun anew since")
+    assert said.startswith("2 snapshots hold a log that has been started over")
     assert [last in row for row in rows] == [True, False, False]
     assert ["stored log" in row for row in rows] == [False, True, True]
     assert "placed by the log that it stores" in first

@@ -71,10 +71,10 @@ def send(channel: Channel, message: Message, *, limit_s: float = _ATTEMPT_S) -> 
 
 
 def _refusal(error: smtplib.SMTPException) -> NotSent:
-    """Return what a mail server did; answers from 400 to 499 are for now, as of greylisting."""
+    """Return what a mail server did; answers from 400 to 499 are temporary, as with greylisting."""
     if isinstance(error, smtplib.SMTPNotSupportedError):
-        # A server behind a gateway that takes STARTTLS away, too: nothing goes out unencrypted.
-        what = "the mail server offers no encryption or login as the configuration wants it"
+        # The same for a server behind a gateway that removes STARTTLS: nothing is sent unencrypted.
+        what = "the mail server lacks the encryption or login that the configuration asks for"
         return NotSent(what, is_final=True)
     if isinstance(error, smtplib.SMTPServerDisconnected):
         return NotSent("the mail server closed the connection")

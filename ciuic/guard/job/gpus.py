@@ -44,7 +44,7 @@ class Gpus:
         counts too, since it may belong to the job.
         """
         found: list[bool] = []
-        # A copy: an answer that comes late is not for this caller any more.
+        # A copy: a late answer must not reach this caller.
         of = frozenset(pids)
         self._ask(lambda: found.append(self._work_for(of)))
         return any(found)

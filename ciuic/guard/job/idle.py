@@ -1,4 +1,4 @@
-"""Whether a job stands still: its processes use no processor and no GPU, and move no data.
+"""Whether a job is idle: its processes use no processor and no GPU, and move no data.
 
 A training that waits for data is not idle as long as any data comes, and one that waits for a
 processor is not idle either. A collective of NCCL that hangs is not idle, because it spins: a rule
@@ -22,13 +22,13 @@ _LOOK_S: Final = 10.0
 _LOOKS: Final = 4
 """How often to look within the time of a rule, at least."""
 _GAP_S: Final = 60.0
-"""After a longer time without a look, ciuic itself was stopped: the time counts anew."""
+"""After a longer time without a look, ciuic itself was stopped: the time starts again."""
 _CPU_SHARE: Final = 0.01
 """Of one processor, for each process: torchrun and ranks that wait for each other use 0.002."""
 _CPU_SLACK_S: Final = 0.02
 """Two ticks of the kernel's clock."""
 _BYTES_PER_S: Final = 16 * 1024
-"""What the processes of torchrun tell each other while a job hangs is below 1 KiB in a second."""
+"""The processes of torchrun exchange less than 1 KiB a second while a job hangs."""
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -75,7 +75,7 @@ class Idleness:
             members: Returns the processes of the job.
             lines: How many lines the job has logged so far.
             step: The newest step.
-            is_paused: ciuic has paused the job: the time counts anew afterwards.
+            is_paused: ciuic has paused the job: the time starts again afterwards.
         """
         now_s = self._clock.monotonic_s()
         last = self._last

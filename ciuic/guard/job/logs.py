@@ -77,7 +77,7 @@ class JobLogs:
     def complaints(self) -> list[str]:
         """Return, once each, why rules can't fire: no log, no steps in it, or a field is missing.
 
-        A mistyped name would else leave a training without a guard, and say nothing.
+        Otherwise, a mistyped name would silently leave a training without a guard.
         """
         found = []
         if self._absent_s is not None and self._clock.monotonic_s() >= self._absent_s:

@@ -77,7 +77,7 @@ class Release:
             self._end = -1
 
     def _say(self, text: bytes) -> None:
-        # Without the process, nothing is released, and the pause is as good.
+        # Without the process, only the release is missing: the pause itself works.
         with contextlib.suppress(OSError):
             while text and self._end >= 0:
                 text = text[os.write(self._end, text) :]

@@ -1,8 +1,8 @@
 """A line of a log -> the step, the rank and the fields that rules need.
 
-A training program may log anything. A line that is no JSON object, or has no step, is counted and
-otherwise ignored. Python's ``json`` writes NaN and Infinity as they are, which is no JSON: both are
-read here. So are numbers in strings, as ``"nan"``.
+A training program may log anything. A line that is not a JSON object, or has no step, is counted
+and otherwise ignored. Python's ``json`` writes NaN and Infinity as they are, which is not JSON:
+both are read here, and so are numbers in strings, such as ``"nan"``.
 
 msgspec reads the usual line in a fraction of the time that ``json`` takes, since it builds only
 the fields that are asked for. ``json`` reads what msgspec refuses.
@@ -52,7 +52,7 @@ class Decoder:
         fields: The fields that are asked for. ``a.b`` is the field ``a.b``, or else ``b`` in ``a``.
 
     Attributes:
-        broken: Lines that were no JSON object.
+        broken: Lines that were not JSON objects.
         without_step: Objects without a usable step.
     """
 

@@ -1,8 +1,8 @@
 """The lines that a program adds to a file, as it adds them.
 
-A file may not exist yet, may be renamed and created anew (rotation), or cut and written from its
-start (truncation). A line counts when its line end is there. Memory is bounded: a line of more than
-1 MiB is left out, and the file is read in blocks.
+A file may not exist yet. It may be renamed and created again (rotation), or cut and written from
+its start (truncation). A line counts when its line end is there. Memory is bounded: a line of more
+than 1 MiB is left out, and the file is read in blocks.
 """
 
 import contextlib

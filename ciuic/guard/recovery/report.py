@@ -29,7 +29,7 @@ class Version:
 
 @dataclass(slots=True)
 class BrokenFile:
-    """A broken file, and what becomes of it.
+    """A broken file, and how a recovery treats it.
 
     Attributes:
         path: Absolute.

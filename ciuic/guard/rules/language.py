@@ -234,7 +234,7 @@ DEFAULT_RULES: Final = {
     "loss-not-finite": {"when": "loss is not finite"},
     "hang": {"when": "job idle for 15m"},
 }
-"""The rules of a configuration that has none: name -> keys."""
+"""The rules if a configuration has none: name -> keys."""
 
 
 def default_rules() -> tuple[Rule, ...]:

@@ -5,7 +5,7 @@ of other sources add fields to a step that is still the newest; so several ranks
 one step. A source that logs much further than the leader replaces it, because the leader's log has
 ended.
 
-If the leader logs an earlier step, the training was rolled back, and everything starts anew. A job
+If the leader logs an earlier step, the training was rolled back, and everything starts again. A job
 that starts again may log to another file: the first source leads then.
 """
 
@@ -70,7 +70,7 @@ class Steps:
         return None
 
     def restart(self) -> None:
-        """The job has ended: what comes is from its next start."""
+        """The job has ended: further lines are from its next start."""
         self._leader = None
 
     def _begin(self, source: Source, record: Record) -> bool:

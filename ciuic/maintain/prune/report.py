@@ -81,7 +81,7 @@ class PruneReport:
         damaged: Packs that stay because they are damaged.
         condemned: In a bucket: packs that are removed when other writers have ended.
         waiting_for: In a bucket: the leases of these writers.
-        revoked: In a bucket: the leases of writers that can't commit any more.
+        revoked: In a bucket: the leases of writers that can no longer commit.
     """
 
     dry_run: bool

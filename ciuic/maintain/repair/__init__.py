@@ -1,1 +1,1 @@
-"""Repair: find what is damaged, where its bytes still are, and write them anew."""
+"""Repair: find what is damaged, where its bytes still are, and write them again."""

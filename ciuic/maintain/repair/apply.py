@@ -77,7 +77,7 @@ def apply_repair(
 
 
 def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[], object]]:
-    """The steps of a plan, in order."""
+    """Return the steps of a plan, in order."""
     manifests = [manifest for manifest in plan.manifests if manifest.has_remedy]
     repairable = [pack.pack_id for pack in plan.packs if pack.is_repairable]
     broken = [pack for pack in plan.packs if not pack.is_repairable]
@@ -136,7 +136,7 @@ class _Steps:
         name = layout.mark_name(bad.id, bad.number)
         path = os.path.join(self._store.path, layout.MARKS, name)
         if not bad.has_copy:
-            repair_mark(self._store, bad)  # the pin is there before the damaged mark goes
+            repair_mark(self._store, bad)  # the pin is there before the damaged mark is removed
         self._set_aside(path, name)
         self._take_away(path)
         if bad.has_copy:
@@ -257,7 +257,7 @@ class _Steps:
                 read = functools.partial(read_at, fd)
                 for packed in listed_or_salvaged(fd, pack_id):
                     with contextlib.suppress(CorruptionError):
-                        # A damaged header in front of it is written anew from the list's copy.
+                        # A damaged header in front of it is replaced by the list's copy.
                         payload = sound_payload(read, packed)
                         if payload is not None:
                             made = made or self._new_pack()

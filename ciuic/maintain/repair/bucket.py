@@ -101,7 +101,7 @@ def apply_in_bucket(
 ) -> tuple[str, ...]:
     """Carry out a plan in a store that is open with ``removes``.
 
-    If it is stopped, nothing is condemned, and the next repair begins anew.
+    If it is stopped, nothing is condemned, and the next repair starts over.
 
     Returns:
         The names in ``quarantine/`` of the packs that were copied there.
@@ -167,7 +167,7 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
 
 
 def _store_chunks(store: Store, plan: RepairPlan) -> None:
-    """Store damaged chunks again, also those that another pack has: a prune may remove that."""
+    """Store damaged chunks again, even if another pack has them: a prune may remove that pack."""
     found = [
         (chunk_id, saved.kind, bytes(store.reader.chunk(chunk_id, kind=saved.kind)))
         for bad in plan.packs
@@ -212,7 +212,7 @@ def _copy_sound_frames(output: UploadOutput, pack_id: PackId, data: bytes) -> No
         try:
             for packed in listed_or_salvaged(fd, pack_id):
                 with contextlib.suppress(CorruptionError):
-                    # A damaged header in front of it is written anew from the list's copy.
+                    # A damaged header in front of it is replaced by the list's copy.
                     payload = sound_payload(read, packed)
                     if payload is not None:
                         pack.add(packed.frame, payload)

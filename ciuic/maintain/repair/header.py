@@ -16,7 +16,7 @@ __all__ = ["repair_header"]
 
 _NO_COPY: Final = (
     "Run this on a machine that has used the store and still has its cache, or name a copy of the"
-    " store with --from: the new header cuts files as that does."
+    " store with --from: the new header takes the chunking of that copy."
 )
 
 

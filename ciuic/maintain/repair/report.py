@@ -143,7 +143,7 @@ class RepairPlan:
         read_bytes: Bytes of packs that were read.
         pack_count: Number of packs.
         from_copies: Chunks of ``packs`` that another store has given, or has.
-        mended: Snapshots that other stores have healed, or would heal.
+        mended: Snapshots that other stores have repaired, or would repair.
     """
 
     packs: tuple[BadPack, ...]

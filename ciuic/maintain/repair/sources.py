@@ -122,7 +122,7 @@ def _bytes_of(fd: int, origin: Origin) -> bytes | None:
 def _opened(
     store: Store, manifest: Manifest, path: bytes, entry: Entry, how: str
 ) -> Iterator[int | None]:
-    """The open reflink copy or live file; None if it can't be opened."""
+    """Yield the open reflink copy or live file; None if it can't be opened."""
     copies = ReflinkCopies(store, manifest)
     fd = copies.open(path, entry) if how == REFLINK_COPY else _open_live(path)
     try:

@@ -26,7 +26,7 @@ class KnownDamage(NamedTuple):
     checked_ns: int
 
     def as_json(self) -> dict[str, str]:
-        """A part of the documents of ``ciuic scrub --json`` and ``stats --json``."""
+        """Return a part of the documents of ``ciuic scrub --json`` and ``stats --json``."""
         return {
             "pack": self.pack_id.hex(),
             "what": self.what,
@@ -54,7 +54,7 @@ class Health:
     lost_chunks: int
 
     def as_json(self) -> Document:
-        """The field ``checks`` of ``ciuic stats --json`` and ``status --json``."""
+        """Return the field ``checks`` of ``ciuic stats --json`` and ``status --json``."""
         return {
             "packs": self.packs,
             "unchecked": self.unchecked,
@@ -65,7 +65,7 @@ class Health:
 
 
 def health(store: Store, *, is_asked: bool = True) -> Health:
-    """The results of earlier checks. Reads no pack.
+    """Return the results of earlier checks. Reads no pack.
 
     Args:
         store: An open store.
@@ -111,7 +111,7 @@ def read_since_s(store: Store, since_ns: int) -> float:
 
 
 def _recorded_packs(store: Store) -> dict[PackId, int]:
-    """The packs that the chunk index names; none if it is missing or damaged."""
+    """Return the packs that the chunk index names; none if it is missing or damaged."""
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:
@@ -120,7 +120,7 @@ def _recorded_packs(store: Store) -> dict[PackId, int]:
 
 
 def recorded_checks(store: Store) -> dict[PackId, CheckRecord]:
-    """The last check of each pack; empty if the chunk index is missing or damaged."""
+    """Return the last check of each pack; empty if the chunk index is missing or damaged."""
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:

@@ -4,11 +4,11 @@ A scrub reads packs in full, the packs that were checked longest ago first. It c
 their checksums, and records the result and the time in the chunk index. So it can be stopped at any
 moment, and the next scrub continues: a little every day is enough.
 
-Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that no pack has any
-more are removed from the chunk index. The next snapshot that still finds their bytes stores them
-again, which repairs every snapshot that needs them. In a bucket, the chunk index is that of one
-machine: the prune of another one may keep the damaged chunk and remove the new one. Then the chunk
-counts as lost here again.
+Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that are no longer in
+any pack are removed from the chunk index. The next snapshot that still finds their bytes stores
+them again, which repairs every snapshot that needs them. In a bucket, the chunk index is that of
+one machine: the prune of another one may keep the damaged chunk and remove the new one. Then the
+chunk counts as lost here again.
 
 No lock keeps the store at its path while packs are read. If its disk is unmounted, or a different
 store appears at its path, the scrub ends: a pack that is missing there is not damage.
@@ -296,7 +296,7 @@ class _Scrub:
             self._waiting = []
 
     def _remember_gone(self) -> None:
-        """Record whether packs are gone, also if the chunk index has never known them."""
+        """Record whether packs are gone, even if the chunk index has never known them."""
         is_missing = bool(self._report.missing)
         if is_missing == self._report.has_gone:
             return

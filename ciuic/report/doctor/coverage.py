@@ -35,7 +35,7 @@ def examine_coverage(roots: Sequence[bytes], store_path: str | None) -> Iterator
     if outside:
         named = [f"{path_text(path)} of {holder}" for path, holder in outside.items()]
         count = counted(len(outside), "open file")
-        what = f"{count} outside every directory of snapshots, like checkpoints: {join(named)}"
+        what = f"{count} of checkpoints outside every directory of snapshots: {join(named)}"
         advice = "Add the directories to snapshot_paths, unless another tool protects them."
         yield Finding(WARNING, "coverage", what, advice)
     elif os.geteuid():

@@ -121,7 +121,7 @@ def _permissions(store_path: str) -> Iterator[Finding]:
         yield Finding(OK, "store", "only its owner may read or write it")
     if not os.access(store_path, os.W_OK):
         what = f"this user may read it, but not write to it: it belongs to user {top.st_uid}"
-        yield Finding(NOTE, "store", what, "Run ciuic as that user to take snapshots by hand.")
+        yield Finding(NOTE, "store", what, "Run ciuic as that user to take snapshots.")
 
 
 def _share_a_disk(store_path: bytes, root: bytes) -> bool:

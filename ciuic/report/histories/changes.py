@@ -74,7 +74,7 @@ def history(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) -> 
     """Return the changes of a path, newest first; empty if no snapshot has had it.
 
     Only snapshots with a root that holds the path count: the others say nothing about it. Content
-    is compared by its chunks; a change of the metadata alone is no change.
+    is compared by its chunks; a change of the metadata alone is not a change.
 
     Args:
         store: An open store.

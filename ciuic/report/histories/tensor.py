@@ -24,7 +24,7 @@ class TensorVersion(NamedTuple):
         change: The version of the file.
         what: ``added``, ``changed``, ``gone`` or ``damaged``: what became of the tensor.
         distance: How far it moved from the version that this one comes from, as a share of its
-            length (L2); None: it can't be said.
+            length (L2); None: it is unknown.
         why: Why it can't be read.
         before: The first snapshot of the version of the tensor that this one comes from.
     """

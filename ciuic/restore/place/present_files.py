@@ -37,7 +37,7 @@ class PresentFiles:
         return not job.entry.level and job.present is not None and self._has_content(job)
 
     def keep(self, job: Job, fd: int) -> bool:
-        """Correct the metadata of a file whose content is right. False: it must be written anew.
+        """Correct the metadata of a file whose content is right. False: it must be written again.
 
         An inode with several names is not changed, unless it is the inode of the snapshot: its
         other names may be outside the restored paths.
@@ -126,7 +126,7 @@ class PresentFiles:
                 return False
             return self.keep(job, fd)
         except OSError:
-            # Reading the file or setting its metadata failed: write it anew.
+            # Reading the file or setting its metadata failed: write it again.
             return False
         finally:
             os.close(fd)

@@ -100,7 +100,7 @@ class SmallFiles:
         self._write([(job, b"") for job in jobs])
 
     def _checked(self, job: Job, part: memoryview) -> bytes | memoryview:
-        """The content of a small file: from its frame if sound, else from any other source.
+        """Return the content of a small file: from its frame if sound, else from any other source.
 
         Raises:
             CorruptionError: No source has the chunk, or its length is not that of the file.

@@ -78,7 +78,7 @@ def raise_if_ending(error: OSError, path: bytes) -> None:
 
 
 def remedy(error: OSError) -> str:
-    """What to do about a target that can't be written."""
+    """Return what to do about a target that can't be written."""
     do = _REMEDIES.get(error.errno or 0, "run as a user who may write there")
     return f"Choose another place with -d, or {do}."
 
@@ -215,7 +215,7 @@ def apply_metadata(
 
 
 def apply_special_metadata(directory: DirectoryHandle, name: bytes, entry: Entry) -> list[str]:
-    """As ``apply_metadata``, for a symlink, FIFO or device node, which is never opened."""
+    """Do as ``apply_metadata``, for a symlink, FIFO or device node, which is never opened."""
     status = directory.status(name)
     refused = []
     if (status.st_uid, status.st_gid) != (entry.uid, entry.gid):

@@ -101,7 +101,7 @@ class LastVersion:
     def at(self, offset_bytes: int) -> ChunkId:
         """Return the old chunk for the new chunk that begins here; empty: there is none.
 
-        The old chunk may have another length; then it is no delta base.
+        The old chunk may have another length; then it is not a delta base.
         """
         tensor = self._tensor(offset_bytes)
         if tensor >= 0:
@@ -115,7 +115,7 @@ class LastVersion:
         return self._chunk_id(at)
 
     def likely_at(self, offset_bytes: int) -> ChunkId:
-        """As ``at``, but empty if the last chunks of the tensor were not similar to the old ones.
+        """Do as ``at``, but return nothing if the last chunks of the tensor were not similar.
 
         Most tensors behave uniformly: first moments of Adam are never similar to their old
         version, and each comparison costs reading and decoding the old chunk.

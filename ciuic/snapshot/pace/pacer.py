@@ -25,7 +25,7 @@ _BASELINE_S: Final = 15.0
 _SLOWER: Final = 0.5
 _FASTER: Final = 1.25
 _FREE: Final = 4.0
-"""A rate this many times what the readers reach is no limit any more."""
+"""A rate this many times what the readers reach no longer limits them."""
 _NAP_S: Final = 0.05
 
 Key = tuple[str, str]

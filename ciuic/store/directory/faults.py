@@ -86,7 +86,7 @@ def uncertain_change(snapshot_id: SnapshotId, why: str) -> CommitUncertainError:
 
 
 def uncertain_forget(snapshot_ids: Iterable[SnapshotId], why: str) -> CommitUncertainError:
-    """Return the error for snapshots that are forgotten, as far as the disk or server says."""
+    """Return the error if a power cut may undo a forget, or no server confirmed it."""
     return CommitUncertainError(
         f"that {', '.join(snapshot_ids)} is forgotten was not confirmed: {why}",
         hint="Check the store's disk or server. If 'ciuic list' shows one later, forget it again.",

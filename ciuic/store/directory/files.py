@@ -2,7 +2,8 @@
 
 A FIFO in place of a manifest would hang the process that opens it, and a device node may do worse.
 No symlink is followed, in any part of the path (``nofollow``). A read that the disk refuses is
-tried a second time, as cables and controllers fail temporarily, too; then the file is damaged.
+tried a second time, because cables and controllers also fail temporarily. If the second read fails
+too, the file counts as damaged.
 """
 
 import errno

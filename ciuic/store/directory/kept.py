@@ -1,6 +1,7 @@
-"""What a cache directory has of manifests that its bucket has lost.
+"""Keeps this machine's copies of manifests that the bucket has lost, for a repair.
 
-They are where a store in a directory has the copies of its manifests, and serve a repair.
+They are in the cache directory, at the place where a store in a directory has copies of its
+manifests.
 """
 
 from collections.abc import Callable, Collection
@@ -22,13 +23,14 @@ def keep_lost(
     listed: Collection[SnapshotId],
     retired: Callable[[], Collection[SnapshotId]],
 ) -> None:
-    """Keep the manifests of lost snapshots, and drop what was kept of others. Raises no error.
+    """Keep the manifests of lost snapshots, and drop the kept manifests of others. Raises no error.
 
     Args:
         path: The cache directory.
         gone: Snapshots whose manifest is in the cache directory and no longer in the bucket.
         listed: Snapshots whose manifest is in the bucket.
-        retired: Returns those that went by right; raises StoreError if that is not known.
+        retired: Returns the snapshots that were removed on purpose; raises StoreError if that is
+        not known.
     """
     manifests, copies = Folder(path, layout.SNAPSHOTS), Folder(path, layout.PARITY)
     kept = copies.names(layout.parse_manifest_name)
@@ -37,7 +39,7 @@ def keep_lost(
     try:
         by_right = set(retired())
     except StoreError:
-        by_right = set()  # rather too many: the next look drops them
+        by_right = set()  # too many do no harm: the next call drops them
     try:
         for snapshot_id in sorted(set(gone) - by_right):
             name = layout.manifest_name(snapshot_id)
@@ -48,6 +50,6 @@ def keep_lost(
 
 
 def forget_kept(path: str, snapshot_ids: Collection[SnapshotId]) -> None:
-    """Drop what was kept of these."""
+    """Drop the kept manifests of these snapshots."""
     if snapshot_ids:
         Folder(path, layout.PARITY).remove_durably(map(layout.manifest_name, snapshot_ids))

@@ -22,7 +22,7 @@ def statuses_in(
     """Map the files whose names ``parse`` understands to their statuses.
 
     The value is an error if the file system cannot give the status. The result is empty if there
-    is no directory.
+    is not a directory.
 
     Raises:
         StoreError: The directory cannot be listed.

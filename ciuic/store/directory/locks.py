@@ -1,6 +1,6 @@
 """Locks: flock(2) on files of the store. A lock ends with the process that holds it.
 
-Two locks together keep processes apart that change a store. A process that removes or replaces
+Two locks together keep apart the processes that change a store. A process that removes or replaces
 holds both alone. A process that only adds holds ``lock.write`` alone while it opens the store, and
 then shares ``lock.add`` with the others that add. ``lock.read`` is shared by readers, and is meant
 for changes that exclude readers, which no version of ciuic makes yet. On a read-only mount a lock
@@ -165,7 +165,7 @@ class WriteLocks:
     def begin_adding(
         self, wait_s: float = 0.0, cancelled: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Keep out all processes but those that are adding already: see ``share``.
+        """Keep out all processes except those that are already adding: see ``share``.
 
         Returns:
             True if there are none.
@@ -181,8 +181,9 @@ class WriteLocks:
             if not self._is_opening():
                 raise
             self._write.take_alone(_OPENING_S, cancelled)
-        # A process that wants the other lock alone takes this one first. So it can be shared at
-        # once, and tells a process that waits from one that is in its way.
+        # A process that wants ``lock.add`` alone takes ``lock.write`` first, which this process
+        # holds. So nothing else can take ``lock.add`` alone now: if it can't be shared, another
+        # process had it before.
         is_alone = self._add.try_alone()
         if not self._add.try_shared():
             raise _busy(self._add.path, self._add.holder())

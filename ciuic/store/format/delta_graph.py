@@ -20,7 +20,7 @@ def count_deltas(bases: Mapping[ChunkId, Sequence[ChunkId]]) -> dict[ChunkId, in
     that take more than ``CHAIN_MAX`` deltas; and all deltas above these.
 
     Args:
-        bases: The delta bases of each chunk; none for a chunk that is no delta.
+        bases: The delta bases of each chunk; none for a chunk that is not a delta.
     """
     counts = {chunk_id: 0 for chunk_id, below in bases.items() if not below}
     missing: dict[ChunkId, int] = {}

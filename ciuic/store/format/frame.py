@@ -65,7 +65,7 @@ class Frame(NamedTuple):
     Attributes:
         kind: ``DATA``, ``RECIPE`` or ``TREE``.
         codec: Number of the payload's encoding.
-        delta_bases: The delta bases of a delta, at most two; none if the frame is no delta.
+        delta_bases: The delta bases of a delta, at most two; none if the frame is not a delta.
         plain_bytes: Length of the decoded payload.
         stored_bytes: Length of the stored payload.
         payload_checksum: XXH3-64 of the stored payload.
@@ -291,8 +291,7 @@ def check_delta_bases(frame: Frame) -> None:
     found, needed = len(frame.delta_bases), codec.BASE_COUNTS.get(frame.codec)
     if needed is not None and found != needed:
         raise CorruptionError(
-            f"a frame of codec {frame.codec} has {counted(found, 'delta base')}"
-            f" where {needed} must be"
+            f"a frame of codec {frame.codec} has {counted(found, 'delta base')} instead of {needed}"
         )
     if found and (frame.kind != DATA or len(frame.chunks) != 1):
         raise UnknownFormatError("a delta of nodes or of several chunks is not known")

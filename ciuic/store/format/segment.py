@@ -1,7 +1,8 @@
 """Index segments: the ends of many packs in one object, for a store in a bucket.
 
-A pack's end, footer and trailer, is listed to the byte, and the ID of the pack has a hash of its
-footer. So what a segment says is checked by itself. Byte layout: docs/format.md, "Index segments".
+A segment holds the end of each pack (footer and trailer) byte for byte, and the ID of the pack has
+a hash of its footer. So a reader can check a segment without reading the packs. Byte layout:
+docs/format.md, "Index segments".
 """
 
 import struct

@@ -15,7 +15,7 @@ __all__ = ["Judgment", "judge_packs"]
 
 
 class Judgment(NamedTuple):
-    """What becomes of condemned packs.
+    """Which condemned packs stay, and where the needed chunks of the others are.
 
     Attributes:
         spared: Packs with a needed chunk that no open pack has.
@@ -35,7 +35,7 @@ class _Frames:
         self.of: dict[PackId, list[PackedFrame]] = {}
 
     def read(self, pack_ids: Iterable[PackId]) -> None:
-        """Read footers. What a damaged or missing pack has does not count."""
+        """Read footers. The chunks of a damaged or missing pack do not count."""
         for pack_id in pack_ids:
             if pack_id not in self.of:
                 self._check()
@@ -92,7 +92,7 @@ def judge_packs(
         try:
             condemned.of[pack_id] = read_frames(store.packs, pack_id)
         except CorruptionError:
-            spared.add(pack_id)  # a repair may need it, and what it has is not known
+            spared.add(pack_id)  # a repair may need the pack, and its chunks are not known
             continue
         needed[pack_id] = {
             chunk_id

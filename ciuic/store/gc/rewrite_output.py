@@ -280,7 +280,7 @@ class PackOutput:
             held = (Emptied(old, self._chunks_of(old)) for old in emptied)
             self._index.move(pack_id, pack.size_bytes, pack.frames, held)
         finally:
-            publishing.exception()  # wait for the end, also after an error
+            publishing.exception()  # wait for the end, even after an error
         publishing.result()
         self._index.commit()
 

@@ -105,7 +105,8 @@ def measure_usage(
         sizes: Sizes of the packs to measure, by ID.
         marks: The marks of all chunks that snapshots need; their delta bases are added.
         check: Receives the number of measured packs; raises to end the work.
-        shut: Packs that another prune has condemned: their delta bases count, and not their chunks.
+        shut: Packs that another prune has condemned: their delta bases count, but their chunks do
+        not.
 
     Raises:
         UnknownFormatError: A pack contains frames of a later version, whose delta bases are

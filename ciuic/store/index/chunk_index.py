@@ -143,7 +143,7 @@ class ChunkIndex(Records):
             pack_id: The new pack. It must be durable before ``commit``.
             size_bytes: Its length.
             frames: Its frames.
-            emptied: The packs that are not needed any more, and their chunks.
+            emptied: The packs that are no longer needed, and their chunks.
         """
         with self._lock, self._faults():
             # A killed run may have recorded the same pack.
@@ -207,7 +207,7 @@ class ChunkIndex(Records):
         with self._lock, self._faults():
             for start in range(0, len(chunk_ids), _BATCH):
                 part = sorted(chunk_ids[start : start + _BATCH])
-                # Most chunks are there and are no deltas: every row that SQLite need not return
+                # Most chunks are there and are not deltas: every row that SQLite need not return
                 # saves as much time as the search for its chunk.
                 query = (
                     "SELECT column1, chunk.id IS NOT NULL, base"  # noqa: S608 - question marks only
@@ -248,7 +248,7 @@ class ChunkIndex(Records):
         return chunk_ids - shut
 
     def _whole_chains(self, deltas: Mapping[ChunkId, tuple[ChunkId, ...]]) -> set[ChunkId]:
-        """Return the deltas whose chains lead to chunks that are no deltas."""
+        """Return the deltas whose chains lead to chunks that are not deltas."""
         bases = dict(deltas)
         wanted = {base for below in deltas.values() for base in below} - bases.keys()
         for _ in range(CHAIN_MAX):

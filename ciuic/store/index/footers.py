@@ -179,7 +179,7 @@ class Listing:
         return iter(self._delta_bases)
 
     def bases(self, number: int) -> list[int]:
-        """Return the frames of a delta's bases; none if the frame is no delta."""
+        """Return the frames of a delta's bases; none if the frame is not a delta."""
         values = [self._data.get(base) for base in self._delta_bases.get(number, ())]
         return [value >> _NUMBER_SHIFT for value in values if value is not None]
 

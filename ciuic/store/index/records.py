@@ -55,7 +55,7 @@ class Records(Database):
             self._db.executemany("INSERT OR IGNORE INTO lost_chunk VALUES (?)", rows)
 
     def note_lost(self, chunk_ids: Iterable[ChunkId]) -> None:
-        """Record chunks that are in no pack any more as lost."""
+        """Record chunks that are no longer in any pack as lost."""
         with self._lock, self._faults():
             self._db.executemany(
                 "INSERT OR IGNORE INTO lost_chunk VALUES (?)",

@@ -36,7 +36,8 @@ _PACK_CHUNKS: Final = 200_000
 _READ_BACK_BYTES: Final = 8 * 1024 * 1024
 """A shorter pack is read back quickly, and its parity then has exactly the right shape."""
 _SHORTER: Final = 0.95
-"""A pack may be this part of the expected length; its parity then takes a little more of it."""
+"""A pack may be as short as this share of the expected length; its parity then takes a little more
+of the pack."""
 
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
 _UNLOCKED_BYTES: Final = 64 * 1024

@@ -1,7 +1,7 @@
 """Reads a large chunk straight into the caller's memory: no copy of it is made or kept.
 
-This is the way of an undamaged store. Whatever is unusual is left to ``StoreReader.chunk``, which
-knows other places of a chunk, repairs, and says what is wrong.
+This module reads undamaged stores only. It leaves everything unusual to ``StoreReader.chunk``,
+which knows other places of a chunk, repairs, and says what is wrong.
 """
 
 from collections.abc import Mapping

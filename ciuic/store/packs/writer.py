@@ -109,8 +109,8 @@ class StoreWriter:
         reader: Reads delta bases; closed at the end.
         chain_cost: See ``DeltaEncoder``.
 
-    ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort``
-    the writer cannot be used any more.
+    ``add_data`` and ``put_node`` may be called from any thread. After ``finish`` or ``abort`` the
+    writer can no longer be used.
     """
 
     def __init__(

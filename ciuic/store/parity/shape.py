@@ -50,7 +50,7 @@ class Shape(NamedTuple):
 
 
 def shape_for(size_bytes: int, share: float) -> Shape:
-    """How to cut a pack of this length so that its parity takes ``share`` of it (above 0, to 1)."""
+    """Return how to cut a pack of this length; parity takes ``share`` of it (above 0, to 1)."""
     segment_bytes = rounded_up(-(-size_bytes // _segments(share)), BLOCK_BYTES)
     segments = -(-size_bytes // segment_bytes)
     sector_bytes = _SMALL_SECTOR_BYTES if size_bytes < _SMALL_PACK_BYTES else BLOCK_BYTES
@@ -58,7 +58,7 @@ def shape_for(size_bytes: int, share: float) -> Shape:
 
 
 def shape_while_writing(full_bytes: int, share: float) -> Shape:
-    """How to cut a pack that is being written and will be a little over ``full_bytes`` long."""
+    """Return how to cut a pack being written that will be a little over ``full_bytes`` long."""
     segments = _segments(share)
     segment_bytes = rounded_up(-(-full_bytes // segments), BLOCK_BYTES)
     segments_max = -(-(full_bytes + _FOOTER_BYTES_MAX) // segment_bytes)

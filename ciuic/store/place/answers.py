@@ -84,7 +84,7 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
         reason = _reason(status, code) if status else _CLIENT_ONLY
         return StoreError(
             f"cannot {doing} {url}: {reason}",
-            hint="Check the store's address, and whether the server can do what S3 does.",
+            hint="Check the store's address, and whether the server implements S3 in full.",
         )
     return _unanswered(text, doing, url)
 

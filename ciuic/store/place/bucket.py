@@ -1,9 +1,9 @@
 """A store in a bucket, seen from one machine.
 
-What counts is in the bucket. The cache directory has what would be slow to fetch again: the chunk
+The bucket is authoritative. The cache directory has what would be slow to fetch again: the chunk
 index, and copies of manifests and of the newest marks, which are written once; in ``parity/`` are
-those of manifests that the bucket has lost. A user may delete it
-at any time. It has no header, so that no program takes it for a store.
+those of manifests that the bucket has lost. A user may delete it at any time. It has no header, so
+that no program takes it for a store.
 
 Several machines can add and prune at once. Each session holds a lease, and a prune waits for those
 that may rely on what it removes: docs/protocol.md, ``sessions``.
@@ -309,7 +309,8 @@ class StoreInBucket:
         """
         self._leases.hold(leases)
         self.segments.learns = True
-        # Again: a removal writes what it needs of writers into the header before it lists leases.
+        # Read the header again: a removal first writes the features that it requires of writers
+        # into the header, and then lists leases.
         self.header = read_header(self._place)
         self._refuse_unknown()
 
@@ -320,7 +321,7 @@ class StoreInBucket:
     def end_writing(self) -> None:
         """Delete the leases; one that can't be deleted only delays a removal of packs."""
         self._leases.end()
-        # Segments are no part of what a session commits, so no prune needs to wait for this.
+        # A session does not commit its segments, so no prune needs to wait for them.
         with contextlib.suppress(StoreError):
             self.segments.tidy()
 

@@ -18,7 +18,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """An access key; its text shows nothing of it.
+    """An access key; its ``repr`` does not show the secret.
 
     Attributes:
         id: Names the key.

@@ -228,11 +228,11 @@ class ObjectPlace:
             # Not chained: the client's message may quote the request.
             raise self._sorted(error, doing, key) from None
         except BaseException as error:
-            # The client's panics are no Exception: one would end a training that saves here.
+            # A panic of the client is not an Exception: it would end a training that saves here.
             if type(error).__name__ != "PanicException":
                 raise
             raise StoreError(
-                f"cannot {doing} {self._url(key)}: the client of object stores has given up",
+                f"cannot {doing} {self._url(key)}: the object store client failed",
                 hint="Check the server's address, and the AWS_* and *_PROXY variables.",
             ) from None
 

@@ -134,7 +134,7 @@ class PackObjects:
         self._lock = threading.Lock()
         self._sizes: dict[PackId, int] = {}
         self._listed: dict[PackId, int] = {}
-        """From index segments. A pack of these may be gone."""
+        """Lengths of packs, from index segments. Some of these packs may be gone."""
         self._asked = 0
         self._open: OrderedDict[PackId, ObjectPack] = OrderedDict()
         self._pool = ThreadPoolExecutor(_UPLOADS_AT_ONCE, thread_name_prefix="upload")

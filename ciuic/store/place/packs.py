@@ -54,7 +54,7 @@ class OpenPack(Protocol):
         ...
 
     def pass_by(self, offset_bytes: int, length_bytes: int) -> None:
-        """Keep nothing in memory of a part that was read."""
+        """Drop from memory a part that was read."""
         ...
 
 
@@ -90,7 +90,7 @@ class Packs(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is kept open; packs that are in use stay open."""
+        """Close the packs that are kept open; packs that are in use stay open."""
         ...
 
 
@@ -141,7 +141,7 @@ class RecordFolder(Protocol):
 
 
 class Bucket(Protocol):
-    """What a store needs of its bucket. ``store.place.bucket`` has it, and is slow to import.
+    """What a store needs of its bucket; ``store.place.bucket`` implements it, but imports slowly.
 
     Attributes:
         name: Its address, without credentials.

@@ -58,7 +58,7 @@ def probe(place: Place) -> Abilities:
             lists_at_once=lists_at_once,
         )
     finally:
-        # What stays after an error is small; the error itself is more important.
+        # Objects that stay after an error are small; the error itself matters more.
         with contextlib.suppress(StoreError):
             place.delete(keys)
 

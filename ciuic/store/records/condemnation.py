@@ -56,9 +56,9 @@ class CondemnedPacks(NamedTuple):
     """What a condemnation says.
 
     Attributes:
-        packs: The packs on which no session may rely any more.
-        damaged: They are damaged, and what is sound in them is in other packs: they go, even if a
-            snapshot needs their chunks.
+        packs: The packs on which no session may rely from now on.
+        damaged: They are damaged, and their sound chunks are in other packs: they are deleted even
+            if a snapshot needs their chunks.
     """
 
     packs: frozenset[PackId]

@@ -28,7 +28,7 @@ __all__ = [
 
 FORMAT: Final = 1
 HEADER_BYTES_MAX: Final = 1024 * 1024
-"""A longer file is no header: no program reads more of it."""
+"""A longer file is not a header, and no program reads more of it."""
 FIXED: Final = "fixed"
 TENSORS: Final = "tensors"
 CONTENT: Final = "content"

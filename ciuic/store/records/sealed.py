@@ -91,7 +91,7 @@ def _is_as_written(data: bytes, document: object) -> bool:
     """Return whether ``seal`` writes these bytes: it then need not be parsed a second time."""
     try:
         return seal(document) == data
-    except (ValueError, RecursionError):  # it holds what can be decoded and not encoded
+    except (ValueError, RecursionError):  # it holds a value that can be decoded but not encoded
         return False
 
 

@@ -60,7 +60,7 @@ class ManifestCopies:
         self._folder.make_and_replace(name, data)
 
     def renew(self, snapshot_id: SnapshotId, data: bytes) -> None:
-        """Replace the copy of a manifest if there is one. This raises and returns no error."""
+        """Replace the copy of a manifest if there is one. No error is raised or returned."""
         if self._folder.has(layout.manifest_name(snapshot_id)):
             with contextlib.suppress(StoreError):
                 self.put(layout.manifest_name(snapshot_id), data)

@@ -36,7 +36,7 @@ __all__ = ["Marks", "NewMark", "recorded_marks", "with_mark"]
 
 
 class _Row(msgspec.Struct):
-    """The fields that matter here of a summary in the chunk index."""
+    """The fields of a summary in the chunk index that matter here."""
 
     id: str
     mark: int = 0
@@ -155,7 +155,7 @@ class Marks:
         Args:
             old: The present state.
             mark: The new state.
-            copy: Also write a copy. No error of that is raised.
+            copy: Also write a copy. An error of the copy is ignored.
 
         Returns:
             The new state; None if another process has created that mark: read it, and try again.

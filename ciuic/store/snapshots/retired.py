@@ -32,7 +32,7 @@ class Retired:
 
     Args:
         store_path: The store's directory, or the cache directory of a store in a bucket.
-        session_id: That of the process which opened the store.
+        session_id: The session of the process that opened the store.
         bucket: Has the records; None: the directory has them.
     """
 
@@ -104,7 +104,7 @@ class Retired:
     def renew(self, name: str, there: Collection[SnapshotId]) -> None:
         """Create a record with the IDs that can still be read in a damaged one.
 
-        An ID that is not retired any more would make a snapshot seem lost.
+        An ID that is no longer retired would make a snapshot seem lost.
 
         Args:
             name: The damaged record.

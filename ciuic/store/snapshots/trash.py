@@ -66,7 +66,7 @@ class Trash:
         manifests: Its manifests.
         marks: Its marks.
         known_marks: Returns the greatest number that a mark of a snapshot is known to have had.
-        session_id: That of the process which opened the store.
+        session_id: The session of the process that opened the store.
         bucket: Has the store; None: it is in the directory.
     """
 

@@ -98,7 +98,7 @@ class Sender:
         """
         waiting, self._waiting = list(self._waiting), {}
         depths = {chunk_id: self._deltas_below(chunk_id) for chunk_id in waiting}
-        # A delta base is above its own base: with the shortest chains first, each has come.
+        # The shortest delta chains first: then the delta base of each chunk has come before it.
         for depth in sorted(set(depths.values())):
             self._send([one for one in waiting if depths[one] == depth], is_last=True)
 
@@ -127,7 +127,7 @@ class Sender:
                 same_frame = list(group)
                 packed = self._listed.frame(same_frame[0][1])
                 if pack is None or packed is None or not _lists(packed.frame, same_frame):
-                    self._send_anew(same_frame)
+                    self._send_decoded(same_frame)
                 else:
                     self._send_frame(pack, packed, same_frame, is_last=is_last)
         finally:
@@ -156,10 +156,10 @@ class Sender:
         is_whole = len(lacking) == len(listed)
         wants = [chunk_id in names for chunk_id in listed]
         if self._is_checked or not is_whole or is_fragmented(frame, wants):
-            self._send_anew(wanted)
+            self._send_decoded(wanted)
         elif frame.is_delta and not self._can_send_delta(frame):
             if is_last:
-                self._send_anew(wanted)
+                self._send_decoded(wanted)
             else:
                 self._waiting.update(dict.fromkeys(names))
         else:
@@ -182,12 +182,12 @@ class Sender:
             try:
                 payload = read_payload(pack, packed)
             except CorruptionError:
-                self._send_anew(found)
+                self._send_decoded(found)
                 return
         self._receiver.add_frame(packed.frame, payload)
         self.sent = self.sent.plus(len(packed.frame.chunks), packed.frame.total_bytes)
 
-    def _send_anew(self, found: Sequence[_Found]) -> None:
+    def _send_decoded(self, found: Sequence[_Found]) -> None:
         """Send chunks of one frame decoded: from wherever the reader finds them."""
         kind = found[0][1].kind
         if kind not in KINDS:

@@ -1,8 +1,8 @@
 """How the ranks of one machine hand their shards to the one that commits.
 
 A rank sends the descriptor of its shared memory through a local socket, so nothing is copied. Its
-connection stays open until the save has ended: a rank that dies takes its shard with it. Both sides
-refuse processes of other users. The training's process group is not involved.
+connection stays open until the save has ended: if a rank dies, its shard is gone. Both sides refuse
+processes of other users. The training's process group is not involved.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Shard(NamedTuple):
 
 
 class Exchange:
-    """The side of the rank that commits: keeps the shards of the others while they are connected.
+    """The side of the rank that commits: keeps the shards of ranks while they are connected.
 
     Attributes:
         address: What the other ranks need to reach it.
@@ -69,7 +69,7 @@ class Exchange:
         if shard is None:
             rank = key.partition("-")[0]
             raise StoreError(
-                f"rank {rank} ended before the save was committed; nothing of it is listed",
+                f"rank {rank} ended before the save was committed; no snapshot was saved",
                 hint="Earlier snapshots are intact. The log of that rank may say why it ended.",
             )
         return shard
@@ -172,7 +172,7 @@ def _received(connection: socket.socket) -> tuple[str, Shard]:
     """Receive a shard and its key.
 
     Raises:
-        ValueError: What was received is no shard.
+        ValueError: What was received is not a shard.
         OSError: The rank is gone.
     """
     data, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)

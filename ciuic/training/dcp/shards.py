@@ -67,7 +67,7 @@ def check_bytes(data: bytes, fqn: str) -> None:
     except pickle.UnpicklingError as error:
         # Not the whole message: torch also advises the user to run the code.
         found = re.search(r"WeightsUnpickler error: *([^\n]*)", str(error))
-        reason = found[1] if found is not None else "it is no pickle of torch.save"
+        reason = found[1] if found is not None else "it is not a pickle of torch.save"
         raise TypeError(
             f"{fqn} can't be stored or loaded without running code of its pickle: {reason}"
         ) from None

@@ -208,8 +208,8 @@ def _changed(files: StateFiles, renewed: Mapping[str, _Earlier]) -> list[str]:
         if files.entry(os.fsdecode(earlier.file.path)).content != earlier.file.entry.content
     ]
     return [
-        f"the layer {name} is declared frozen and has changed: snapshots that this training has"
-        " saved since the last full one have its older parameters"
+        f"the layer {name} is declared frozen, but it has changed: the snapshots that this training"
+        " has saved since the last full one have its older parameters"
         for name in names
     ]
 

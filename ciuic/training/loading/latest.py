@@ -1,4 +1,4 @@
-"""Load the newest snapshot that is undamaged, or a certain one."""
+"""Load the newest undamaged snapshot, or a given one."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
@@ -133,7 +133,7 @@ def read_listed(
     """Read a state; the arguments and errors are those of ``read_state``.
 
     A program may load while the process that wrote for an earlier one is at work: it commits a
-    state, and removes older ones. What is gone then is no damage.
+    state, and removes older ones. A snapshot that is removed meanwhile is not damage.
 
     Raises:
         RemovedError: Another process has removed the snapshot. Open the store again.

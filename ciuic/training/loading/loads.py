@@ -25,7 +25,7 @@ from ciuic.training.saves import Saves
 __all__ = ["Loads"]
 
 _TRIES_MAX: Final = 10
-"""Each one but the last has met a snapshot that another process removed meanwhile."""
+"""How many attempts a load makes; each but the last met a snapshot that another process removed."""
 
 
 class Loads:
@@ -61,7 +61,7 @@ class Loads:
         )
 
     def named(self, ref: int | str, options: LoadOptions) -> LoadedState:
-        """Load a certain snapshot; see ``find_saved``.
+        """Load a given snapshot; see ``find_saved``.
 
         Raises:
             SnapshotNotFoundError: There is none.

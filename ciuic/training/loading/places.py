@@ -1,4 +1,4 @@
-"""The memory of the user's own tensors, which a load can read to without a copy.
+"""Finds the user's own tensors to which a load can read without a copy.
 
 Such a load takes no memory besides the user's. The caller still calls ``load_state_dict``, because
 it checks the names. Its copy of a tensor to itself does nothing.

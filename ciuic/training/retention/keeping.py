@@ -23,7 +23,7 @@ from ciuic.view.damage import DamageSurvey, known_lost
 __all__ = ["Keeper"]
 
 _TRASH_S: Final = 86_400.0
-"""Snapshots that a user forgot by hand stay in the trash this long: a prune here spares them."""
+"""Snapshots that a user forgot stay in the trash this long: a prune here spares them."""
 
 
 class Keeper:
@@ -45,7 +45,7 @@ class Keeper:
     def overdue(
         self, store: Store, channel: str, rules: Rules, run: str | None = None
     ) -> int | None:
-        """Return how many snapshots of a channel are too many; None: ``keep`` has nothing to do.
+        """Return how many snapshots exceed a channel's count; None: ``keep`` has nothing to do.
 
         Incomplete ones are not counted: their data is in the complete ones as well.
         """
@@ -87,7 +87,7 @@ class Keeper:
             raise failure
 
     def make_room(self, store: Store, channel: str, rules: Rules, run: str | None = None) -> bool:
-        """Free what is possible on a full disk, for one more snapshot of a channel.
+        """Free as much of a full disk as possible, for one more snapshot of a channel.
 
         Removes the oldest snapshot now if the next save would exceed the count. The last undamaged
         snapshot always stays. No full state is reduced, because that needs space first.
@@ -104,13 +104,13 @@ class Keeper:
         snapshots = newest_first(list_snapshots(store))
         found = of_channel(snapshots, channel, run)
         begun = of_channel(snapshots, channel, run, is_complete=False)
-        # What is durable of the newest save stays: it may be all that is ever durable of it.
+        # The durable layers of the newest save stay: no more of that save may ever be durable.
         self._remove_begun(store, begun, begun[0].taken_ns if begun else 0, but_last=True)
         plan = plan_retention(found, fewer, self._clock.now_ns(), complete_ones(snapshots))
         if plan.removed:
             self._carry_out(store, plan)
         has_removed = self._removed_count > 0
-        # In any case: the save that found the disk full has left packs that nothing needs.
+        # Prune in any case: the save that found the disk full has left packs that nothing needs.
         self._prune(store)
         return has_removed
 

@@ -65,12 +65,12 @@ class Rules:
 
 
 class RetentionPlan(NamedTuple):
-    """What becomes of the snapshots of a channel; each group is newest first.
+    """Which snapshots of a channel stay, are reduced or are removed; each group is newest first.
 
     Attributes:
         kept: They stay as they are. Pinned ones are not named.
         reduced: Full states that stay with their weights alone.
-        removed: They go.
+        removed: They are removed.
     """
 
     kept: tuple[SnapshotSummary, ...]

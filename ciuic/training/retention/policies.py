@@ -160,4 +160,4 @@ def _tagged(snapshot: SnapshotSummary, head: str) -> float | None:
 
 def _check_count(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
-        raise UsageError(f"{name}={value!r} is not a number from 1 on")
+        raise UsageError(f"{name}={value!r} is not a number of 1 or more")

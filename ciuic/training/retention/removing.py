@@ -11,7 +11,7 @@ from ciuic.training.retention.planning import Rules
 __all__ = ["remove_older"]
 
 _WAIT_S: Final = 2.0
-"""For other writers, if little is overdue: the next save tries again."""
+"""How long to wait for other writers if little is overdue: the next save tries again."""
 _OVERDUE_WAIT_S: Final = 600.0
 
 

@@ -123,7 +123,7 @@ def kind_of(value: Array) -> tuple[object, ...]:
 def memory_of(value: Array, kind: tuple[object, ...]) -> tuple[object, ...] | None:
     """Return a key that is equal for two arrays which show the same memory in the same way.
 
-    None: the array is empty. ``describe`` must have accepted an array of this kind.
+    None if the array is empty. ``describe`` must have accepted an array of this kind.
 
     Args:
         value: The array.

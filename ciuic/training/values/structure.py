@@ -37,7 +37,7 @@ UNREADABLE: Final = (
     RuntimeError,  # of torch: a shape that does not fit, an unknown device
     struct.error,
 )
-"""What reading a structure can raise if no ``StructureWriter`` wrote it."""
+"""The exceptions that reading a structure can raise if no ``StructureWriter`` wrote it."""
 _FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
 
 

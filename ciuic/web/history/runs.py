@@ -33,14 +33,14 @@ class Runs:
         self._lock = threading.Lock()
 
     def known(self) -> RunList:
-        """Answer which runs the store knows."""
+        """Return the runs that the store knows."""
         with self._reading.opened() as store:
             return RunList(runs=known_runs(self._reading.listed(store).snapshots))
 
     def compare(
         self, names: Sequence[str], *, best: str = "", field: str = "", rows: int = 20
     ) -> RunComparison:
-        """Answer runs beside each other, but for their tensors.
+        """Compare runs, except for their tensors.
 
         Args:
             names: Names, tags or absolute paths.

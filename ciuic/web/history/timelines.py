@@ -51,7 +51,7 @@ class Timelines:
         self._kept: dict[_Key, TimelineAnswer] = {}
 
     def timeline(self, field: str = "") -> TimelineAnswer:
-        """Answer the curve of a field with all snapshots; empty: the loss, or the first metric.
+        """Return the curve of a field with all snapshots; empty: the loss, or the first metric.
 
         An answer is kept while neither the logs nor the snapshots change.
         """
@@ -75,7 +75,7 @@ class Timelines:
             return answer
 
     def compare(self, names: Sequence[str]) -> SnapshotComparison:
-        """Answer snapshots beside each other, but for their tensors.
+        """Compare snapshots, except for their tensors.
 
         Raises:
             UsageError: There is none, or there are too many.

@@ -36,7 +36,7 @@ Work = RestoreWork | VerifyWork | CommandWork
 class JobNotFoundError(CiuicError):
     """No job of this server has this ID."""
 
-    default_hint = "The list of jobs begins anew with each start of 'ciuic web'."
+    default_hint = "The list of jobs is empty after each start of 'ciuic web'."
 
 
 class _Running:
@@ -245,7 +245,7 @@ def _writes(work: Work) -> bool:
 
 
 def _document_of(process: "subprocess.Popen[bytes]") -> Document:
-    """Return what a command has printed, as the last line of a job; empty if that is no document.
+    """Return the document that a command has printed; empty if it printed none.
 
     An answer that is too long is left unread: the command ends when the pipe is closed.
     """

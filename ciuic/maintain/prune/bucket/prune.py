@@ -3,7 +3,7 @@
 finish     finish the condemnations of earlier prunes
 purge      delete snapshots whose time in the trash is over
 choose     plan: packs to remove, and packs to rewrite
-rewrite    copy the needed chunks of the latter to new packs
+rewrite    copy the needed chunks of the packs to rewrite to new packs
 condemn    name all these packs in one object; from then on, no new session relies on them
 wait       for each session that is at work, or revoke it
 judge      read again what is needed; the packs that are needed after all are spared
@@ -166,7 +166,7 @@ class _Run:
     def finish_earlier(self, *, only_damaged: bool = False) -> None:
         """Finish what earlier prunes have condemned, as far as no session is waited for.
 
-        Packs that were deleted and have come back go at once: no session relies on them.
+        Packs that were deleted and have come back are deleted at once: no session relies on them.
 
         Args:
             only_damaged: Finish what repairs have condemned, and leave the rest.

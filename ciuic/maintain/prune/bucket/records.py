@@ -1,8 +1,8 @@
-"""Deletes records of a bucket that nothing needs any more.
+"""Deletes records of a bucket that nothing needs any longer.
 
 quarantine   a damaged manifest, when its snapshot has a sound one or is gone for good; damaged
              packs, when each chunk that a snapshot needs is in a sound pack
-notes        that a prune stopped waiting for a copy, when nothing can copy that snapshot any more
+notes        that a prune stopped waiting for a copy, when nothing can copy that snapshot any longer
 
 Verdicts and tombstones stay for good: docs/decisions/0034-records-that-stay.md.
 """

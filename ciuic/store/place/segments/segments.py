@@ -31,13 +31,14 @@ from ciuic.store.records import layout
 __all__ = ["MERGED_AT_ONCE", "Segments"]
 
 _BYTES: Final = 32 * 1024 * 1024
-"""A segment is not made longer, unless one end is."""
+"""The maximum length of a segment, unless a single end is longer."""
 _BYTES_MAX: Final = 256 * 1024 * 1024
 _LEARNED_BYTES_MAX: Final = 2 * _BYTES
 _FULL_BYTES: Final = _BYTES // 2
-"""From this length on, a segment is not merged any more."""
+"""A segment of at least this length is no longer merged."""
 MERGED_AT_ONCE: Final = 16
-"""As many segments of similar length become one: each end is written four or five times in all."""
+"""This many segments of similar length are merged into one, so each end is written four or five
+times in all."""
 _REQUESTS_AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _STALE_SHARE: Final = 4
@@ -92,7 +93,8 @@ class Segments:
     def listed(self) -> dict[PackId, int]:
         """Map the packs that segments list to their lengths; some of them may be gone.
 
-        Every pack that a committed snapshot needs is in one: a session puts its segment first.
+        Every pack that a committed snapshot needs is in a segment: a session writes its segment
+        before it commits.
 
         Raises:
             StoreError: The bucket can't be read.

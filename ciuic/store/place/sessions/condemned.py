@@ -1,10 +1,10 @@
 """Condemnations and verdicts of a bucket. docs/protocol.md, "Leases, condemnation, verdicts".
 
-    condemned/<session>.json   packs on which no session may rely any more
+    condemned/<session>.json   packs on which no session may rely from now on
     verdicts/<session>.json    which of them are deleted
 
 A session creates each if its key is free, and none changes, so this machine keeps copies. A
-condemnation goes when its packs are gone; its verdict stays.
+condemnation is deleted when its packs are gone; its verdict stays.
 """
 
 import contextlib
@@ -101,12 +101,12 @@ class Condemned:
         """Return the packs on which no session may rely. A session asks after it has its lease.
 
         Args:
-            besides: A condemnation that does not count.
+            besides: The session whose condemnation does not count.
 
         Raises:
             StoreError: They can't be read.
         """
-        # In this order: when a condemnation has gone, its verdict is there.
+        # Condemnations first: when one has been deleted meanwhile, its verdict is there already.
         found = [one.shut for one in self.read() if one.session != besides]
         return self.deleted().union(*found)
 

@@ -6,7 +6,7 @@
     leases/dismissed-<id>         a note, no lease: a prune stopped waiting for a copy of this, and
                                   the manifest of that session may still come
 
-Each lease names the key where its session is decided. While its process runs, a thread changes the
+Each lease names the key at which its session commits. While its process runs, a thread changes the
 lease's number every minute, so that a prune can tell a session at work from a dead one without
 comparing the clocks of two machines.
 """
@@ -66,8 +66,8 @@ class Lease(NamedTuple):
     Attributes:
         key: The lease's key.
         content: Its content, which changes while the session's process runs.
-        decided_at: The key of the manifest or condemnation that the session will create; empty: a
-            later version of ciuic knows.
+        decided_at: The key of the manifest or condemnation that the session will create; empty:
+            only a later version of ciuic knows it.
         shared_id: The snapshot that it copies. Another session may create the same manifest later,
             so a tombstone there does not decide this session.
     """
@@ -229,7 +229,7 @@ def drop_notes(place: Place, snapshot_ids: Iterable[SnapshotId]) -> None:
 
 
 def dismiss(place: Place, lease: Lease) -> None:
-    """Delete the lease of a session that no prune waits for any more; it may still be at work.
+    """Delete the lease of a session that no prune waits for now; it may still be at work.
 
     Raises:
         StoreError: The bucket can't be written to.
@@ -241,7 +241,7 @@ def dismiss(place: Place, lease: Lease) -> None:
 
 
 def is_decided(place: Place, lease: Lease) -> bool:
-    """Return whether a session has committed, or can't any more.
+    """Return whether a session has committed, or can no longer commit.
 
     Raises:
         StoreError: The bucket can't be read.
@@ -277,6 +277,6 @@ def revoke(place: Place, lease: Lease) -> bool:
     if not is_tombstone(found.data):
         return False
     if lease.is_shared:
-        # The session may have read this tombstone: it would replace it by its manifest.
+        # The session may have read this tombstone, and would then replace it with its manifest.
         place.replace(lease.decided_at, new_tombstone(), found.version)
     return True
