@@ -11,7 +11,7 @@ the copy, with or without a manifest. A snapshot whose chunks can't be read is r
 and the others are copied.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -159,24 +159,18 @@ def copy_snapshots(
     again = lacks_packs(copy)
     chosen = choose_snapshots(source, copy, request.named, report, again=again)
     chosen = announce_copies(copy, chosen, request.named, report)
-    now = 0
-
-    def check() -> None:
-        if cancelled():
-            raise CancelledError("the copy was stopped", hint="Run it again: it continues.")
-        if chosen:
-            progress(chosen[now].id, now, len(chosen), sender.sent.size_bytes)
-
+    ids = [snapshot.id for snapshot in chosen]
+    watch = _Watch(ids, request.limit_bytes_per_s, clock, cancelled, progress)
     receiver = StoreReceiver(copy, parity=request.parity)
-    limit = BandwidthLimit(request.limit_bytes_per_s, clock, check)
-    sender = Sender(source, receiver, limit.spend, is_checked=request.is_checked)
-    run = _Run(source, report, sender, TreeSender(source, sender, check))
+    sender = Sender(source, receiver, watch.spend, is_checked=request.is_checked)
+    run = _Run(source, report, sender, TreeSender(source, sender, watch.check))
     has_parity = bool(request.parity) and copy.bucket is None
     commits = _Commits(copy, receiver, report, on_copied, request, has_parity=has_parity)
     try:
         run.send_lost(copy)
-        for now, snapshot in enumerate(chosen):  # noqa: B007 - ``check`` reads it
+        for snapshot in chosen:
             ready = run.send(snapshot)
+            watch.snapshot_done()
             if ready is not None:
                 commits.add(ready)
         commits.commit()
@@ -189,6 +183,55 @@ def copy_snapshots(
     finally:
         report.sent_bytes = sender.sent.size_bytes
         report.total_s = clock.monotonic_s() - began_s
+
+
+class _Watch:
+    """Watches a copy: ends it if it is cancelled, shows how far it is, and limits its bandwidth.
+
+    Args:
+        snapshot_ids: The snapshots, in the order in which they are sent.
+        limit_bytes_per_s: The bandwidth limit; 0: none.
+        clock: Measures, and waits for the bandwidth limit.
+        cancelled: Asked at each check.
+        progress: Called at each check.
+    """
+
+    def __init__(
+        self,
+        snapshot_ids: Sequence[SnapshotId],
+        limit_bytes_per_s: int,
+        clock: Clock,
+        cancelled: Callable[[], bool],
+        progress: OnProgress,
+    ) -> None:
+        self._ids = snapshot_ids
+        self._limit = BandwidthLimit(limit_bytes_per_s, clock, self.check)
+        self._cancelled = cancelled
+        self._progress = progress
+        self._done = 0
+        self._sent_bytes = 0
+
+    def check(self) -> None:
+        """Show how far the copy is.
+
+        Raises:
+            CancelledError: It is cancelled.
+        """
+        if self._cancelled():
+            raise CancelledError("the copy was stopped", hint="Run it again: it continues.")
+        if self._ids:
+            # What is sent after the last snapshot belongs to it.
+            now = min(self._done, len(self._ids) - 1)
+            self._progress(self._ids[now], now, len(self._ids), self._sent_bytes)
+
+    def spend(self, size_bytes: int) -> None:
+        """Wait until the limit allows what was sent before, then count these bytes."""
+        self._limit.spend(size_bytes)
+        self._sent_bytes += size_bytes
+
+    def snapshot_done(self) -> None:
+        """Note that a snapshot was sent, or refused."""
+        self._done += 1
 
 
 class _Run:

@@ -30,7 +30,7 @@ from ciuic.snapshot.walk.file_capture import FileCapture
 from ciuic.snapshot.walk.gather import Gatherer
 from ciuic.snapshot.walk.read_queue import ReadQueue
 from ciuic.snapshot.walk.reader_start import LateReaders
-from ciuic.source.freeze.freezer import Freezer
+from ciuic.source.freeze.freezer import Freezer, FreezeRequest
 from ciuic.store.adding import begin_adding
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.restored import Restored
@@ -116,9 +116,7 @@ class _Run:
         self._warnings = Warnings(request.trouble)
         self._written = WrittenFiles(self._warnings)
         self._capture = CaptureTime(clock)
-        self._freezer = Freezer(
-            store.identity_path, store.header.store_id, self._id, self._plan.taken_ns
-        )
+        self._freezer = Freezer(store.identity_path, store.header.store_id, self._freeze_request())
         self._writer = begin_adding(
             store,
             parity=request.parity,
@@ -128,7 +126,7 @@ class _Run:
 
     def gather(self, cancelled: Callable[[], bool], meter: Meter) -> _Gathered:
         """Freeze, walk, read and store."""
-        self._prepare_freeze()
+        self._freezer.prepare()
         parent = unchanged_parent(
             self._store, self._plan, self._request, self._freezer, _checker(cancelled)
         )
@@ -269,11 +267,13 @@ class _Run:
         self._phases_s[name] = now_s - self._phase_s
         self._phase_s = now_s
 
-    def _prepare_freeze(self) -> None:
+    def _freeze_request(self) -> FreezeRequest:
         old = self._plan.old
         since = {} if self._plan.is_full else {root: tree.taken_ns for root, tree in old.items()}
-        self._freezer.prepare(
-            self._plan.roots,
+        return FreezeRequest(
+            id=self._id,
+            taken_ns=self._plan.taken_ns,
+            roots=self._plan.roots,
             existing=[snapshot.id for snapshot in self._plan.snapshots],
             previous={root: tree.snapshot_id for root, tree in old.items()},
             unchanged_since=since,

@@ -124,7 +124,10 @@ def read_xattrs(target: int | bytes) -> tuple[tuple[bytes, bytes], ...]:
     """
     found = {}
     try:
-        for name in _xattr_names(target):
+        names = _xattr_names(target)
+        if not names:
+            return ()
+        for name in names:
             value = _xattr_value(target, name)
             if value is not None:
                 found[os.fsencode(name)] = value

@@ -78,23 +78,35 @@ class Offsets:
         return self._ends[key]
 
 
-class PlacedLogs(NamedTuple):
-    """Logs that were read with the moments of some snapshots.
+class PlacedLog(NamedTuple):
+    """A log that was read with the moments of some snapshots.
 
     Attributes:
-        logs: The logs.
-        lengths: For each log, its length in each snapshot that holds the beginning of it.
-        ends: For each log, how it ends in each snapshot that holds another log at its place.
+        log: The log.
+        lengths: Its length in each snapshot that holds the beginning of it.
+        ends: How the log ends in each snapshot that holds another one at its place.
     """
 
-    logs: list[Log]
-    lengths: list[dict[SnapshotId, int]]
-    ends: list[dict[SnapshotId, Moment | None]]
+    log: Log
+    lengths: dict[SnapshotId, int]
+    ends: dict[SnapshotId, Moment | None]
+
+
+class PlacedLogs:
+    """Logs that were read with the moments of some snapshots."""
+
+    def __init__(self, placed: Sequence[PlacedLog]) -> None:
+        self._placed = placed
+
+    @property
+    def logs(self) -> list[Log]:
+        """The logs."""
+        return [one.log for one in self._placed]
 
     def place(self, summary: SnapshotSummary) -> Place | None:
         """Return the place of one of the snapshots; None if nothing says where it is."""
         own = step_of(summary)
-        for log, lengths, ends in zip(self.logs, self.lengths, self.ends, strict=True):
+        for log, lengths, ends in self._placed:
             if own is not None:
                 moment = log.at_step.get(own)
                 if moment is not None:
@@ -134,28 +146,35 @@ def read_logs(
     unplaced = [one for one in snapshots if step_of(one) is None]
     steps = {step for step in map(step_of, snapshots) if step is not None}
     times_ns = {one.taken_ns for one in unplaced}
-    found, all_lengths, all_ends = [], [], []
-    for path, fields in logs:
-        lengths: dict[SnapshotId, int] = {}
-        ends: dict[SnapshotId, Moment | None] = {}
-        with open_log(path) as file:
-            beginnings = Beginnings(store, file)
-            for one in unplaced:
-                entry = offsets.get(store, one, path)
-                if entry is not None and beginnings.has(entry):
-                    lengths[one.id] = entry.size_bytes
-                elif entry is not None:
-                    ends[one.id] = offsets.end(store, one, path, fields)
 
-        def so_far(size_bytes: int, at: bytes = path) -> None:
-            read(size_bytes, at)
+    def placed(path: bytes, fields: Sequence[str]) -> PlacedLog:
+        lengths, ends = _in_snapshots(store, unplaced, path, fields, offsets)
+        moments = Moments(times_ns, set(lengths.values()), steps)
+        log = read_log(path, fields, moments, read=lambda size_bytes: read(size_bytes, path))
+        return PlacedLog(log, lengths, ends)
 
-        found.append(
-            read_log(path, fields, Moments(times_ns, set(lengths.values()), steps), read=so_far)
-        )
-        all_lengths.append(lengths)
-        all_ends.append(ends)
-    return PlacedLogs(found, all_lengths, all_ends)
+    return PlacedLogs([placed(*one) for one in logs])
+
+
+def _in_snapshots(
+    store: Store,
+    snapshots: Sequence[SnapshotSummary],
+    path: bytes,
+    fields: Sequence[str],
+    offsets: Offsets,
+) -> tuple[dict[SnapshotId, int], dict[SnapshotId, Moment | None]]:
+    """Return the length of a log in each snapshot, or how another one at its place ends there."""
+    lengths: dict[SnapshotId, int] = {}
+    ends: dict[SnapshotId, Moment | None] = {}
+    with open_log(path) as file:
+        beginnings = Beginnings(store, file)
+        for one in snapshots:
+            entry = offsets.get(store, one, path)
+            if entry is not None and beginnings.has(entry):
+                lengths[one.id] = entry.size_bytes
+            elif entry is not None:
+                ends[one.id] = offsets.end(store, one, path, fields)
+    return lengths, ends
 
 
 def _stored(store: Store, summary: SnapshotSummary, path: bytes) -> Entry | None:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from ciuic.errors import SnapshotNotFoundError, UsageError
@@ -10,7 +11,7 @@ from ciuic.model import SnapshotSummary, path_text
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.timeline.compare import Against, Compared, Comparison, compare_contents
+from ciuic.timeline.compare import Compared, Comparison, compare_contents
 from ciuic.timeline.courses import Course, Courses, at_steps, steps_of
 from ciuic.timeline.logs import main_field
 from ciuic.timeline.placing import Offsets
@@ -155,11 +156,10 @@ def compare_runs(
         against = None
         if compared:
             key = chosen[0].id, runs[0].places, summary.id, one.run.places, tensors
-
-            def contents(after: Manifest = manifest) -> Against:
-                return compare_contents(store, manifests[0], after, tensors=tensors, done=done)
-
-            against = known.courses.against(key, contents)
+            compare = partial(
+                compare_contents, store, manifests[0], manifest, tensors=tensors, done=done
+            )
+            against = known.courses.against(key, compare)
         step, epoch, metrics = known.at(one, summary)
         compared.append(Compared(summary, step, epoch, metrics, against))
     return RunComparison(found, Comparison(compared), _fields(found))

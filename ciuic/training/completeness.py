@@ -12,7 +12,7 @@ from ciuic.ids import SnapshotId
 from ciuic.training import rng
 from ciuic.training.loading.state import LoadedState
 
-__all__ = ["Completeness", "warn_user"]
+__all__ = ["Completeness", "warn_program"]
 
 _MODEL: Final = "model_state_dict"
 _PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
@@ -54,10 +54,14 @@ class Completeness:
         self._is_done = True
         lacking = list(_not_saved(parts, extra, epoch, step))
         if lacking:
-            warn_user(f"a training that goes on from this state will differ: {'; '.join(lacking)}")
+            warn_program(
+                f"a training that goes on from this state will differ: {'; '.join(lacking)}"
+            )
         ignored = list(self._not_loaded(parts))
         if ignored:
-            warn_user(f"this training does not go on as {self._id} was saved: {'; '.join(ignored)}")
+            warn_program(
+                f"this training does not go on as {self._id} was saved: {'; '.join(ignored)}"
+            )
 
     def _not_loaded(self, parts: Mapping[str, object]) -> Iterator[str]:
         unread = set.intersection(*self._unread) if self._unread else {_MODEL}
@@ -124,7 +128,7 @@ def _has_key(value: object, name: str) -> bool:
     return isinstance(value, (list, tuple)) and any(_has_key(inner, name) for inner in value)
 
 
-def warn_user(what: str) -> None:
+def warn_program(what: str) -> None:
     """Warn at the line of the user's program that called the library."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):

@@ -8,7 +8,15 @@ import json
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["STATE_FORMAT", "STATE_NAME", "TensorFile", "encoded", "header", "state_document"]
+__all__ = [
+    "STATE_FORMAT",
+    "STATE_NAME",
+    "TensorFile",
+    "TensorRow",
+    "encoded",
+    "header",
+    "state_document",
+]
 
 STATE_NAME: Final = "state.json"
 STATE_FORMAT: Final = 1
@@ -16,7 +24,9 @@ STATE_FORMAT: Final = 1
 _ALIGNMENT_BYTES: Final = 8
 
 
-class _Row(NamedTuple):
+class TensorRow(NamedTuple):
+    """A tensor in a safetensors file."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -31,7 +41,7 @@ class TensorFile:
     """
 
     def __init__(self) -> None:
-        self.rows: list[_Row] = []
+        self.rows: list[TensorRow] = []
         self._names: set[str] = {"__metadata__"}
 
     def add(self, name: str, dtype: str, shape: tuple[int, ...], size_bytes: int) -> str:
@@ -42,11 +52,11 @@ class TensorFile:
             number += 1
             unique = f"{wanted}#{number}"
         self._names.add(unique)
-        self.rows.append(_Row(unique, dtype, shape, size_bytes))
+        self.rows.append(TensorRow(unique, dtype, shape, size_bytes))
         return unique
 
 
-def header(rows: Sequence[_Row]) -> bytes:
+def header(rows: Sequence[TensorRow]) -> bytes:
     """Return the header of a safetensors file whose tensors follow in this order."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0

@@ -18,7 +18,7 @@ from ciuic.store.addressed import absolute_address, ensure_store, local_director
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.training.cadence import Cadence, duration_s
-from ciuic.training.completeness import Completeness, warn_user
+from ciuic.training.completeness import Completeness, warn_program
 from ciuic.training.finding import (
     FULL,
     WEIGHTS,
@@ -209,12 +209,8 @@ class SnapshotManager:
             )
         with self._lock:
             urgent = self._preemption if channel == FULL and self._is_urgent else None
-            if urgent is None:
-                if not wait and (skipped := self._saves.skipped()) is not None:
-                    return skipped
-                self._saves.go_on()
-            elif (earlier := self._saves.settle_in_grace(urgent)) is not None:
-                return earlier
+            if (other := self._saves.wait_for_turn(urgent, wait=wait)) is not None:
+                return other
             noticed_count = 0 if urgent is None else urgent.noticed_count
             always = {"epoch": epoch, "step": step, "metrics": metrics}
             others = {
@@ -433,7 +429,7 @@ class SnapshotManager:
                 if "RANK" in os.environ
                 else "give each training a name, such as run='a'"
             )
-            warn_user(
+            warn_program(
                 f"{other} saves to {self._path} as well, and its run is also the one {run}: each"
                 " counts and removes the other's snapshots, and a start loads the newest state of"
                 f" either; {what_to_do}"

@@ -1,7 +1,6 @@
 """The saves of one manager: the writer's process, its shared memory, and the save under way."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
@@ -10,6 +9,7 @@ from ciuic.errors import BusyError, CiuicError, ReadOnlyError, StoreFullError, U
 from ciuic.ids import SnapshotId
 from ciuic.system.clock import Clock
 from ciuic.training.client import WriterProcess
+from ciuic.training.completeness import warn_program
 from ciuic.training.handle import SaveHandle
 from ciuic.training.layers.groups import Layer
 from ciuic.training.loading.state import LoadedState
@@ -127,7 +127,24 @@ class Saves:
             self._under_way = SaveHandle(answer, writer.hurry)
         return self._under_way
 
-    def skipped(self) -> SaveHandle | None:
+    def wait_for_turn(self, urgent: Preemption | None, *, wait: bool) -> SaveHandle | None:
+        """Wait for the save under way, so that another one can begin.
+
+        Args:
+            urgent: The signal that asks for the next save; None: no signal does.
+            wait: The next save must not be left out.
+
+        Returns:
+            The save that stands for the next one; None: that can begin.
+        """
+        if urgent is not None:
+            return self.settle_in_grace(urgent)
+        if not wait and (skipped := self._skipped()) is not None:
+            return skipped
+        self.go_on()
+        return None
+
+    def _skipped(self) -> SaveHandle | None:
         """Return the handle of a save that is left out, because another one is under way.
 
         None: no save is under way, or saves wait for each other.
@@ -186,7 +203,7 @@ class Saves:
             return None
         snapshot_id = handle.wait()
         for note in handle.notes():
-            warnings.warn(f"ciuic: {note}", RuntimeWarning, stacklevel=3)
+            warn_program(note)
         return snapshot_id
 
     def go_on(self) -> None:
@@ -198,9 +215,7 @@ class Saves:
         try:
             self.settle()
         except (StoreFullError, ReadOnlyError) as error:
-            warnings.warn(
-                f"ciuic: a state was not saved: {error.message}", RuntimeWarning, stacklevel=4
-            )
+            warn_program(f"a state was not saved: {error.message}")
 
     def settle_in_grace(self, preemption: Preemption) -> SaveHandle | None:
         """Wait for the save under way, at most until the program may be killed.
@@ -213,16 +228,13 @@ class Saves:
         try:
             self.settle(preemption.remaining_s())
         except TimeoutError:
-            warnings.warn(
-                "ciuic: the grace period ends before the save is durable; it goes on in another"
-                " process",
-                RuntimeWarning,
-                stacklevel=4,
+            warn_program(
+                "the grace period ends before the save is durable; it goes on in another process"
             )
             return self._under_way
         except CiuicError as error:
             # Raising would end the program without the save that the signal asked for.
-            warnings.warn(f"ciuic: a save failed: {error.message}", RuntimeWarning, stacklevel=4)
+            warn_program(f"a save failed: {error.message}")
         return None
 
     def close(self, timeout_s: float | None = None) -> None:

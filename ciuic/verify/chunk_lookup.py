@@ -7,6 +7,7 @@ from typing import Final
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.index.places import ChunkPlace
+from ciuic.store.packs.broken_chains import chunks_without_base
 from ciuic.store.records.kinds import ALONE_BYTES, DATA, RECIPE, TREE
 from ciuic.store.store import Store
 from ciuic.verify.by_footers import Listed
@@ -132,7 +133,7 @@ class ChunkLookup:
             # The chunk index may be wrong. A restore would find them in the packs, too.
             places.update(reader.places_in_packs(doubtful))
         lost = set(self._not_fitting(doubtful, places))
-        lost.update(reader.chunks_without_base(places, self._is_sound))
+        lost.update(chunks_without_base(reader, places, self._is_sound))
         return {chunk_id: place for chunk_id, place in places.items() if chunk_id not in lost}
 
     def _not_fitting(

@@ -20,7 +20,6 @@ from ciuic.verify.by_footers import Listed
 from ciuic.verify.report import VerifyReport, VerifySnapshot
 from ciuic.verify.survey import SnapshotSurvey
 from ciuic.verify.tasks import OnProgress, Task, in_order
-from ciuic.view.damage import known_lost
 
 __all__ = ["verify_all", "verify_snapshots"]
 
@@ -134,6 +133,9 @@ def _verify(
 
 def _look_up_chunks(store: Store, chosen: list[SnapshotSummary]) -> _Findings:
     """Verify without reading file content."""
+    # Imported here: a verification with checksums finds out itself which chunks are lost.
+    from ciuic.view.damage import known_lost
+
     bad = known_lost(store)  # chunks that a scrub has found to be lost
     survey = SnapshotSurvey(store, bad)
     damage = {snapshot.id: survey.damage(snapshot) for snapshot in chosen}

@@ -13,6 +13,7 @@ from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.model import NO_CONTENT, Entry
 from ciuic.store.index.places import ChunkPlace
+from ciuic.store.packs.broken_chains import chunks_without_base
 from ciuic.store.records.kinds import DATA
 from ciuic.store.records.recipe_nodes import HOLE, Piece
 from ciuic.store.store import Store
@@ -234,7 +235,7 @@ class DamageSurvey:
             for chunk_id in doubtful:
                 if chunk_id in places and not self._fits(places[chunk_id]):
                     del places[chunk_id]
-        without_base = reader.chunks_without_base(places, self._is_sound)
+        without_base = chunks_without_base(reader, places, self._is_sound)
         lost: dict[ChunkId, ChunkId] = {}
         for piece in wanted:
             place = None if piece.id in without_base else places.get(piece.id)

@@ -163,9 +163,10 @@ def test_the_failure_of_an_earlier_save_does_not_prevent_the_last_one(manager):
     os.kill(writer_pid(manager), signal.SIGKILL)
     notify()
 
-    with pytest.warns(RuntimeWarning, match="was killed by signal 9; this save is lost"):
+    with pytest.warns(RuntimeWarning, match="was killed by signal 9; this save is lost") as caught:
         handle = manager.step(3, STATE)
 
+    assert caught[0].filename == __file__, "the warning is about this line"
     assert handle.id is not None
     assert [saved.step for saved in manager.list()] == [3, 1]
 

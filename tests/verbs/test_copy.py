@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from ciuic.copy.copy import CopyRequest, copy_snapshots
+from ciuic.copy.report import CopyReport
+from ciuic.errors import CancelledError
 from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
 from tests.kit.box import Box
 from tests.kit.damage import flip_content, packs
 from tests.kit.program import Outcome, ciuic
@@ -368,6 +373,43 @@ def test_the_new_packs_have_parity_as_configured(tmp_path: Path) -> None:
     parity = {path.name for path in (there / "parity").iterdir()}
     assert {path.name for path in packs(there)} <= parity
     assert {path.name for path in (there / "snapshots").iterdir()} <= parity
+
+
+def test_the_progress_goes_from_snapshot_to_snapshot_and_a_copy_can_be_cancelled_there(
+    box: Box,
+) -> None:
+    known = list(taken(box))
+    assert ciuic("--store", box.directory / "copy", "init").code == 0
+    seen: list[tuple[str, int, int, int]] = []
+
+    def copied(cancelled: Callable[[], bool]) -> CopyReport:
+        report = CopyReport(copy="copy", dry_run=False)
+        with (
+            open_store(str(box.store)) as source,
+            open_store(str(box.directory / "copy"), write=True) as copy,
+        ):
+            copy_snapshots(
+                source,
+                copy,
+                CopyRequest(),
+                report,
+                clock=SystemClock(),
+                cancelled=cancelled,
+                progress=lambda *how_far: seen.append(how_far),
+            )
+        return report
+
+    with pytest.raises(CancelledError):
+        copied(lambda: any(done == 1 for _, done, _, _ in seen))
+    assert {one[:3] for one in seen} == {(known[0], 0, 3), (known[1], 1, 3)}
+    seen.clear()
+    report = copied(lambda: False)
+    assert list(dict.fromkeys(one[:3] for one in seen)) == [
+        (snapshot_id, number, 3) for number, snapshot_id in enumerate(known)
+    ]
+    sent = [sent_bytes for _, _, _, sent_bytes in seen]
+    assert sent == sorted(sent)
+    assert 0 < sent[-1] <= report.sent_bytes
 
 
 def test_a_limit_without_its_unit_is_refused(box: Box) -> None:

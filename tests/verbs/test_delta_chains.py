@@ -28,6 +28,7 @@ from ciuic.store.gc import rewrite_output
 from ciuic.store.gc.usage import pack_path, read_frames, read_payload
 from ciuic.store.health.inspect import pack_frames
 from ciuic.store.index.places import ChunkPlace
+from ciuic.store.packs.broken_chains import chunks_without_base
 from ciuic.store.packs.pack_writer import PackFile, publish_pack
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records.header import CONTENT
@@ -588,7 +589,7 @@ def test_a_chunk_that_is_stored_again_with_another_delta_base_is_whole(box: Box)
         places = store.reader.places([data_id(saves[1]), data_id(third)])
         assert places[data_id(saves[1])].pack_id == first
         assert (
-            store.reader.chunks_without_base(places, lambda name, _: name != data_id(saves[0]))
+            chunks_without_base(store.reader, places, lambda name, _: name != data_id(saves[0]))
             == {}
         )
     assert damaged(box, checked=False) == [names[0]]
@@ -625,7 +626,7 @@ def test_damage_in_a_rarely_read_part_of_the_chunk_index_hides_no_chunk(box: Box
     name, base = data_id(saves[1]), data_id(saves[0])
     with open_store(str(box.store)) as store:
         places = store.reader.places([name])
-        assert store.reader.chunks_without_base(places, lambda _, __: False) == {name: base}
+        assert chunks_without_base(store.reader, places, lambda _, __: False) == {name: base}
 
 
 def test_a_reader_without_chunk_index_finds_chunks_that_a_prune_moves(box: Box) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from ciuic.errors import TargetError
@@ -271,13 +272,10 @@ def _set_xattrs(target: int | bytes, entry: Entry) -> list[str]:
     refused = []
     for name in present.keys() - wanted.keys():
         if name.startswith(_OWN_XATTRS):
-            refused += _try_xattr(lambda n=name: _remove_xattr(target, n), name)  # type: ignore[misc]
+            refused += _try_xattr(partial(_remove_xattr, target, name), name)
     for name, value in entry.xattrs:
         if present.get(name) != value:
-            refused += _try_xattr(
-                lambda n=name, v=value: _set_xattr(target, n, v),  # type: ignore[misc]
-                name,
-            )
+            refused += _try_xattr(partial(_set_xattr, target, name, value), name)
     return refused
 
 

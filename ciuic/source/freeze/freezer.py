@@ -31,9 +31,32 @@ from ciuic.source.freeze.views import ReflinkView, RootView, SubvolumeView
 from ciuic.system import durable, kernel
 from ciuic.system.free_space import COPIES_RESERVE, is_short_of_space
 
-__all__ = ["Freezer"]
+__all__ = ["FreezeRequest", "Freezer"]
 
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FreezeRequest(NamedTuple):
+    """What a snapshot tells about itself and the ones before it.
+
+    Attributes:
+        id: Its ID.
+        taken_ns: When it began.
+        roots: Its roots.
+        existing: All snapshots of the store, newest first; other records are leftovers.
+        previous: The parent snapshot of each root.
+        unchanged_since: For each root, a time in ns: files without a change since then are not
+            captured again. Roots without a time are captured whole.
+        is_left_out: Tells which names are excluded.
+    """
+
+    id: SnapshotId
+    taken_ns: int
+    roots: Sequence[bytes]
+    existing: Sequence[SnapshotId]
+    previous: Mapping[bytes, SnapshotId]
+    unchanged_since: Mapping[bytes, int]
+    is_left_out: LeftOut
 
 
 class _PreparedRoot(NamedTuple):
@@ -56,53 +79,31 @@ class Freezer:
     Args:
         header_path: Path of the store's header.
         store_id: ID of the store.
-        snapshot_id: ID of the new snapshot.
-        taken_ns: When the new snapshot began.
+        request: What the snapshot tells about itself.
     """
 
-    def __init__(
-        self, header_path: str, store_id: str, snapshot_id: SnapshotId, taken_ns: int
-    ) -> None:
+    def __init__(self, header_path: str, store_id: str, request: FreezeRequest) -> None:
         self._header_path = header_path
         self._store_id = store_id
-        self._snapshot_id = snapshot_id
-        self._taken_ns = taken_ns
-        self._existing: Sequence[SnapshotId] = ()
+        self._request = request
         self._areas: dict[bytes, Area] = {}
         self._prepared: dict[bytes, _PreparedRoot] = {}
         self._views: dict[bytes, RootView] = {}
         self._synced: set[bytes] = set()
         self._kept: dict[bytes, RootRecord] = {}
 
-    def prepare(
-        self,
-        roots: Sequence[bytes],
-        *,
-        existing: Sequence[SnapshotId],
-        previous: Mapping[bytes, SnapshotId],
-        unchanged_since: Mapping[bytes, int],
-        is_left_out: LeftOut,
-    ) -> None:
-        """Do as much as possible before the freeze, so that the freeze itself is short.
-
-        Args:
-            roots: The roots of the snapshot.
-            existing: All snapshots of the store, newest first; other records are leftovers.
-            previous: The parent snapshot of each root.
-            unchanged_since: For each root, a time in ns: files without a change since then are not
-                captured again. Roots without a time are captured whole.
-            is_left_out: Tells which names are excluded.
-        """
-        self._existing = existing
-        choices = {root: choose(root) for root in roots}
+    def prepare(self) -> None:
+        """Do as much as possible before the freeze, so that the freeze itself is short."""
+        choices = {root: choose(root) for root in self._request.roots}
         # Make all areas first: making an area may remove copies that another root would use.
-        placed = {root: self._with_area(choice, existing) for root, choice in choices.items()}
+        placed = {root: self._with_area(choice) for root, choice in choices.items()}
         for root, choice in placed.items():
-            self._prepared[root] = self._prepare_root(root, choice, previous.get(root))
+            self._prepared[root] = self._prepare_root(root, choice)
         for root, prepared in self._prepared.items():
             if prepared.choice.how == REFLINK and prepared.early is not None:
+                since_ns = self._request.unchanged_since.get(root)
                 with contextlib.suppress(OSError, SourceError):
-                    prepared.early.make(open_root(root), unchanged_since.get(root), is_left_out)
+                    prepared.early.make(open_root(root), since_ns, self._request.is_left_out)
 
     def keep_if_unchanged(self, store_path: bytes) -> bool:
         """Keep the parent snapshot's subvolumes instead of freezing if no root has changed.
@@ -146,7 +147,7 @@ class Freezer:
                 if prepared.choice.place == path and (record := self._record_of(root)) is not None
             ]
             with contextlib.suppress(OSError):
-                area.write_record(self._snapshot_id, self._taken_ns, records)
+                area.write_record(self._request.id, self._request.taken_ns, records)
 
     def retain(self, snapshot_ids: Sequence[SnapshotId]) -> None:
         """Remove the reflink copies of all other snapshots; call it after ``record``.
@@ -164,7 +165,7 @@ class Freezer:
         for area in self._areas.values():
             area.end()
             with contextlib.suppress(OSError):
-                area.keep_only(self._existing)
+                area.keep_only(self._request.existing)
 
     def close(self) -> None:
         """Close descriptors and locks; the next run removes copies without a record."""
@@ -173,17 +174,17 @@ class Freezer:
         for area in self._areas.values():
             area.close()
 
-    def _prepare_root(
-        self, root: bytes, choice: Choice, previous_id: SnapshotId | None
-    ) -> _PreparedRoot:
+    def _prepare_root(self, root: bytes, choice: Choice) -> _PreparedRoot:
         previous = early = None
+        previous_id = self._request.previous.get(root)
         if previous_id is not None:
             previous = open_frozen(self._store_id, previous_id, root)
         if choice.place in self._areas:
-            early = EarlyCopies(self._area(choice), self._taken_ns)
+            early = EarlyCopies(self._area(choice), self._request.taken_ns)
         return _PreparedRoot(choice, previous, early)
 
-    def _with_area(self, choice: Choice, existing: Sequence[SnapshotId]) -> Choice:
+    def _with_area(self, choice: Choice) -> Choice:
+        """Make the area of a root, if it needs one; without it, the root is captured in place."""
         place = choice.place
         if place is None or place in self._areas:
             return choice
@@ -197,9 +198,9 @@ class Freezer:
         except OSError as error:
             return choice._replace(how=IN_PLACE, why=str(error), place=None)
         self._areas[place] = area
-        area.begin(self._snapshot_id)
+        area.begin(self._request.id)
         with contextlib.suppress(OSError):
-            area.keep_only(existing)
+            area.keep_only(self._request.existing)
             frozen = area.snapshots()
             while frozen and is_short_of_space(place, COPIES_RESERVE):
                 frozen.pop()
@@ -233,7 +234,7 @@ class Freezer:
         if shared is not None:
             trees[root] = shared._replace(path=root, inside=inside)
             return
-        name = b"%s.%d" % (self._snapshot_id.encode(), len(trees))
+        name = b"%s.%d" % (self._request.id.encode(), len(trees))
         with opened(top) as source, opened(os.path.dirname(area.tree_path(name))) as trees_fd:
             kernel.snapshot_subvolume(source, trees_fd, name)
         with opened(area.tree_path(name)) as frozen:
@@ -248,7 +249,7 @@ class Freezer:
         try:
             if choice.how == SUBVOLUME and root in trees:
                 area = self._area(choice)
-                return SubvolumeView(root, previous, area, trees[root], self._taken_ns)
+                return SubvolumeView(root, previous, area, trees[root], self._request.taken_ns)
             # If a subvolume can't be frozen, because it holds a swap file, its files still can.
             if early is not None:
                 return ReflinkView(root, previous, self._area(choice), early)

@@ -1,8 +1,9 @@
 """How a read of a chunk fails, and what a reader does when it is asked for the chunk again."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ciuic.errors import CorruptionError
+from ciuic.errors import ChunkMissingError, CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId
 from ciuic.store.records.kinds import CHAIN_MAX
 
@@ -78,16 +79,55 @@ class LostBaseError(CorruptionError):
 class Descent:
     """The state of one read, from a chunk down its delta chain. No chunk is searched for twice.
 
+    Args:
+        read: Reads a delta base, for this read.
+        repair: See ``StoreReader.chunk``.
+
     Attributes:
         depth: Deltas that were counted before the chunk that is being read: those above it, and
             those below the delta bases that were read before it.
         links: Deltas that the frame that was read last takes, itself included.
-        lost: Chunks that could not be read.
         is_below: The delta base failed and not the frame, which may be sound.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_lost", "_read", "depth", "is_below", "links", "repair")
+
+    def __init__(
+        self, read: Callable[[ChunkId, "Descent"], bytes | memoryview], *, repair: bool
+    ) -> None:
+        self.repair = repair
         self.depth = 0
         self.links = 0
-        self.lost: set[ChunkId] = set()
         self.is_below = False
+        self._read = read
+        self._lost: set[ChunkId] = set()
+
+    def read_bases(self, chunk_ids: Sequence[ChunkId]) -> list[bytes | memoryview]:
+        """Read the delta bases of a frame. Each delta below counts as often as it is reached."""
+        found, links, depth = [], 1, self.depth
+        try:
+            for chunk_id in chunk_ids:
+                self.depth = depth + links
+                found.append(self._read_base(chunk_id))
+                links += self.links
+        finally:
+            self.depth = depth
+        self.links = links
+        return found
+
+    def _read_base(self, chunk_id: ChunkId) -> bytes | memoryview:
+        try:
+            if self.depth > CHAIN_MAX:
+                raise ChainTooLongError
+            if chunk_id in self._lost:
+                raise ChunkMissingError(f"chunk {chunk_id.hex()[:12]} is lost")
+            return self._read(chunk_id, self)
+        except (ChainTooLongError, UnknownFormatError):
+            self.is_below = True
+            raise
+        except CorruptionError as error:
+            self._lost.add(chunk_id)
+            self.is_below = True
+            if isinstance(error, LostBaseError):
+                raise
+            raise LostBaseError(f"its delta base can't be read: {error.message}") from error

@@ -16,6 +16,7 @@ from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.packs.open_packs import OpenPacks
+from ciuic.store.records.kinds import CHAIN_MAX
 
 __all__ = ["Locator", "Places"]
 
@@ -131,6 +132,24 @@ class Locator:
                 if found not in tried:
                     return found
         return self.places_in_packs([chunk_id], packs).get(chunk_id)
+
+    def chain(self, chunk_id: ChunkId) -> list[ChunkPlace] | None:
+        """Return the places of a chunk and of its delta chain, in order, from the index.
+
+        None if the chain is broken or endless, or if one of its deltas has two delta bases.
+        """
+        found: list[ChunkPlace] = []
+        while len(found) <= CHAIN_MAX:
+            place = None
+            with contextlib.suppress(IndexDamagedError):
+                place = self.index.places([chunk_id]).get(chunk_id)
+            if place is None or len(place.delta_bases) > 1:
+                return None
+            found.append(place)
+            if not place.delta_bases:
+                return found
+            (chunk_id,) = place.delta_bases
+        return None
 
     def stored_again(self) -> set[ChunkId]:
         """Return the chunks that are deltas in more than one pack."""

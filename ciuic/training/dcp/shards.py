@@ -3,14 +3,14 @@
 import io
 import pickle
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 
 from ciuic.training.dcp.handover import Part
-from ciuic.training.files import TensorFile, header
+from ciuic.training.files import TensorFile, TensorRow, header
 from ciuic.training.staging.buffer import StagingBuffer
 from ciuic.training.values.arrays import (
     ArrayLeaf,
@@ -23,6 +23,14 @@ from ciuic.training.values.arrays import (
 __all__ = ["StagedShard", "check_bytes", "shard_name", "stage_shard"]
 
 _ALIGNMENT_BYTES: Final = 64
+
+
+class _Item(NamedTuple):
+    """A tensor, or bytes, with its row in the file's header."""
+
+    leaf: ArrayLeaf
+    value: Any  # of torch or numpy: see below
+    row: TensorRow
 
 
 class StagedShard:
@@ -73,38 +81,40 @@ def stage_shard(plan: SavePlan, planner: SavePlanner) -> StagedShard:
         ResourceError: There is not enough memory.
     """
     table = TensorFile()
-    leaves: list[ArrayLeaf] = []
-    values: list[Any] = []
     rows: list[tuple[str, dict[str, Any] | None]] = []
+    items: list[_Item] = []
     for item in plan.items:
         leaf, value = _leaf(item, planner)
         name = table.add(item.index.fqn, leaf.stored_dtype, leaf.stored_shape, leaf.size_bytes)
-        leaves.append(leaf)
-        values.append(value)
         is_bytes = item.type == WriteItemType.BYTE_IO
         rows.append((name, None if is_bytes else leaf.description))
+        items.append(_Item(leaf, value, table.rows[-1]))
     # The widest elements first: every tensor is aligned in the file.
-    order = sorted(range(len(leaves)), key=lambda at: -_element_bytes(leaves[at]))
-    head = header([table.rows[at] for at in order])
-    begin = [0] * len(leaves)
-    end = -(-len(head) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    for at in order:
-        begin[at] = end
-        end += -(-leaves[at].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    items.sort(key=lambda one: -_element_bytes(one.leaf))
+    head = header([one.row for one in items])
+    placed: list[tuple[int, _Item]] = []
+    end = _aligned(len(head))
+    for one in items:
+        placed.append((end, one))
+        end += _aligned(one.leaf.size_bytes)
     buffer = StagingBuffer()
     try:
         memory = buffer.reserve(end)
         memory[: len(head)] = np.frombuffer(head, np.uint8)
         copy_arrays(
-            (place_for(value, memory[at : at + leaf.size_bytes]), value)
-            for leaf, value, at in zip(leaves, values, begin, strict=True)
+            (place_for(one.value, memory[at : at + one.leaf.size_bytes]), one.value)
+            for at, one in placed
         )
         del memory
     except BaseException:
         buffer.close()
         raise
-    tensors = [(begin[at], leaves[at].size_bytes) for at in order if leaves[at].size_bytes]
-    return StagedShard(buffer, ((0, len(head)), *tensors), rows)
+    parts = [(at, one.leaf.size_bytes) for at, one in placed if one.leaf.size_bytes]
+    return StagedShard(buffer, ((0, len(head)), *parts), rows)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 # Any: torch is optional, so its types are unknown to the type checker.
