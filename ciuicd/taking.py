@@ -16,6 +16,7 @@ from ciuic.control import Document
 from ciuic.errors import CiuicError, UnreachableError
 from ciuic.model import DAEMON, Owner, SnapshotSummary, path_text
 from ciuic.snapshot.hooks import HOOK_WARNING, Hooks, take_with_hooks
+from ciuic.snapshot.pace.disk_waits import DiskWaits
 from ciuic.snapshot.pace.pacer import Pacer
 from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.snapshot.plan import TakeRequest
@@ -101,12 +102,12 @@ class SnapshotTaker:
         """Return the pacer of a snapshot of the schedule. One that a user asked for has none."""
         if job.origin != DAEMON or not settings.pressure_limit:
             return None
-        pressure = pressure_of_others()
-        if not pressure.is_known:
+        waits = [one for one in (pressure_of_others(), DiskWaits(self._clock)) if one.is_known]
+        if not waits:
             self._say_unpaced()
             return None
         return Pacer(
-            pressure,
+            waits,
             self._clock,
             limit=settings.pressure_limit,
             minimum_rate_bytes=settings.minimum_rate_bytes,
@@ -116,8 +117,8 @@ class SnapshotTaker:
         if not self._has_said_unpaced:
             self._has_said_unpaced = True
             _log.warning(
-                "snapshots do not slow down for other programs: this kernel has no pressure-stall"
-                " information. Boot it with psi=1, or set pressure_limit = 0"
+                "snapshots do not slow down for other programs: this kernel does not measure for"
+                " how long they wait. Boot it with psi=1, or set pressure_limit = 0"
             )
 
     def remember(self, error: CiuicError) -> None:

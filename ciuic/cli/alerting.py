@@ -2,7 +2,8 @@
 
 A fault that begins again and again would flood its readers, and each message takes a process. So
 after three beginnings in ten minutes, its next messages are held back, and its last state is sent
-when the ten minutes are over or the job ends.
+when the ten minutes are over or the job ends. Several rules that fire at once are one message: see
+``Grouping``.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from ciuic.guard.alerts.channels import Channel
+from ciuic.guard.alerts.grouping import Facts, Grouping, Notice, Severity
 from ciuic.guard.alerts.message import Message
 from ciuic.system.clock import Clock, rfc3339
 from ciuic.units import counted
@@ -21,15 +23,14 @@ _WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
 _REPEATS: Final = 3
 _QUIET_S: Final = 600.0
-
-Facts = dict[str, str | int | None]
+_RULE: Final = "rule "
 
 
 class _Held(NamedTuple):
     """The last message about a fault that was held back, and how often it began meanwhile."""
 
     event: Literal["began", "ended"]
-    severity: Literal["warning", "critical"]
+    severity: Severity
     text: str
     facts: Facts
     times: int
@@ -55,11 +56,12 @@ class Alerts:
         self._open: set[str] = set()
         self._began_s: dict[str, list[float]] = {}
         self._held: dict[str, _Held] = {}
+        self._rules = Grouping(job, self._deliver)
 
     def began(
         self,
         fault: str,
-        severity: Literal["warning", "critical"],
+        severity: Severity,
         text: str,
         **facts: str | int | None,
     ) -> None:
@@ -76,7 +78,7 @@ class Alerts:
                 recent.append(now_s)
                 self._send("began", fault, severity, text, facts)
 
-    def ended(self, fault: str, severity: Literal["warning", "critical"], text: str) -> None:
+    def ended(self, fault: str, severity: Severity, text: str) -> None:
         """Report the end of a fault, if its beginning was reported."""
         if fault in self._open:
             self._open.remove(fault)
@@ -86,10 +88,14 @@ class Alerts:
                 self._send("ended", fault, severity, text, {})
 
     def idle(self) -> None:
-        """Send what was held back, once the flood is over; called all the time."""
+        """Send what was held back, once the flood is over, and what rules have found.
+
+        Called all the time: what was reported between two calls is at once.
+        """
         for fault in list(self._held):
             if self._clock.monotonic_s() - self._began_s[fault][0] >= _QUIET_S:
                 self._release(fault)
+        self._rules.flush()
 
     def _release(self, fault: str) -> None:
         held = self._held.pop(fault)
@@ -106,6 +112,7 @@ class Alerts:
         """Wait a few seconds for the last messages: systemd ends what outlives its service."""
         for fault in list(self._held):
             self._release(fault)
+        self._rules.flush()
         end_s = self._clock.monotonic_s() + _WAIT_S
         for pid in self.started:
             with contextlib.suppress(ChildProcessError):
@@ -116,18 +123,27 @@ class Alerts:
         self,
         event: Literal["began", "ended"],
         fault: str,
-        severity: Literal["warning", "critical"],
+        severity: Severity,
         text: str,
         facts: Facts,
     ) -> None:
+        notice = Notice(event, fault, severity, text, facts)
+        if fault.startswith(_RULE):
+            self._rules.add(notice)
+        else:
+            self._rules.flush()  # what came first is told first
+            self._deliver(notice)
+
+    def _deliver(self, notice: Notice) -> None:
         if not self._channels:
             return
         from ciuic.guard.alerts.deliver import start_delivery
 
         host = os.uname().nodename
-        key = f"ciuic/{host}/{self._job}/{os.getpid()}/{fault}"
+        key = f"ciuic/{host}/{self._job}/{os.getpid()}/{notice.fault}"
         moment = rfc3339(self._clock.now_ns())
-        message = Message(event, severity, key, text, host, moment, {"job": self._job, **facts})
+        facts = {"job": self._job, **notice.facts}
+        message = Message(notice.event, notice.severity, key, notice.text, host, moment, facts)
         self.started.update(start_delivery(self._channels, message))
 
 

@@ -13,7 +13,6 @@ import click
 from ciuic.cli.after_failure import recover_files, take_emergency
 from ciuic.cli.alerting import Alerts
 from ciuic.cli.guarding import (
-    JOB_VARIABLE,
     JobEvents,
     announce_snapshots,
     channels_of,
@@ -33,6 +32,7 @@ from ciuic.guard.job.idle import Idleness
 from ciuic.guard.job.logs import JobLogs
 from ciuic.guard.job.processes import become_subreaper
 from ciuic.guard.rules.watching import Finding
+from ciuic.source.trainings import JOB_VARIABLE
 from ciuic.system.clock import Clock, SystemClock
 from ciuic.units import counted, inflected
 

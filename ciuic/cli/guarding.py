@@ -21,11 +21,11 @@ from ciuic.guard.rules.language import Rule, default_rules
 from ciuic.guard.rules.watching import Finding
 from ciuic.ids import SnapshotId
 from ciuic.model import SUSPECT_TAG, complete_ones
+from ciuic.source.trainings import JOB_VARIABLE
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_duration
 
 __all__ = [
-    "JOB_VARIABLE",
     "JobEvents",
     "announce_snapshots",
     "channels_of",
@@ -36,7 +36,6 @@ __all__ = [
     "say",
 ]
 
-JOB_VARIABLE: Final = "CIUIC_JOB"
 _OWN_VARIABLES: Final = ("OPENBLAS_NUM_THREADS",)
 """Variables that ciuic sets for itself. They would slow down the training."""
 

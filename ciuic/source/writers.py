@@ -8,15 +8,12 @@ import contextlib
 import os
 import stat
 from collections.abc import Collection, Iterator
-from typing import Final
 
 import psutil
 
-__all__ = ["find_checkpoints", "find_holders"]
+from ciuic.source.trainings import LIBRARIES, mapped_files
 
-_LIBRARIES: Final = (b"libtorch", b"libtensorflow", b"libjax", b"jaxlib", b"libcuda.so")
-"""A program that has one of these mapped trains a model, or uses one."""
-_PATH_FIELD: Final = 5
+__all__ = ["find_checkpoints", "find_holders"]
 
 
 def find_holders(inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -82,8 +79,8 @@ def find_checkpoints(suffixes: tuple[bytes, ...]) -> dict[bytes, str]:
                 continue
             # A service with a mount namespace of its own, as systemd makes them, has most paths.
             is_here = _mount_namespace(process.pid) == here
-            mapped = _mapped_files(process.pid)
-            trains = any(name in path for path in mapped for name in _LIBRARIES)
+            mapped = mapped_files(process.pid)
+            trains = any(name in path for path in mapped for name in LIBRARIES)
             opened = {
                 os.fsencode(one.path)
                 for one in process.open_files()
@@ -109,11 +106,3 @@ def _is_same_file(pid: int, path: bytes) -> bool:
 
 def _mount_namespace(pid: int) -> str:
     return os.readlink(f"/proc/{pid}/ns/mnt")
-
-
-def _mapped_files(pid: int) -> set[bytes]:
-    # Not psutil's memory_maps: it reads smaps, for which the kernel walks all pages.
-    with open(f"/proc/{pid}/maps", "rb") as file:
-        fields = [line.split(None, _PATH_FIELD) for line in file]
-    paths = {line[_PATH_FIELD].rstrip(b"\n") for line in fields if len(line) > _PATH_FIELD}
-    return {path for path in paths if path.startswith(b"/")}

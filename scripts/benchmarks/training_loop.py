@@ -1,6 +1,6 @@
 """Trains a small transformer without end; needs PyTorch. ``scripts/bench training`` reads it.
 
-    training_loop.py TEXT TARGET --width N --layers N --batch N --every N
+    training_loop.py TEXT TARGET --width N --layers N --batch N --every N --seed N
 
 Guarantees: each iteration reads its text from the disk, past the page cache. All cores compute, or
 the GPU if there is one. After every N iterations it saves model and optimizer with ``torch.save``
@@ -57,13 +57,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("text", type=Path)
     parser.add_argument("target", type=Path)
-    for name in ("width", "layers", "batch", "every"):
+    for name in ("width", "layers", "batch", "every", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     # Between two steps: then the loader's process ends without complaints.
     ends = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ends.set())
-    torch.manual_seed(1)
+    torch.manual_seed(options.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = build_model(options.width, options.layers).to(device)

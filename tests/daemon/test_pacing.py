@@ -12,6 +12,7 @@ import pytest
 from ciuic.control import request_snapshot, request_status
 from ciuic.snapshot.pace.pressure import RESOURCES, Pressure
 from tests.kit.daemon import Daemon, Machine, wait_until
+from tests.kit.disk_waits import JOB, counted_waits, start_waiting
 
 MIB = 1024 * 1024
 HAS_PSI = Pressure({name: [f"/proc/pressure/{name}"] for name in RESOURCES}).is_known
@@ -81,3 +82,46 @@ def test_with_a_limit_of_0_nothing_waits(slow: Machine, busy: None) -> None:
     daemon = slow.launch(wrapper=SLOW_DISK)
     assert first_report(slow, daemon)["waited_s"] == 0
     assert daemon.stop() == 0
+
+
+@pytest.fixture
+def counted() -> Iterator[None]:
+    """The kernel counts disk waits."""
+    yield from counted_waits()
+
+
+WHILE_READING = """\
+seen = [0, 0.0]
+def is_on():
+    with open("/proc/{pid}/io") as file:
+        read_bytes = int(file.readline().split()[1])
+    now = time.monotonic()
+    if read_bytes > seen[0] + 100_000:
+        seen[:] = [read_bytes, now]
+    return now - seen[1] < 0.06
+"""
+"""A training that waits for the disk only while the daemon reads from it."""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_job", [True, False], ids=["a training", "another program"])
+def test_without_pressure_information_a_snapshot_waits_for_the_disk_waits_of_a_training(
+    slow: Machine, counted: None, is_job: bool
+) -> None:
+    nothing = slow.directory / "nothing"
+    nothing.mkdir()
+    hide = ("unshare", "-m", "sh", "-c", 'mount --bind "$0" /proc/pressure && exec "$@"')
+    slow.configure(io_priority="none", pressure_limit="5%")
+    daemon = slow.launch(wrapper=(*hide, str(nothing), *SLOW_DISK))
+    condition = WHILE_READING.format(pid=daemon.process.pid)
+    job = start_waiting(
+        slow.directory / "job", variables=JOB if is_job else {}, condition=condition
+    )
+    try:
+        report = first_report(slow, daemon)
+    finally:
+        job.kill()
+        job.communicate()
+    assert (report["waited_s"] > 0.2) is is_job
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log()

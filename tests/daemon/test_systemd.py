@@ -24,7 +24,8 @@ COPY_UNIT = UNIT.with_name("ciuic-copy.service")
 BUCKET = UNIT.with_name("bucket.conf")
 TIMERS = [one.with_suffix(".timer") for one in (UNIT, ALERTS_UNIT, COPY_UNIT)]
 ONCE = UNIT.with_name("once.conf")
-UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, COPY_UNIT, COPY_UNIT.with_suffix(".path"), *TIMERS]
+SLICE = UNIT.with_name("ciuic.slice")
+UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, COPY_UNIT, COPY_UNIT.with_suffix(".path"), SLICE, *TIMERS]
 BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
 BOOT_S = 120.0
@@ -72,8 +73,8 @@ class Booted:
             raise AssertionError(f"{error}: {self.journal()}") from None
 
 
-def lay_out(files: Path, config: str) -> None:
-    """Write the files of an installation, and a source."""
+def lay_out(files: Path, config: str | None) -> None:
+    """Write the files of an installation, and a source; of a new machine only the program."""
     program = files / "usr/local/bin/ciuicd"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -82,11 +83,12 @@ def lay_out(files: Path, config: str) -> None:
         "from ciuicd.__main__ import main; sys.exit(main())\n"
     )
     program.chmod(0o755)
-    unit = files / "etc/systemd/system/ciuicd.service"
-    unit.parent.mkdir(parents=True)
-    for one in [*UNITS, ONCE]:
-        shutil.copy(one, unit.parent)
-    (files / "etc/ciuic.conf").write_text(config)
+    if config is not None:
+        unit = files / "etc/systemd/system/ciuicd.service"
+        unit.parent.mkdir(parents=True)
+        for one in [*UNITS, ONCE]:
+            shutil.copy(one, unit.parent)
+        (files / "etc/ciuic.conf").write_text(config)
     for name, mode, owner in (("mine", 0o600, 0), ("theirs", 0o600, 1234)):
         path = files / "srv/training" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +103,7 @@ def lay_out(files: Path, config: str) -> None:
 def boot(tmp_path) -> Iterator:
     running: list[subprocess.Popen] = []
 
-    def boot_with(config: str) -> Booted:
+    def boot_with(config: str | None) -> Booted:
         files = tmp_path / "files"
         lay_out(files, config)
         log = tmp_path / "boot.log"
@@ -144,6 +146,7 @@ def boot(tmp_path) -> Iterator:
             process.wait(30)
 
 
+CONF = "/etc/ciuic.conf"
 CONFIG = "snapshot_paths = /srv/training\nsnapshot_interval = 365d\n"
 ELSEWHERE = CONFIG + "snapshot_dir = /data/deep/store\n"
 
@@ -267,6 +270,44 @@ def test_the_whole_life_of_the_service(boot, config):
     systemd.output("mv", "/gone", store)
     systemd.output("systemctl", "start", "ciuicd")
     assert systemd.show("ActiveState") == "active"
+    assert "Traceback" not in systemd.journal()
+
+
+def test_the_lines_of_the_readme_install_the_units_and_leave_what_was_changed(boot):
+    readme = (REPOSITORY / "README.md").read_text().split("## Install")[1].split("##")[0]
+    lines = [line.split("  #")[0].strip() for line in readme.splitlines()]
+    units, config, reload, enable = (
+        next(line for line in lines if line.startswith(begin))
+        for begin in ("install -D", "cp -n", "systemctl daemon-reload", "systemctl enable")
+    )
+    systemd = boot(None)
+
+    def do(line: str) -> None:
+        systemd.output("sh", "-ec", f"cd {REPOSITORY}; {line}")
+
+    assert systemd.run("systemctl", "cat", "ciuicd").returncode != 0
+    do(units)
+    do(config)
+    systemd.output("sed", "-i", "s,^snapshot_paths = .*,snapshot_paths = /srv/training,", CONF)
+    do(reload)
+    do(enable)
+    systemd.wait_for_journal("(base): 2 files")
+    assert systemd.show("ControlGroup") == "/ciuic.slice/ciuicd.service"
+    assert systemd.show("UnitFileState") == "enabled"
+    for unit in [*UNITS[4:], *UNITS[1:4]]:
+        loaded = systemd.output("systemctl", "show", "-P", "LoadState", unit.name).strip()
+        assert loaded == "loaded", unit.name
+    systemd.output("systemctl", "enable", "--now", "ciuic-alerts.timer", "ciuic-copy.path")
+
+    # Again, as for a new version.
+    drop_in = "/etc/systemd/system/ciuicd.service.d/mine.conf"
+    systemd.output("sh", "-ec", f"mkdir {drop_in[:-10]}; printf '[Service]\nNice=7\n' > {drop_in}")
+    before = systemd.output("cat", CONF, drop_in)
+    for line in (units, config, reload, enable):
+        do(line)
+    assert systemd.output("cat", CONF, drop_in) == before
+    systemd.output("systemctl", "restart", "ciuicd")
+    assert (systemd.show("Nice"), systemd.show("ActiveState")) == ("7", "active")
     assert "Traceback" not in systemd.journal()
 
 

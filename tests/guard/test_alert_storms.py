@@ -51,7 +51,76 @@ def test_after_three_beginnings_in_ten_minutes_the_rest_is_one_message(
     more = "loss 99; since then, this began 48 more times"
     assert sent[7:] == [("began", "rule spike", more)]
     alerts.ended("rule spike", "warning", "fine")
+    alerts.idle()
     assert sent[8:] == [("ended", "rule spike", "fine")]
+
+
+def test_rules_that_fire_at_once_are_one_message_and_their_ends_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alerts, sent = job(ManualClock(), monkeypatch)
+    for name in "abcd":
+        severity = "critical" if name == "c" else "warning"
+        alerts.began(f"rule {name}", severity, f"job j: {name} fired", rule=name, step=7)
+    alerts.began("failure", "critical", "it failed")
+    listed = "a fired; b fired; c fired; d fired"
+    assert sent == [
+        ("began", "several rules", f"job j: 4 rules fired: {listed}"),
+        ("began", "failure", "it failed"),
+    ]
+    for name in "cd":
+        alerts.ended(f"rule {name}", "warning", "fine")
+    alerts.began("rule e", "warning", "e fired", rule="e")
+    alerts.idle()
+    left = "job j: 2 rules fired: a fired; b fired; no longer: c fired; d fired"
+    assert sent[2:] == [("began", "rule e", "e fired"), ("began", "several rules", left)]
+    for name in "abe":
+        alerts.ended(f"rule {name}", "warning", f"{name} is fine")
+    alerts.wait()
+    assert sent[4:] == [
+        ("ended", "rule e", "e is fine"),
+        ("ended", "several rules", "job j: no longer: a fired; b fired"),
+    ]
+
+
+moves_of_rules = st.lists(
+    st.one_of(st.tuples(st.sampled_from("abcde"), st.booleans()), st.none()), max_size=40
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(deadline=None)
+@given(moves_of_rules)
+def test_after_any_course_of_rules_what_was_told_last_of_each_is_true(
+    moves: list[tuple[str, bool] | None],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        clock = ManualClock()
+        alerts, sent = job(clock, patch)
+        is_open = dict.fromkeys("abcde", False)
+        for move in moves:
+            if move is None:
+                alerts.idle()
+                clock.advance(601)
+            else:
+                name, begins = move
+                (alerts.began if begins else alerts.ended)(f"rule {name}", "warning", f"<{name}>")
+                is_open[name] = begins
+        alerts.wait()
+        told = dict.fromkeys(is_open, False)
+        group: set[str] = set()
+        for event, key, text in sent:
+            now, _, over = text.partition("no longer: ")
+            if key == "several rules":
+                new = {name for name in told if f"<{name}>" in now}
+                assert event == ("began" if new else "ended")
+                assert group - new <= {name for name in told if f"<{name}>" in over}
+                for name in group | new:
+                    told[name] = name in new
+                group = new
+            else:
+                told[key.split()[1]] = event == "began"
+        assert told == is_open
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -107,3 +176,26 @@ def test_a_rule_that_flutters_starts_few_processes(tmp_path: Path) -> None:
     assert len(found) == 7
     (last,) = (one["text"] for one in found if "more times" in one["text"])
     assert last.endswith("; since then, this began 97 more times")
+
+
+def test_a_training_that_diverges_sends_one_message_for_all_of_its_rules(tmp_path: Path) -> None:
+    log, heard, config = tmp_path / "log", tmp_path / "heard", tmp_path / "ciuic.conf"
+    fields = ["loss", "norm", "entropy", "value", "clip"]
+    config.write_text(
+        "".join(f"[rule {field}]\nwhen = {field} is not finite\n" for field in fields)
+        + f"[alert all]\ntype = command\ncommand = cat > {heard}/$$; mv {heard}/$$ {heard}/$$.js\n"
+    )
+    heard.mkdir()
+    good, bad = dict.fromkeys(fields, 1.0), dict.fromkeys(fields, float("nan"))
+    lines = [json.dumps({"step": 1} | good), json.dumps({"step": 2} | bad)]
+    write = f"cat > {log} <<END\n" + "\n".join(lines) + "\nEND\n"
+    arguments = ["--config", config, "run", "--job", "j", "--log", log, "--", "sh", "-c", write]
+    with Run(*arguments) as running:
+        assert running.end() == 0
+    assert running.err.count("critical: job j: ") == 5, "the terminal has each"
+    wait_until("it came", lambda: bool(list(heard.glob("*.js"))))
+    (found,) = (json.loads(path.read_bytes()) for path in heard.glob("*.js"))
+    assert found["key"].endswith("/several rules")
+    assert found["rule"] == "loss, norm, entropy, value, clip"
+    assert (found["step"], found["go_back_step"]) == (2, 1)
+    assert found["text"].startswith("job j: 5 rules fired: loss at step 2: loss was nan; go back")

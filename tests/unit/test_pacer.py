@@ -50,7 +50,7 @@ class Machine(ManualClock):
 
 
 def pacer_of(machine: Machine, limit: float = 0.1) -> Pacer:
-    return Pacer(machine, machine, limit=limit, minimum_rate_bytes=MINIMUM)
+    return Pacer([machine], machine, limit=limit, minimum_rate_bytes=MINIMUM)
 
 
 def go_on() -> None:
@@ -186,7 +186,7 @@ def test_readers_in_several_threads_share_one_rate_and_their_wait_counts_once():
                 clock.advance(duration_s)
 
     shared = Shared()
-    pacer = Pacer(Squeezed(), shared, limit=0.1, minimum_rate_bytes=MINIMUM)
+    pacer = Pacer([Squeezed()], shared, limit=0.1, minimum_rate_bytes=MINIMUM)
     began_s = shared.monotonic_s()
 
     def work() -> None:
@@ -233,7 +233,8 @@ def test_the_counter_in_a_pressure_file_makes_a_reader_wait(tmp_path):
             write_pressure(path, self.waited_us()[DISK])
 
     machine = Kernel(usual=0.0, added=0.8)
-    pacer = Pacer(Pressure({"io": [str(path)]}), machine, limit=0.1, minimum_rate_bytes=MINIMUM)
+    waits = [Pressure({"io": [str(path)]})]
+    pacer = Pacer(waits, machine, limit=0.1, minimum_rate_bytes=MINIMUM)
     assert read(machine, pacer, 500) > 10
     assert pacer.rate_bytes is not None
 

@@ -1,4 +1,4 @@
-"""Checks the daemon, libraries, disk schedulers, inotify and the alert of a failed daemon."""
+"""Checks the daemon, libraries, schedulers of disks, pacing, inotify and the alert of a failure."""
 
 import contextlib
 import os
@@ -10,6 +10,8 @@ from ciuic.documents import Document
 from ciuic.errors import CiuicError, UnresponsiveError
 from ciuic.model import path_text
 from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, Plan, Subject, join
+from ciuic.snapshot.pace.disk_waits import are_disk_waits_counted
+from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.store.place.keys import is_url
 from ciuic.system.core import VARIABLE, state
 from ciuic.system.priority import describe_schedulers
@@ -20,7 +22,12 @@ __all__ = ["examine_alerting", "examine_daemon", "examine_machine"]
 _WATCHES_WANTED: Final = 1024
 _INSTANCES_WANTED: Final = 8
 _INOTIFY: Final = "/proc/sys/fs/inotify"
-_UNIT_PLACES: Final = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
+_UNIT_PLACES: Final = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+)
 _UNIT: Final = "ciuicd.service"
 _TIMER: Final = "ciuic-alerts.timer"
 _ENABLED: Final = f"/etc/systemd/system/timers.target.wants/{_TIMER}"
@@ -75,10 +82,11 @@ def _cuts() -> Iterator[Finding]:
 
 
 def examine_machine(subject: Subject) -> Iterator[Finding]:
-    """Check libraries, disk schedulers and inotify."""
+    """Check libraries, disk schedulers, what the kernel measures, and inotify."""
     yield _core()
     yield from _cuts()
     yield from _io_priority(subject.plan, subject.store_path)
+    yield _pacing()
     yield _inotify()
 
 
@@ -95,6 +103,26 @@ def _io_priority(plan: Plan | None, store_path: str | None) -> Iterator[Finding]
         yield Finding(NOTE, "I/O priority", effect, advice)
     else:
         yield Finding(OK, "I/O priority", effect)
+
+
+def _pacing() -> Finding:
+    has_pressure, has_waits = pressure_of_others().is_known, are_disk_waits_counted()
+    advice = [] if has_pressure else ["Boot the kernel with psi=1."]
+    if not has_waits:
+        advice.append(
+            "Put 'kernel.task_delayacct = 1' into a file in /etc/sysctl.d, run 'sysctl --system',"
+            " and then start the trainings."
+        )
+    by = ["pressure-stall information"] if has_pressure else []
+    by += ["the disk waits of trainings"] if has_waits else []
+    what = f"the daemon's snapshots slow down for other programs by {' and '.join(by)}"
+    if not by:
+        what = (
+            "the kernel does not measure for how long programs wait, so snapshots never slow down"
+        )
+    elif not has_waits:
+        what += " alone: the kernel does not count the disk waits of each program"
+    return Finding(NOTE if advice else OK, "pacing", what, " ".join(advice))
 
 
 def _inotify() -> Finding:

@@ -10,7 +10,7 @@ ends, however busy the machine is.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from ciuic.system.clock import Clock
@@ -32,7 +32,7 @@ Key = tuple[str, str]
 
 
 class Waits(Protocol):
-    """Measures how long others have waited; see ``ciuic.snapshot.pace.pressure``."""
+    """Measures how long others have waited: ``Pressure`` and ``DiskWaits``."""
 
     def waited_us(self) -> Mapping[Key, int]:
         """Return growing counters of microseconds, by resource and name."""
@@ -43,7 +43,7 @@ class Pacer:
     """Makes the readers of one snapshot wait. They may call ``pace`` from any thread.
 
     Args:
-        waits: Measures how long others wait.
+        waits: Measure how long others wait. Their keys differ.
         clock: Measures and sleeps.
         limit: How much of the time others may wait because of the readers, 0 to 1.
         minimum_rate_bytes: Bytes per second that the readers may always read.
@@ -53,7 +53,7 @@ class Pacer:
     """
 
     def __init__(
-        self, waits: Waits, clock: Clock, *, limit: float, minimum_rate_bytes: float
+        self, waits: Sequence[Waits], clock: Clock, *, limit: float, minimum_rate_bytes: float
     ) -> None:
         self._waits = waits
         self._clock = clock
@@ -171,14 +171,17 @@ class Pacer:
                 self._rate = None
 
     def _begin_window(self, now_s: float) -> None:
-        self._window_s, self._window_us = now_s, self._waits.waited_us()
+        self._window_s, self._window_us = now_s, self._waited_us()
         self._window_bytes = 0
+
+    def _waited_us(self) -> dict[Key, int]:
+        return {key: us for waits in self._waits for key, us in waits.waited_us().items()}
 
     def _shares(self, lasted_s: float) -> dict[Key, float]:
         """Return, for each counter, the share of the window in which something waited."""
         before = self._window_us
         return {
             key: min(1.0, max(0, waited_us - before[key]) / (lasted_s * 1e6))
-            for key, waited_us in self._waits.waited_us().items()
+            for key, waited_us in self._waited_us().items()
             if key in before
         }

@@ -1,0 +1,56 @@
+"""Find the processes of trainings.
+
+A process belongs to a training if ``ciuic run`` started it or a program above it, or if it has a
+library mapped that trains models. Workers that load data are among them: they inherit both.
+"""
+
+import contextlib
+import os
+from typing import Final
+
+__all__ = ["JOB_VARIABLE", "LIBRARIES", "mapped_files", "training_processes"]
+
+JOB_VARIABLE: Final = "CIUIC_JOB"
+"""The variable that ``ciuic run`` adds to the environment of a job."""
+LIBRARIES: Final = (b"libtorch", b"libtensorflow", b"libjax", b"jaxlib", b"libcuda.so")
+"""A program that has one of these mapped trains a model, or uses one."""
+_PATH_FIELD: Final = 5
+
+
+def training_processes() -> list[int]:
+    """Return the processes of trainings, but not this one.
+
+    Only root sees those of other users.
+    """
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            # It may end at any time, or belong to another user.
+            with contextlib.suppress(OSError):
+                if _is_in_job(int(name)) or _has_library(int(name)):
+                    found.append(int(name))
+    return sorted(found)
+
+
+def mapped_files(pid: int) -> set[bytes]:
+    """Return the paths of the files that a process has mapped.
+
+    Raises:
+        OSError: The process has ended, or belongs to another user.
+    """
+    # Not psutil's memory_maps: it reads smaps, for which the kernel walks all pages.
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        fields = [line.split(None, _PATH_FIELD) for line in file]
+    paths = {line[_PATH_FIELD].rstrip(b"\n") for line in fields if len(line) > _PATH_FIELD}
+    return {path for path in paths if path.startswith(b"/")}
+
+
+def _is_in_job(pid: int) -> bool:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return b"\0%s=" % JOB_VARIABLE.encode() in b"\0" + file.read()
+
+
+def _has_library(pid: int) -> bool:
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        maps = file.read()
+    return any(name in maps for name in LIBRARIES)

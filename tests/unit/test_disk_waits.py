@@ -1,0 +1,125 @@
+"""How long the processes of trainings wait for the disk: real processes, and the real kernel."""
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ciuic.snapshot.pace.disk_waits import DiskWaits
+from ciuic.snapshot.pace.pacer import Pacer
+from ciuic.source.trainings import training_processes
+from ciuic.system.clock import SystemClock
+from tests.kit.clock import ManualClock
+from tests.kit.daemon import wait_until
+from tests.kit.disk_waits import JOB, counted_waits, start_waiting
+
+MIB = 1024 * 1024
+IN_A_THREAD = "threading.Thread(target=wait, daemon=True).start(); time.sleep(600)"
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def counted() -> Iterator[None]:
+    """The kernel counts disk waits."""
+    yield from counted_waits()
+
+
+@contextmanager
+def running(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("begin", ["wait()", IN_A_THREAD], ids=["first thread", "another thread"])
+def test_a_job_that_waits_for_the_disk_is_seen_and_other_programs_are_not(
+    tmp_path: Path, counted: None, begin: str
+) -> None:
+    clock = ManualClock(0)
+    waits = DiskWaits(clock)
+    assert waits.is_known
+    job = start_waiting(tmp_path / "job", variables=JOB, begin=begin)
+    other = start_waiting(tmp_path / "other", variables={}, begin=begin)
+    with running(job) as pid, running(other) as other_pid:
+        key = ("io", str(pid))
+        assert waits.waited_us() == {}, "a short snapshot does not look for trainings"
+        clock.advance(0.25)
+        wait_until("it has waited", lambda: waits.waited_us().get(key, 0) >= 200_000)
+        assert ("io", str(other_pid)) not in waits.waited_us()
+    assert key not in waits.waited_us(), "it has ended"
+
+
+def test_a_program_with_a_library_that_trains_models_is_a_training(tmp_path: Path) -> None:
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(bytes(mmap.PAGESIZE))
+    program = (
+        "import mmap, sys\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "print(flush=True)\nsys.stdin.read()\n"
+    )
+    for path, is_training in ((library, True), (tmp_path / "libplain.so", False)):
+        path.write_bytes(bytes(mmap.PAGESIZE))
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with running(process) as pid:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert (pid in training_processes()) is is_training
+    assert os.getpid() not in training_processes()
+
+
+class Contended(SystemClock):
+    """A clock whose reader waits: the disk is free then, and the training need not wait.
+
+    Args:
+        switch: A file that exists while the reader reads.
+    """
+
+    def __init__(self, switch: Path) -> None:
+        super().__init__()
+        self._switch = switch
+        switch.touch()
+
+    def sleep(self, duration_s: float) -> None:
+        self._switch.unlink(missing_ok=True)
+        super().sleep(duration_s)
+        self._switch.touch()
+
+
+def read(pacer: Pacer, clock: SystemClock, blocks: int) -> float:
+    """Read blocks of 1 MiB, 10 ms each; returns how long all of it took."""
+    began_s = clock.monotonic_s()
+    for _ in range(blocks):
+        end_s = clock.monotonic_s() + 0.01
+        while clock.monotonic_s() < end_s:
+            pass
+        pacer.pace(MIB, lambda: None)
+    return clock.monotonic_s() - began_s
+
+
+def test_readers_slow_down_while_a_job_waits_for_the_disk_because_of_them(
+    tmp_path: Path, counted: None
+) -> None:
+    switch = tmp_path / "switch"
+    condition = f"is_on = lambda: os.path.exists({str(switch)!r})"
+    for variables, slows_down in (({}, False), (JOB, True)):
+        clock = Contended(switch)
+        pacer = Pacer([DiskWaits(clock)], clock, limit=0.1, minimum_rate_bytes=20 * MIB)
+        job = start_waiting(tmp_path / "job", variables=variables, condition=condition)
+        with running(job):
+            took_s = read(pacer, clock, 200)
+        assert (pacer.waited_s > 0.2) is slows_down
+        # The lowest rate: 200 MiB at 20 MiB a second, and the moments in which it measures.
+        assert took_s < 2 + 10 + 3
