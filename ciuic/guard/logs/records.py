@@ -5,7 +5,8 @@ and otherwise ignored. Python's ``json`` writes NaN and Infinity as they are, wh
 both are read here, and so are numbers in strings, such as ``"nan"``.
 
 msgspec reads the usual line in a fraction of the time that ``json`` takes, since it builds only
-the fields that are asked for. ``json`` reads what msgspec refuses.
+the fields that are asked for. ``json`` reads what msgspec refuses. Many usual lines of one rank at
+once take even less: ``Decoder.columns``.
 """
 
 import contextlib
@@ -19,12 +20,13 @@ import msgspec
 
 from ciuic.system.clock import unix_seconds
 
-__all__ = ["STEP_KEYS", "TIME_KEYS", "Decoder", "Record"]
+__all__ = ["STEP_KEYS", "TIME_KEYS", "Columns", "Decoder", "Record"]
 
 STEP_KEYS: Final = ("step", "global_step", "iteration")
 """The field with the number of the step; the first that a line has."""
 TIME_KEYS: Final = ("time", "timestamp", "ts")
 _RANK_KEY: Final = "rank"
+_RESERVED_COUNT: Final = len(STEP_KEYS) + len(TIME_KEYS) + 1
 _STEP_MAX: Final = 2**63 - 1
 _TEXT_MAX: Final = 40
 
@@ -45,6 +47,20 @@ class Record(NamedTuple):
     values: tuple[float | None, ...]
 
 
+class Columns(NamedTuple):
+    """What many lines of one rank say, in their order.
+
+    Attributes:
+        steps: The number of the step in each line.
+        rank: The rank that logged them; empty if they do not say.
+        values: For each field that was asked for, its value in each line; None: no line has it.
+    """
+
+    steps: list[int]
+    rank: str
+    values: list[list[float] | None]
+
+
 class Decoder:
     """Decodes the lines of logs.
 
@@ -60,7 +76,9 @@ class Decoder:
         self.broken = 0
         self.without_step = 0
         self._fields = tuple(fields)
-        self._fast = _fast_decoder(self._fields)
+        self._type = _line_type(self._fields)
+        self._fast = _fast_decoder(self._type, len(self._fields))
+        self._lines = None if self._type is None else msgspec.json.Decoder(self._type).decode_lines
 
     def decode(self, line: bytes) -> Record | None:
         """Return what a line says; None if it has no step."""
@@ -69,6 +87,29 @@ class Decoder:
         except (ValueError, RecursionError):
             found = None
         return self._slow(line) if found is None else found
+
+    def columns(self, lines: Sequence[bytes]) -> Columns | None:
+        """Return what lines say; None if ``decode`` must read them one by one."""
+        if self._lines is None:
+            return None
+        try:
+            found: list[Any] = self._lines(b"\n".join(lines))
+        except (ValueError, RecursionError):
+            return None
+        ranks = {one.f6 for one in found}
+        steps = [one.f0 for one in found]
+        # A line without anything in it would shift the others.
+        if len(found) != len(lines) or len(ranks) != 1 or None in steps:
+            return None
+        values: list[list[float] | None] = []
+        for number in range(len(self._fields)):
+            column = list(map(attrgetter(f"f{_RESERVED_COUNT + number}"), found))
+            count = column.count(None)
+            if count not in {0, len(column)}:
+                return None
+            values.append(None if count else column)
+        (rank,) = ranks
+        return Columns(steps, "" if rank is None else str(rank), values)
 
     def _slow(self, line: bytes) -> Record | None:
         try:
@@ -92,32 +133,37 @@ class Decoder:
         )
 
 
-def _fast_decoder(fields: tuple[str, ...]) -> Callable[[bytes], Record | None]:
-    """Return a function for lines with plain values; it returns None, or raises, for others."""
+def _line_type(fields: tuple[str, ...]) -> Any:
+    """Return the type of a line with plain values; None if msgspec can't read the fields."""
     if not fields or any("." in field or not field.isprintable() for field in fields):
-        return lambda _line: None
+        return None
     if any("\\" in field or '"' in field for field in fields):  # msgspec can't rename to them
-        return lambda _line: None
+        return None
     reserved = (*STEP_KEYS, *TIME_KEYS, _RANK_KEY)
-    keys = (*reserved, *[field for field in fields if field not in reserved])
-    if len(keys) > len(reserved) + len(fields) or set(fields) & set(reserved):
-        return lambda _line: None
-    names = {f"f{number}": key for number, key in enumerate(keys)}
+    if set(fields) & set(reserved):
+        return None
+    names = {f"f{number}": key for number, key in enumerate((*reserved, *fields))}
     kinds: tuple[Any, ...] = (
         *[int | None] * len(STEP_KEYS),
         *[float | str | None] * len(TIME_KEYS),
         int | str | None,
         *[float | None] * len(fields),
     )
-    made = msgspec.defstruct(
+    return msgspec.defstruct(
         "Line",
         [(name, kind, None) for name, kind in zip(names, kinds, strict=True)],
         rename=names,
         gc=False,
     )
+
+
+def _fast_decoder(made: Any, count: int) -> Callable[[bytes], Record | None]:
+    """Return a function for lines with plain values; it returns None, or raises, for others."""
+    if made is None:
+        return lambda _line: None
     decode = msgspec.json.Decoder(made).decode
-    values = attrgetter(*[f"f{len(reserved) + number}" for number in range(len(fields))])
-    single = len(fields) == 1
+    values = attrgetter(*[f"f{_RESERVED_COUNT + number}" for number in range(count)])
+    single = count == 1
 
     def fast(line: bytes) -> Record | None:
         found: Any = decode(line)

@@ -2,6 +2,7 @@
 
 language     text -> conditions
 conditions   what a condition remembers from step to step
+quiet        which of many steps need no look
 steps        lines of several files and ranks -> steps in order
 watching     all rules over all logs: which of them fire, and which step to go back to
 replay       rules over complete logs

@@ -3,16 +3,26 @@
 A step can be evaluated several times, because its fields may come in several lines: ``look`` is
 called for each, and always starts from the state before the step. ``commit`` ends the step.
 
-Every call takes constant time, except for the median of a window.
+Every call takes constant time, except for the median of a window, and for ``may_hold``. With that,
+the calls for many steps at once can be left out: see ``ciuic.guard.rules.quiet``.
 """
 
 import math
+import operator
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise, repeat
 from typing import Final, Protocol
 
 __all__ = ["Above", "Compared", "Condition", "Moves", "NotFinite"]
 
+_SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _ROUNDING: Final = 1 + 1e-9
 """1.15 * 1.15 is below 1.3225 in floating point: an increase of exactly 15 % is not more."""
 
@@ -22,9 +32,15 @@ class Condition(Protocol):
 
     Attributes:
         field: The field that it looks at.
+        steps: At how many steps in a row something must be the case.
+        window: After this many steps, nothing of what was before counts.
+        has_row: ``before`` is the step before a row that may be longer than the window.
     """
 
     field: str
+    steps: int
+    window: int
+    has_row: bool
 
     @property
     def before(self) -> int | None:
@@ -37,6 +53,17 @@ class Condition(Protocol):
 
     def commit(self) -> None:
         """End the step that ``look`` was called for."""
+        ...
+
+    def may_hold(self, values: Sequence[float]) -> bytes:
+        """Return, for each step of a row of them, 1 if it may count for the condition.
+
+        The first of them is compared with nothing.
+        """
+        ...
+
+    def rest(self, step: int, value: float) -> None:
+        """Go on after a step that did not count, whatever was before it."""
         ...
 
     def __str__(self) -> str:
@@ -73,6 +100,10 @@ class _Streak:
         self._before = self.before
         self._last_step = self._step
 
+    def rest(self, step: int) -> None:
+        self.look(step, holds=False)
+        self.commit()
+
 
 class Moves:
     """A field rises, or falls, by more than a share at each of the last steps.
@@ -86,6 +117,9 @@ class Moves:
 
     def __init__(self, field: str, share: float, steps: int, *, rises: bool) -> None:
         self.field = field
+        self.steps = steps
+        self.window = steps + 1
+        self.has_row = True
         self._share = abs(share) * _ROUNDING
         self._steps = steps
         self._rises = rises
@@ -114,6 +148,22 @@ class Moves:
         self._previous = self._value
         self._values.append(self._value)
 
+    def may_hold(self, values: Sequence[float]) -> bytes:
+        """See ``Condition``."""
+        share = self._share
+        pairs = pairwise(values)
+        if self._rises:
+            moved = [new - old > abs(old) * share for old, new in pairs]
+        else:
+            moved = [old - new > abs(old) * share for old, new in pairs]
+        return bytes([True, *moved])
+
+    def rest(self, step: int, value: float) -> None:
+        """See ``Condition``."""
+        self._streak.rest(step)
+        self._previous = self._value = value
+        self._values.append(value)
+
     def __str__(self) -> str:
         shown = [*self._values, self._value][-min(self._steps + 1, 8) :]
         way = "rose" if self._rises else "fell"
@@ -125,7 +175,10 @@ class Compared:
 
     def __init__(self, field: str, sign: str, number: float, steps: int) -> None:
         self.field = field
-        self._sign = sign
+        self.steps = steps
+        self.window = steps
+        self.has_row = False
+        self._holds = _SIGNS[sign]
         self._number = number
         self._steps = steps
         self._length = self._last_length = 0
@@ -146,16 +199,7 @@ class Compared:
     def look(self, step: int, value: float) -> bool:
         """See ``Condition``."""
         self._value, self._step = value, step
-        sign, number = self._sign, self._number
-        if sign == "<":
-            holds = value < number
-        elif sign == "<=":
-            holds = value <= number
-        elif sign == ">":
-            holds = value > number
-        else:
-            holds = value >= number
-        self._length = self._last_length + 1 if holds else 0
+        self._length = self._last_length + 1 if self._holds(value, self._number) else 0
         return self._length >= self._steps
 
     def commit(self) -> None:
@@ -163,6 +207,16 @@ class Compared:
         self._last_length = self._length
         self._earlier.append(self._step)
         self._values.append(self._value)
+
+    def may_hold(self, values: Sequence[float]) -> bytes:
+        """See ``Condition``."""
+        return bytes(map(self._holds, values, repeat(self._number)))
+
+    def rest(self, step: int, value: float) -> None:
+        """See ``Condition``."""
+        self._last_length = 0  # of the steps before, none may be known
+        self.look(step, value)
+        self.commit()
 
     def __str__(self) -> str:
         shown = [*self._values, self._value][-min(self._steps, 8) :]
@@ -174,6 +228,8 @@ class NotFinite:
 
     def __init__(self, field: str) -> None:
         self.field = field
+        self.steps = self.window = 1
+        self.has_row = True
         self._streak = _Streak()
         self._value = 0.0
 
@@ -191,6 +247,15 @@ class NotFinite:
         """See ``Condition``."""
         self._streak.commit()
 
+    def may_hold(self, values: Sequence[float]) -> bytes:
+        """See ``Condition``."""
+        return bytes([not is_finite for is_finite in map(math.isfinite, values)])
+
+    def rest(self, step: int, value: float) -> None:
+        """See ``Condition``."""
+        self._streak.rest(step)
+        self._value = value
+
     def __str__(self) -> str:
         return f"{self.field} was {_text(self._value)}"
 
@@ -204,6 +269,9 @@ class Above:
 
     def __init__(self, field: str, factor: float, steps: int) -> None:
         self.field = field
+        self.steps = 1
+        self.window = steps
+        self.has_row = True
         self._factor = factor
         self._steps = steps
         self._streak = _Streak()
@@ -223,9 +291,26 @@ class Above:
         holds = full and value > self._median() * self._factor
         return self._streak.look(step, holds=holds) > 0
 
+    def may_hold(self, values: Sequence[float]) -> bytes:
+        """See ``Condition``."""
+        if self._factor < 0 or not all(map(math.isfinite, values)):
+            return b"\1" * len(values)  # these do not enter the window
+        # No median is below the least of all values.
+        limit = min([min(values), *self._sorted[:1]]) * self._factor
+        return bytes([value > limit for value in values])
+
+    def rest(self, step: int, value: float) -> None:
+        """See ``Condition``."""
+        self._value = value
+        self._streak.rest(step)
+        self._remember()
+
     def commit(self) -> None:
         """See ``Condition``."""
         self._streak.commit()
+        self._remember()
+
+    def _remember(self) -> None:
         if not math.isfinite(self._value):
             return
         if len(self._window) >= self._steps:

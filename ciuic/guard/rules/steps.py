@@ -69,6 +69,15 @@ class Steps:
             return self._begin(source, record)
         return None
 
+    def is_led_by(self, file: int, rank: str) -> bool:
+        """Return whether a source leads."""
+        return self._leader == (file, rank)
+
+    def pass_over(self, step: int, values: tuple[float | None, ...]) -> None:
+        """Go on at a later step of the leader."""
+        self.step = step
+        self.values = values
+
     def restart(self) -> None:
         """The job has ended: further lines are from its next start."""
         self._leader = None

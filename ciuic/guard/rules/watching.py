@@ -5,14 +5,17 @@ lasts is one finding. After a rollback all windows are empty, and rules that had
 again.
 """
 
+import operator
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
-from ciuic.guard.logs.records import Decoder, Record
+from ciuic.guard.logs.records import Columns, Decoder, Record
 from ciuic.guard.rules.conditions import Condition
 from ciuic.guard.rules.language import Rule
+from ciuic.guard.rules.quiet import last_needless
 from ciuic.guard.rules.steps import Steps
 from ciuic.units import format_duration
 
@@ -48,10 +51,12 @@ class _State:
 
     Attributes:
         has_looked: A step had all fields of the rule.
+        window: How many of the last steps its conditions remember.
     """
 
     def __init__(self, rule: Rule, columns: dict[str, int]) -> None:
         self.rule = rule
+        self.window = max(make().window for make in rule.conditions)
         self.has_looked = False
         self._columns = columns
         self.restart()
@@ -82,6 +87,28 @@ class _State:
         self._is_open = True
         changed, self.is_firing = holds != self.is_firing, holds
         return changed
+
+    def columns(
+        self, values: Sequence[Sequence[float] | None]
+    ) -> list[tuple[Condition, Sequence[float]]]:
+        """Return each condition with the values of its field; nothing if one field is missing."""
+        found = []
+        for column, condition in self._looks:
+            given = values[column]
+            if given is None:
+                return []
+            found.append((condition, given))
+        return found
+
+    def rest(self, step: int, values: Sequence[float | None]) -> None:
+        """Go on after a step that was not looked at, as none of those before it since ``begin``."""
+        if None in [values[column] for column, _ in self._looks]:
+            return
+        self.has_looked = True
+        for column, condition in self._looks:
+            value = values[column]
+            if value is not None:
+                condition.rest(step, value)
 
     @property
     def go_back_step(self) -> int | None:
@@ -114,6 +141,7 @@ class Watching:
         self.count = 0
         self._states = [_State(rule, columns) for rule in rules if rule.conditions]
         self._silences = [rule for rule in rules if rule.silence_s]
+        self._window = 1 + max((one.window for one in self._states), default=0)
         self._silent: set[str] = set()
         self._last_s: float | None = None
         self._seen: deque[tuple[int, int]] = deque(maxlen=_SEEN_MAX)
@@ -131,11 +159,53 @@ class Watching:
         """
         found: list[Finding] = []
         decode, add = self.decoder.decode, self.record
-        for line in lines:
-            record = decode(line)
-            if record is not None:
-                found += add(file, record, since_ns=since_ns, monotonic_s=monotonic_s)
+
+        def look(some: Sequence[bytes]) -> None:
+            for line in some:
+                record = decode(line)
+                if record is not None:
+                    found.extend(add(file, record, since_ns=since_ns, monotonic_s=monotonic_s))
+
+        head = self._window
+        columns = None
+        # The times of old lines tell how long no step came: each counts.
+        if len(lines) > 4 * head and (since_ns or not self._silences):
+            columns = self.decoder.columns(lines)
+        if columns is None:
+            look(lines)
+            return found
+        look(lines[:head])
+        place = self._last_needless(file, columns)
+        if place is not None:
+            self._pass_over(columns, place, since_ns)
+            head = place + 1
+        look(lines[head:])
         return found
+
+    def _last_needless(self, file: int, columns: Columns) -> int | None:
+        """Return the last of some lines that need no look; the first of them were looked at."""
+        steps, window = columns.steps, self._window
+        is_row = self.steps.is_led_by(file, columns.rank) and self.steps.step == steps[window - 1]
+        if (
+            not is_row
+            or any(state.is_firing for state in self._states)
+            or not all(map(operator.lt, steps, steps[1:]))
+        ):
+            return None
+        rules = [state.columns(columns.values) for state in self._states]
+        return last_needless([rule for rule in rules if rule], len(steps), window)
+
+    def _pass_over(self, columns: Columns, place: int, since_ns: int) -> None:
+        """Take over the steps up to a line, without those that were looked at."""
+        step = columns.steps[place]
+        values = [None if column is None else column[place] for column in columns.values]
+        for state in self._states:
+            state.begin()
+            state.rest(step, values)
+        self.steps.pass_over(step, tuple(values))
+        passed = columns.steps[self._window : place + 1]
+        self.count += len(passed)
+        self._seen.extend(zip(passed[-_SEEN_MAX:], repeat(since_ns), strict=False))
 
     def record(
         self, file: int, record: Record, *, since_ns: int = 0, monotonic_s: float = 0.0

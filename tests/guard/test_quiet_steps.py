@@ -1,0 +1,125 @@
+"""Many lines at once: what rules find is the same as line by line, and it is fast enough."""
+
+import json
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciuic.guard.rules.language import default_rules, parse_rule
+from ciuic.guard.rules.watching import Watching
+from tests.kit.chance import drawn_seed
+
+TEXTS = [
+    "loss rises more than 15% for 3 steps and gpu_util < 40 for 3 steps",
+    "loss rises more than 15% for 1 steps",
+    "loss falls more than 50% for 2 steps",
+    "loss is not finite",
+    "loss > 4 x median of 5 steps",
+    "loss > 8 for 3 steps",
+    "gpu_util < 40 for 6 steps",
+    "gpu_util <= 20 and loss >= 9",
+    "absent > 1",
+    "no step for 30m",
+]
+
+levels = st.sampled_from([1.0, 1.0, 1.0, 1.2, 1.5, 2.0, 9.0])
+stretches = st.tuples(
+    st.integers(1, 60),  # how many steps
+    st.lists(levels, min_size=1, max_size=6),  # the loss, repeated
+    st.sampled_from([10, 30, 90]),  # gpu_util
+    st.sampled_from(["", "", "", "nan", "none", "broken", "back", "rank", "blank", "gap"]),
+)
+
+
+def lines_of(course: list[tuple[int, list[float], int, str]]) -> list[bytes]:
+    found, step = [], 0
+    for count, losses, util, oddity in course:
+        for number in range(count):
+            step += 1
+            line = {"step": step, "loss": losses[number % len(losses)], "gpu_util": util}
+            found.append(json.dumps(line).encode())
+        if oddity == "nan":
+            found.append(b'{"step": %d, "loss": NaN, "gpu_util": 90}' % (step := step + 1))
+        elif oddity == "none":
+            found.append(b'{"step": %d, "loss": 3}' % (step := step + 1))
+        elif oddity == "broken":
+            found.append(b'{"step": ')
+        elif oddity == "back":
+            step = step // 2
+        elif oddity == "rank":
+            found.append(b'{"step": %d, "loss": 9e9, "gpu_util": 1, "rank": 3}' % step)
+        elif oddity == "blank":
+            found.append(b"")
+        elif oddity == "gap":
+            step += 1000
+    return found
+
+
+@given(
+    texts=st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4, unique=True),
+    course=st.lists(stretches, min_size=1, max_size=12),
+    cuts=st.lists(st.integers(1, 400), max_size=6),
+    is_live=st.booleans(),
+)
+def test_any_lines_in_any_blocks_find_the_same_as_line_by_line(texts, course, cuts, is_live):
+    rules = [parse_rule(f"r{number}", {"when": text}) for number, text in enumerate(texts)]
+    lines = lines_of(course)
+    times = {"since_ns": 7, "monotonic_s": 5.0} if is_live else {}
+    one_by_one, at_once = Watching(rules), Watching(rules)
+    expected = [one for line in lines for one in one_by_one.lines(0, [line], **times)]
+    found, start = [], 0
+    for cut in [*cuts, len(lines)]:
+        found += at_once.lines(0, lines[start : start + cut], **times)
+        start += cut
+    found += at_once.lines(0, lines[start:], **times)
+
+    assert found == expected
+    for name in ("count", "_seen", "_last_s"):
+        assert getattr(at_once, name) == getattr(one_by_one, name), name
+    assert (at_once.steps.step, at_once.steps.values, at_once.steps.rollbacks) == (
+        one_by_one.steps.step,
+        one_by_one.steps.values,
+        one_by_one.steps.rollbacks,
+    )
+    assert (at_once.decoder.broken, at_once.decoder.without_step) == (
+        one_by_one.decoder.broken,
+        one_by_one.decoder.without_step,
+    )
+    assert at_once.blind() == one_by_one.blind()
+    # What comes next is found by what they remember.
+    after = lines_of([(8, [9.0, 30.0, 90.0, 300.0], 10, "nan")])
+    last = at_once.steps.step or 0
+    after = [json.dumps(json.loads(one) | {"step": last + n}).encode() for n, one in
+             enumerate(after, 1)]  # fmt: skip
+    assert at_once.lines(0, after[:3]) == one_by_one.lines(0, after[:3])
+    assert at_once.lines(0, after[3:]) == one_by_one.lines(0, after[3:])
+
+
+def noisy(count: int) -> list[bytes]:
+    draw = random.Random(drawn_seed())
+    return [
+        json.dumps({"step": n, "loss": 2 * draw.uniform(0.8, 1.25), "gpu_util": 90.5}).encode()
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "loss > 4 x median of 100 steps"])
+def test_a_log_of_a_training_that_is_well_takes_a_fraction_of_the_time_of_each_line(text):
+    rules = [parse_rule("spike", {"when": text})] if text else default_rules()
+    lines = noisy(20_000)
+
+    def used_s(size: int) -> float:
+        best_s = float("inf")
+        for _ in range(3):
+            watching = Watching(rules)
+            began_s = time.process_time()
+            for start in range(0, len(lines), size):
+                assert watching.lines(0, lines[start : start + size], since_ns=1) == []
+            best_s = min(best_s, time.process_time() - began_s)
+            assert watching.count == len(lines)
+        return best_s
+
+    assert used_s(5000) < 0.7 * used_s(10)
