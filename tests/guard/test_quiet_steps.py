@@ -98,6 +98,20 @@ def test_any_lines_in_any_blocks_find_the_same_as_line_by_line(texts, course, cu
     assert at_once.lines(0, after[3:]) == one_by_one.lines(0, after[3:])
 
 
+@pytest.mark.parametrize(("growth", "text"), [(1.2, TEXTS[0]), (1.01, TEXTS[1])])
+def test_what_grows_for_a_long_time_is_compared_with_its_own_beginning(growth, text):
+    rules = [parse_rule("r", {"when": text})]
+    flat = [{"step": n, "loss": 1.0, "gpu_util": 90} for n in range(100)]
+    grown = [
+        {"step": 100 + n, "loss": growth**n, "gpu_util": 90 if n < 150 else 10} for n in range(160)
+    ]
+    lines = [json.dumps(line).encode() for line in flat + grown]
+    one_by_one, at_once = Watching(rules), Watching(rules)
+    expected = [one for line in lines for one in one_by_one.lines(0, [line])]
+    assert [one.go_back_step for one in expected] == ([100] if growth == 1.2 else [])
+    assert at_once.lines(0, lines[:230]) + at_once.lines(0, lines[230:]) == expected
+
+
 def noisy(count: int) -> list[bytes]:
     draw = random.Random(drawn_seed())
     return [
