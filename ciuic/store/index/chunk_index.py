@@ -14,7 +14,6 @@ from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.format.delta_graph import count_deltas
 from ciuic.store.format.pack import PackedFrame
-from ciuic.store.index.chains import better_places, deltas_to_leave
 from ciuic.store.index.database import IN_MEMORY, IndexDamagedError
 from ciuic.store.index.places import ChunkPlace, Emptied, Row, rows_of
 from ciuic.store.index.records import Records
@@ -189,6 +188,9 @@ class ChunkIndex(Records):
         again = self.stored_again()
         if not again:
             return
+        # Imported here and below: most commands record no delta.
+        from ciuic.store.index.chains import better_places
+
         with self._lock, self._faults():
             better = better_places(self._db.execute, again, self._shut())
             names = dict(self._db.execute("SELECT number, name FROM pack")) if better else {}
@@ -386,6 +388,8 @@ class ChunkIndex(Records):
         """
         if not deltas:
             return
+        from ciuic.store.index.chains import deltas_to_leave
+
         bases = {row[0]: found for row, found in deltas.items()}
         left = deltas_to_leave(self._db.execute, bases, outdone)
         rows = sorted([row for row in deltas if row[0] not in left])
