@@ -1,0 +1,106 @@
+"""A real ciuicd whose wall clock jumps."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ciuic.control import request_done, request_status
+from tests.kit.daemon import Machine, wait_until
+
+BIN = Path(sys.executable).parent
+HOUR_NS = 3600 * 10**9
+
+CLOCK = """
+import os, time
+real = time.time_ns
+def shifted():
+    with open({path!r}) as file:
+        return real() + int(file.read() or 0)
+time.time_ns = shifted
+"""
+"""Loaded by the interpreter before the daemon: its wall clock is off by what a file says."""
+
+
+class ShiftedClock:
+    """The wall clock of a daemon; ``environ`` makes the daemon use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "shift"
+        self.shift(0)
+        hook = directory / "hook"
+        hook.mkdir()
+        (hook / "sitecustomize.py").write_text(CLOCK.format(path=str(self._file)))
+        self.environ = {"PYTHONPATH": str(hook)}
+
+    def shift(self, by_ns: int) -> None:
+        """Set the clock to the real time and this much."""
+        next_file = self._file.with_name("next-shift")
+        next_file.write_text(str(by_ns))
+        next_file.rename(self._file)
+
+
+def times_taken(machine: Machine) -> list[int]:
+    return sorted(one.taken_ns for one in machine.snapshots())
+
+
+def look(machine: Machine) -> None:
+    """Have the daemon look at the clock now, and return when it has taken what is due."""
+    for _ in range(2):  # the second request comes after the turn that the first one began
+        assert request_done(str(machine.store), "resume") is not None
+        wait_until("it is idle", lambda: state_of(machine) == "idle")
+
+
+def state_of(machine: Machine) -> str:
+    status = request_status(str(machine.store))
+    return "" if status is None else str(status["state"])
+
+
+def test_a_clock_that_jumps_costs_no_snapshot_and_causes_no_flood(
+    machine: Machine, tmp_path: Path
+) -> None:
+    clock = ShiftedClock(tmp_path)
+    # As far from the next full hour as can be.
+    now_ns = time.time_ns()
+    base_ns = -(now_ns % HOUR_NS) + HOUR_NS // 4
+    clock.shift(base_ns)
+    machine.configure(snapshot_interval="1h")
+    daemon = machine.start(clock.environ)
+    daemon.wait_for_log("no warnings")
+    look(machine)
+    assert len(times_taken(machine)) == 1
+
+    # Five hours forward, as after a suspend: one snapshot for all of them.
+    clock.shift(base_ns + 5 * HOUR_NS)
+    look(machine)
+    wait_until("the missed one is taken", lambda: len(times_taken(machine)) == 2)
+    look(machine)
+    assert len(times_taken(machine)) == 2
+
+    # Ten hours back: the snapshots there are from the future, and each hour still has its own.
+    for hours in (-10, -9, -8):
+        clock.shift(base_ns + hours * HOUR_NS)
+        look(machine)
+        wanted = 13 + hours
+        wait_until("this hour has one", lambda wanted=wanted: len(times_taken(machine)) == wanted)
+        look(machine)
+        assert len(times_taken(machine)) == wanted
+
+    # Back to the right time: that hour has its snapshot already.
+    clock.shift(base_ns)
+    look(machine)
+    assert len(times_taken(machine)) == 5
+
+    # A century forward: the retention policy forgets all but the newest, and none is gone.
+    earlier = {one.id for one in machine.snapshots()}
+    clock.shift(base_ns + 100 * 365 * 24 * HOUR_NS)
+    look(machine)
+    daemon.wait_for_log("'ciuic forget --undo ID' can bring them back")
+    assert len(times_taken(machine)) == 1
+    clock.shift(base_ns)
+    look(machine)
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log()
+    undo = [BIN / "ciuic", "--config", machine.config, "forget", "--undo", *sorted(earlier)]
+    subprocess.run(undo, check=True, stdout=subprocess.DEVNULL)
+    assert earlier <= {one.id for one in machine.snapshots()}
