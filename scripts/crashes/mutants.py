@@ -120,14 +120,14 @@ MUTANTS: Final = (
     Mutant(
         "files of a restore get their names before their content is synced",
         "ciuic/restore/place/barrier.py",
-        "            self._sync(file_systems)\n            while left:\n",
-        "            while left:\n",
+        ("        self._filler.flush()\n        self._sync()\n"),
+        "        self._filler.flush()\n",
         _story("restore over what is there"),
     ),
     Mutant(
         "a restore is reported before its names are synced",
         "ciuic/restore/place/barrier.py",
-        ("        self.pass_through()\n        self._sync(list(self._file_systems.values()))\n"),
+        ("        self.pass_through()\n        self._sync()\n"),
         "        self.pass_through()\n",
         _story("restore into a new place"),
     ),
