@@ -52,7 +52,7 @@ static ssize_t read_and_drop(int fd, const ciuic_small_file *file, size_t size)
     uint64_t cached[5] = {pages}; /* the number of cached pages, and four others */
 
     if (size && syscall(CACHESTAT, fd, range, cached, 0) < 0) {
-        errno = ENOSYS;
+        errno = errno == ENOSYS ? ENOSYS : EBUSY; /* EPERM: a file of another user */
         return -1;
     }
     if (cached[0] != pages && cached[0] != 0) {

@@ -12,7 +12,7 @@ from ciuic.restore.place.hard_links import HardLinks
 from ciuic.restore.place.job import Pass
 from ciuic.restore.place.levels import Level
 from ciuic.restore.place.removal import Removal
-from ciuic.restore.place.target import apply_metadata, raise_if_ending, target_faults
+from ciuic.restore.place.target import apply_metadata, ending, raise_if_ending, target_faults
 from ciuic.restore.place.temporary_files import TOGETHER, discard
 from ciuic.source.directory import DirectoryHandle
 from ciuic.system import durable
@@ -142,5 +142,9 @@ class Barrier:
         if self._run.dry_run:
             return
         for handle in self._file_systems.values():
-            with target_faults(handle.path):
+            try:
                 durable.sync_file_system(handle.fd)
+            except OSError as error:
+                # Whatever the reason: the kernel reports a failed write once, so a later sync
+                # would succeed, and files that are not on the disk would get their names.
+                raise ending(error, handle.path) from error

@@ -23,6 +23,7 @@ __all__ = [
     "IsProtected",
     "apply_metadata",
     "apply_special_metadata",
+    "ending",
     "is_leftover",
     "list_files",
     "make_special",
@@ -70,11 +71,15 @@ def raise_if_ending(error: OSError, path: bytes) -> None:
     writing a small file.
     """
     if error.errno in _ENDING:
-        reason = os.strerror(error.errno)
-        raise TargetError(
-            f"cannot write {os.fsdecode(path)!r}: {reason}",
-            hint=f"{remedy(error)} {RUN_AGAIN}",
-        ) from error
+        raise ending(error, path) from error
+
+
+def ending(error: OSError, path: bytes) -> TargetError:
+    """Return the error that ends a restore."""
+    return TargetError(
+        f"cannot write {os.fsdecode(path)!r}: {os.strerror(error.errno or 0)}",
+        hint=f"{remedy(error)} {RUN_AGAIN}",
+    )
 
 
 def remedy(error: OSError) -> str:
