@@ -35,6 +35,7 @@ from ciuic.errors import (
 from ciuic.model import DAEMON, EMERGENCY_TAG, ExcludeRules
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.place.keys import is_url
+from ciuic.system.buffers import give_back_unused
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
 from ciuicd.attempt import attempt, failure, sentence
@@ -316,6 +317,7 @@ class Service:
             self._upkeep.run(self._settings, self._has_better_to_do, lambda: self._stopping)
             self._show_status()
             self._write_metrics()
+            give_back_unused()
             return
         if self._metrics.is_due():
             self._write_metrics()
@@ -427,6 +429,7 @@ class Service:
                 state.attempt_ended()
             self._show_status()
             self._write_metrics()
+            give_back_unused()
 
     def _failed(
         self, job: Job, state: ScheduleState, error: CiuicError, *, scheduled: bool
