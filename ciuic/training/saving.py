@@ -152,9 +152,9 @@ class Saver:
             return self._keeper.make_room(store, channel, rules, run_of(request.tags))
         return False
 
-    def _open_to_add(self) -> contextlib.AbstractContextManager[Store]:
+    def _open_to_add(self, wait_s: float) -> contextlib.AbstractContextManager[Store]:
         return open_at_address(
-            self._store_path, os.environ, write=True, only_adds=True, wait_s=_LOCK_WAIT_S
+            self._store_path, os.environ, write=True, only_adds=True, wait_s=wait_s
         )
 
 

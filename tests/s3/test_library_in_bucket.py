@@ -149,14 +149,14 @@ def test_a_layer_that_a_prune_takes_between_two_commits_is_stored_again(
     more = {**elsewhere.environ, "AWS_ENDPOINT_URL": server.endpoint}
     opened = []
 
-    def open_after_a_prune():
+    def open_after_a_prune(wait_s):
         opened.append(None)
         if len(opened) == 2:
             with elsewhere.opened(write=True) as store:
                 store.trash.forget([one.id for one in list_snapshots(store)], 10**18)
             pruned = ciuic("--store", address, "prune", "--trash", "0", "--json", more=more)
             assert json.loads(pruned.out)["removed"]["packs"] > 0, pruned
-        return saving.Saver._open_to_add(saver)
+        return saving.Saver._open_to_add(saver, wait_s)
 
     monkeypatch.setattr(saver, "_open_to_add", open_after_a_prune)
     saved = save_here(saver, three(2), 2, layers, 10**18 + 1)
@@ -222,7 +222,7 @@ def test_a_state_that_another_process_has_changed_between_two_sessions_is_not_re
     first = save_here(saver, three(1), 1, [], 10**18)
     opened = []
 
-    def open_after_a_change():
+    def open_after_a_change(wait_s):
         opened.append(None)
         if len(opened) == 2:
             with elsewhere.opened(write=True) as store:
@@ -233,7 +233,7 @@ def test_a_state_that_another_process_has_changed_between_two_sessions_is_not_re
                     commit_weights(store, full, SystemClock())
                 if how != "pinned":
                     store.trash.forget([first.id], 10**18)
-        return saving.Saver._open_to_add(saver)
+        return saving.Saver._open_to_add(saver, wait_s)
 
     monkeypatch.setattr(saver, "_open_to_add", open_after_a_change)
     saved = save_here(saver, three(2), 2, [], 10**18 + 1, rules=rules)

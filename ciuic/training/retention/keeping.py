@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ciuic.catalog import list_snapshots
-from ciuic.errors import CiuicError, CorruptionError, UnknownFormatError
+from ciuic.errors import BusyError, CiuicError, CorruptionError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
@@ -24,6 +24,8 @@ __all__ = ["Keeper"]
 
 _TRASH_S: Final = 86_400.0
 """Snapshots that a user forgot stay in the trash this long: a prune here spares them."""
+_WAIT_S: Final = 2.0
+"""How long another session waits for a writer of this machine: the next save tries again."""
 
 
 class Keeper:
@@ -62,7 +64,7 @@ class Keeper:
         rules: Rules,
         run: str | None = None,
         *,
-        begin_next: Callable[[], Store] | None = None,
+        begin_next: Callable[[float], Store] | None = None,
     ) -> None:
         """Remove old snapshots of a channel; pinned ones stay and don't count.
 
@@ -73,6 +75,9 @@ class Keeper:
         state that is known to be damaged stays as it is, and so does one that can't be read.
 
         If all snapshots that the plan keeps are damaged, no complete one is removed or reduced.
+
+        If another writer of this machine takes the store between two commits, what is not reduced
+        by then is left to the next save.
 
         Args:
             store: The store, open for writing.
@@ -94,13 +99,13 @@ class Keeper:
         self._remove_begun(store, begun, found[0].taken_ns if found else 0)
         plan = self._plan(snapshots, channel, rules, run)
 
-        def open_for(full: SnapshotSummary) -> tuple[Store, bool]:
+        def open_for(full: SnapshotSummary) -> tuple[Store, SnapshotSummary | None]:
             if begin_next is None:
-                return store, True
-            opened = begin_next()
-            # Another process may have reduced or pinned it between the two sessions.
+                return store, full
+            opened = begin_next(_WAIT_S)
+            # Another process may have reduced, pinned or tagged it between the two sessions.
             now = self._plan(newest_first(list_snapshots(opened)), channel, rules, run)
-            return opened, any(one.id == full.id for one in now.reduced)
+            return opened, next((one for one in now.reduced if one.id == full.id), None)
 
         failure = None
         if plan.reduced or plan.removed:
@@ -132,7 +137,7 @@ class Keeper:
         self._remove_begun(store, begun, begun[0].taken_ns if begun else 0, but_last=True)
         plan = plan_retention(found, fewer, self._clock.now_ns(), complete_ones(snapshots))
         if plan.removed:
-            self._carry_out(store, plan, lambda _: (store, True))
+            self._carry_out(store, plan, lambda full: (store, full))
         has_removed = self._removed_count > 0
         # Prune in any case: the save that found the disk full has left packs that nothing needs.
         self._prune(store)
@@ -166,33 +171,37 @@ class Keeper:
         self,
         store: Store,
         plan: RetentionPlan,
-        open_for: Callable[[SnapshotSummary], tuple[Store, bool]],
+        open_for: Callable[[SnapshotSummary], tuple[Store, SnapshotSummary | None]],
     ) -> CiuicError | None:
         """Carry out a plan; returns why a full state could not be reduced.
 
         Args:
             store: The store, until ``open_for`` is called.
             plan: The plan.
-            open_for: Returns the store for the commit that reduces a full state, and from then on.
-                False: that state must stay as it is by now.
+            open_for: Returns the store for the commit that reduces a full state, and from then on;
+                and that state as it is by now. None: it must stay so.
         """
         survey = DamageSurvey(store, known_lost(store))
         if not any(survey.is_sound(summary.id) for summary in plan.kept):
             return None
+        wanted = [full for full in reversed(plan.reduced) if survey.is_sound(full.id)]
+        # Before any other session is opened: that may fail.
+        if plan.removed:
+            self._remove(store, [summary.id for summary in reversed(plan.removed)])
         failure = None
-        removed = [summary.id for summary in reversed(plan.removed)]
-        for full in [full for full in reversed(plan.reduced) if survey.is_sound(full.id)]:
-            store, is_wanted = open_for(full)
-            if not is_wanted:
+        for planned in wanted:
+            try:
+                store, full = open_for(planned)
+            except BusyError:
+                break
+            if full is None:
                 continue
             try:
                 commit_weights(store, full, self._clock)
             except (CorruptionError, UnknownFormatError) as error:
                 failure = error  # the others must not stay for it: they would fill the disk
                 continue
-            removed.append(full.id)
-        if removed:
-            self._remove(store, removed)
+            self._remove(store, [full.id])
         return failure
 
     def _prune(self, store: Store) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 
 from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.maintain.label import set_note
 from ciuic.model import SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT, MemoryRequest, StoredFile, take_from_memory
 from ciuic.snapshot.memory_files import MemoryFile
@@ -24,8 +25,8 @@ __all__ = ["commit_weights"]
 def commit_weights(store: Store, full: SnapshotSummary, clock: Clock) -> TakeReport:
     """Commit a snapshot with the weights of a full state, which stays listed.
 
-    It has the same time, step, metrics and tags, and the tag ``reduced``. Its arrays are the chunks
-    of the full state: only a new ``state.json`` and the trees are stored.
+    It has the same time, step, metrics, tags and note, and the tag ``reduced``. Its arrays are the
+    chunks of the full state: only a new ``state.json`` and the trees are stored.
 
     Args:
         store: The store, open for writing.
@@ -35,7 +36,7 @@ def commit_weights(store: Store, full: SnapshotSummary, clock: Clock) -> TakeRep
     Raises:
         CorruptionError: ``state.json`` of the full state, or a directory above it, is damaged.
         UnknownFormatError: A later version of ciuic wrote it, maybe with its weights elsewhere.
-        StoreError: The store failed; the new snapshot does not exist.
+        StoreError: The store failed. If the new snapshot exists, it lacks its note.
     """
     files = StateFiles(store, full)
     directory = "" if files.has(STATE_NAME) else rank_directory(0)
@@ -60,4 +61,7 @@ def commit_weights(store: Store, full: SnapshotSummary, clock: Clock) -> TakeRep
         ),
         replaces=full,
     )
-    return take_from_memory(store, request, clock=clock)
+    report = take_from_memory(store, request, clock=clock)
+    if full.note:
+        set_note(store, report.id, full.note)
+    return report
