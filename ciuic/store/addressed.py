@@ -95,7 +95,7 @@ def create_at_address(
 ) -> tuple[bool, Chunking]:
     """Create a store in a bucket if there is none: see ``create_in_bucket``."""
     from ciuic.store.place.address import open_place
-    from ciuic.store.place.bucket import create_in_bucket
+    from ciuic.store.place.records import create_in_bucket
 
     return create_in_bucket(open_place(address, environment, options), clock, chunking)
 

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from ciuic.catalog import find_snapshot, list_snapshots
+from ciuic.maintain.label import change_tags, set_pinned
 from ciuic.store.place.bucket import open_bucket
 from ciuic.store.store import open_in_bucket
 from ciuic.view.listing import children
@@ -82,3 +83,23 @@ def test_a_forgotten_snapshot_and_one_that_is_not_there_are_refused_as_before(pr
     shared = next(one for one in firsts if firsts.count(one) > 1)
     with pytest.raises(Exception, match="is ambiguous"):
         shown(machine, machine.place(), top, shared)
+
+
+def test_an_older_mark_stays_until_the_newer_one_is_fetched(tmp_path):
+    one = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    one.init()
+    write(tmp_path / "source" / "run", ["a"])
+    pinned, named = (one.take_at(one.place(), tmp_path / "source").id for _ in range(2))
+    with one.opened(write=True) as store:
+        set_pinned(store, pinned, pinned=True)
+    (kept,) = one.cache.glob(f"**/marks/{pinned}*")
+    other = FolderMachine(tmp_path / "bucket", tmp_path / "other")
+    with other.opened(write=True) as store:
+        change_tags(store, pinned, add=["golden"])
+
+    shown(one, one.place(), tmp_path, named)
+
+    assert list(one.cache.glob(f"**/marks/{pinned}*")) == [kept]
+    one.ids()
+    (newer,) = one.cache.glob(f"**/marks/{pinned}*")
+    assert newer != kept

@@ -3,14 +3,16 @@
 import json
 import shutil
 
+import msgspec
 import pytest
 
 from ciuic.errors import StoreError, UnknownFormatError
+from ciuic.ids import random_snapshot_id
 from ciuic.store.directory.cache import StaleHeaderError
 from ciuic.store.place.bucket import open_bucket
 from ciuic.store.records import layout
 from ciuic.store.store import open_in_bucket
-from tests.kit.buckets import FolderMachine, write
+from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
 
 pytestmark = pytest.mark.root
 
@@ -99,3 +101,38 @@ def test_a_store_that_has_lost_its_header_is_named_by_a_machine_that_knew_it(one
     with pytest.raises(StoreError, match="has lost its header"):
         one.take(source)
     assert one.names("leases") == []
+
+
+def test_a_header_that_changes_after_it_was_compared_is_read_again(one, tmp_path):
+    bucket = open_bucket(one.place(), one.environ, write=True, trusts_kept=True)
+    path = tmp_path / "bucket" / layout.HEADER
+    with open_in_bucket(bucket, write=True) as store:
+        header = msgspec.structs.replace(store.header, optional=["a feature of a later version"])
+        path.unlink()
+        path.write_bytes(header.encode())
+        store.announce([random_snapshot_id()])
+        assert store.bucket.header.optional == header.optional
+        changed_header(tmp_path, format=99)
+        with pytest.raises(UnknownFormatError):
+            store.announce([random_snapshot_id()])
+
+
+def test_a_lease_of_a_writer_that_was_killed_where_a_store_was_does_not_stop_init(
+    one, source, tmp_path
+):
+    shutil.rmtree(tmp_path / "bucket")
+    (tmp_path / "bucket").mkdir()
+
+    def kill_after_the_lease(number, _name, _keys):
+        if number:
+            raise KilledError
+
+    place = PlaceWithFaults(one.place(), kill_after_the_lease)
+    bucket = open_bucket(place, one.environ, write=True, trusts_kept=True)
+    place.get = lambda *_: place.delete(["the process ends"])  # before it reads the header
+    with pytest.raises(KilledError), open_in_bucket(bucket, write=True):
+        pass
+    assert len(one.names("leases")) == 1
+
+    assert one.init()[0]
+    one.take(source)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from ciuic.catalog import list_snapshots
+from ciuic.maintain.objects import damaged_documents
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
 from ciuic.system.clock import SystemClock
@@ -92,3 +93,18 @@ def test_a_manifest_that_goes_while_verify_runs_is_damage_unless_it_was_purged(o
                 (tmp_path / f"bucket/snapshots/{gone}.json").unlink()
             report = verify_snapshots(store, [summary], {}, checksum=False, clock=SystemClock())
         assert report.ok == is_purged
+
+
+def test_a_tombstone_that_a_purge_puts_in_the_place_of_a_manifest_is_no_damage(one, tmp_path):
+    with one.opened() as store:
+        gone = list_snapshots(store)[-1]
+        other = FolderMachine(tmp_path / "bucket", tmp_path / "other")
+        other.place().put(f"leases/dismissed-{gone.id}", b"")
+        other.clock.advance(3600)
+        other.forget(gone.id)
+        other.prune()
+        assert (tmp_path / f"bucket/snapshots/{gone.id}.json").stat().st_size == 156
+
+        assert verify_snapshots(store, [gone], {}, checksum=False, clock=SystemClock()).ok
+        assert list(damaged_documents(store)) == []
+        assert plan_in_bucket(store).manifests == ()

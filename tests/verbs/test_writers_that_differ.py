@@ -6,7 +6,7 @@ import pytest
 
 from ciuic.maintain.forget import apply_forget, plan_forget
 from ciuic.retention import parse_policy
-from ciuic.store.place.bucket import create_in_bucket
+from ciuic.store.place.records import create_in_bucket
 from ciuic.store.records.header import Chunking
 from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
 from tests.kit.clock import ManualClock

@@ -10,7 +10,6 @@ that may rely on what it removes: docs/protocol.md, ``sessions``.
 """
 
 import contextlib
-import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -22,8 +21,6 @@ from ciuic.errors import (
     OfflineError,
     StoreError,
     UnknownFormatError,
-    UnsupportedError,
-    UsageError,
 )
 from ciuic.ids import PackId, SessionId, SnapshotId
 from ciuic.store.directory.cache import (
@@ -36,14 +33,7 @@ from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.kept import forget_kept, keep_lost
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Listed, Place, Version
-from ciuic.store.place.probe import probe
-from ciuic.store.place.records import (
-    Records,
-    decoded_header,
-    header_data,
-    read_header,
-    refuse_lost_header,
-)
+from ciuic.store.place.records import Records, decoded_header, header_data
 from ciuic.store.place.segments.segments import Segments
 from ciuic.store.place.sessions.condemned import Condemned
 from ciuic.store.place.sessions.damaged import keep_aside, replace_damaged
@@ -56,13 +46,12 @@ from ciuic.store.place.sessions.leases import (
 )
 from ciuic.store.records import layout
 from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone, new_tombstone
-from ciuic.store.records.header import FORMAT, HEADER_BYTES_MAX, Chunking, Header
+from ciuic.store.records.header import Header
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.records.mark import MARK_BYTES_MAX
 from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired
-from ciuic.system.clock import Clock, rfc3339
 
-__all__ = ["StoreInBucket", "create_in_bucket", "open_bucket"]
+__all__ = ["StoreInBucket", "open_bucket"]
 
 _REVOKED: Final = "revoked"
 """In the cache directory: copies of tombstones, so that ``fetch`` reads each only once."""
@@ -332,7 +321,8 @@ class StoreInBucket:
         # into the header, and then lists leases.
         data = header_data(self._place)
         self.header = decoded_header(self._place, data)
-        if self.unread not in {None, data}:
+        kept, self.unread = self.unread, None  # compared once: later changes are read anyway
+        if kept not in {None, data}:
             raise StaleHeaderError(f"the header of {self.name} has changed")
         self._refuse_unknown()
 
@@ -351,9 +341,14 @@ class StoreInBucket:
         """Read a manifest from the bucket.
 
         Raises:
+            MissingError: It is gone; a purge may have left a tombstone in its place.
             StoreError: It can't be read.
         """
-        return self._place.get(_manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
+        key = _manifest_key(snapshot_id)
+        data = self._place.get(key, MANIFEST_BYTES_MAX)
+        if is_tombstone(data):
+            raise MissingError(f"{key} is gone: a tombstone is in its place")
+        return data
 
     def _retired(self) -> frozenset[SnapshotId]:
         records = self.records(layout.RETIRED)
@@ -386,7 +381,10 @@ class StoreInBucket:
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "marks") as pool:
             files = zip(missing, pool.map(self._mark, missing), strict=True)
             folder.create_all({name: data for name, data in files if data is not None})
-        old = known - newest.items()
+        # The copy of an older mark stays if the newer one was not fetched: ``only``.
+        old = {
+            one for one in known - newest.items() if one[0].startswith(only) or one[0] not in newest
+        }
         if old:
             folder.remove_all(layout.mark_name(*mark) for mark in old)
 
@@ -409,7 +407,7 @@ class StoreInBucket:
 
     def _manifest(self, snapshot_id: SnapshotId) -> bytes | None:
         with contextlib.suppress(MissingError):  # removed since the listing
-            return self.manifest(snapshot_id)
+            return self._place.get(_manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
         return None
 
 
@@ -446,49 +444,6 @@ def open_bucket(
     if not write:
         bucket.fetch(only)
     return bucket
-
-
-def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bool, Chunking]:
-    """Create a store in a bucket if there is none.
-
-    Returns:
-        Whether it was created, and how the store cuts files.
-
-    Raises:
-        UsageError: No store can have this chunking.
-        UnsupportedError: The object store ignores the conditions of writes.
-        StoreError: The store can't be created, or the prefix holds something else.
-    """
-    if chunking.problem:
-        raise UsageError(chunking.problem, hint="'ciuic init --help' has the limits.")
-    with contextlib.suppress(MissingError):
-        # Not its size: the answer to that request does not say why it is refused.
-        return False, decoded_header(place, place.get(layout.HEADER, HEADER_BYTES_MAX)).chunking
-    for found in place.list():
-        if not found.key.startswith("probe/"):
-            refuse_lost_header(place)
-            raise StoreError(
-                f"{place.name} is not empty: it holds '{found.key}'",
-                hint="Choose an unused prefix for the store.",
-            )
-    if not probe(place).allows_many_writers:
-        raise UnsupportedError(
-            f"the object store of {place.name} ignores the conditions of writes, so two writers"
-            " could overwrite each other's snapshots",
-            hint="Use an object store that supports If-None-Match, or a directory.",
-        )
-    header = Header(
-        format=FORMAT,
-        required=[],
-        store_id=os.urandom(16).hex(),
-        created=rfc3339(clock.now_ns()),
-        chunking=chunking,
-    )
-    try:
-        place.create(layout.HEADER, header.encode())
-    except LostRaceError:
-        return False, read_header(place).chunking
-    return True, chunking
 
 
 def _manifest_key(snapshot_id: SnapshotId) -> str:

@@ -1,5 +1,7 @@
 """Records of a store in a bucket: its header, and those with the interface of a folder."""
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
@@ -9,12 +11,29 @@ from ciuic.errors import (
     MissingError,
     StoreError,
     UnknownFormatError,
+    UnsupportedError,
+    UsageError,
 )
 from ciuic.store.place.place import Place
+from ciuic.store.place.probe import probe
 from ciuic.store.records import layout
-from ciuic.store.records.header import HEADER_BYTES_MAX, Header, decode_header
+from ciuic.store.records.header import (
+    FORMAT,
+    HEADER_BYTES_MAX,
+    Chunking,
+    Header,
+    decode_header,
+)
+from ciuic.system.clock import Clock, rfc3339
 
-__all__ = ["Records", "decoded_header", "header_data", "read_header", "refuse_lost_header"]
+__all__ = [
+    "Records",
+    "create_in_bucket",
+    "decoded_header",
+    "header_data",
+    "read_header",
+    "refuse_lost_header",
+]
 
 _REPAIR: Final = (
     "'ciuic --store {} repair' shows whether it can be written again, and --apply does so: from the"
@@ -67,6 +86,50 @@ class Records:
     def remove_durably(self, names: Iterable[str]) -> None:
         """See ``Folder``."""
         self._place.delete(f"{self._prefix}/{name}" for name in names)
+
+
+def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bool, Chunking]:
+    """Create a store in a bucket if there is none.
+
+    Returns:
+        Whether it was created, and how the store cuts files.
+
+    Raises:
+        UsageError: No store can have this chunking.
+        UnsupportedError: The object store ignores the conditions of writes.
+        StoreError: The store can't be created, or the prefix holds something else.
+    """
+    if chunking.problem:
+        raise UsageError(chunking.problem, hint="'ciuic init --help' has the limits.")
+    with contextlib.suppress(MissingError):
+        # Not its size: the answer to that request does not say why it is refused.
+        return False, decoded_header(place, place.get(layout.HEADER, HEADER_BYTES_MAX)).chunking
+    for found in place.list():
+        # A writer that knew an earlier store here leaves its lease if it is killed.
+        if not found.key.startswith(("probe/", f"{layout.LEASES}/")):
+            refuse_lost_header(place)
+            raise StoreError(
+                f"{place.name} is not empty: it holds '{found.key}'",
+                hint="Choose an unused prefix for the store.",
+            )
+    if not probe(place).allows_many_writers:
+        raise UnsupportedError(
+            f"the object store of {place.name} ignores the conditions of writes, so two writers"
+            " could overwrite each other's snapshots",
+            hint="Use an object store that supports If-None-Match, or a directory.",
+        )
+    header = Header(
+        format=FORMAT,
+        required=[],
+        store_id=os.urandom(16).hex(),
+        created=rfc3339(clock.now_ns()),
+        chunking=chunking,
+    )
+    try:
+        place.create(layout.HEADER, header.encode())
+    except LostRaceError:
+        return False, read_header(place).chunking
+    return True, chunking
 
 
 def read_header(place: Place) -> Header:
