@@ -285,3 +285,27 @@ def test_an_end_that_does_not_match_its_pack_is_not_used(many, one, tmp_path):
             data[entry.offset_bytes + 20] ^= 1
         path.write_bytes(data)
     assert not any(sound.end(pack, size) for pack, size in sizes.items())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_damage_to_the_copies_of_a_machine_takes_nothing_out_of_the_bucket(
+    many, one, tmp_path, damage
+):
+    index_of(one, one.place())
+    copies = list(one.cache.glob("ciuic/*/segments/*"))
+    assert len(copies) == len(one.names("segments"))
+    for path in copies:
+        data = bytearray(path.read_bytes())
+        if damage == "cut":
+            data = data[:10]
+        else:
+            data[-3000:] = os.urandom(len(data[-3000:]))
+        path.write_bytes(data)
+
+    segments = Segments(one.place(), str(copies[0].parent.parent))
+    segments._replace(one.names("segments"), ())
+
+    place = CountingPlace(one.place())
+    index_of(newcomer(tmp_path), place)
+    assert len(one.names("segments")) == 1
+    assert place.of("packs/") == []

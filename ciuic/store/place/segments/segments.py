@@ -182,10 +182,19 @@ class Segments:
 
     def _replace(self, names: Collection[str], gone: Collection[PackId]) -> None:
         """Put what these segments list into new ones, and then delete them."""
+        # A damaged copy here would take sound ends out of the bucket.
+        with contextlib.suppress(StoreError):
+            self._copies.remove_all(name for name in names if not self._is_as_put(name))
         self._fetch_all([name for name in names if not self._copies.has(name)])
         tables = self._copied(names)
         written = self._put(self._ends(tables, gone))
         self._place.delete(_key(name) for name in tables.keys() - written)
+
+    def _is_as_put(self, name: str) -> bool:
+        """Return whether the copy of a segment has the content that its name is the hash of."""
+        with contextlib.suppress(StoreError):
+            return layout.segment_name(self._copies.read(name, _BYTES_MAX)) == name
+        return False
 
     def _ends(self, tables: dict[str, Segment], gone: Collection[PackId]) -> Iterator[PackEnd]:
         """Yield the ends that segments list, each once and without damaged ones."""
