@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ciuic.ids import SESSION_BYTES, SessionId
 from ciuic.store.format.frame import Frame, encode_delta_frame, encode_frame
 from ciuic.store.packs.pack_writer import PackFile, publish_pack
 from ciuic.store.records.kinds import DATA
@@ -18,6 +19,7 @@ from ciuic.store.records.layout import CATALOG, PACKS
 from ciuic.store.store import open_store
 from ciuic.system.hashing import data_id
 from tests.kit.box import Box
+from tests.kit.buckets import FolderMachine
 from tests.kit.older import Older
 
 SIZE = 200 * 1024
@@ -138,3 +140,33 @@ def test_a_store_with_a_ring_survives_the_loss_of_its_index_and_a_prune(
         assert box.ciuic("forget", gone).code == 0
         assert box.ciuic("prune", "--trash", "0").code == 0
         assert_readable(box, contents)
+
+
+@pytest.mark.root
+def test_the_index_has_a_delta_whose_recorded_pack_a_prune_of_a_bucket_deletes(
+    box: Box, contents: dict[str, bytes], tmp_path: Path
+) -> None:
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    # Two packs have the same delta.
+    for stored in ([("z", ""), ("x", "z")], [("x", "z")]):
+        written(box, contents, stored)
+    for pack in (box.store / PACKS).iterdir():
+        machine.place().put(f"{PACKS}/{pack.name}", pack.read_bytes())
+    for name in "xz":
+        (box.source / name).write_bytes(contents[name])
+    taken_id = machine.take_at(machine.place(), box.source).id
+    chunk_id = data_id(contents["x"])
+    with machine.opened_at(machine.place(), removes=True) as store:
+        place = store.index.places([chunk_id])[chunk_id]
+        assert place.delta_bases == (data_id(contents["z"]),)
+        store.bucket.condemned.condemn(SessionId(os.urandom(SESSION_BYTES)), {place.pack_id})
+
+    machine.prune()
+
+    assert f"{place.pack_id.hex()}" not in "".join(machine.names("packs"))
+    with machine.opened() as store:
+        assert store.existing_index is not None
+        found = store.existing_index.places([chunk_id])
+    assert found[chunk_id].pack_id != place.pack_id
+    machine.check(listed=[taken_id])

@@ -20,7 +20,8 @@ class Judgment(NamedTuple):
 
     Attributes:
         spared: Packs with a needed chunk that no open pack has as good.
-        elsewhere: For needed chunks of the other packs, an open pack that has them without a base.
+        elsewhere: For needed chunks of the other packs, a staying pack that has them without a
+            base. If none has: one with the delta that the chunk index has in a pack that goes.
     """
 
     spared: frozenset[PackId]
@@ -128,7 +129,11 @@ def judge_packs(
         for pack_id in more:
             here.of[pack_id] = condemned.of[pack_id]
             del needed[pack_id]
-    return Judgment(frozenset(spared), _alone(here, _chunks(needed)))
+    elsewhere = _alone(here, _chunks(needed))
+    alone = set[ChunkId]().union(*elsewhere.values())
+    for pack_id, chunk_ids in _same_deltas(here, store, needed, alone).items():
+        elsewhere.setdefault(pack_id, set()).update(chunk_ids)
+    return Judgment(frozenset(spared), elsewhere)
 
 
 def _copies(needed: Mapping[PackId, set[_Copy]]) -> set[_Copy]:
@@ -167,4 +172,25 @@ def _alone(here: _Frames, wanted: set[ChunkId]) -> dict[PackId, set[ChunkId]]:
         if chunk_ids:
             found[pack_id] = chunk_ids
             wanted -= chunk_ids
+    return found
+
+
+def _same_deltas(
+    here: _Frames, store: Store, needed: Mapping[PackId, set[_Copy]], alone: set[ChunkId]
+) -> dict[PackId, set[ChunkId]]:
+    """Find the deltas that the chunk index has in packs that go: the same bases elsewhere."""
+    places = store.index.places(list(_chunks(needed) - alone))
+    wanted = {
+        (chunk_id, frozenset(place.delta_bases))
+        for chunk_id, place in places.items()
+        if place.pack_id in needed
+    }
+    found: dict[PackId, set[ChunkId]] = {}
+    for pack_id, frames in here.of.items():
+        for packed in frames:
+            for chunk_id, _ in packed.frame.chunks:
+                copy = (chunk_id, frozenset(packed.frame.delta_bases))
+                if copy in wanted:
+                    wanted.remove(copy)
+                    found.setdefault(pack_id, set()).add(chunk_id)
     return found
