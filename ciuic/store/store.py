@@ -334,7 +334,7 @@ class Store:
     def announce(self, snapshot_ids: Collection[SnapshotId]) -> frozenset[SnapshotId]:
         """Announce snapshots of another store, before this writer relies on packs for ``adopt``.
 
-        In a directory, the write lock is enough.
+        In a directory, the locks are enough: no process removes anything beside this writer.
 
         Returns:
             Those that were removed for good meanwhile: they must not be adopted.

@@ -5,6 +5,7 @@ docs/protocol.md, "Deltas of several writers"; tests/model/delta_rings.py walks 
 
 import itertools
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from ciuic.ids import SESSION_BYTES, SessionId
+from ciuic.store.format.delta_graph import shortest_chains
 from ciuic.store.format.frame import Frame, encode_delta_frame, encode_frame
 from ciuic.store.packs.pack_writer import PackFile, publish_pack
 from ciuic.store.records.kinds import DATA
@@ -20,6 +22,7 @@ from ciuic.store.store import open_store
 from ciuic.system.hashing import data_id
 from tests.kit.box import Box
 from tests.kit.buckets import FolderMachine
+from tests.kit.chance import drawn_seed
 from tests.kit.older import Older
 
 SIZE = 200 * 1024
@@ -121,6 +124,64 @@ def test_an_index_that_is_built_from_packs_in_any_order_has_no_ring(
                 store.index.add_pack(pack_id, packs[pack_id].size_bytes, packs[pack_id].frames)
             store.index.settle(lambda pack_id: packs[pack_id].frames)
             assert store.index.known(ids) == set(ids), order
+
+
+def test_an_index_that_sees_deltas_before_their_bases_has_no_ring_when_it_sees_these(
+    box: Box, contents: dict[str, bytes]
+) -> None:
+    done = written(box, contents, RING)
+    deltas = [one for one, (_, base) in zip(done, RING, strict=True) if base]
+    bases = [one for one, (_, base) in zip(done, RING, strict=True) if not base]
+    ids = [data_id(content) for content in contents.values()]
+    with open_store(str(box.store), write=True) as store:
+        for order in itertools.permutations(deltas):
+            store.index.clear()
+            for packs in (order, bases):
+                for pack_id, pack in packs:
+                    store.index.add_pack(pack_id, pack.size_bytes, pack.frames)
+                store.index.settle(lambda pack_id: dict(done)[pack_id].frames)
+            assert store.index.known(ids) == set(ids), order
+
+
+def test_a_writer_relies_on_its_own_delta_instead_of_a_shorter_chain_in_a_condemned_pack(
+    box: Box, contents: dict[str, bytes]
+) -> None:
+    stored = (("z", ""), ("x", "z"), ("w", ""), ("y", "w"), ("x", "y"))
+    ids = [data_id(content) for content in contents.values()]
+    packs = written(box, contents, stored)
+    with open_store(str(box.store), write=True) as store:
+        store.index.clear()
+        store.index.shut = frozenset([packs[1][0]])
+        for pack_id, pack in packs:
+            store.index.add_pack(pack_id, pack.size_bytes, pack.frames)
+        assert store.index.known(ids) == set(ids)
+        store.index.settle(lambda pack_id: dict(packs)[pack_id].frames)
+        assert store.index.known(ids) == set(ids)
+
+
+def test_an_index_that_is_built_from_packs_prefers_chains_without_condemned_packs(
+    box: Box, contents: dict[str, bytes]
+) -> None:
+    done = written(box, contents, RING)
+    ids = [data_id(content) for content in contents.values()]
+    dice = random.Random(drawn_seed())
+    with open_store(str(box.store), write=True) as store:
+        for count in (1, 2, 3) * 10:
+            order = dice.sample(done, len(done))
+            condemned = frozenset(pack_id for pack_id, _ in order[:count])
+            store.index.clear()
+            store.index.shut = condemned
+            for pack_id, pack in order:
+                store.index.add_pack(pack_id, pack.size_bytes, pack.frames)
+            store.index.settle(lambda pack_id: dict(done)[pack_id].frames)
+            options: dict[bytes, list[tuple[bytes, ...]]] = {}
+            for _, pack in order[count:]:
+                for packed in pack.frames:
+                    for chunk_id, _ in packed.frame.chunks:
+                        options.setdefault(chunk_id, []).append(packed.frame.delta_bases)
+            assert store.index.known(ids) == set(shortest_chains(options)), order
+            store.index.shut = frozenset()
+            assert store.index.known(ids) == set(ids), "readers find every chunk"
 
 
 def test_a_store_with_a_ring_survives_the_loss_of_its_index_and_a_prune(

@@ -139,7 +139,8 @@ class ChunkIndex(Records):
     ) -> None:
         """Record a pack that holds copies of the needed chunks of other packs; forget those packs.
 
-        The new pack becomes the recorded place of every chunk in it.
+        The new pack becomes the recorded place of every chunk in it. Of a delta it does so only if
+        no other pack has that chunk with a chain that is as short.
 
         Args:
             pack_id: The new pack. It must be durable before ``commit``.
@@ -181,6 +182,10 @@ class ChunkIndex(Records):
 
     def settle(self, frames_of: Callable[[PackId], Sequence[PackedFrame]]) -> None:
         """Choose the places of deltas anew, after packs were added in any order: see ``chains``.
+
+        This looks at all deltas with several copies, and not only at those of the added packs: a
+        pack may be listed before the packs of its bases, and these then decide how long the chains
+        of what was there before are.
 
         Args:
             frames_of: Lists a pack; raises ``CorruptionError`` or ``UnknownFormatError``.
