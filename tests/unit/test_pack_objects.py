@@ -64,3 +64,41 @@ def test_a_large_pack_is_read_in_parts_that_grow(place, tmp_path):
         assert pack.read(64 * KIB, offset) == data[offset : offset + 64 * KIB]
 
     assert [part.length_bytes // KIB for part in place.asked] == [256, 512, 1024, 1280]
+
+
+def put_many(place, tmp_path, data, count):
+    """Put packs of this content, and open each as its reader does."""
+    packs = PackObjects(place, Segments(place, str(tmp_path)))
+    ids = [PackId(number.to_bytes(32, "big")) for number in range(count)]
+    for pack_id in ids:
+        place.put(f"{layout.PACKS}/{layout.pack_name(pack_id)}", data)
+    return [packs.open(pack_id) for pack_id in ids]
+
+
+def test_packs_that_fit_into_memory_are_one_request_each(place, tmp_path):
+    data = os.urandom(500 * KIB)
+    opened_packs = put_many(place, tmp_path, data, 100)
+
+    for offset in (400_000, 8):
+        for pack in opened_packs:
+            assert pack.read(700, offset) == data[offset : offset + 700]
+
+    assert len(place.asked) == 100
+
+
+def test_small_reads_of_many_packs_in_turn_take_bounded_memory_and_no_whole_packs_again(
+    place, tmp_path
+):
+    data = os.urandom(2048 * KIB)
+    opened_packs = put_many(place, tmp_path, data, 100)
+    turns = []
+    for offset in (1_000_000, 8, 1_500_000):
+        for pack in opened_packs:
+            assert pack.read(700, offset) == data[offset : offset + 700]
+        turns.append(sum(part.length_bytes for part in place.asked))
+        in_memory = sum(len(part) for pack in opened_packs for part in pack._parts.values())
+        assert in_memory <= 64 * 1024 * KIB
+
+    # The first turn does not know that it will be too much. The last packs stay in the second one.
+    assert turns[0] == 100 * len(data)
+    assert turns[2] - turns[0] <= 2 * 100 * 256 * KIB + 40 * len(data)

@@ -1,9 +1,9 @@
 """The packs of a store in a bucket: one object each. See ``store.place.packs``.
 
 ciuic reads a pack in parts. What follows a part is often read next, so the parts of a sequence grow
-up to 8 MiB, and a few parts stay in memory. A small pack is one part: a snapshot reads the trees of
-its parent, which are in packs of their own, in another order than they were written in. An index
-segment usually has the end of a pack, with its list of frames.
+up to 8 MiB, and 64 MiB of parts stay in memory. A small pack is one part: a snapshot reads the
+trees of its parent, which are in packs of their own, in another order than they were written in. An
+index segment usually has the end of a pack, with its list of frames.
 """
 
 import os
@@ -29,7 +29,9 @@ _WHOLE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Reading a pack of this length takes about as long as one more request."""
 _PARTS_MAX: Final = 2
 """Parts in memory of each pack."""
-_OPEN_MAX: Final = 8
+_MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Parts in memory of all packs, for all readers."""
+_OPEN_MAX: Final = 256
 _LISTED_AT_ONCE: Final = 1000
 """Keys that a server names in one answer."""
 _UPLOADS_AT_ONCE: Final = 3
@@ -41,9 +43,12 @@ class ObjectPack:
 
     fd = -1
 
-    def __init__(self, place: Place, pack_id: PackId, size_bytes: int, segments: Segments) -> None:
+    def __init__(
+        self, place: Place, pack_id: PackId, size_bytes: int, segments: Segments, recent: "_Recent"
+    ) -> None:
         self._place = place
         self._segments = segments
+        self._recent = recent
         self._key = _key(pack_id)
         self._pack_id = pack_id
         self.name = f"{place.name}/{self._key}"
@@ -71,15 +76,22 @@ class ObjectPack:
                 self._segments.learn(self._pack_id, self._size_bytes, data + trailer)
         return data
 
+    def forget_parts(self) -> None:
+        """Keep no part in memory; another thread may be reading."""
+        self._parts = OrderedDict()
+
     def _read(self, begin: int, end: int) -> bytes:
-        for part_begin, part in self._parts.items():
+        parts = self._parts  # another thread may replace it
+        for part_begin, part in parts.items():
             if part_begin <= begin and end <= part_begin + len(part):
-                self._parts.move_to_end(part_begin)
-                return part[begin - part_begin : end - part_begin]
-        part_begin, part = self._part_of(begin, end)
-        self._parts[part_begin] = part
-        while len(self._parts) > _PARTS_MAX:
-            self._parts.popitem(last=False)
+                parts.move_to_end(part_begin)
+                break
+        else:
+            part_begin, part = self._part_of(begin, end)
+            parts[part_begin] = part
+            while len(parts) > _PARTS_MAX:
+                parts.popitem(last=False)
+        self._recent.note(self._pack_id, self, sum(map(len, parts.values())))
         return part[begin - part_begin : end - part_begin]
 
     def _part_of(self, begin: int, end: int) -> tuple[int, bytes]:
@@ -109,7 +121,7 @@ class ObjectPack:
         """Return the part to read for a range: more of what is probably read next."""
         if end == self._size_bytes:  # the trailer: the footer is in front of it
             return max(0, min(begin, end - _PART_BYTES_MIN)), end
-        if self._size_bytes <= _WHOLE_BYTES_MAX:
+        if self._size_bytes <= _WHOLE_BYTES_MAX and self._pack_id not in self._recent.dropped:
             return 0, self._size_bytes
         for expected_begin, expected_end in self._expected:
             if expected_begin <= begin < expected_end:
@@ -120,6 +132,46 @@ class ObjectPack:
         else:
             self._next_bytes = _PART_BYTES_MIN
         return begin, min(max(end, begin + self._next_bytes), self._size_bytes)
+
+
+class _Recent:
+    """The packs that were read last, with their parts in memory. May be used from any thread.
+
+    Attributes:
+        dropped: Packs whose parts had to go. More packs are read in turn than fit into memory, so
+            to read one of these whole would cost that each time.
+    """
+
+    def __init__(self) -> None:
+        self.dropped: set[PackId] = set()
+        self._lock = threading.Lock()
+        self._packs: OrderedDict[PackId, tuple[ObjectPack, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, pack_id: PackId) -> ObjectPack | None:
+        with self._lock:
+            pack, _ = self._packs.get(pack_id, (None, 0))
+            return pack
+
+    def note(self, pack_id: PackId, pack: ObjectPack, size_bytes: int) -> None:
+        """Note that a pack is read now, and how much of it is in memory."""
+        with self._lock:
+            other, before = self._packs.pop(pack_id, (pack, 0))
+            if other is not pack:
+                other.forget_parts()
+            self._packs[pack_id] = (pack, size_bytes)
+            self._bytes += size_bytes - before
+            while self._bytes > _MEMORY_BYTES_MAX or len(self._packs) > _OPEN_MAX:
+                old_id, (old, old_bytes) = self._packs.popitem(last=False)
+                self._bytes -= old_bytes
+                old.forget_parts()
+                if old_bytes:
+                    self.dropped.add(old_id)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._packs.clear()
+            self._bytes = 0
 
 
 class PackObjects:
@@ -138,7 +190,7 @@ class PackObjects:
         self._listed: dict[PackId, int] = {}
         """Lengths of packs, from index segments. Some of these packs may be gone."""
         self._asked = 0
-        self._open: OrderedDict[PackId, ObjectPack] = OrderedDict()
+        self._recent = _Recent()
         self._pool = ThreadPoolExecutor(_UPLOADS_AT_ONCE, thread_name_prefix="upload")
         self._turns = threading.BoundedSemaphore(_UPLOADS_AT_ONCE)
         self._uploads: dict[PackId, Future[None]] = {}
@@ -192,14 +244,11 @@ class PackObjects:
         size_bytes = self._listed.get(pack_id) or self.size_bytes(pack_id)
         if size_bytes is None:
             raise ChunkMissingError(f"pack {pack_id.hex()[:12]} is gone")
-        with self._lock:
-            pack = self._open.get(pack_id)
+        with self._lock:  # one pack, although two readers open it at once
+            pack = self._recent.get(pack_id)
             if pack is None:
-                pack = ObjectPack(self._place, pack_id, size_bytes, self._segments)
-                self._open[pack_id] = pack
-            self._open.move_to_end(pack_id)
-            while len(self._open) > _OPEN_MAX:
-                self._open.popitem(last=False)
+                pack = ObjectPack(self._place, pack_id, size_bytes, self._segments, self._recent)
+                self._recent.note(pack_id, pack, 0)
             return pack
 
     def publish(self, path: str, pack_id: PackId) -> None:
@@ -239,8 +288,7 @@ class PackObjects:
 
     def close(self) -> None:
         """See ``Packs``."""
-        with self._lock:
-            self._open.clear()
+        self._recent.clear()
 
     def _upload(self, pack_id: PackId, data: bytes) -> None:
         try:
