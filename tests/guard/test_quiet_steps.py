@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ciuic.guard.rules.language import default_rules, parse_rule
@@ -23,6 +23,13 @@ TEXTS = [
     "gpu_util <= 20 and loss >= 9",
     "absent > 1",
     "no step for 30m",
+]
+LOSSES = [
+    "loss rises more than 15% for 3 steps",
+    "loss falls more than 50% for 2 steps",
+    "loss is not finite",
+    "loss > 4 x median of 5 steps",
+    "loss > 8 for 3 steps",
 ]
 
 levels = st.sampled_from([1.0, 1.0, 1.0, 1.2, 1.5, 2.0, 9.0])
@@ -96,6 +103,85 @@ def test_any_lines_in_any_blocks_find_the_same_as_line_by_line(texts, course, cu
              enumerate(after, 1)]  # fmt: skip
     assert at_once.lines(0, after[:3]) == one_by_one.lines(0, after[:3])
     assert at_once.lines(0, after[3:]) == one_by_one.lines(0, after[3:])
+
+
+def line(step: int, loss: float, rank: str = "") -> bytes:
+    document = {"step": step, "loss": loss, "gpu_util": 10} | ({"rank": rank} if rank else {})
+    return json.dumps(document).encode()
+
+
+def found_in_turn(texts: list[str], blocks: list[tuple[int, list[bytes]]]) -> None:
+    """Compare what blocks of several files find with what their lines find one by one."""
+    rules = [parse_rule(f"r{number}", {"when": text}) for number, text in enumerate(texts)]
+    one_by_one, at_once = Watching(rules), Watching(rules)
+    for file, lines in blocks:
+        expected = [one for line in lines for one in one_by_one.lines(file, [line])]
+        assert at_once.lines(file, lines) == expected
+    assert (at_once.count, at_once._seen) == (one_by_one.count, one_by_one._seen)
+    assert (at_once.steps.step, at_once.steps.values, at_once.steps.rollbacks) == (
+        one_by_one.steps.step,
+        one_by_one.steps.values,
+        one_by_one.steps.rollbacks,
+    )
+
+
+def test_a_source_that_leads_only_after_some_lines_of_a_block_is_compared_from_there():
+    text = "loss rises more than 15% for 3 steps"
+    losses = [5, 5, 5, 2, 3, 4, *[4] * 20]
+    block = [line(1030 + 30 * n, loss) for n, loss in enumerate(losses)]
+    watching = Watching([parse_rule("r", {"when": text})])
+    watching.lines(0, [line(1000, 1)])
+    assert [one.step for one in watching.lines(1, block)] == [1180, 1210]
+    found_in_turn([text], [(0, [line(1000, 1)]), (1, block)])
+
+
+sources = st.tuples(
+    st.integers(0, 2),  # the file
+    st.sampled_from(["", "", "3"]),
+    st.sampled_from([1, 30, 30, 101, -200]),  # where it begins, from the last block
+    st.sampled_from([1, 30, 30, 60]),  # from step to step
+    st.one_of(  # the loss at first
+        st.sampled_from([3, 2, 4]).map(lambda n: [9.0] * n + [1.5, 2.0, 3.0]),
+        st.lists(levels, min_size=1, max_size=8),
+    ),
+    st.sampled_from([[1.0], [3.0], [1.0, 1.2]]),  # and then, repeated
+    st.sampled_from([30, 0]),
+)
+
+
+@settings(max_examples=300)
+@given(
+    texts=st.lists(st.sampled_from(LOSSES), min_size=1, max_size=2, unique=True),
+    course=st.lists(sources, min_size=1, max_size=8),
+)
+@example(
+    texts=["loss rises more than 15% for 3 steps"],
+    course=[
+        (0, "", 1, 1, [1.0], [1.0], 0),
+        (1, "", 30, 30, [9.0] * 3 + [1.5, 2.0, 3.0], [1.0], 30),
+    ],
+)
+def test_several_files_and_ranks_whose_leader_changes_find_the_same_as_line_by_line(texts, course):
+    blocks, last = [], 1000
+    for file, rank, begin, stride, first, then, count in course:
+        losses = first + [then[n % len(then)] for n in range(count)]
+        steps = range(last + begin, last + begin + stride * len(losses), stride)
+        last = steps[-1]
+        blocks.append((file, [line(*one, rank) for one in zip(steps, losses, strict=True)]))
+    found_in_turn(texts, blocks)
+
+
+@pytest.mark.parametrize(
+    "gap", [b"", b" ", b'{"step":\n41,"loss":1,"gpu_util":1}'], ids=["none", "space", "cut"]
+)
+def test_two_objects_on_a_line_are_not_read_as_two_lines(gap):
+    lines = [line(2 * step, 1.0) for step in range(40)]
+    lines[10] += lines.pop(11)
+    lines[20:20] = gap.split(b"\n")
+    found_in_turn(["loss > 8 for 3 steps"], [(0, lines)])
+    watching = Watching([parse_rule("r", {"when": "loss > 8"})])
+    watching.lines(0, lines)
+    assert watching.decoder.broken >= 1
 
 
 @pytest.mark.parametrize(("growth", "text"), [(1.2, TEXTS[0]), (1.01, TEXTS[1])])

@@ -98,8 +98,10 @@ class Decoder:
             return None
         ranks = {one.f6 for one in found}
         steps = [one.f0 for one in found]
-        # A line without anything in it would shift the others.
-        if len(found) != len(lines) or len(ranks) != 1 or None in steps:
+        # Two objects on a line, and none on another, would shift those in between. Where each line
+        # begins and ends as an object does, none goes on in the next line.
+        is_each_one = {line[:1] + line[-1:] for line in map(bytes.strip, lines)} == {b"{}"}
+        if not is_each_one or len(found) != len(lines) or len(ranks) != 1 or None in steps:
             return None
         values: list[list[float] | None] = []
         for number in range(len(self._fields)):

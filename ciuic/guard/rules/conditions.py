@@ -121,7 +121,6 @@ class Moves:
         self.window = steps + 1
         self.has_row = True
         self._share = abs(share) * _ROUNDING
-        self._steps = steps
         self._rises = rises
         self._streak = _Streak()
         self._previous = math.nan
@@ -140,7 +139,7 @@ class Moves:
         change = value - self._previous if self._rises else self._previous - value
         # False if either is not a number.
         moved = change > abs(self._previous) * self._share and change < math.inf
-        return self._streak.look(step, holds=moved) >= self._steps
+        return self._streak.look(step, holds=moved) >= self.steps
 
     def commit(self) -> None:
         """See ``Condition``."""
@@ -165,7 +164,7 @@ class Moves:
         self._values.append(value)
 
     def __str__(self) -> str:
-        shown = [*self._values, self._value][-min(self._steps + 1, 8) :]
+        shown = [*self._values, self._value][-min(self.steps + 1, 8) :]
         way = "rose" if self._rises else "fell"
         return f"{self.field} {way} {' → '.join(map(_text, shown))}"
 
@@ -180,7 +179,6 @@ class Compared:
         self.has_row = False
         self._holds = _SIGNS[sign]
         self._number = number
-        self._steps = steps
         self._length = self._last_length = 0
         self._step = 0
         self._earlier: deque[int] = deque(maxlen=steps)
@@ -194,13 +192,13 @@ class Compared:
         Only the last steps count, although it may have held before: the GPU of a small training is
         always idle.
         """
-        return self._earlier[0] if len(self._earlier) >= self._steps else None
+        return self._earlier[0] if len(self._earlier) >= self.steps else None
 
     def look(self, step: int, value: float) -> bool:
         """See ``Condition``."""
         self._value, self._step = value, step
         self._length = self._last_length + 1 if self._holds(value, self._number) else 0
-        return self._length >= self._steps
+        return self._length >= self.steps
 
     def commit(self) -> None:
         """See ``Condition``."""
@@ -219,7 +217,7 @@ class Compared:
         self.commit()
 
     def __str__(self) -> str:
-        shown = [*self._values, self._value][-min(self._steps, 8) :]
+        shown = [*self._values, self._value][-min(self.steps, 8) :]
         return f"{self.field} was {', '.join(map(_text, shown))}"
 
 
@@ -273,7 +271,6 @@ class Above:
         self.window = steps
         self.has_row = True
         self._factor = factor
-        self._steps = steps
         self._streak = _Streak()
         self._value = math.nan
         self._window: deque[float] = deque()
@@ -287,13 +284,13 @@ class Above:
     def look(self, step: int, value: float) -> bool:
         """See ``Condition``."""
         self._value = value
-        full = len(self._window) >= self._steps
+        full = len(self._window) >= self.window
         holds = full and value > self._median() * self._factor
         return self._streak.look(step, holds=holds) > 0
 
     def may_hold(self, values: Sequence[float]) -> bytes:
         """See ``Condition``."""
-        if self._factor < 0 or not all(map(math.isfinite, values)):
+        if not all(map(math.isfinite, values)):
             return b"\1" * len(values)  # these do not enter the window
         # No median is below the least of all values.
         limit = min([min(values), *self._sorted[:1]]) * self._factor
@@ -313,7 +310,7 @@ class Above:
     def _remember(self) -> None:
         if not math.isfinite(self._value):
             return
-        if len(self._window) >= self._steps:
+        if len(self._window) >= self.window:
             del self._sorted[bisect_left(self._sorted, self._window.popleft())]
         self._window.append(self._value)
         insort(self._sorted, self._value)

@@ -17,8 +17,9 @@ def last_needless(
 ) -> int | None:
     """Return the last step of a row of them from which the conditions can go on by ``rest``.
 
-    The caller has looked at the first ``window`` steps, and no rule fires after these. It looks at
-    those after the step that is returned.
+    The caller has looked at the first ``window`` steps, each of them counted, except that the first
+    may belong to the step before; no rule fires after these. It looks at those after the step that
+    is returned.
 
     Args:
         rules: The conditions of each rule, with the value of their field at each step.

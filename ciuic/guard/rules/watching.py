@@ -174,8 +174,12 @@ class Watching:
         if columns is None:
             look(lines)
             return found
+        before = self.count
         look(lines[:head])
-        place = self._last_needless(file, columns)
+        # The first line may belong to the step before. If more begin no step, then another source
+        # led, and the conditions have not seen what these lines say.
+        is_seen = self.count - before >= head - 1
+        place = self._last_needless(file, columns) if is_seen else None
         if place is not None:
             self._pass_over(columns, place, since_ns)
             head = place + 1
