@@ -99,7 +99,8 @@ class JobEvents:
             said + ("; the job is paused" if is_paused else ""),
             rule=rule.name,
             step=finding.step,
-            go_back_step=finding.go_back_step,
+            # A job that hangs has spoiled nothing.
+            **({} if rule.idle_s else {"go_back_step": finding.go_back_step}),
         )
         if is_paused:
             say(

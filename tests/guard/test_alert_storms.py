@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ciuic.cli.alerting import Alerts
@@ -91,6 +91,10 @@ moves_of_rules = st.lists(
 @pytest.mark.filterwarnings("ignore")
 @settings(deadline=None)
 @given(moves_of_rules)
+# It ends and begins again before anything is told.
+@example([*[(name, True) for name in "abcd"], None, ("a", False), ("a", True)])
+@example([*[(name, True) for name in "abcd"], None, ("a", False), ("a", True), ("a", False)])
+@example([*[(name, True) for name in "abcd"], None, *[(n, False) for n in "abcd"], ("a", True)])
 def test_after_any_course_of_rules_what_was_told_last_of_each_is_true(
     moves: list[tuple[str, bool] | None],
 ) -> None:

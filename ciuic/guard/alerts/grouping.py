@@ -2,8 +2,8 @@
 
 A training that diverges sets off many rules within a second. More than ``_APART_MAX`` of them are a
 group. It has one message with a list, and another one with what is left when some of them end or
-more begin. All have the same key, and the end of the last rule ends the group. A rule that was told
-apart also ends apart.
+begin again, or when more than ``_APART_MAX`` others begin at once: these join it. All have the same
+key, and the end of the last rule ends the group. A rule that was told apart also ends apart.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,20 +61,20 @@ class Grouping:
         """Pass on what was added: each notice, or what the group is now."""
         waiting, self._waiting = self._waiting, []
         begun = {one.fault for one in waiting if one.event == "began"}
-        storm = begun if len(begun) > _APART_MAX else set()
-        was_open, is_changed, over = bool(self._group), False, list[Notice]()
+        storm = (begun if len(begun) > _APART_MAX else set()) | (begun & self._group.keys())
+        was_open, is_changed, over = bool(self._group), False, dict[str, Notice]()
         for one in waiting:
             if one.event == "began" and one.fault in storm:
                 self._group[one.fault] = one
                 is_changed = True
             elif one.event == "ended" and one.fault in self._group:
-                over.append(self._group.pop(one.fault))
+                over[one.fault] = self._group.pop(one.fault)
                 is_changed = True
             else:
                 self._send(one)
         if is_changed:
-            over = [one for one in over if one.fault not in self._group]
-            self._tell(list(self._group.values()), over, was_open=was_open)
+            gone = [one for name, one in over.items() if name not in self._group]
+            self._tell(list(self._group.values()), gone, was_open=was_open)
 
     def _tell(self, left: list[Notice], over: list[Notice], *, was_open: bool) -> None:
         if not was_open:
@@ -105,6 +105,7 @@ def _facts(notices: list[Notice]) -> Facts:
     for name in ("step", "go_back_step"):
         steps = [step for one in notices if isinstance(step := one.facts.get(name), int)]
         found[name] = min(steps) if steps else None
-    if any(one.facts.get("go_back_step") is None for one in notices):
-        found["go_back_step"] = None  # one of the faults began with the first step
+    # One of the faults began with the first step. A rule about an idle job has no such fact.
+    if any(one.facts.get("go_back_step", 0) is None for one in notices):
+        found["go_back_step"] = None
     return found
