@@ -4,6 +4,8 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,12 +51,55 @@ def test_a_job_that_waits_for_the_disk_is_seen_and_other_programs_are_not(
     job = start_waiting(tmp_path / "job", variables=JOB, begin=begin)
     other = start_waiting(tmp_path / "other", variables={}, begin=begin)
     with running(job) as pid, running(other) as other_pid:
-        key = ("io", str(pid))
         assert waits.waited_us() == {}, "a short snapshot does not look for trainings"
         clock.advance(0.25)
-        wait_until("it has waited", lambda: waits.waited_us().get(key, 0) >= 200_000)
-        assert ("io", str(other_pid)) not in waits.waited_us()
-    assert key not in waits.waited_us(), "it has ended"
+        wait_until("it has waited", lambda: waited_us(waits, pid) >= 200_000)
+        assert not waited_us(waits, other_pid)
+    assert not waited_us(waits, pid), "it has ended"
+
+
+def waited_us(waits: DiskWaits, pid: int) -> int:
+    """Return how long the thread of a process that waited most has waited."""
+    found = waits.waited_us().items()
+    return max((us for (_, name), us in found if name.startswith(f"{pid}/")), default=0)
+
+
+def test_each_thread_of_a_training_counts_by_itself(tmp_path: Path, counted: None) -> None:
+    several = "[threading.Thread(target=wait, daemon=True).start() for _ in range(4)]"
+    clock = ManualClock(0)
+    waits = DiskWaits(clock)
+    waits.waited_us()
+    clock.advance(0.25)
+    job = start_waiting(tmp_path / "job", variables=JOB, begin=f"{several}; time.sleep(600)")
+    began_s = time.monotonic()
+    with running(job) as pid:
+        wait_until("they have waited", lambda: waited_us(waits, pid) >= 200_000)
+        threads = [us for (_, name), us in waits.waited_us().items() if name.startswith(f"{pid}/")]
+        passed_us = (time.monotonic() - began_s) * 1e6
+    assert len(threads) >= 5
+    assert sum(us > 0 for us in threads) >= 2
+    assert max(threads) <= passed_us, "no sum over threads"
+
+
+def test_a_search_for_trainings_that_gets_stuck_stops_no_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that holds the lock of its memory map stops who reads its maps."""
+    clock, goes_on, searches = ManualClock(0), threading.Event(), []
+
+    def search() -> list[int]:
+        searches.append(1)
+        goes_on.wait(60)
+        return [os.getpid()]
+
+    monkeypatch.setattr("ciuic.snapshot.pace.disk_waits.training_processes", search)
+    waits = DiskWaits(clock)
+    for _ in range(5):
+        assert waits.waited_us() == {}
+        clock.advance(31)
+    assert len(searches) == 1, "one search at a time"
+    goes_on.set()
+    wait_until("it was found", lambda: ("io", f"{os.getpid()}/{os.getpid()}") in waits.waited_us())
 
 
 def test_a_program_with_a_library_that_trains_models_is_a_training(tmp_path: Path) -> None:

@@ -108,6 +108,40 @@ def test_a_busy_time_of_others_that_ends_does_not_hide_what_the_reader_adds():
     assert pacer.rate_bytes is not None
 
 
+class Loaders(Machine):
+    """A machine whose waiting programs are replaced by new ones, again and again.
+
+    Args:
+        epoch_s: How long each of them runs.
+    """
+
+    def __init__(self, *, usual: float, added: float, epoch_s: float) -> None:
+        super().__init__(usual=usual, added=added)
+        self._epoch_s = epoch_s
+
+    def waited_us(self) -> dict[tuple[str, str], int]:
+        return {("io", f"loader {self.monotonic_s() // self._epoch_s}"): int(self._waited_us)}
+
+
+def test_programs_that_begin_while_it_reads_count_only_once_a_probe_has_measured_them():
+    machine = Loaders(usual=0.7, added=0.0, epoch_s=1.5)
+    pacer = pacer_of(machine)
+    took_s = 0.0
+    for _ in range(400):
+        took_s += read(machine, pacer, 10)
+        assert pacer.rate_bytes is None, "they wait as long without the readers"
+    assert took_s < 40 * 1.2, "only the moments in which it measures"
+
+    machine = Loaders(usual=0.0, added=0.8, epoch_s=30)
+    pacer = pacer_of(machine)
+    took_s = slow_s = 0.0
+    while took_s < 300:
+        block_s = read(machine, pacer, 1)
+        took_s += block_s
+        slow_s += block_s if pacer.rate_bytes is not None else 0.0
+    assert slow_s > 0.7 * took_s, "from the first probe of each on"
+
+
 def test_it_reads_fast_again_once_it_disturbs_no_more():
     machine = Machine(usual=0.0, added=0.8)
     pacer = pacer_of(machine)

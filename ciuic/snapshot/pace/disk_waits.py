@@ -8,6 +8,7 @@ how long each thread waited for its reads (Documentation/accounting/delay-accoun
 
 import contextlib
 import os
+import threading
 from typing import Final
 
 from ciuic.source.trainings import training_processes
@@ -43,6 +44,7 @@ class DiskWaits:
         self._clock = clock
         self._pids: list[int] = []
         self._look_s: float | None = None
+        self._search: threading.Thread | None = None
 
     @property
     def is_known(self) -> bool:
@@ -50,28 +52,42 @@ class DiskWaits:
         return are_disk_waits_counted()
 
     def waited_us(self) -> dict[tuple[str, str], int]:
-        """Return, for each process, how long all of its threads have waited in sum.
+        """Return how long each thread has waited, named "process/thread".
 
-        The first call returns nothing: a short snapshot need not look for trainings.
+        The first call returns nothing: a short snapshot need not look for trainings. The calls
+        after it return what the last search has found, and never wait for a search.
         """
         now_s = self._clock.monotonic_s()
         if self._look_s is None:
             self._look_s = now_s
         elif now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
-            self._pids = training_processes()
-        threads = [(pid, f"/proc/{pid}/stat") for pid in self._pids[:_THREADS_MAX]]
-        for pid in self._pids:
+            self._look()
+        pids = self._pids
+        threads = [f"{pid}/{pid}" for pid in pids[:_THREADS_MAX]]
+        for pid in pids:
             if len(threads) >= _THREADS_MAX:
                 break
             with contextlib.suppress(OSError):
                 names = (name for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid)
-                threads += [(pid, f"/proc/{pid}/task/{name}/stat") for name in names]
+                threads += [f"{pid}/{name}" for name in names]
         found: dict[tuple[str, str], int] = {}
-        for pid, path in threads[:_THREADS_MAX]:
+        for thread in threads[:_THREADS_MAX]:
+            pid, _, name = thread.partition("/")
             with contextlib.suppress(OSError, IndexError):  # it has ended
-                with open(path, "rb") as file:
+                with open(f"/proc/{pid}/task/{name}/stat", "rb") as file:
                     ticks = int(file.read().rpartition(b")")[2].split()[_WAITED_FIELD])
-                key = ("io", str(pid))
-                found[key] = found.get(key, 0) + ticks * _TICK_US
+                found["io", thread] = ticks * _TICK_US
         return found
+
+    def _look(self) -> None:
+        """Search for trainings in a thread, unless one still does.
+
+        The kernel makes a reader of ``maps`` wait as long as the process changes its memory map.
+        """
+        if self._search is None or not self._search.is_alive():
+            self._search = threading.Thread(target=self._find, daemon=True)
+            self._search.start()
+
+    def _find(self) -> None:
+        self._pids = training_processes()

@@ -2,8 +2,9 @@
 
 Other programs wait without ciuic too, so a high pressure alone proves nothing. When it exceeds the
 limit, the pacer stops all readers for a moment (a probe), and measures the pressure that remains:
-ciuic does not cause that part. Only what the readers add to it counts. If they add more than the
-limit, they may read half as fast as before; while they add less, their speed grows again.
+ciuic does not cause that part. Only what the readers add to it counts. A program that began after
+the probe counts from the next one. If the readers add more than the limit, they may read half as
+fast as before; while they add less, their speed grows again.
 
 There is a lowest speed, and the pacer probes at most every ``_PROBE_EVERY_S``. So every snapshot
 ends, however busy the machine is.
@@ -126,37 +127,36 @@ class Pacer:
             self._look_in_probe(now_s, self._probe_s)
             return
         if self._window_s is None:
-            self._begin_window(now_s)
+            self._begin_window()
             return
-        lasted_s = now_s - self._window_s
-        if lasted_s < _WINDOW_S:
+        if now_s - self._window_s < _WINDOW_S:
             return
-        shares = self._shares(lasted_s)
+        shares, rate = self._end_window(self._window_s)
         # Less than the baseline: others wait less by now.
-        for key, share in shares.items():
-            self._baseline[key] = min(self._baseline.get(key, 0.0), share)
-        added = [share - self._baseline[key] for key, share in shares.items()]
-        self.pressure = max(added, default=0.0)
-        rate = self._window_bytes / lasted_s
-        self._begin_window(now_s)
-        if self.pressure <= self._limit:
+        for key in shares.keys() & self._baseline.keys():
+            self._baseline[key] = min(self._baseline[key], shares[key])
+        # What has no baseline may wait without the readers too: only a probe can tell.
+        new = max((shares[key] for key in shares.keys() - self._baseline.keys()), default=0.0)
+        known = shares.keys() & self._baseline.keys()
+        self.pressure = max((shares[key] - self._baseline[key] for key in known), default=0.0)
+        may_probe = self._probed_s is None or now_s - self._probed_s >= _PROBE_EVERY_S
+        if max(self.pressure, new) > self._limit and may_probe:
+            self._probe_s = now_s
+        elif self.pressure > self._limit:
+            self._rate = max(self._minimum, _SLOWER * min(rate, self._rate or rate))
+        else:
             self._go_faster(rate)
             if self._is_baseline_old(now_s):
                 self._probe_s = now_s
-        elif self._probed_s is None or now_s - self._probed_s >= _PROBE_EVERY_S:
-            self._probe_s = now_s
-        else:
-            self._rate = max(self._minimum, _SLOWER * min(rate, self._rate or rate))
 
     def _look_in_probe(self, now_s: float, since_s: float) -> None:
         if now_s < since_s + _SETTLE_S:
             return
         if self._window_s is None or self._window_s < since_s + _SETTLE_S:
-            self._begin_window(now_s)
+            self._begin_window()
         elif now_s - self._window_s >= _WINDOW_S:
-            self._baseline = self._shares(now_s - self._window_s)
+            self._baseline, _ = self._end_window(self._window_s)
             self._probed_s, self._probe_s = now_s, None
-            self._begin_window(now_s)
 
     def _is_baseline_old(self, now_s: float) -> bool:
         """Return whether others may wait less by now than they did without the readers."""
@@ -170,18 +170,26 @@ class Pacer:
             if self._rate > _FREE * max(rate, self._minimum):
                 self._rate = None
 
-    def _begin_window(self, now_s: float) -> None:
-        self._window_s, self._window_us = now_s, self._waited_us()
+    def _begin_window(self) -> float:
+        # The time of the counters, and not of the call: it may take a while to get here.
+        now_s = self._window_s = self._clock.monotonic_s()
+        self._window_us = self._waited_us()
         self._window_bytes = 0
+        return now_s
+
+    def _end_window(self, since_s: float) -> tuple[dict[Key, float], float]:
+        """Begin the next window; returns the shares of the last one, and its bytes per second.
+
+        The share of a counter is the share of the window in which something waited.
+        """
+        before_us, size_bytes = self._window_us, self._window_bytes
+        lasted_s = self._begin_window() - since_s
+        shares = {
+            key: min(1.0, max(0, waited_us - before_us[key]) / (lasted_s * 1e6))
+            for key, waited_us in self._window_us.items()
+            if key in before_us
+        }
+        return shares, size_bytes / lasted_s
 
     def _waited_us(self) -> dict[Key, int]:
         return {key: us for waits in self._waits for key, us in waits.waited_us().items()}
-
-    def _shares(self, lasted_s: float) -> dict[Key, float]:
-        """Return, for each counter, the share of the window in which something waited."""
-        before = self._window_us
-        return {
-            key: min(1.0, max(0, waited_us - before[key]) / (lasted_s * 1e6))
-            for key, waited_us in self._waited_us().items()
-            if key in before
-        }
