@@ -120,6 +120,7 @@ def command(
     while True:
         alerts.started = running.helpers
         ended = guard(running, watched, idleness, events, clock)
+        alerts.idle()  # what the last lines say is told before anything that takes long
         if not ended.is_failure:
             break
         failed_s = clock.monotonic_s()

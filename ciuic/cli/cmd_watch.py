@@ -75,6 +75,7 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
         alerts=alerts,
     )
     ended = guard(watched, read, Idleness(rules, clock), events, clock)
+    alerts.idle()  # what the last lines say is told before anything that takes long
     read.close()
     if not ended.asked:
         step = "" if ended.last_step is None else f"; its last step was {ended.last_step}"

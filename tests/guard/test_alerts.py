@@ -19,6 +19,7 @@ from ciuic.guard.alerts.channels import Channel, parse_alert
 from ciuic.guard.alerts.deliver import deliver
 from ciuic.guard.alerts.message import Message
 from ciuic.guard.alerts.send import NotSent, send
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import wait_until
@@ -456,3 +457,23 @@ def test_a_training_program_with_modules_of_the_same_names_is_in_no_ones_way(
 
     assert (done.code, out.exists()) == (3, True), done.err
     assert [one.tags for one in box.snapshots()] == [("emergency",)]
+
+
+def test_what_the_last_lines_say_is_told_before_the_store_is_waited_for(
+    box: Box, tmp_path: Path
+) -> None:
+    """Snapshots are pinned and tagged at the end: that waits up to 30 s for another writer."""
+    (box.source / "a").write_bytes(b"a")
+    log, out = tmp_path / "log", tmp_path / "alert"
+    with_alerts(
+        box,
+        "[rule high]\nwhen = loss > 5\n",
+        f"[alert file]\ntype = command\ncommand = cat > {out}.new; mv {out}.new {out}\n",
+    )
+    job = f"echo '{json.dumps({'step': 1, 'loss': 9})}' > {log}"
+    words = ["--config", box.config, "run", "--job", "j", "--log", log, "--", "sh", "-c", job]
+    with open_store(str(box.store), write=True), Run(*words) as run:
+        wait_until("the alert came", out.exists)
+        assert not run.ended
+        assert "could not be pinned" not in run.err, "it still waits"
+        assert json.loads(out.read_bytes())["rule"] == "high"
