@@ -73,9 +73,9 @@ class DiskWaits:
                 threads += [f"{pid}/{name}" for name in names]
         found: dict[tuple[str, str], int] = {}
         for thread in threads[:_THREADS_MAX]:
-            pid, _, name = thread.partition("/")
+            process, _, name = thread.partition("/")
             with contextlib.suppress(OSError, IndexError):  # it has ended
-                with open(f"/proc/{pid}/task/{name}/stat", "rb") as file:
+                with open(f"/proc/{process}/task/{name}/stat", "rb") as file:
                     ticks = int(file.read().rpartition(b")")[2].split()[_WAITED_FIELD])
                 found["io", thread] = ticks * _TICK_US
         return found
