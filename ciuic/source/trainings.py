@@ -6,13 +6,14 @@ library mapped that trains models. Workers that load data are among them: they i
 
 import contextlib
 import os
+from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["JOB_VARIABLE", "LIBRARIES", "mapped_files", "training_processes"]
+__all__ = ["JOB_VARIABLE", "has_library", "mapped_files", "training_processes"]
 
 JOB_VARIABLE: Final = "CIUIC_JOB"
 """The variable that ``ciuic run`` adds to the environment of a job."""
-LIBRARIES: Final = (b"libtorch", b"libtensorflow", b"libjax", b"jaxlib", b"libcuda.so")
+_LIBRARIES: Final = (b"libtorch", b"libtensorflow", b"libjax", b"jaxlib", b"libcuda.so")
 """A program that has one of these mapped trains a model, or uses one."""
 _PATH_FIELD: Final = 5
 
@@ -27,9 +28,14 @@ def training_processes() -> list[int]:
         if name.isdigit() and int(name) != os.getpid():
             # It may end at any time, or belong to another user.
             with contextlib.suppress(OSError):
-                if _is_in_job(int(name)) or _has_library(int(name)):
+                if _is_in_job(int(name)) or has_library([_maps(int(name))]):
                     found.append(int(name))
     return sorted(found)
+
+
+def has_library(maps: Iterable[bytes]) -> bool:
+    """Return whether a library that trains models is among paths, or lines of mapped files."""
+    return any(name in text for text in maps for name in _LIBRARIES)
 
 
 def mapped_files(pid: int) -> set[bytes]:
@@ -50,7 +56,6 @@ def _is_in_job(pid: int) -> bool:
         return b"\0%s=" % JOB_VARIABLE.encode() in b"\0" + file.read()
 
 
-def _has_library(pid: int) -> bool:
+def _maps(pid: int) -> bytes:
     with open(f"/proc/{pid}/maps", "rb") as file:
-        maps = file.read()
-    return any(name in maps for name in LIBRARIES)
+        return file.read()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-from ciuic.source.trainings import LIBRARIES, mapped_files
+from ciuic.source.trainings import has_library, mapped_files
 
 __all__ = ["find_checkpoints", "find_holders"]
 
@@ -80,7 +80,7 @@ def find_checkpoints(suffixes: tuple[bytes, ...]) -> dict[bytes, str]:
             # A service with a mount namespace of its own, as systemd makes them, has most paths.
             is_here = _mount_namespace(process.pid) == here
             mapped = mapped_files(process.pid)
-            trains = any(name in path for path in mapped for name in LIBRARIES)
+            trains = has_library(mapped)
             opened = {
                 os.fsencode(one.path)
                 for one in process.open_files()
