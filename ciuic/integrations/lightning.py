@@ -35,7 +35,9 @@ class SnapshotIO(CheckpointIO):  # type: ignore[misc]
     def latest(self) -> str | None:
         """The latest checkpoint of this run for ``Trainer.fit(ckpt_path=...)``; None: none.
 
-        It is undamaged: it was read for that, and ``load_checkpoint`` does not read it again.
+        It is undamaged: each access reads it for that. It stays in memory until it is loaded or
+        the next checkpoint is saved; ``load_checkpoint`` does not read it again. If the manager
+        has ``ranks``, all ranks must ask for it.
 
         Raises:
             CorruptionError: There are checkpoints, and all are damaged.
@@ -48,6 +50,8 @@ class SnapshotIO(CheckpointIO):  # type: ignore[misc]
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Begin to save a checkpoint; training may go on when this returns."""
+        # A state that ``latest`` has read is older than this one, even if the step is the same.
+        self._found = {}
         rest = {name: value for name, value in checkpoint.items() if name not in _PARTS}
         self._manager.save_snapshot(
             checkpoint[_MODEL],

@@ -225,13 +225,13 @@ class SnapshotManager:
             tags = tags_of(channel, self._run, epoch, step)
             tags += metric_tags(self._rules.policies, metrics)
             handle = self._begin(take, channel, tags, step)
-            # After the copy: a program may turn warnings into errors.
-            if channel == FULL and (self._job is None or self._job.rank == 0):
-                self._completeness.check({"model": model, **others}, extra, epoch, step)
-            self._tell_of_others(channel)
             if urgent is not None:
                 self._saves.settle_in_grace(urgent)
                 urgent.saved(noticed_count)
+            # After the copy, and after an urgent save: a program may turn warnings into errors.
+            if channel == FULL and (self._job is None or self._job.rank == 0):
+                self._completeness.check({"model": model, **others}, extra, epoch, step)
+            self._tell_of_others(channel)
         if wait:
             handle.wait()
         return handle

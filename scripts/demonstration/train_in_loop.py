@@ -50,6 +50,7 @@ def main() -> int:
         open(path, "a", buffering=1, encoding="utf-8") as log,
     ):
         training = _begin(manager, len(alphabet))
+        loss = float("nan")
         log.write(json.dumps({"event": "start", "step": training.step}) + "\n")
         while training.step < arguments.steps:
             loss = training.advance(data)

@@ -58,6 +58,18 @@ def test_lightning_goes_on_with_the_latest_checkpoint_of_its_own_run(tmp_path, s
         assert found["state_dict"]["w"][0] == 7
 
 
+def test_lightning_loads_a_step_that_was_saved_again_as_it_was_saved_last(tmp_path, snapshot_io):
+    with SnapshotManager(tmp_path) as manager:
+        plugin = snapshot_io(manager)
+        plugin.save_checkpoint(checkpoint(500), "any.ckpt")
+        manager.wait()
+        assert plugin.latest == "step-500.ckpt"
+        plugin.save_checkpoint(checkpoint(500) | {"loops": {"fit": "again"}}, "any.ckpt")
+        manager.wait()
+
+        assert plugin.load_checkpoint("step-500.ckpt")["loops"] == {"fit": "again"}
+
+
 def test_lightning_refuses_weights_alone_and_states_of_another_program(tmp_path, snapshot_io):
     with SnapshotManager(tmp_path) as manager:
         manager.save_snapshot({"w": np.zeros(3)}, step=1, channel="weights")

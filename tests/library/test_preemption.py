@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -203,3 +204,14 @@ def test_another_thread_is_told_that_it_can_not_handle_signals(tmp_path):
     thread.start()
     thread.join()
     assert found == ["only the main thread can handle SIGTERM and SIGUSR1"]
+
+
+def test_a_warning_that_is_an_error_comes_when_the_preempted_state_is_durable(manager):
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(2, 2)
+    notify()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="it has no optimizer"):
+            manager.save_snapshot(module, step=1)
+    assert manager.should_stop

@@ -151,6 +151,26 @@ def test_the_second_training_that_saves_a_channel_of_a_run_says_so_once(tmp_path
         assert save_all(store, run=run or None) == [], "it saves no more"
 
 
+def test_only_the_first_save_of_a_channel_asks_the_file_system_for_others(tmp_path):
+    """A store that hangs later, such as one on NFS, then hangs no step of the training."""
+    asked = []
+
+    def noted(event: str, arguments: tuple[object, ...]) -> None:
+        if event in {"fcntl.lockf", "fcntl.fcntl"}:
+            asked.append(event)
+
+    sys.addaudithook(noted)
+    with SnapshotManager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            manager.save_snapshot({"w": np.ones(9)}, step=step, wait=True)
+        assert asked == ["fcntl.lockf"]
+        with SnapshotManager(tmp_path) as other:
+            other.save_snapshot({"w": np.ones(9)}, channel="weights", wait=True)
+        # The locks of the first one have ended with the second one's file.
+        manager.save_snapshot({"w": np.ones(9)}, step=4, wait=True)
+        assert asked == ["fcntl.lockf"] * 3
+
+
 def test_a_training_that_was_killed_is_no_other_one(tmp_path):
     with another_training(tmp_path, "", "full") as process:
         process.kill()

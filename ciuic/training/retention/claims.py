@@ -25,6 +25,8 @@ __all__ = ["Claims"]
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 """``struct flock`` of Linux on machines of 64 bits: type, whence, start, length and process."""
+_closed_count = 0
+"""How often this process has closed such a file."""
 
 
 class Claims:
@@ -43,14 +45,18 @@ class Claims:
         self._run = run
         self._fd: int | None = None
         self._close: Callable[[], object] = lambda: None
+        self._asked: dict[str, int] = {}
         self._has_told = False
 
     def other(self, channel: str) -> str | None:
         """Claim a channel; returns who else has claimed it, in words, at most once.
 
-        The claim holds until ``close``, or until another manager of this process is closed; so
-        each save calls this.
+        The claim holds until ``close``, or until another manager of this process is closed: only
+        then does a further call ask the file system again, which may hang.
         """
+        if self._asked.get(channel) == _closed_count:
+            return None
+        self._asked[channel] = _closed_count
         with contextlib.suppress(CiuicError, OSError):
             fd, place = self._opened(), _place(self._run, channel)
             try:
@@ -70,8 +76,15 @@ class Claims:
             path = os.path.join(nofollow.resolved(self._directory), layout.RUN_LOCK)
             self._fd = fd = open_or_create(path)
             # Also if the program drops its manager without closing it.
-            self._close = weakref.finalize(self, os.close, fd)
+            self._close = weakref.finalize(self, _give_up, fd)
         return self._fd
+
+
+def _give_up(fd: int) -> None:
+    """Close a file of claims: all locks of this process on the same file end with it."""
+    global _closed_count  # noqa: PLW0603 - locks belong to the process, and so does this
+    os.close(fd)
+    _closed_count += 1
 
 
 def _place(run: str | None, channel: str) -> int:
