@@ -23,10 +23,14 @@ __all__ = ["App", "make_app"]
 
 
 class App(NamedTuple):
-    """The application, with the parts that its server needs."""
+    """The application, with the parts that its server needs.
+
+    ``prepare`` begins the work that takes long at the first request.
+    """
 
     admission: Admission
     jobs: Jobs
+    prepare: Callable[[], None]
 
 
 def make_app(
@@ -57,8 +61,7 @@ def make_app(
         is_encrypted: Requests come over TLS.
     """
     reading = Reading(store_path, subject, clock, options, copies)
-    reading.prepare()
-    jobs = Jobs(store_path, clock, options, words)
+    jobs = Jobs(store_path, clock, options, words, reading.changed)
     timelines = Timelines(reading, logs)
     runs = Runs(reading)
     pages = Pages(reading, timelines, runs, jobs)
@@ -71,4 +74,4 @@ def make_app(
     inner = Starlette(
         routes=routes, exception_handlers={404: pages.missing, 405: pages.not_allowed}
     )
-    return App(Admission(inner, names, is_encrypted=is_encrypted), jobs)
+    return App(Admission(inner, names, is_encrypted=is_encrypted), jobs, reading.prepare)

@@ -32,7 +32,7 @@ from ciuic.view.diff import diff
 from ciuic.view.located import Located, inner_path, root_entry
 from ciuic.view.locator import locate
 from ciuic.view.paging import entries_after
-from ciuic.web.examinations import Examination, Examinations
+from ciuic.web.examinations import FRESH_S, Examination, Examinations
 from ciuic.web.models import (
     Change,
     ChangePage,
@@ -80,6 +80,7 @@ class Reading:
         self._clock = clock
         self._list = SnapshotList(clock, copies)
         self._examinations = Examinations(subject, clock)
+        self._was_open = True
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Store]:
@@ -90,6 +91,10 @@ class Reading:
     def prepare(self) -> None:
         """Begin the work that takes long at the first request."""
         self._examinations.begin()
+
+    def changed(self) -> None:
+        """Note that the store has changed: what was found about it is found again."""
+        self._examinations.changed()
 
     def overview(self) -> Overview:
         """Return whether all is well, even if the store can't be opened."""
@@ -103,12 +108,16 @@ class Reading:
             listed = self._list.get(store)
             checks = health(store, is_asked=False)
             drill = last_drill(store)
+            self._note(is_open=True)
             examined = self._examinations.get()
             plan = examined[0].subject.plan
             if plan is not None:
                 copies = standings(store, plan.copies, now_ns, listed.snapshots)
-        # An earlier examination does not know that the store can't be opened now.
-        (subject, findings, _), examined_s = examined or self._examinations.get(anew=True)
+        if examined is None:
+            self._note(is_open=False)
+            examined = self._examinations.get()
+        found, examined_s = examined
+        subject, findings = found.subject, found.findings
         snapshots = [] if listed is None else listed.snapshots
         newest = snapshots[0] if snapshots else None
         age_s = None if newest is None else max(0.0, (now_ns - newest.taken_ns) / _NS)
@@ -117,7 +126,7 @@ class Reading:
         level = _level(findings)
         return Overview(
             level=level,
-            headline=_headline(findings, age_s),
+            headline=_headline(findings, age_s, examined_s),
             store=os.fsencode(self.store_path),
             snapshots=len(snapshots),
             newest=None if newest is None or listed is None else snapshot_answer(listed, newest),
@@ -134,6 +143,12 @@ class Reading:
             examined_s=examined_s,
             findings=[_finding(one) for one in findings],
         )
+
+    def _note(self, *, is_open: bool) -> None:
+        """Note whether the store can be opened: an examination before does not know that."""
+        if is_open != self._was_open:
+            self._was_open = is_open
+            self._examinations.changed()
 
     def listed(self, store: Store) -> Listed:
         """Return the list of snapshots; the same object while it does not change."""
@@ -251,11 +266,13 @@ def _level(findings: list[Finding]) -> Literal["ok", "warning", "problem"]:
     return "problem" if PROBLEM in found else "warning" if WARNING in found else "ok"
 
 
-def _headline(findings: list[Finding], age_s: float | None) -> str:
-    """Return the state in one line."""
+def _headline(findings: list[Finding], age_s: float | None, examined_s: float) -> str:
+    """Return the state in one line, with the age of the findings if they are not new."""
     newest = "there is no snapshot"
     if age_s is not None:
         newest = f"the newest snapshot is {format_duration(age_s)} old"
+    if examined_s > FRESH_S:
+        newest += f"; checked {format_duration(examined_s)} ago"
     problems = sum(finding.level == PROBLEM for finding in findings)
     if problems:
         return f"{counted(problems, 'problem')}; {newest}"

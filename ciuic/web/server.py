@@ -151,6 +151,8 @@ def serve(
         )
         server = _Server(settings)
         with _ended_by_signals(server):
+            # Not before: the mask of a socket's mode is that of all threads.
+            app.prepare()
             ready(_url(address, listener, app.admission.token, tls))
             asyncio.run(server.serve(sockets=[listener]))
             # The caller's handlers are not back yet: they would not wait for the jobs.

@@ -47,6 +47,17 @@ def failed(site: Served, **work: object) -> Any:
     return job["error"]
 
 
+def test_what_is_found_after_a_job_was_found_after_it(box: Box) -> None:
+    (box.source / "a").write_text("x")
+    none = "there is none yet"
+    with served(box) as running:
+        before = running.ask("/v1/overview").document
+        assert none in [one["what"] for one in before["findings"]], before
+        done(running, do="snapshot")
+        after = running.ask("/v1/overview").document
+    assert none not in [one["what"] for one in after["findings"]], after
+
+
 def test_what_no_command_can_be_given_is_refused(site: tuple[Box, Served, list[str]]) -> None:
     works: list[dict[str, object]] = [
         {"do": "pin", "snapshot": "cs-\0"},

@@ -58,6 +58,7 @@ class Jobs:
         clock: Tells the time.
         options: How to reach the bucket.
         words: Returns what a command needs before its name to find the store and its configuration.
+        ended: Called when a job has ended, before its state says so.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class Jobs:
         clock: Clock,
         options: PlaceOptions | None = None,
         words: Callable[[], Sequence[bytes]] = tuple,
+        ended: Callable[[], object] = lambda: None,
     ) -> None:
         self._store_path = store_path
         self._options = options
         self._before = words
+        self._ended = ended
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, _Running] = {}
@@ -226,6 +229,7 @@ class Jobs:
         state: Literal["done", "failed", "cancelled"] = "done"
         if error is not None:
             state = "cancelled" if running.is_cancelled else "failed"
+        self._ended()
         self._change(
             running,
             state=state,
