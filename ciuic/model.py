@@ -36,6 +36,7 @@ __all__ = [
     "PathWarning",
     "Root",
     "SnapshotSummary",
+    "bash_quoted",
     "complete_ones",
     "newest_first",
     "path_text",
@@ -372,3 +373,14 @@ def newest_first(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:
 def path_text(path: bytes) -> str:
     """Decode a path reversibly: surrogates replace bytes that are not UTF-8."""
     return path.decode("utf-8", "surrogateescape")
+
+
+def bash_quoted(argument: bytes) -> str:
+    """Return any bytes as one word of a shell's command line; bash, zsh and ksh read it."""
+    kept = {ord("'"): "\\'", ord("\\"): "\\\\"}
+    parts = [
+        kept.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}")
+        for byte in argument
+    ]
+    # An escape ends at the second digit: what follows must not be read as a third one.
+    return "$'" + "".join(parts) + "'"

@@ -7,7 +7,7 @@ from typing import Final
 
 from ciuic.errors import CorruptionError, PathNotFoundError, UnknownFormatError
 from ciuic.ids import ChunkId
-from ciuic.model import Root, path_text
+from ciuic.model import Root, bash_quoted, path_text
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.records.nodes import GetNode
 from ciuic.store.records.tree_nodes import Lookup
@@ -119,10 +119,10 @@ class Locator:
         if not root.tree:
             return unread_root_error(root)
         meant = _BYTE.sub(_byte, path)
-        if meant != path and b"'" not in path and self._has(meant):
-            typed = path_text(_BYTE.sub(rb"\\x\1\2", path))
+        if meant != path and self._has(meant):
+            typed = bash_quoted(meant)
             return PathNotFoundError(
-                message, hint=f"A name there has bytes that are shown so: write $'{typed}' in bash."
+                message, hint=f"A name there has bytes that are shown so: write {typed} in bash."
             )
         rule = self.left_out.rule(path)
         if rule:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from urllib.parse import quote_from_bytes, urlencode
 
 from ciuic.documents import Document
+from ciuic.model import bash_quoted
 from ciuic.system.clock import from_local_text, local_time_text
 
 __all__ = [
@@ -70,16 +71,7 @@ def command_line(arguments: Sequence[bytes]) -> str:
 
 def _argument(argument: bytes) -> str:
     text = os.fsdecode(argument)
-    if text.isprintable():
-        return shlex.quote(text)
-    # bash, zsh and ksh read \xNN in such quotes.
-    kept = {ord("'"): "\\'", ord("\\"): "\\\\"}
-    parts = [
-        kept.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}")
-        for byte in argument
-    ]
-    # An escape ends at the second digit: what follows must not be read as a third one.
-    return "$'" + "".join(parts) + "'"
+    return shlex.quote(text) if text.isprintable() else bash_quoted(argument)
 
 
 def heat(value: float | None, most: float) -> int:

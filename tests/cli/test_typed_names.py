@@ -9,14 +9,24 @@ from tests.kit.box import Box
 from tests.kit.program import CIUIC, environment
 
 
-@pytest.mark.parametrize("typed", ["caf\\xe9.bin", "caf\\udce9.bin"])
-def test_a_name_typed_as_it_is_shown_is_answered_with_what_to_type(box: Box, typed: str) -> None:
-    (box.source / os.fsdecode(b"caf\xe9.bin")).write_text("here")
+@pytest.mark.parametrize(
+    ("name", "typed", "spelling"),
+    [
+        (b"caf\xe9.bin", "caf\\xe9.bin", "caf\\xe9.bin"),
+        (b"caf\xe9.bin", "caf\\udce9.bin", "caf\\xe9.bin"),
+        (b"a\\tb\xff", "a\\tb\\xff", "a\\\\tb\\xff"),
+        (b"it's\xff", "it's\\xff", "it\\'s\\xff"),
+    ],
+)
+def test_a_name_typed_as_it_is_shown_is_answered_with_what_to_type(
+    box: Box, name: bytes, typed: str, spelling: str
+) -> None:
+    (box.source / os.fsdecode(name)).write_text("here")
     box.take()
 
     said = box.ciuic("cat", "latest", box.source / typed)
 
-    spelled = f"$'{box.source}/caf\\xe9.bin'"
+    spelled = f"$'{box.source}/{spelling}'"
     assert said.code == 1
     assert spelled in said.err
     done = subprocess.run(
