@@ -22,7 +22,8 @@ __all__ = ["FULL", "QUICK", "Pace", "play"]
 
 Process = subprocess.Popen[bytes]
 
-_PIP_WITHIN_S = 300.0
+_PIP_WITHIN_S = 600.0
+"""pip ends by itself without an index; it takes minutes to build on a machine with much to do."""
 _TRIED_MAX = 10
 """Maximum number of snapshots to try, newest first."""
 

@@ -50,7 +50,7 @@ def main() -> int:
         open(path, "a", buffering=1, encoding="utf-8") as log,
     ):
         training = _begin(manager, len(alphabet))
-        loss = float("nan")
+        said = ""
         log.write(json.dumps({"event": "start", "step": training.step}) + "\n")
         while training.step < arguments.steps:
             loss = training.advance(data)
@@ -62,7 +62,8 @@ def main() -> int:
                     extra=training.random.bit_generator.state,
                 )
             log.write(json.dumps({"step": training.step, "loss": loss}) + "\n")
-    print(f"trained up to step {training.step}: loss {loss:.4f}")
+            said = f": loss {loss:.4f}"
+    print(f"trained up to step {training.step}{said}")
     return 0
 
 
