@@ -207,7 +207,7 @@ def test_another_thread_is_told_that_it_can_not_handle_signals(tmp_path):
 
 
 def test_a_warning_that_is_an_error_comes_when_the_preempted_state_is_durable(manager):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     module = torch.nn.Linear(2, 2)
     notify()
     with warnings.catch_warnings():
