@@ -125,7 +125,8 @@ def command(
                 field=field,
                 read=lambda size_bytes, path: shown.update(0, size_bytes, path),
             )
-        unchecked = health(store, is_asked=False).unchecked
+        checks = health(store, is_asked=False)
+        unchecked = checks.unchecked if checks.is_known else None
         short = {} if as_json else shown_ids(store)
     if as_json:
         print_json({**_document(found), "unchecked_packs": unchecked})
@@ -133,7 +134,7 @@ def command(
     _draw(found)
     _print(found, short, _ROWS if top is None else top)
     _explain(found, has_logs=bool(paths))
-    if found.markers and unchecked:
+    if found.markers and unchecked != 0:
         _explain_unchecked(unchecked)
 
 
@@ -265,7 +266,14 @@ def _explain(found: Timeline, *, has_logs: bool) -> None:
         click.echo(f"ciuic: left out {counted(broken, 'line')} without a step", err=True)
 
 
-def _explain_unchecked(packs: int) -> None:
+def _explain_unchecked(packs: int | None) -> None:
+    if packs is None:
+        click.echo(
+            "ciuic: this machine does not know which packs of the bucket were read, nor of damage"
+            " there: see 'ciuic scrub'",
+            err=True,
+        )
+        return
     were, they = ("was", "it was") if packs == 1 else ("were", "they were")
     click.echo(
         f"ciuic: {counted(packs, 'pack')} {were} not read since {they} written, so no damage"

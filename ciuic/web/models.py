@@ -263,7 +263,10 @@ class TimelineAnswer(BaseModel):
     )
     left_out_curves: int
     not_finite: int
-    unchecked_packs: int = Field(description="not read since written: no damage of them is known")
+    unchecked_packs: int | None = Field(
+        description="not read since written: no damage of them is known; null: this machine has no"
+        " index of the bucket"
+    )
     markers: list[Marker]
 
 

@@ -4,6 +4,7 @@ The bucket is a directory here, behind the same interface; tests/s3 has a real s
 """
 
 import os
+import shutil
 
 import pytest
 
@@ -11,8 +12,11 @@ from ciuic.catalog import list_snapshots
 from ciuic.maintain.objects import damaged_documents
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
+from ciuic.report.doctor.findings import Subject
 from ciuic.system.clock import SystemClock
 from ciuic.verify.verify import verify_all, verify_snapshots
+from ciuic.web.history.timelines import Timelines
+from ciuic.web.reading import Reading
 from tests.kit.buckets import FolderMachine, write
 
 pytestmark = pytest.mark.root
@@ -108,3 +112,17 @@ def test_a_tombstone_that_a_purge_puts_in_the_place_of_a_manifest_is_no_damage(o
         assert verify_snapshots(store, [gone], {}, checksum=False, clock=SystemClock()).ok
         assert list(damaged_documents(store)) == []
         assert plan_in_bucket(store).manifests == ()
+
+
+def test_without_an_index_of_the_bucket_the_page_does_not_say_that_all_was_read(
+    one, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(one.cache))
+    timelines = Timelines(
+        Reading(one.address, lambda: Subject(None, None, None), SystemClock()), ()
+    )
+    shutil.rmtree(one.cache)
+    assert timelines.timeline().unchecked_packs is None
+
+    one.restore(tmp_path / "source", tmp_path / "out")  # makes the index
+    assert timelines.timeline().unchecked_packs == 2

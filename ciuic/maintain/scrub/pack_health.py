@@ -45,6 +45,8 @@ class Health:
             there is no pack.
         damaged: Packs that are known to be damaged.
         lost_chunks: How many chunks are lost: no pack and no parity has them.
+        is_known: False: this machine has no chunk index of the bucket, and the packs were not
+            listed. All numbers are then 0.
     """
 
     packs: int
@@ -52,6 +54,7 @@ class Health:
     oldest_ns: int | None
     damaged: tuple[KnownDamage, ...]
     lost_chunks: int
+    is_known: bool = True
 
     def as_json(self) -> Document:
         """Return the field ``checks`` of ``ciuic stats --json`` and ``status --json``."""
@@ -75,7 +78,12 @@ def health(store: Store, *, is_asked: bool = True) -> Health:
     Raises:
         StoreError: The packs can't be listed.
     """
-    packs = store.pack_files() if is_asked or store.bucket is None else _recorded_packs(store)
+    recorded: dict[PackId, int] | None = {}
+    if is_asked or store.bucket is None:
+        packs = store.pack_files()
+    else:
+        recorded = _recorded_packs(store)
+        packs = recorded or {}
     checks = {
         pack_id: check for pack_id, check in recorded_checks(store).items() if pack_id in packs
     }
@@ -92,6 +100,7 @@ def health(store: Store, *, is_asked: bool = True) -> Health:
         oldest_ns=None if unchecked else oldest_ns,
         damaged=tuple(damaged),
         lost_chunks=len(known_lost(store)),
+        is_known=recorded is not None,
     )
 
 
@@ -110,13 +119,13 @@ def read_since_s(store: Store, since_ns: int) -> float:
     return spent_s
 
 
-def _recorded_packs(store: Store) -> dict[PackId, int]:
-    """Return the packs that the chunk index names; none if it is missing or damaged."""
+def _recorded_packs(store: Store) -> dict[PackId, int] | None:
+    """Return the packs that the chunk index names; None if it is missing or damaged."""
     with contextlib.suppress(StoreError):
         index = store.existing_index
         if index is not None:
             return index.packs()
-    return {}
+    return None
 
 
 def recorded_checks(store: Store) -> dict[PackId, CheckRecord]:

@@ -63,14 +63,20 @@ class Timelines:
                 self._listed = listed
                 self._kept.clear()
             checks = health(store, is_asked=False)
-            key = (field, checks.unchecked, checks.lost_chunks, *map(_identity, paths))
+            key = (
+                field,
+                checks.is_known,
+                checks.unchecked,
+                checks.lost_chunks,
+                *map(_identity, paths),
+            )
             if key in self._kept:
                 return self._kept[key]
             found = make_timeline(
                 store, listed.snapshots, paths, field=field or None, offsets=self._offsets
             )
             fields = dict.fromkeys(name for path in paths for name in fields_of(path))
-            answer = _timeline(found, list(fields), checks.unchecked)
+            answer = _timeline(found, list(fields), checks.unchecked if checks.is_known else None)
             while len(self._kept) >= _KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = answer
@@ -112,7 +118,7 @@ def compared_answer(listed: Listed, one: Compared) -> ComparedSnapshot:
     )
 
 
-def _timeline(found: Timeline, fields: list[str], unchecked_packs: int) -> TimelineAnswer:
+def _timeline(found: Timeline, fields: list[str], unchecked_packs: int | None) -> TimelineAnswer:
     return TimelineAnswer(
         field=None if found.field is None else field_text(found.field),
         fields=[field_text(name) for name in fields],
