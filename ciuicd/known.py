@@ -82,7 +82,7 @@ class KnownStores:
         return found
 
     def prepare_bucket(self, settings: Settings, clock: Clock) -> str:
-        """Do as ``prepare``, for the bucket of a configuration.
+        """Like ``prepare``, for the bucket of a configuration.
 
         Raises:
             StoreError: The known store is missing, or the store can't be made or used.

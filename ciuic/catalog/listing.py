@@ -62,7 +62,7 @@ def list_snapshots(store: Store) -> list[SnapshotSummary]:
 
 
 def all_snapshots(store: Store) -> list[SnapshotSummary]:
-    """Do as ``list_snapshots``, with the forgotten snapshots whose manifest is there."""
+    """Like ``list_snapshots``, with the forgotten snapshots whose manifest is there."""
     return survey(store, read_rows(store), is_forgotten_too=True).found
 
 

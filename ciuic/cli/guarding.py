@@ -164,7 +164,7 @@ class JobEvents:
         self._work(_LAST_WAIT_S)
 
     def finish(self) -> None:
-        """Do as ``mark``, and say what could not be done."""
+        """Like ``mark``, and say what could not be done."""
         self.mark()
         if self._pending:
             say(f"snapshots could not be pinned and tagged: {self._failure}")

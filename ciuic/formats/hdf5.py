@@ -127,7 +127,7 @@ def end_bytes(headers: Headers) -> int:
 
 
 def spans_within(headers: Headers, start: int, size_bytes: int) -> list[Span]:
-    """Do as ``spans``, for a file that begins at ``start`` of another file."""
+    """Like ``spans``, for a file that begins at ``start`` of another file."""
     file = _File(headers, start, size_bytes)
     found = []
     seen: set[int] = set()

@@ -155,7 +155,7 @@ class Headers:
             self.shapes[name] = tuple(shape)
 
     def near(self, offset_bytes: int, length_bytes: int, near_bytes: int) -> bytes:
-        """Do as ``at``, and read ahead up to ``near_bytes`` before the end of the range."""
+        """Like ``at``, and read ahead up to ``near_bytes`` before the end of the range."""
         end = offset_bytes + length_bytes
         if offset_bytes < self._start or end > self._start + len(self._window):
             start = max(0, min(offset_bytes, end - near_bytes))

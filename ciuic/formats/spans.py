@@ -72,7 +72,7 @@ def layout(read: Read, size_bytes: int) -> tuple[Span, ...] | None:
 
 
 def spans_in(headers: Headers) -> tuple[Span, ...] | None:
-    """Do as ``layout``, for a caller that reads more of the headers."""
+    """Like ``layout``, for a caller that reads more of the headers."""
     size_bytes = headers.size_bytes
     try:
         magic = headers.at(0, min(MAGIC_BYTES, size_bytes))

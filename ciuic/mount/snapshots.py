@@ -50,7 +50,7 @@ class MountedSnapshot:
         return Node(entry, Owned(self.id, path), _Above(self, path, roots))
 
     def inner(self, path: bytes, roots: list[Root]) -> Node:
-        """Do as ``_above``, for a path below ``top``.
+        """Like ``_above``, for a path below ``top``.
 
         Raises:
             CorruptionError: The path is a root whose tree is damaged.

@@ -95,7 +95,7 @@ def open_in_bucket(
     wait_s: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator["Store"]:
-    """Do as ``open_store``, for a store in a bucket.
+    """Like ``open_store``, for a store in a bucket.
 
     Args:
         bucket: The store.

@@ -105,7 +105,7 @@ def write_whole(path: str, data: bytes, *, temporary_directory: str, mode: int) 
 def create_whole(
     path: str, data: bytes, *, temporary_directory: str, mode: int, is_locked: bool = True
 ) -> None:
-    """Do as ``write_whole``, but only if the name is free: of two writers, one gets it.
+    """Like ``write_whole``, but only if the name is free: of two writers, one gets it.
 
     link(2) creates the name, because it never replaces a file. On a file system without hard links,
     two processes could both find the name free; there the caller's lock must exclude the other.
@@ -131,7 +131,7 @@ def create_whole(
 def create_named(
     directory: str, files: Mapping[str, bytes], *, temporary_directory: str, mode: int
 ) -> set[str]:
-    """Do as ``create_whole`` for several files; names are durable after ``sync_directory``.
+    """Like ``create_whole`` for several files; names are durable after ``sync_directory``.
 
     All contents are durable before the first name is there. So a disk without space for all of them
     gives no name.
@@ -167,7 +167,7 @@ def create_named(
 
 
 def write_named(path: str, data: bytes, *, temporary_directory: str, mode: int) -> None:
-    """Do as ``write_whole``, but the name is durable only after ``sync_directory``.
+    """Like ``write_whole``, but the name is durable only after ``sync_directory``.
 
     Use it to write many files into one directory and sync that directory once.
 

@@ -125,7 +125,7 @@ class DamageSurvey:
         return self.entries_are_sound([entry])[0]
 
     def entries_are_sound(self, entries: Sequence[Entry]) -> list[bool]:
-        """Do as ``entry_is_sound``, for many entries; their files are looked up together.
+        """Like ``entry_is_sound``, for many entries; their files are looked up together.
 
         Raises:
             StoreError: The store itself can't be used.

@@ -51,7 +51,7 @@ def root_entry(store: Store, root: Root) -> Entry:
 
 
 def read_root_entry(get: GetNode, root: Root) -> Entry:
-    """Do as ``root_entry``, with ``get`` to read the node."""
+    """Like ``root_entry``, with ``get`` to read the node."""
     if not root.tree:
         raise unread_root_error(root)
     if isinstance(root, PartRoot):

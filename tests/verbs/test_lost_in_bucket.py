@@ -122,7 +122,7 @@ def test_a_damaged_manifest_is_abandoned_and_kept_in_the_quarantine(bucket):
 
 
 def repair(machine, *, source=None, apply=True):
-    """Do as ``ciuic repair --apply [--from SOURCE]``; returns the plan with what is left."""
+    """Like ``ciuic repair --apply [--from SOURCE]``; returns the plan with what is left."""
     with machine.opened_at(machine.place(), removes=True) as store:
         plan = plan_in_bucket(store)
         if not apply:

@@ -108,7 +108,7 @@ class HardLinks:
         return True
 
     def is_further_new_name(self, entry: Entry, path: bytes) -> bool:
-        """Do as ``is_further_name``, for a file in a directory that does not exist (dry run)."""
+        """Like ``is_further_name``, for a file in a directory that does not exist (dry run)."""
         key = (entry.link_dev, entry.ino)
         first_path = self._first_new.get(key)
         if first_path is None:

@@ -220,7 +220,7 @@ def apply_metadata(
 
 
 def apply_special_metadata(directory: DirectoryHandle, name: bytes, entry: Entry) -> list[str]:
-    """Do as ``apply_metadata``, for a symlink, FIFO or device node, which is never opened."""
+    """Like ``apply_metadata``, for a symlink, FIFO or device node, which is never opened."""
     status = directory.status(name)
     refused = []
     if (status.st_uid, status.st_gid) != (entry.uid, entry.gid):

@@ -115,7 +115,7 @@ class LastVersion:
         return self._chunk_id(at)
 
     def likely_at(self, offset_bytes: int) -> ChunkId:
-        """Do as ``at``, but return nothing if the last chunks of the tensor were not similar.
+        """Like ``at``, but return nothing if the last chunks of the tensor were not similar.
 
         Most tensors behave uniformly: first moments of Adam are never similar to their old
         version, and each comparison costs reading and decoding the old chunk.

@@ -93,7 +93,7 @@ def unchanged_whole_chunks(
     *,
     places: Callable[[Sequence[ChunkId]], Mapping[ChunkId, ChunkPlace]],
 ) -> Iterator[Kept]:
-    """Do as ``unchanged_chunks`` for a file that is cut by its content: yield the whole chunks.
+    """Like ``unchanged_chunks`` for a file that is cut by its content: yield the whole chunks.
 
     A full read finds each of them again if it cuts at the same places. It may not, after a range
     that was once read alone.

@@ -52,7 +52,7 @@ def status_of(path: str) -> os.stat_result:
 
 
 def status_within(directory: int, path: str) -> os.stat_result:
-    """Do as ``status_of`` for a file in a directory that the caller keeps open.
+    """Like ``status_of`` for a file in a directory that the caller keeps open.
 
     Args:
         directory: The directory's descriptor.
@@ -174,7 +174,7 @@ def read_at(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
 
 
 def read_if_possible(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
-    """Do as ``read_at``, but return no bytes if a sector can't be read."""
+    """Like ``read_at``, but return no bytes if a sector can't be read."""
     try:
         return read_at(fd, length_bytes, offset_bytes)
     except CorruptionError:

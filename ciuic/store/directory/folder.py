@@ -60,7 +60,7 @@ class Folder:
     def statuses(
         self, parse: Callable[[str], K | None]
     ) -> dict[K, os.stat_result | UnreachableError]:
-        """Do as ``names``, with the status of each file, or why the disk can't give it."""
+        """Like ``names``, with the status of each file, or why the disk can't give it."""
         return statuses_in(self.path, parse)
 
     def read(self, name: str, bytes_max: int) -> bytes:
@@ -129,7 +129,7 @@ class Folder:
             durable.write_whole(path, data, temporary_directory=self._temporary, mode=_FILE_MODE)
 
     def make_and_replace(self, name: str, data: bytes) -> None:
-        """Do as ``replace``, and create the directory if it is missing."""
+        """Like ``replace``, and create the directory if it is missing."""
         with store_faults("write to", self.path):
             self._make()
             durable.write_whole(

@@ -78,7 +78,7 @@ def names_in(directory: str, parse: Callable[[str], K | None]) -> set[K]:
 
 
 def pack_statuses(store_path: str) -> dict[PackId, os.stat_result | UnreachableError]:
-    """Do as ``statuses_in``, for all packs of a store."""
+    """Like ``statuses_in``, for all packs of a store."""
     return statuses_in(os.path.join(store_path, layout.PACKS), layout.parse_pack_name)
 
 

@@ -189,7 +189,7 @@ class Marks:
         return [slot >= 0 and marks[slot] != 0 for slot in table.slots(chunk_ids)]
 
     def tick_off(self, kind: int, chunk_ids: Sequence[ChunkId]) -> tuple[list[bool], list[ChunkId]]:
-        """Do as ``needed`` for the chunks of a frame, and note that a pack has them.
+        """Like ``needed`` for the chunks of a frame, and note that a pack has them.
 
         Returns:
             For each chunk whether it is needed; and the needed chunks that were ticked off before.

@@ -88,7 +88,7 @@ class Removals:
             self._wait_for(pack_id)
 
     def finish(self) -> None:
-        """Do as ``wait``, and make the removals durable.
+        """Like ``wait``, and make the removals durable.
 
         Raises:
             StoreError: They may not be durable.

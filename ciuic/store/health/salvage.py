@@ -93,7 +93,7 @@ class Salvaged(NamedTuple):
 
 
 def find_frames(window: Window) -> Salvaged:
-    """Do as ``salvage_frames``; also return where the frames end, and what is not known."""
+    """Like ``salvage_frames``; also return where the frames end, and what is not known."""
     found: dict[int, PackedFrame] = {}
     headers: set[bytes] = set()
     copies: list[PackedFrame] = []

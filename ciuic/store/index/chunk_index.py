@@ -98,7 +98,7 @@ class ChunkIndex(Records):
             self._db.execute("DELETE FROM pack WHERE name = ?", (pack_id,))
 
     def remove_packs(self, pack_ids: Sequence[PackId]) -> None:
-        """Do as ``remove_pack`` for many packs, in one pass over all chunks."""
+        """Like ``remove_pack`` for many packs, in one pass over all chunks."""
         with self._lock, self._faults():
             # A transaction that was rolled back leaves the table behind.
             self._db.execute("DROP TABLE IF EXISTS gone")

@@ -290,7 +290,7 @@ class DirectoryPlace:
 
     @contextlib.contextmanager
     def _reading(self, doing: str, path: str) -> Iterator[None]:
-        """Do as ``store_faults``; a file that is not there is a MissingError.
+        """Like ``store_faults``, but a missing file is a MissingError.
 
         If the place itself is gone, its disk is not mounted, and no object counts as missing.
         """

@@ -40,6 +40,6 @@ def check_key(key: str) -> None:
 
 
 def check_folder(folder: str) -> None:
-    """Do as ``check_key``, for a folder; the empty text is the whole place."""
+    """Like ``check_key``, for a folder; the empty text is the whole place."""
     if folder:
         check_key(folder)

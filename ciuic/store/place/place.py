@@ -96,7 +96,7 @@ class Place(Protocol):
         ...
 
     def get_versioned(self, key: str, bytes_max: int) -> Found:
-        """Do as ``get``, and return the version as well.
+        """Like ``get``, and return the version as well.
 
         Raises:
             MissingError: There is no object.
@@ -150,7 +150,7 @@ class Place(Protocol):
         ...
 
     def stage(self, key: str, data: bytes) -> None:
-        """Do as ``put``, but the object may be lost in a power cut until ``make_durable``.
+        """Like ``put``, but the object may be lost in a power cut until ``make_durable``.
 
         Its content is never lost without its name: after a power cut, it is whole or absent.
         """

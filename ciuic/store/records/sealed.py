@@ -46,7 +46,7 @@ def unseal(data: bytes, kind: type[Document]) -> Document:
 
 
 def unseal_version(data: bytes, kind: type[Document], version: int, what: str) -> Document:
-    """Do as ``unseal``, for a document whose field ``format`` must be ``version``.
+    """Like ``unseal``, for a document whose field ``format`` must be ``version``.
 
     That field is checked before the other fields: a later version may have changed them.
 

@@ -77,7 +77,7 @@ class Manifests:
         return self._folder.has(layout.manifest_name(snapshot_id))
 
     def is_there(self, snapshot_id: SnapshotId) -> bool:
-        """Do as ``has``, and ask the bucket: another machine may have removed the manifest."""
+        """Like ``has``, and ask the bucket: another machine may have removed the manifest."""
         if self._bucket is not None:
             return self._bucket.has_manifest(snapshot_id)
         return self.has(snapshot_id)
@@ -99,7 +99,7 @@ class Manifests:
         return self.read_file(snapshot_id, copy=copy)[0]
 
     def read_file(self, snapshot_id: SnapshotId, *, copy: bool = True) -> tuple[Manifest, bytes]:
-        """Do as ``read``; returns the manifest and the content of its file."""
+        """Like ``read``; returns the manifest and the content of its file."""
         if self._bucket is not None and not copy:
             return self._fetched(self._bucket, snapshot_id)
         try:

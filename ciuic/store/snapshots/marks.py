@@ -81,7 +81,7 @@ class Marks:
         return _greatest(self._folder.names(layout.parse_mark_name))
 
     def newest_copies(self) -> dict[SnapshotId, int]:
-        """Do as ``newest``, for copies of marks."""
+        """Like ``newest``, for copies of marks."""
         return _greatest(self._copies.names(layout.parse_mark_name))
 
     def labelled(
