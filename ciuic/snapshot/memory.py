@@ -37,7 +37,7 @@ from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.read.source_file import Recipe
 from ciuic.snapshot.report import TakeReport
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.packs.writer import CHAIN_COST_DEFAULT, StoreWriter, WriteTotals
 from ciuic.store.parity.shape import PARITY_DEFAULT
 from ciuic.store.records.manifest import Manifest
@@ -201,7 +201,7 @@ class _Run:
         self._plan: SnapshotPlan = plan_snapshot(store, _asked(request), clock)
         self._taken_ns = request.taken_ns or self._plan.taken_ns
         self._id = store.new_snapshot_id()
-        self._writer: StoreWriter = begin_adding(
+        self._writer: StoreWriter = new_writer(
             store, parity=request.parity, chain_cost=request.chain_cost
         )
         self._context = ReaderContext(

@@ -31,7 +31,7 @@ from ciuic.snapshot.walk.gather import Gatherer
 from ciuic.snapshot.walk.read_queue import ReadQueue
 from ciuic.snapshot.walk.reader_start import LateReaders
 from ciuic.source.freeze.freezer import Freezer, FreezeRequest
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.restored import Restored
 from ciuic.store.store import Store
@@ -117,7 +117,7 @@ class _Run:
         self._written = WrittenFiles(self._warnings)
         self._capture = CaptureTime(clock)
         self._freezer = Freezer(store.identity_path, store.header.store_id, self._freeze_request())
-        self._writer = begin_adding(
+        self._writer = new_writer(
             store,
             parity=request.parity,
             chain_cost=request.chain_cost,

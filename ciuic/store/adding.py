@@ -1,7 +1,8 @@
-"""Begins to add chunks to a store. Not part of ``Store``: most commands add none."""
+"""Adds chunks to a store. Not part of ``Store``: most commands add none."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from ciuic.ids import PackId
@@ -17,17 +18,34 @@ from ciuic.store.parity.shape import PARITY_DEFAULT
 from ciuic.store.records import layout
 from ciuic.store.store import Store
 
-__all__ = ["begin_adding"]
+__all__ = ["adding", "new_writer"]
 
 
-def begin_adding(
+@contextlib.contextmanager
+def adding(store: Store, *, parity: float) -> Iterator[StoreWriter]:
+    """Make what the block adds durable at its end, or give it up if the block fails.
+
+    Args:
+        store: A store that is open for writing.
+        parity: See ``new_writer``.
+    """
+    writer = new_writer(store, parity=parity)
+    try:
+        yield writer
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def new_writer(
     store: Store,
     *,
     parity: float = PARITY_DEFAULT,
     chain_cost: float = CHAIN_COST_DEFAULT,
     queue_bytes: int = QUEUE_BYTES_DEFAULT,
 ) -> StoreWriter:
-    """Begin to add chunks to a store that is open for writing.
+    """Make a writer of chunks for a store that is open for writing.
 
     Args:
         store: The store.

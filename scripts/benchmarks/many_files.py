@@ -17,7 +17,7 @@ from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import Entry, Root, SnapshotSummary
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.packs.writer import StoreWriter
 from ciuic.store.records.manifest import Manifest, encode_manifest
 from ciuic.store.records.tree_nodes import TreeBuilder, iter_tree
@@ -48,7 +48,7 @@ def make_snapshots(store: Store, source: Path, count: int) -> None:
     (root,) = iter_tree(get, first.roots[0].tree, 0)
     directories = list(iter_tree(get, ChunkId(root.content), root.level))
     # One directory at a time, so that only its entries are in memory.
-    writer = begin_adding(store)
+    writer = new_writer(store)
     manifests = [first] * (count - 1)
     for number in range(count - 2):
         place = number % len(directories)

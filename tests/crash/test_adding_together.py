@@ -14,7 +14,7 @@ import pytest
 from ciuic.errors import BusyError
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.directory import locks
 from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.records.kinds import DATA, chunk_id_of
@@ -118,7 +118,7 @@ def test_a_prune_that_waits_for_a_process_that_adds_keeps_no_other_from_adding(
 def test_a_process_that_adds_leaves_the_unfinished_files_of_another_alone(
     box: Box, adding: Store, other: Path
 ) -> None:
-    writer = begin_adding(adding)
+    writer = new_writer(adding)
     plain = os.urandom(100_000)
     writer.add_data([(chunk_id_of(DATA, plain), plain)])
     temporary = box.store / "tmp"

@@ -13,7 +13,7 @@ import msgspec
 from ciuic import codec
 from ciuic.codec import sparse_delta
 from ciuic.model import Entry, ExcludeRules, Root, SnapshotSummary
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.format.frame import Frame
 from ciuic.store.packs.writer import StoreWriter
 from ciuic.store.records import manifest
@@ -76,7 +76,7 @@ def commit(
         logical_bytes: What the manifest says.
     """
     with open_store(str(store_path), write=True) as store:
-        writer = begin_adding(store)
+        writer = new_writer(store)
         tree = node(writer, TREE, 0, [directory(b".", spelled(writer))])
         writer.finish()
         store.commit(_manifest(os.fsencode(root), tree, files, logical_bytes))

@@ -8,7 +8,7 @@ import msgspec
 
 from ciuic.catalog import find_snapshot
 from ciuic.model import SnapshotSummary
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.directory.folder import Folder
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import encode_manifest
@@ -35,7 +35,7 @@ def spell(
     """Do it in a store that is open for writing; return the snapshot's ID."""
     newest = store.manifest(find_snapshot(store, "latest").id)
     top = root_entry(store, newest.roots[0])
-    writer = begin_adding(store)
+    writer = new_writer(store)
     writer.add_data([(data_id(chunk), chunk) for chunk in chunks])
     recipe = RecipeBuilder(writer.put_node)
     for piece in pieces:

@@ -8,7 +8,7 @@ import pytest
 
 from ciuic.errors import CorruptionError
 from ciuic.model import Entry, Root
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.packs.writer import StoreWriter
 from ciuic.store.records import manifest
 from ciuic.store.records.kinds import TREE
@@ -108,7 +108,7 @@ def test_the_node_of_a_root_is_one_directory_by_the_name_of_a_dot(
     path = box.store / "snapshots" / f"{HOSTILE}.json"
     right = manifest.decode_manifest(path.read_bytes(), HOSTILE)
     with open_store(str(box.store), write=True) as store:
-        writer = begin_adding(store)
+        writer = new_writer(store)
         tree = node(writer, TREE, 0, records)
         writer.finish()
     wrong = msgspec.structs.replace(right, roots=(Root(bytes(box.source), tree),))

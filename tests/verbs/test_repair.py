@@ -17,7 +17,7 @@ from ciuic.maintain.repair.entrance import repair_entrance
 from ciuic.maintain.repair.plan import plan_repair
 from ciuic.maintain.repair.report import RepairPlan
 from ciuic.source.freeze.places import remove_copies
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.format.pack import footer_frames
 from ciuic.store.parity import rebuild
 from ciuic.store.parity.parity_file import inspect_parity
@@ -334,7 +334,7 @@ def test_another_pack_has_the_chunk(patient):
     with open_store(str(patient.store), write=True) as store:
         again = [(data_id(one), one) for one in patient.chunks()]
         store.index.drop_chunks([name for name, _ in again])
-        writer = begin_adding(store, parity=0.0)
+        writer = new_writer(store, parity=0.0)
         writer.add_data(again)
         writer.finish()
     flip_byte(patient.store / "packs" / first.pack_id.hex(), first.offset_bytes + 200)

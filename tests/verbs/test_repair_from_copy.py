@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.directory.create import create_store
 from ciuic.store.store import open_store
 from ciuic.system.hashing import data_id
@@ -126,7 +126,7 @@ def test_wrong_content_under_the_right_name_is_not_taken(box: Box) -> None:
     box.take()
     create_store(str(copy_of(box)), box.clock)
     with open_store(str(copy_of(box)), write=True) as store:
-        writer = begin_adding(store)
+        writer = new_writer(store)
         writer.add_data([(data_id(right), wrong)])
         writer.finish()
     assert box.ciuic("copy", "--to", copy_of(box)).code == 0

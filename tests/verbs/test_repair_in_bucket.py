@@ -10,6 +10,8 @@ import pytest
 
 from ciuic.maintain.prune.bucket.prune import finish_condemned
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+from ciuic.maintain.repair.sources import read_origin
+from ciuic.store.packs.writer import StoreWriter
 from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
 
 pytestmark = pytest.mark.root
@@ -39,7 +41,7 @@ def damage(path, at):
 
 
 def repair(machine, *, place=None, finish=True):
-    """Do as ``ciuic repair --apply``; returns the plan and the sessions that are waited for."""
+    """Like ``ciuic repair --apply``; returns the plan and the sessions that are waited for."""
     with machine.opened_at(place or machine.place(), removes=True) as store:
         plan = plan_in_bucket(store)
         apply_in_bucket(store, plan)
@@ -67,6 +69,28 @@ def test_what_a_live_file_has_is_stored_again(one, pack, tmp_path):
     newcomer(tmp_path).check(listed=one.ids())
     with one.opened() as store:
         assert not plan_in_bucket(store).is_damaged
+
+
+def test_each_chunk_is_stored_before_the_next_one_is_read(one, pack, tmp_path, monkeypatch):
+    """All chunks of the damaged packs of a large bucket do not fit in memory."""
+    damage(pack, 3_500_000)
+    steps = []
+    add = StoreWriter.add_data
+
+    def read_and_note(store, origin):
+        steps.append("read")
+        return read_origin(store, origin)
+
+    def add_and_note(writer, chunks):
+        steps.append("add")
+        return add(writer, chunks)
+
+    monkeypatch.setattr("ciuic.maintain.repair.storing.read_origin", read_and_note)
+    monkeypatch.setattr(StoreWriter, "add_data", add_and_note)
+    plan, _ = repair(one)
+    assert len(plan.origins) > 1
+    assert steps == ["read", "add"] * len(plan.origins)
+    newcomer(tmp_path).check(listed=one.ids())
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "footer", "all"])

@@ -29,7 +29,7 @@ from ciuic.restore.place import temporary_files
 from ciuic.restore.place.temporary_files import TOGETHER, TemporaryFiles
 from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.records.tree_nodes import TreeBuilder
 from ciuic.store.store import open_store
@@ -644,7 +644,7 @@ def hostile(
 ) -> None:
     """Commit a snapshot of ``root`` whose directory has these entries, in this order."""
     with open_store(str(box.store), write=True) as store:
-        writer = begin_adding(store)
+        writer = new_writer(store)
 
         def tree(items: list[Entry]) -> tuple[bytes, int]:
             builder = TreeBuilder(writer.put_node)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ciuic.errors import CorruptionError
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.store import open_store
 from ciuic.system.hashing import data_id
 from tests.kit.box import Box
@@ -19,7 +19,7 @@ def lying(box: Box) -> Box:
     (box.source / "file").write_bytes(RIGHT)
     (box.source / "other").write_bytes(b"other")
     with open_store(str(box.store), write=True) as store:
-        writer = begin_adding(store)
+        writer = new_writer(store)
         writer.add_data([(data_id(RIGHT), WRONG)])
         writer.finish()
     assert box.take().new_bytes == len(b"other")

@@ -22,9 +22,9 @@ from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.bad_marks import BadMark, repair_mark
 from ciuic.maintain.quarantine import keep_aside
 from ciuic.maintain.repair.report import PARITY, BadManifest, BadPack, RepairPlan
-from ciuic.maintain.repair.sources import Origin, read_origin
+from ciuic.maintain.repair.sources import Origin
+from ciuic.maintain.repair.storing import store_again
 from ciuic.maintain.watch import OnProgress
-from ciuic.store.adding import begin_adding
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_regular, read_at
 from ciuic.store.health.salvage import listed_or_salvaged
@@ -35,7 +35,6 @@ from ciuic.store.parity.parity_file import inspect_parity, parity_path
 from ciuic.store.parity.parity_writer import make_parity, write_parity
 from ciuic.store.parity.rebuild import open_parity_reader
 from ciuic.store.records import layout
-from ciuic.store.records.kinds import DATA
 from ciuic.store.store import Store
 from ciuic.system import durable, nofollow
 from ciuic.system.clock import Clock
@@ -189,26 +188,7 @@ class _Steps:
             for chunk_id, saved in bad.saved.items()
             if saved.source == PARITY
         }
-        if not again and not origins:
-            return
-        # Their recorded places are wrong: drop these, so that the chunks count as new.
-        self._store.index.drop_chunks([*again, *origins])
-        writer = begin_adding(self._store, parity=self._parity)
-        try:
-            for chunk_id, kind in again.items():
-                plain = self._store.reader.chunk(chunk_id, kind=kind)
-                if kind == DATA:
-                    writer.add_data([(chunk_id, plain)])
-                else:
-                    writer.put_node(kind, bytes(plain))
-            for origin in origins.values():
-                data = read_origin(self._store, origin)
-                if data is not None:
-                    writer.add_data([(origin.chunk_id, data)])
-            writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
+        store_again(self._store, again, origins.values(), parity=self._parity)
 
     def set_pack_aside(self, pack_id: PackId) -> None:
         """Set a pack that stays damaged and its parity aside."""

@@ -22,17 +22,15 @@ from ciuic.maintain.objects import bucket_of, damaged_documents, inspect_object,
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.manifests import sound_manifest
 from ciuic.maintain.repair.report import OTHER_PACK, BadManifest, BadPack, RepairPlan, SavedChunk
-from ciuic.maintain.repair.sources import read_origin
+from ciuic.maintain.repair.storing import store_again
 from ciuic.maintain.watch import OnProgress
 from ciuic.model import PathWarning
-from ciuic.store.adding import begin_adding
 from ciuic.store.directory.files import read_at
 from ciuic.store.gc.upload_output import UploadOutput
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.health.salvage import listed_or_salvaged
 from ciuic.store.health.soundness import sound_payload
 from ciuic.store.records import layout
-from ciuic.store.records.kinds import DATA
 from ciuic.store.records.retired import RETIRED_BYTES_MAX
 from ciuic.store.store import Store
 
@@ -168,30 +166,8 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
 
 def _store_chunks(store: Store, plan: RepairPlan) -> None:
     """Store damaged chunks again, even if another pack has them: a prune may remove that pack."""
-    found = [
-        (chunk_id, saved.kind, bytes(store.reader.chunk(chunk_id, kind=saved.kind)))
-        for bad in plan.packs
-        for chunk_id, saved in bad.saved.items()
-    ]
-    for origin in plan.origins.values():
-        data = read_origin(store, origin)
-        if data is not None:
-            found.append((origin.chunk_id, DATA, data))
-    if not found:
-        return
-    # Their recorded places are wrong: drop these, so that the chunks count as new.
-    store.index.drop_chunks([chunk_id for chunk_id, _, _ in found])
-    writer = begin_adding(store, parity=0.0)
-    try:
-        for chunk_id, kind, plain in found:
-            if kind == DATA:
-                writer.add_data([(chunk_id, plain)])
-            else:
-                writer.put_node(kind, plain)
-        writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
+    again = {chunk_id: saved.kind for bad in plan.packs for chunk_id, saved in bad.saved.items()}
+    store_again(store, again, plan.origins.values(), parity=0.0)
 
 
 def _set_retired_aside(store: Store, name: str) -> None:

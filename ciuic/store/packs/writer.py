@@ -200,6 +200,14 @@ class StoreWriter:
             self._enqueue(kind, full)
         return node_id
 
+    def add(self, kind: int, chunks: Chunks) -> None:
+        """Store the chunks of one kind that the store lacks: see ``add_data`` and ``put_node``."""
+        if kind == DATA:
+            self.add_data(chunks)
+            return
+        for _, plain in chunks:
+            self.put_node(kind, bytes(plain))
+
     def _drop_if_damaged(self, kind: int, node_id: ChunkId) -> None:
         """Have a damaged node stored again. Other nodes of the same frame may be damaged too."""
         if self._index.known([node_id]):

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from ciuic.ids import ChunkId, PackId
-from ciuic.store.adding import begin_adding
+from ciuic.store.adding import new_writer
 from ciuic.store.format.frame import Frame
 from ciuic.store.packs.writer import StoreWriter
-from ciuic.store.records.kinds import CHAIN_MAX, DATA
+from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.store.store import Store
 
 __all__ = ["CHAIN_HALF", "CountingReceiver", "Receiver", "StoreReceiver"]
@@ -58,7 +58,7 @@ class StoreReceiver:
     def _open(self) -> StoreWriter:
         if self._writer is None:
             # Deltas that can't be received as they are get no other base.
-            self._writer = begin_adding(self._store, parity=self._parity, chain_cost=1)
+            self._writer = new_writer(self._store, parity=self._parity, chain_cost=1)
         return self._writer
 
     def lacking(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
@@ -85,11 +85,7 @@ class StoreReceiver:
 
     def add_chunks(self, kind: int, chunks: Sequence[tuple[ChunkId, bytes]]) -> None:
         """See ``Receiver``."""
-        if kind == DATA:
-            self._open.add_data(chunks)
-            return
-        for _, plain in chunks:
-            self._open.put_node(kind, plain)
+        self._open.add(kind, chunks)
 
     def finish(self) -> int:
         """Make everything that was received durable; returns the bytes of the new packs.
