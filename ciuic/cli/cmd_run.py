@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -106,42 +106,122 @@ def command(
     become_subreaper()
     block_signals()
     watched = JobLogs([absolute(log) for log in logs], rules if logs else (), clock)
-    idleness = Idleness(rules, clock)
-    running = _started(arguments, name, cgroup, clock)
-    restarts = _Restarts(session, name, restart, clock, has_store=can_snapshot)
-    events = JobEvents(
+    guarded = _GuardedJob(
+        _Start(arguments, name, cgroup, clock),
         session,
-        name,
-        clock,
-        lambda text, found: _start(running, text, name, found),
-        has_store=can_snapshot,
+        watched,
+        Idleness(rules, clock),
         alerts=alerts,
+        restarts=_Restarts(session, name, restart, clock, has_store=can_snapshot),
+        has_store=can_snapshot,
     )
-    while True:
+    while (ended := guarded.once()) is None:
+        pass
+    watched.close()
+    guarded.finish()
+    _exit_like(ended.code)
+
+
+class _Start(NamedTuple):
+    """How the job is started.
+
+    Attributes:
+        arguments: The command.
+        name: The name of the job.
+        cgroup: Where it runs; None: in that of ciuic.
+        clock: Tells the time.
+    """
+
+    arguments: tuple[str, ...]
+    name: str
+    cgroup: Cgroup | None
+    clock: SystemClock
+
+    def begin(self) -> Command:
+        """Start the command, or end ciuic as a shell would."""
+        try:
+            return Command(
+                self.arguments,
+                environment() | {JOB_VARIABLE: self.name},
+                cgroup=self.cgroup,
+                clock=self.clock,
+            )
+        except CommandError as error:
+            if self.cgroup is not None:
+                self.cgroup.remove()
+            say(error.message, error.hint)
+            sys.exit(error.status)
+
+
+class _GuardedJob:
+    """The job from its first start to its last end.
+
+    Args:
+        start: How it is started; it is started at once.
+        session: The store.
+        watched: Its logs.
+        idleness: Notices that it hangs.
+        alerts: Where faults are reported, besides stderr.
+        restarts: Decides whether it starts again.
+        has_store: Snapshots can be taken, pinned and tagged.
+    """
+
+    def __init__(
+        self,
+        start: _Start,
+        session: Session,
+        watched: JobLogs,
+        idleness: Idleness,
+        *,
+        alerts: Alerts,
+        restarts: "_Restarts",
+        has_store: bool,
+    ) -> None:
+        self._start = start
+        self._session = session
+        self._watched = watched
+        self._idleness = idleness
+        self._alerts = alerts
+        self._restarts = restarts
+        self._has_store = has_store
+        self._running = start.begin()
+        self._events = JobEvents(
+            session, start.name, start.clock, self._run_command, has_store=has_store, alerts=alerts
+        )
+
+    def once(self) -> Ended | None:
+        """Guard the job until it ends; returns None if it was started again, and else its end."""
+        name, alerts, running = self._start.name, self._alerts, self._running
         alerts.started = running.helpers
-        ended = guard(running, watched, idleness, events, clock)
+        ended = guard(running, self._watched, self._idleness, self._events, self._start.clock)
         alerts.idle()  # what the last lines say is told before anything that takes long
         if not ended.is_failure:
-            break
-        failed_s = clock.monotonic_s()
+            return ended
+        failed_s = self._start.clock.monotonic_s()
         _report_failure(name, ended, alerts)
-        is_saved = not can_snapshot or _save_emergency(session, name, alerts)
-        events.mark()  # first: broken files are not replaced from suspect snapshots
-        if not restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
-            if restarts.refusal:
-                alerts.began("no restart", "critical", restarts.refusal, step=ended.last_step)
-            break
-        helpers = (
-            running.helpers
-        )  # alerts are still being sent: the end of this job must not end them
-        running = _started(arguments, name, cgroup, clock)
-        running.helpers = helpers
-        alerts.ended("failure", "critical", restarts.said)
-    watched.close()
-    events.finish()
-    _let_go(running, name)
-    alerts.wait()
-    _exit_like(ended.code)
+        is_saved = not self._has_store or _save_emergency(self._session, name, alerts)
+        self._events.mark()  # first: broken files are not replaced from suspect snapshots
+        if not self._restarts.may_begin(running, ended, failed_s, is_saved=is_saved):
+            if refusal := self._restarts.refusal:
+                alerts.began("no restart", "critical", refusal, step=ended.last_step)
+            return ended
+        self._running = self._start.begin()
+        # Alerts are still being sent: the end of the job before must not end them.
+        self._running.helpers = running.helpers
+        alerts.ended("failure", "critical", self._restarts.said)
+        return None
+
+    def finish(self) -> None:
+        """Report what is left, and stop guarding the job."""
+        self._events.finish()
+        _let_go(self._running, self._start.name)
+        self._alerts.wait()
+
+    def _run_command(self, text: str, found: Finding) -> None:
+        """Run the command of a rule in the background."""
+        pid = run_rule_command(self._running.pid, text, self._start.name, found)
+        if pid:
+            self._running.helpers.add(pid)
 
 
 def _report_failure(name: str, ended: Ended, alerts: Alerts) -> None:
@@ -240,25 +320,6 @@ class _Restarts:
     def _was_asked(self) -> bool:
         say(f"job {self._job} is not started again, because a signal asked ciuic to end")
         return False
-
-
-def _started(
-    arguments: tuple[str, ...], name: str, cgroup: Cgroup | None, clock: SystemClock
-) -> Command:
-    """Start the command, or end ciuic as a shell would."""
-    try:
-        return Command(arguments, environment() | {JOB_VARIABLE: name}, cgroup=cgroup, clock=clock)
-    except CommandError as error:
-        if cgroup is not None:
-            cgroup.remove()
-        say(error.message, error.hint)
-        sys.exit(error.status)
-
-
-def _start(running: Command, text: str, name: str, found: Finding) -> None:
-    pid = run_rule_command(running.pid, text, name, found)
-    if pid:
-        running.helpers.add(pid)
 
 
 def _limits(
