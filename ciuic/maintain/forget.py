@@ -107,26 +107,14 @@ def plan_forget(
     decisions: list[Decision] = []
     policies = {name: terms.policy for name, terms in schedules.items()}
     for snapshots in owners:
-        found = plan_retention(
-            snapshots,
-            policy,
-            now_ns,
-            is_good=lambda _: True,
-            policies=policies,
-            keep_tags=keep_tags,
+        plan = functools.partial(
+            plan_retention, snapshots, policy, now_ns, policies=policies, keep_tags=keep_tags
         )
+        found = plan(is_good=lambda _: True)
         if not all(decision.keep for decision in found):
             # Walk snapshots to find the undamaged ones only if some snapshot would be forgotten.
-            is_sound = _soundness(store)
-            found = plan_retention(
-                snapshots,
-                policy,
-                now_ns,
-                is_good=is_sound,
-                is_partial=_partial(store, rules, schedules),
-                policies=policies,
-                keep_tags=keep_tags,
-            )
+            is_partial = _partial(store, rules, schedules)
+            found = plan(is_good=_soundness(store), is_partial=is_partial)
         decisions += found
     return ForgetPlan(
         kept=tuple([(found.snapshot, "; ".join(found.why)) for found in decisions if found.keep]),
