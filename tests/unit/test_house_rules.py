@@ -8,6 +8,7 @@ import functools
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -454,6 +455,28 @@ def test_the_layers_leave_no_module_out():
     layered = [contract for contract in contracts if 'type = "layers"' in contract]
     assert layered
     assert all("exhaustive = true" in contract for contract in layered)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("Only the store knows its bytes", set()),
+        (
+            "Only those who walk or build trees know how nodes are nested",
+            {"ciuic.snapshot", "ciuic.view", "ciuic.mount"},
+        ),
+    ],
+)
+def test_what_only_some_may_import_is_forbidden_to_all_others_above_the_store(name, allowed):
+    """The linter has no layers for this: the contract lists the modules by hand."""
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
+    by_name = {contract["name"]: contract for contract in contracts["contracts"]}
+    layers = by_name["Imports go down only"]["layers"]
+    above = [one for layer in layers[: layers.index("store")] for one in layer.split(" | ")]
+
+    assert set(by_name[name]["source_modules"]) == (
+        {"ciuicd", *(f"ciuic.{one}" for one in above)} - allowed
+    )
 
 
 def test_the_reference_configuration_has_every_key_and_no_other():
