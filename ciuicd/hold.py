@@ -21,12 +21,14 @@ __all__ = ["StoreHold"]
 class StoreHold:
     """Takes the hold, takes it again after the store's disk was away, and releases it.
 
-    Attributes:
+    Args:
+        services: What the control socket offers.
+        clock: Tells the time.
         store_id: The store to serve. A store with another ID at the same path is refused.
     """
 
-    def __init__(self, services: Services, clock: Clock) -> None:
-        self.store_id = ""
+    def __init__(self, services: Services, clock: Clock, store_id: str) -> None:
+        self.store_id = store_id
         self._services = services
         self._clock = clock
         self._lock: Lock | None = None

@@ -84,12 +84,13 @@ class Service:
         self._reloading = threading.Lock()
         self._job: Job | None = None
         self._watchdog = Watchdog(notifier, clock)
-        self._hold = StoreHold(self, clock)
-        self._taker = SnapshotTaker(clock, notifier, self._is_cancelled)
         self._turns = Turns(settings, clock, self._inbox.wake)
         self._space = Space(clock)
-        self._upkeep = Upkeep(clock, self._watchdog.note_progress)
         self._metrics = meter_of(settings, clock)
+        # Made by ``_prepare_store``, which learns the ID that they insist on.
+        self._hold: StoreHold
+        self._taker: SnapshotTaker
+        self._upkeep: Upkeep
 
     def run_once(self) -> list[TakeReport]:
         """Take one snapshot now, even while a daemon runs; then forget as the daemon would.
@@ -165,13 +166,16 @@ class Service:
         self._inbox.wake()
 
     def _prepare_store(self) -> None:
-        settings = self._settings
+        """Make or find the store, and what is for no other store."""
+        settings, clock = self._settings, self._clock
         path, owner = settings.snapshot_dir, settings.store_owner
         if is_url(path):
-            store_id = self._known.prepare_bucket(settings, self._clock)
+            store_id = self._known.prepare_bucket(settings, clock)
         else:
-            store_id = self._known.prepare(path, self._clock, owner=owner)
-        self._hold.store_id = self._taker.store_id = self._upkeep.store_id = store_id
+            store_id = self._known.prepare(path, clock, owner=owner)
+        self._hold = StoreHold(self, clock, store_id)
+        self._taker = SnapshotTaker(clock, self._notifier, self._is_cancelled, store_id)
+        self._upkeep = Upkeep(clock, self._watchdog.note_progress, store_id=store_id)
 
     def _lower_priority(self) -> None:
         settings = self._settings

@@ -45,18 +45,20 @@ class SnapshotTaker:
         clock: Tells the time.
         notifier: Receives the beginning of each snapshot.
         cancelled: Called often while a snapshot is taken; True cancels it.
+        store_id: The store to take snapshots into; one with another ID is refused.
 
     Attributes:
-        store_id: The store to take snapshots into; one with another ID is refused.
         last_report: Of the last snapshot that this daemon took.
         last_error: Of the last attempt, if it failed: kind, message, hint and time.
     """
 
-    def __init__(self, clock: Clock, notifier: Notifier, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, clock: Clock, notifier: Notifier, cancelled: Callable[[], bool], store_id: str
+    ) -> None:
         self._clock = clock
         self._notifier = notifier
         self._cancelled = cancelled
-        self.store_id = ""
+        self._store_id = store_id
         self.last_report: TakeReport | None = None
         self.last_error: Document | None = None
         self._has_said_unpaced = False
@@ -130,7 +132,7 @@ class SnapshotTaker:
         with open_configured(
             settings, write=True, only_adds=True, wait_s=wait_s, cancelled=self._cancelled
         ) as store:
-            store.refuse_other(self.store_id)
+            store.refuse_other(self._store_id)
             for what in store.stuck.values():
                 hint = "" if what.endswith(IS_DIRECTORY) else f". {UnreachableError.default_hint}"
                 _log.warning("%s; it stays%s", what, hint)

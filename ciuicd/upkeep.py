@@ -90,17 +90,22 @@ class Upkeep:
     Args:
         clock: Tells the time.
         note_progress: Called about twenty times a second while something runs.
+        store_id: The store to forget and prune in; one with another ID is refused. None: any.
         copy: The name of the copy that the store is; empty: it is the configured store.
-
-    Attributes:
-        store_id: The store to forget and prune in; one with another ID is refused. Empty: any.
     """
 
-    def __init__(self, clock: Clock, note_progress: Callable[[], None], copy: str = "") -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        note_progress: Callable[[], None],
+        *,
+        store_id: str | None,
+        copy: str = "",
+    ) -> None:
         self._clock = clock
         self._copy = copy
         self._note_progress = note_progress
-        self.store_id = ""
+        self._store_id = store_id
         self._look_ns = clock.now_ns()
         self._retry_at_s = 0.0
         self._pruned_ns: int | None = None
@@ -353,8 +358,8 @@ class Upkeep:
 
     def _refuse_other(self, store: Store) -> None:
         """Refuse another store that was mounted here in between: it is not the configured one."""
-        if self.store_id:
-            store.refuse_other(self.store_id)
+        if self._store_id is not None:
+            store.refuse_other(self._store_id)
 
     def _should_drill(self, settings: Settings) -> bool:
         tried_s = self._drill_tried_s

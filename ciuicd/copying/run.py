@@ -172,7 +172,7 @@ def _keep_up(copy: CopyTo, clock: Clock, cancelled: Callable[[], bool]) -> None:
     policy = copy.settings.copy_retention
     # Scrubs and drills are for the daemon of a store.
     settings = copy.settings._replace(scrub_budget_s=0.0, drill_interval_s=0.0)
-    upkeep = Upkeep(clock, lambda: None, copy.name)
+    upkeep = Upkeep(clock, lambda: None, store_id=None, copy=copy.name)
     if policy:
         settings = settings._replace(retention_policy=policy, top_retention_policy=policy)
         upkeep.after_snapshot(settings)

@@ -277,8 +277,9 @@ def test_the_missing_mount_point_is_named(machine):
 
 
 @pytest.mark.parametrize("is_trashed", [True, False])
+@pytest.mark.parametrize("store_id", ["ab" * 16, ""])
 def test_a_store_that_is_mounted_just_before_upkeep_opens_it_is_unchanged(
-    machine, caplog, is_trashed
+    machine, caplog, is_trashed, store_id
 ):
     """The daemon looks at the path first, and opens the store a moment later."""
     machine.configure(retention_policy="last:1" if not is_trashed else "3650d")
@@ -286,15 +287,14 @@ def test_a_store_that_is_mounted_just_before_upkeep_opens_it_is_unchanged(
     neglected(machine, below)
     below.rename(machine.store)
     before = files_of(machine.store)
-    upkeep = Upkeep(ManualClock(time.time_ns()), lambda: None)
-    upkeep.store_id = "ab" * 16
+    upkeep = Upkeep(ManualClock(time.time_ns()), lambda: None, store_id=store_id)
     settings = load_settings(str(machine.config))
     upkeep.after_snapshot(settings)
     upkeep.run(settings, lambda: False)
     assert files_of(machine.store) == before
     assert f"a different store is now at {machine.store}" in caplog.text
-    upkeep = Upkeep(ManualClock(time.time_ns()), lambda: None)
-    upkeep.store_id = read_header(str(machine.store)).store_id
+    wanted = read_header(str(machine.store)).store_id
+    upkeep = Upkeep(ManualClock(time.time_ns()), lambda: None, store_id=wanted)
     upkeep.after_snapshot(settings)
     upkeep.run(settings, lambda: False)
     assert files_of(machine.store) != before, "its own store is cared for"
@@ -302,12 +302,14 @@ def test_a_store_that_is_mounted_just_before_upkeep_opens_it_is_unchanged(
 
 def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_opened(machine):
     create_store(str(machine.store), ManualClock())
-    taker = SnapshotTaker(ManualClock(time.time_ns()), Notifier({}), lambda: False)
     settings = load_settings(str(machine.config))
-    taker.store_id = "ab" * 16
+
+    def taker(store_id):
+        clock = ManualClock(time.time_ns())
+        return SnapshotTaker(clock, Notifier({}), lambda: False, store_id)
+
     with pytest.raises(StoreError, match="a different store is now at"):
-        taker.take(settings, Job())
+        taker("ab" * 16).take(settings, Job())
     assert machine.snapshots() == []
-    taker.store_id = read_header(str(machine.store)).store_id
-    taker.take(settings, Job())
+    taker(read_header(str(machine.store)).store_id).take(settings, Job())
     assert len(machine.snapshots()) == 1

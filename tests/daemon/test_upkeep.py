@@ -176,7 +176,7 @@ def test_a_prune_that_is_always_interrupted_comes_to_its_end(
     """Snapshots may come more often than a prune of a large store can be planned."""
     worn_packs(machine, 3)
     settings = load_settings(str(machine.config))
-    begun = Upkeep(ManualClock(), lambda: None)
+    begun = Upkeep(ManualClock(), lambda: None, store_id=None)
     sizes = [size(machine)]
     while begun.shown["prune"] is None and len(sizes) < 20:
         begun.run(settings, better_to_do)
@@ -196,7 +196,7 @@ def test_a_prune_interrupted_by_the_end_of_the_daemon_is_resumed_by_the_next(
     """The expired snapshots have left the trash by then, so the trash does not show the work."""
     worn_packs(machine, 3)
     settings = load_settings(str(machine.config))
-    cut_short = Upkeep(ManualClock(), lambda: None)
+    cut_short = Upkeep(ManualClock(), lambda: None, store_id=None)
     before = size(machine)
     for _ in range(20):
         cut_short.run(settings, better_to_do)
@@ -210,7 +210,7 @@ def test_a_prune_interrupted_by_the_end_of_the_daemon_is_resumed_by_the_next(
     with open_store(str(machine.store), write=True) as store:
         plan = plan_prune(store, trash_s=settings.trash_s, now_ns=time.time_ns())
         assert plan.removed == plan.rewritten == ()
-    after = Upkeep(ManualClock(), lambda: None)
+    after = Upkeep(ManualClock(), lambda: None, store_id=None)
     after.run(settings, lambda: False)
     assert after.shown["prune"] is None, "there is nothing left to look for"
 
@@ -219,7 +219,7 @@ def test_a_prune_does_not_delay_the_end_of_the_daemon(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
     worn_packs(machine, 1)
-    begun = Upkeep(ManualClock(), lambda: None)
+    begun = Upkeep(ManualClock(), lambda: None, store_id=None)
     before = size(machine)
     for _ in range(6):
         begun.run(load_settings(str(machine.config)), better_to_do, lambda: True)
@@ -282,7 +282,7 @@ def test_the_scrub_budget_of_the_day_survives_a_restart(machine: Machine) -> Non
 
     def spent_s(budget: str, clock: ManualClock) -> float:
         machine.configure(scrub_budget=budget)
-        begun = Upkeep(clock, lambda: None)
+        begun = Upkeep(clock, lambda: None, store_id=None)
         begun.run(load_settings(str(machine.config)), lambda: False)
         found = begun.shown["scrubbed_today_s"]
         assert isinstance(found, float)
@@ -357,7 +357,9 @@ def test_damage_is_logged_when_found_and_the_affected_files_once_known(machine: 
     content = os.urandom(MIB)
     name = take(machine, days_ago=10, a=content)
     flip_content(machine.store, content)
-    begun = Upkeep(TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None)
+    begun = Upkeep(
+        TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None, store_id=None
+    )
     ear = Ear()
     logging.getLogger("ciuicd").addHandler(ear)
     try:
@@ -387,7 +389,7 @@ def test_the_affected_files_are_logged_even_if_the_search_is_always_interrupted(
     flip_content(machine.store, content)
     machine.configure(scrub_budget="10m")
     settings = load_settings(str(machine.config))
-    begun = Upkeep(ManualClock(), lambda: None)
+    begun = Upkeep(ManualClock(), lambda: None, store_id=None)
     ear = Ear()
     logging.getLogger("ciuicd").addHandler(ear)
     try:
@@ -413,7 +415,7 @@ def test_the_affected_files_are_logged_by_the_next_daemon_if_this_one_ends_befor
     name = take(machine, days_ago=10, a=content)
     flip_content(machine.store, content)
     machine.configure(scrub_budget="10m")
-    begun = Upkeep(ManualClock(), lambda: None)
+    begun = Upkeep(ManualClock(), lambda: None, store_id=None)
     ear = Ear()
     logging.getLogger("ciuicd").addHandler(ear)
     try:
@@ -446,7 +448,7 @@ def test_without_a_budget_lost_chunks_are_not_searched_for(machine: Machine) -> 
     for budget, doing in (("0", []), ("1m", ["scrub"])):
         machine.configure(scrub_budget=budget)
         seen: list[str] = []
-        begun = Upkeep(ManualClock(), lambda: None)
+        begun = Upkeep(ManualClock(), lambda: None, store_id=None)
 
         def gives_way(begun: Upkeep = begun, seen: list[str] = seen) -> bool:
             seen.append(begun.shown["doing"])
@@ -459,7 +461,9 @@ def test_without_a_budget_lost_chunks_are_not_searched_for(machine: Machine) -> 
 def test_the_time_of_a_failed_scrub_counts_for_the_day(machine: Machine) -> None:
     take(machine, days_ago=10)
     machine.configure(scrub_budget="10m")
-    begun = Upkeep(TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None)
+    begun = Upkeep(
+        TickingClock((time.time_ns() // DAY_NS) * DAY_NS + DAY_NS // 2), lambda: None, store_id=None
+    )
     begun.run(load_settings(str(machine.config)), lambda: False)
     before_s = begun.shown["scrubbed_today_s"]
     (machine.store / "ciuic-store.json").unlink()
@@ -601,7 +605,7 @@ def test_many_small_packs_are_merged_even_if_nothing_was_forgotten(machine: Mach
         (machine.source / "log").write_bytes(b"step %d\n" % number)
         take(machine, days_ago=0.5 - number / 100)
         packs = len(list((machine.store / "packs").iterdir()))
-        done = Upkeep(ManualClock(), lambda: None)
+        done = Upkeep(ManualClock(), lambda: None, store_id=None)
         if number == 15:
             done.run(load_settings(str(machine.config)), lambda: False)
             assert done.shown["prune"] is None, "they are few yet"
