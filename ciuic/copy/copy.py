@@ -4,7 +4,7 @@ For each snapshot, parents first:
 
 send     walk its trees, and send the chunks that the copy lacks, as the frames that they are in
 seal     after every 64 MiB: everything that was sent is durable
-commit   write the manifest, to the byte as it is in the source: this is the commit
+commit   write the manifest, byte for byte: this is the commit
 
 A copy that is stopped, killed or out of space can be run again: it does not send again what is in
 the copy, with or without a manifest. A snapshot whose chunks can't be read is refused and named,

@@ -94,7 +94,7 @@ class SnapshotIO(CheckpointIO):  # type: ignore[misc]
         """Do nothing: the manager removes checkpoints by its policies."""
 
     def restore_rng(self) -> bool:
-        """Put the random number generators of the checkpoint that was loaded back, once.
+        """Restore the loaded checkpoint's generator states, once.
 
         Returns:
             Whether there was such a checkpoint.

@@ -1,6 +1,6 @@
 """Store the bytes of files that exist only in memory.
 
-The cuts are those of a file on a disk, so a tensor that such a file holds as well is stored once.
+Files are cut as on disk, so a tensor that is also in a file on disk is stored once.
 """
 
 import os

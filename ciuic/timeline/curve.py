@@ -1,7 +1,7 @@
 """The values of one field of a log over its steps, in bounded memory.
 
 A log may have millions of lines, and no screen as many columns. A curve keeps groups of lines, and
-of each group the least and the greatest value, so that a peak of one line stays visible.
+the minimum and maximum of each group, so that a peak of one line stays visible.
 """
 
 import math

@@ -32,7 +32,7 @@ class Place(NamedTuple):
         return self.path if self.directory is None else self.directory.join(self.name)
 
     def status(self) -> os.stat_result | None:
-        """Return the status of what has the name now; None if nothing has."""
+        """Return the status of what has the name now; None if the name is free."""
         return status_of(self.directory, self.name) if self.may_exist else None
 
 
