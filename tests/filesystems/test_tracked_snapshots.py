@@ -268,7 +268,9 @@ def writing(path: Path) -> Iterator[None]:
         writer.communicate()
 
 
-def test_a_file_that_is_written_all_the_time_is_of_one_moment(cow_disk: Disk) -> None:
+def test_a_file_that_is_written_all_the_time_is_marked_and_each_snapshot_has_later_content(
+    cow_disk: Disk,
+) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK_BYTES)
     model = box.source / "model.pt"
     outside = os.urandom(512 * 1024)
@@ -284,12 +286,12 @@ def test_a_file_that_is_written_all_the_time_is_of_one_moment(cow_disk: Disk) ->
             assert data[: 512 * 1024] == outside == data[512 * 1024 + MIB :]
             area = data[512 * 1024 : 512 * 1024 + MIB]
             found = [int.from_bytes(area[at : at + 8], "big") for at in range(0, MIB, 8)]
-            # One moment may be in the middle of a write, but there is no way back in time.
-            assert found == sorted(found, reverse=True)
-            assert found[0] - found[-1] <= 1
+            # XFS shares blocks between two writes. While btrfs writes the dirty pages of a
+            # subvolume out for its snapshot, further writes go on: see G21.
             if cow_disk.kind == "xfs":
-                assert found[0] == found[-1], "XFS shares blocks between two writes"
-            seen.append(found[-1])
+                assert min(found) == max(found)
+            assert not seen or seen[-1] <= min(found), "not older than the snapshot before"
+            seen.append(max(found))
     assert seen == sorted(set(seen)), "each snapshot is of a later moment"
     box.take()
     assert unlike(box) == []
