@@ -192,7 +192,7 @@ def test_ls_of_an_id_fetches_that_snapshot_alone_and_a_tag_is_still_found(run, t
     cold = {"XDG_CACHE_HOME": str(manifests.parent)}
     old, new = taken
     # A tag may begin as an ID does.
-    run("tag", old, "cs-best")
+    run("tag", old, "--add", "cs-best")
 
     assert "large" in run("ls", new, source, more=cold)
     assert [path.stem for path in manifests.rglob("cs-*.json")] == [new]

@@ -103,7 +103,7 @@ def test_a_delta_base_without_a_delta_is_refused():
     header = resealed(one.encode_header(), 24, data_id(b"base"))
     delta = frame.parse_header(header)
     assert delta.delta_bases == (data_id(b"base"),)
-    with pytest.raises(CorruptionError, match="has 1 delta base where 0 must be"):
+    with pytest.raises(CorruptionError, match="has 1 delta base instead of 0"):
         frame.decode_frame(delta, payload)
 
 

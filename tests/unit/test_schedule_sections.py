@@ -93,7 +93,7 @@ def test_directories_and_rules_tell_which_schedule_is_meant(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
-        ("[schedule a]\n", ":1: [schedule a] has no snapshot_paths", "snapshots of"),
+        ("[schedule a]\n", ":1: [schedule a] has no snapshot_paths", "Set snapshot_paths"),
         ("[schedule none]\nsnapshot_paths = /a\n", ":1: [schedule none]: 'none' can't be", "none"),
         ("[schedule default]\nsnapshot_paths = /a\n", "'default' can't be the name", "top"),
         ("[schedule a]\npaths = /a\n", ":2: unknown key 'paths'", "snapshot_paths"),

@@ -554,11 +554,11 @@ def stored_again(box: Box) -> tuple[Path, list[bytes], list[str]]:
     return file, saves, names
 
 
-def name_first_place(box: Box, pack: bytes) -> None:
-    """A catalog that is made anew may name the first place of a chunk, as this does in any case."""
+def name_first_place(box: Box, pack: bytes, content: bytes) -> None:
+    """An index that is built again may name the first place of a chunk; this one always does."""
     (box.store / CATALOG).unlink()
     with open_store(str(box.store), write=True) as store:
-        store.index.add_pack(pack, store.index.packs()[pack], pack_frames(store.path, pack))
+        store.index.point(pack, pack_frames(store.path, pack), {data_id(content)})
         store.index.commit()
 
 
@@ -582,7 +582,7 @@ def test_a_chunk_that_is_stored_again_with_another_delta_base_is_whole(box: Box)
         assert find_snapshot(store, "latest-valid").id == names[-1]
         wanted = {data_id(saves[1]), data_id(third)}
         assert store.reader.places(list(wanted)).keys() == store.index.known(list(wanted)) == wanted
-    name_first_place(box, first)
+    name_first_place(box, first, saves[1])
     assert damaged(box, checked=True) == [names[0]]
     assert box.ciuic("scrub").code == 4
     with open_store(str(box.store)) as store:
@@ -602,7 +602,7 @@ def test_an_error_of_the_store_while_a_delta_chain_is_read_is_not_damage(box: Bo
     """The place that can be read is opened once for its footer, and then for the chunk."""
     _, saves, _ = stored_again(box)
     again = pack_of(box.store, saves[1])
-    name_first_place(box, first_place(box, saves[1]))
+    name_first_place(box, first_place(box, saves[1]), saves[1])
     assert box.ciuic("scrub").code == 4
     options = ("-f", "-qq", "-o", "/dev/null", "-P", again.name, "-e", "trace=openat")
     wrapper = ("strace", *options, "-e", "inject=openat:error=EACCES:when=2")

@@ -103,15 +103,15 @@ def open_regular(path: str) -> int:
     return fd
 
 
-def open_or_create(path: str) -> int:
-    """Open a regular file for writing, and create it if it is missing; the caller closes it.
+def open_or_create(path: str, access: int = os.O_RDWR) -> int:
+    """Open a regular file, and create it if it is missing; the caller closes it.
 
     Raises:
         StoreError: The path is not a regular file.
         OSError: It can't be opened.
     """
     # O_NONBLOCK: opening a FIFO must not wait for a process at the other end.
-    fd = nofollow.open_file(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
+    fd = nofollow.open_file(path, access | os.O_CREAT | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)

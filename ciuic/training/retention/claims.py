@@ -59,12 +59,13 @@ class Claims:
         self._asked[channel] = _closed_count
         with contextlib.suppress(CiuicError, OSError):
             fd, place = self._opened(), _place(self._run, channel)
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-            except (BlockingIOError, PermissionError):
-                if not self._has_told:
-                    self._has_told = True
-                    return _holder(fd, place)
+            # A lock for reading, so that the file is open for reading only: a file that is open
+            # for writing keeps an administrator from making its file system read-only.
+            fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place)
+            holder = _holder(fd, place)
+            if holder and not self._has_told:
+                self._has_told = True
+                return holder
         return None
 
     def close(self) -> None:
@@ -74,7 +75,7 @@ class Claims:
     def _opened(self) -> int:
         if self._fd is None:
             path = os.path.join(nofollow.resolved(self._directory), layout.RUN_LOCK)
-            self._fd = fd = open_or_create(path)
+            self._fd = fd = open_or_create(path, os.O_RDONLY)
             # Also if the program drops its manager without closing it.
             self._close = weakref.finalize(self, _give_up, fd)
         return self._fd
@@ -93,11 +94,13 @@ def _place(run: str | None, channel: str) -> int:
     return int.from_bytes(derived_hash("ciuic lock of a run", name.encode())[:7])
 
 
-def _holder(fd: int, place: int) -> str:
+def _holder(fd: int, place: int) -> str | None:
+    """Return which other process has a lock there, in words; None if no other has."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
-    with contextlib.suppress(OSError):
-        pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))[4]
-        # A process of another container has no number here, and one of another machine a wrong one.
-        if pid > 0 and os.path.exists(f"/proc/{pid}"):
-            return f"process {pid}"
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    if kind == fcntl.F_UNLCK:
+        return None
+    # A process of another container has no number here, and one of another machine a wrong one.
+    if pid > 0 and os.path.exists(f"/proc/{pid}"):
+        return f"process {pid}"
     return "another process"
