@@ -1,10 +1,10 @@
-"""Requests and bytes of a store in a bucket: counted in a small store, then carried on to a year.
+"""Requests and bytes of a store in a bucket: counted in a small store, then extrapolated to a year.
 
     PYTHONPATH=.:scripts python -m benchmarks.bucket_costs [--nodes N]... [--kept N]
 
-The bucket is a directory, behind the interface of an object store. What is counted there are the
-requests of one snapshot and of one prune, and the sizes of the objects that each leaves. The year
-repeats them hour by hour, as listings grow by a page for each 1,000 objects.
+The bucket is a directory, behind the interface of an object store. The program counts the requests
+of one snapshot and of one prune there, and the sizes of the objects that each leaves. The year
+repeats them hour by hour, and listings grow by a page for each 1,000 objects.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Counting:
 
 
 class Measured(NamedTuple):
-    """What was counted.
+    """The counts.
 
     Attributes:
         unchanged: Requests of a snapshot with nothing new.

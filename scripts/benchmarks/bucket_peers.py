@@ -37,7 +37,7 @@ _DISKS = 1
 
 
 class Took(NamedTuple):
-    """What one run of a command took: the memory is that of its largest process."""
+    """The time and memory of one run of a command: the memory is that of its largest process."""
 
     wall_s: float
     processor_s: float
@@ -204,7 +204,7 @@ def _list(tool: Tool, count: int, work: Path) -> None:
 
 
 def main() -> int:
-    """Measure what the arguments say."""
+    """Measure, as the arguments say."""
     parser = argparse.ArgumentParser(prog="benchmarks.bucket_peers")
     parser.add_argument("directories", nargs="*", type=Path)
     parser.add_argument("--turns", type=int, default=3)

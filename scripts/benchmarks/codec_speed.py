@@ -2,7 +2,7 @@
 
     codec_speed.py EARLIER LATER CHAIN_COST
 
-Run by the interpreter that ciuic is installed for. Cuts two files of tensors as a snapshot does.
+Runs with the interpreter that ciuic is installed for. Cuts two files of tensors as a snapshot does.
 Encodes each chunk of the later file without a base and as a delta against the chunk at the same
 offset of the earlier file, and decodes both. Prints one JSON object: for each step the processor
 time in seconds, and the number of plain bytes.

@@ -1,4 +1,4 @@
-"""``scripts/bench library``: saving from the training loop, beside what PyTorch has.
+"""``scripts/bench library``: saving from the training loop, compared with PyTorch's own ways.
 
     scripts/bench library [--quick] [--turns N] [--tool TOOL]... [--output FILE]
     scripts/bench library --scale [--quick] [--output FILE]
@@ -122,7 +122,7 @@ def value(found: Found, how: Any) -> float | None:
 
 
 def figures_of(turn: dict[str, Found], unit: str, how: Any) -> dict[str, float]:
-    """Return one figure of each tool in one turn, and what they are compared with."""
+    """Return one figure of each tool in one turn, and the figures to compare them with."""
     found = {tool: value(measured, how) for tool, measured in turn.items()}
     figures = {tool: figure for tool, figure in found.items() if figure}
     if how == "stalls_s":
@@ -194,7 +194,7 @@ def take_turns(options: argparse.Namespace, text: Path, work: Path, size: dict[s
     """Measure the tools in turn; returns the table."""
     tools, turns = tools_of(options), []
     for number in range(options.turns):
-        # The order turns, so that no tool is always the first.
+        # The order rotates, so that no tool is always the first.
         order = tools[number % len(tools) :] + tools[: number % len(tools)]
         turns.append({tool: run_once(tool, text, work, size) for tool in order})
         print(f"turn {number + 1} of {options.turns} is done", file=sys.stderr, flush=True)

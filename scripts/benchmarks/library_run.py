@@ -66,7 +66,7 @@ class Nothing(Saver):
 
 
 class TorchSave(Saver):
-    """``torch.save`` of both states into one file, as tutorials have it."""
+    """``torch.save`` of both states into one file, as in tutorials."""
 
     def save(self, model: Any, optimizer: Any, step: int) -> None:
         """Write a file, and a new name for it."""
@@ -201,7 +201,7 @@ class Ciuic(Saver):
         self.manager.wait()
 
     def load(self, model: Any, optimizer: Any) -> None:
-        """Load the latest with a new manager, as a program that begins again does."""
+        """Load the latest with a new manager, as a restarted program does."""
         with self.open() as manager:
             manager.load_latest_snapshot(model=model, optimizer=optimizer)
 
@@ -289,7 +289,7 @@ def train(training: Training, saver: Saver, options: argparse.Namespace) -> dict
 
 
 def evict(directory: Path) -> None:
-    """Take the files below a directory out of the page cache, and no others: other work goes on."""
+    """Drop the files below a directory from the page cache, and no others: other work goes on."""
     for path in directory.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

@@ -1,8 +1,8 @@
 """``scripts/bench library --scale``: chains against full checkpoints, with a small model.
 
-The comparison that it repeats is one of a 7B model over 16 hours: four full checkpoints, one every
-4 hours, of 320 GB together; or a chain with a snapshot every 30 minutes, of 80 GB together. The
-recovery takes 15 minutes or 3, and at most 4 hours or 30 minutes are lost.
+It repeats a comparison for a 7B model over 16 hours: four full checkpoints, one every 4 hours, of
+320 GB together; or a chain with a snapshot every 30 minutes, of 80 GB together. The recovery takes
+15 minutes or 3, and at most 4 hours or 30 minutes are lost.
 
 Guarantees: one training makes both, so they have the same states. A load that differs from the
 saved state in any bit ends the benchmark with an error.

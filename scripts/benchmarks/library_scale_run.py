@@ -73,7 +73,7 @@ class Channel:
             optimizer.load_state_dict(state["optimizer"])
 
     def load_snapshot(self, model: Any, optimizer: Any) -> None:
-        """Load the latest snapshot with a new manager, as a program that begins again does."""
+        """Load the latest snapshot with a new manager, as a restarted program does."""
         into = {"model": model, "optimizer": optimizer if self.name == "full" else None}
         with self.open() as manager:
             manager.load_latest_snapshot(channel=self.name, **into)

@@ -236,7 +236,7 @@ def _wait(
 
 
 def _end(process: "subprocess.Popen[bytes]", point: Path) -> None:
-    # Not asked before: the directory of a process that has crashed does not look like a mount.
+    # Unmount without a check: the mount point of a crashed process does not look like a mount.
     unmount = ["fusermount3", "-u", "-q", str(point)]
     subprocess.run(unmount, capture_output=True, check=False)
     try:

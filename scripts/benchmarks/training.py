@@ -92,7 +92,7 @@ class Tar:
 
 
 class Window(NamedTuple):
-    """What one window showed.
+    """The measurements of one window.
 
     Attributes:
         arm: The tool, or ``none``.
@@ -162,7 +162,7 @@ def measure(training: Training, tool: Any, turn: int, saves: int) -> Window:
     """Return the window that begins with the next save."""
     before = 0 if tool is None else _size_bytes(tool.store)
     due = 0 if tool is None else len(tool.snapshots()) + saves
-    training.until_saved(time.monotonic())  # what the training did meanwhile is in no window
+    training.until_saved(time.monotonic())  # no window includes these iterations
     cpu_s, waited = _children_s(), _io_wait()
     took_s: list[float] = []
     counts = True
@@ -194,7 +194,7 @@ def needed_s(training: Training, tool: Any) -> float:
 
 
 def finish(tool: Any, process: "subprocess.Popen[bytes]") -> None:
-    """Wait for the end of a snapshot; a file that changed meanwhile is no failure."""
+    """Wait for the end of a snapshot; a file that changed in the meantime is not a failure."""
     code = process.wait()
     if code and code != CHANGED.get(tool.name):
         said = _log_of(tool).read_text(errors="replace")
@@ -259,7 +259,7 @@ def ratio(
 ) -> Ratio | None:
     """Compare the iterations of an arm with those without snapshots in the same rounds.
 
-    The interval is from drawing the rounds anew. None: no window counts.
+    The interval comes from resampling the rounds (bootstrap). None: no window counts.
     """
     without = {one.turn: one.took_s for one in windows if one.arm == NONE}
     pairs = [
@@ -280,7 +280,7 @@ def ratio(
 
 
 def table(windows: Sequence[Window], arms: Sequence[str], saves: int) -> str:
-    """Return the table, and what it says about the marks."""
+    """Return the table, and its verdicts on the marks."""
     lines = [
         "| arm | windows | iterations | mean, x none (95 %) | p99, x none (95 %)"
         " | processor s a snapshot | I/O wait | MB a snapshot |",
@@ -322,7 +322,7 @@ def _marks(means: dict[str, Ratio], p99s: dict[str, Ratio]) -> list[str]:
 
 
 def _verdict(found: Ratio, mark: float) -> str:
-    """Say whether a mark is met; if it lies within the interval, too few rounds say so."""
+    """Say whether a mark is met; if it lies within the interval, there were too few rounds."""
     if found.high <= mark:
         return "met"
     if found.low > mark:
@@ -332,7 +332,7 @@ def _verdict(found: Ratio, mark: float) -> str:
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """Parse how long to measure what."""
+    """Parse which tools to measure, and for how long."""
     parser = argparse.ArgumentParser(prog="scripts/bench training")
     parser.add_argument("--quick", action="store_true", help="a small model: a look, not a result")
     parser.add_argument(
@@ -365,7 +365,7 @@ def fitting(
     """Find out which tools can commit each snapshot before the next save, and how often to save.
 
     Returns:
-        The tools; how many iterations shall lie between two saves; and how long each of all tools
+        The tools; how many iterations to put between two saves; and how long each of all tools
         took.
     """
     longest_s = left_s / (ROUNDS_MIN * (len(tools) + 1) * (SAVES + 1)) / MARGIN

@@ -1,4 +1,4 @@
-"""Trains a small transformer without end; needs PyTorch. ``scripts/bench training`` reads it.
+"""Trains a small transformer endlessly; needs PyTorch. ``scripts/bench training`` reads its output.
 
     training_loop.py TEXT TARGET --width N --layers N --batch N --every N --seed N
 
@@ -60,7 +60,7 @@ def main() -> None:
     for name in ("width", "layers", "batch", "every", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
-    # Between two steps: then the loader's process ends without complaints.
+    # Between two steps, so that the loader's process ends without errors.
     ends = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ends.set())
     torch.manual_seed(options.seed)

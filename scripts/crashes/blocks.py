@@ -1,8 +1,9 @@
 """Real file systems on a disk that loses power between any two blocks.
 
 A run is recorded block by block (crashes.device). For each moment, images are made: flushed blocks
-are in all of them; later blocks are all there, absent, there up to a point, or any of them are.
-Each image is mounted, so that the file system recovers, and then checked like any other state.
+are in all of them; of the later blocks, all, none, those up to some point, or a random choice are
+there. Each image is mounted, so that the file system recovers, and then checked like any other
+state.
 """
 
 import os

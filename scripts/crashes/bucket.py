@@ -106,7 +106,7 @@ class _Taken(NamedTuple):
 
 @dataclass
 class _Stress:
-    """The processes, and what became of earlier ones.
+    """The processes, and how earlier ones ended.
 
     Attributes:
         taken: What each snapshot holds that a command has reported.
@@ -162,7 +162,7 @@ class _Stress:
                 (self.source(number) / file).write_bytes(self.chance.randbytes(_FILE_BYTES))
 
     def turn(self) -> None:
-        """Start what has ended again, and perhaps kill something."""
+        """Restart the processes that have ended, and perhaps kill one."""
         for number in (*range(_COMMANDS), *_TRAININGS, _DAEMON, _PRUNER):
             process = self.running.get(number)
             if process is not None:
@@ -211,7 +211,7 @@ class _Stress:
             return self.process(f"machine-{number}", *training)
         if number == _DAEMON:
             self._change(number)
-            # A shell's redirection: what a killed daemon had not written to a pipe would be lost.
+            # A shell's redirection: with a pipe, unread output of a killed daemon would be lost.
             script = f'exec "$@" 2>>{self._log}'
             daemon = (sys.executable, "-m", "ciuicd", "--config", str(self.top / "ciuic.conf"))
             return self.process(f"machine-{number}", "sh", "-c", script, "sh", *daemon)
@@ -225,7 +225,7 @@ class _Stress:
         return self.command(f"machine-{number % _MACHINES}", *words)
 
     def _change(self, number: int) -> None:
-        """Change a file: to new content, or to what another source has, or had once."""
+        """Change a file: to new content, or to content that another source has or once had."""
         content = self.chance.randbytes(_FILE_BYTES)
         if self.chance.random() < 0.5:
             other = self.source(self.chance.randrange(_COMMANDS))

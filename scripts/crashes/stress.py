@@ -1,6 +1,6 @@
 """Everything at once on a real file system: writers, the daemon, commands, restores.
 
-Writers of every kind (crashes.writers) never stop. Meanwhile, a daemon takes snapshots, and
+Writers of every kind (crashes.writers) never stop. At the same time, a daemon takes snapshots, and
 commands take, forget and prune snapshots. Each snapshot taken here, and some others at random, are
 restored and checked file by file:
 

@@ -1,7 +1,7 @@
 """The training of ``train.py``, which saves its state with ``SnapshotManager`` instead of a file.
 
-It is stopped in any way and started again with the same command: it goes on from the newest state
-that is intact, and computes the bits that the first run would have computed.
+It can be stopped in any way and started again with the same command. It resumes from the newest
+intact state, and computes the same bits as the first run would have.
 """
 
 import argparse
