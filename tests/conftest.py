@@ -27,7 +27,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 @pytest.fixture(autouse=True)
 def same_priority() -> Iterator[None]:
-    """No test may lower this process for good: a daemon of a later test would inherit that."""
+    """No test may lower this process's priority for good: a daemon of a later test inherits it."""
     process = psutil.Process()
     nice, io_class = process.nice(), process.ionice()
     yield
@@ -83,5 +83,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell makes what it starts in the background ignore SIGINT. Programs that tests start would
     # inherit that, and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Otherwise xdist starts with the files with most tests, and ends with a long one alone.
+    # Otherwise xdist starts with the files that have the most tests, and a long file runs alone at
+    # the end.
     config.option.loadscopereorder = False

@@ -1,9 +1,9 @@
 """Numpy and the compiled core work on the same random inputs, and must answer the same.
 
 Each input goes to the functions that a snapshot and a restore call, without the core and with it:
-plain C, and all vector instructions of this processor. Most are short, because what is hard lies
-at the ends of buffers and in the remainders of vectors. The answers to damage, bytes or a
-sentence, are compared as well. Inputs are made and worked on in batches, a core at a time.
+plain C, and all vector instructions of this processor. Most are short, because the hard cases are
+the ends of buffers and the remainders of vectors. The answers to damage, bytes or a sentence, are
+compared as well. Inputs are made and worked on in batches, a core at a time.
 """
 
 import functools
@@ -32,7 +32,7 @@ Work = Callable[[Core | None], object]
 
 
 class DifferenceError(Exception):
-    """A core answers otherwise than numpy; the text says which input does it."""
+    """A core gives another answer than numpy; the text names the input."""
 
 
 def some_bytes(chance: random.Random, longest: int = 8000) -> bytes:

@@ -7,7 +7,7 @@ __all__ = ["answering"]
 
 
 def answering(first: str, second: str, last: bytes) -> Callable[[bytes], bytes]:
-    """Return the arguments, the process ID, or the request; or kill the process."""
+    """Return the arguments, the process ID, or the request; or kill this process."""
     imported_by = os.getpid()
 
     def answer(request: bytes) -> bytes:

@@ -4,7 +4,7 @@ It has one disk or, with ``CIUIC_LONG=1``, three: each object is on all of them,
 to write.
 
 ``ceph_server`` starts this module as a program, in a process of its own. The processes that use the
-cluster hold a lock on a file; the program stops the cluster when none of them holds it, also if the
+cluster hold a lock on a file; the program stops the cluster when none of them holds it, even if the
 tests were killed.
 """
 
@@ -142,7 +142,7 @@ def ceph_server(disks: int = 0) -> Iterator[Server]:
 
 
 def _take_turn(top: Path, stack: contextlib.ExitStack) -> IO[str]:
-    """Lock the cluster: no other worker starts another, and none is being stopped."""
+    """Lock the cluster, so that no other worker starts one and the running one is not stopped."""
     while True:
         top.mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -316,7 +316,7 @@ def _main(top: Path, disks: int) -> None:
 
 
 def _is_unused(turn: IO[str], users: IO[str]) -> bool:
-    """Return whether no process uses the cluster; then its turn is held."""
+    """Return whether no process uses the cluster; if so, this process holds its lock."""
     try:
         fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

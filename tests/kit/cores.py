@@ -24,6 +24,6 @@ VARIANTS = _variants()
 
 @contextmanager
 def using(compiled: Core | None) -> Iterator[None]:
-    """Run with this core, or with none: then Python and numpy do the work."""
+    """Run with this core, or with none, so that Python and numpy do the work."""
     with mock.patch.object(module, "state", lambda: State(compiled, "chosen by a test")):
         yield

@@ -32,7 +32,7 @@ print(flush=True)
 
 
 def counted_waits() -> Iterator[None]:
-    """Have the kernel count disk waits during a test; skip the test if that can't be."""
+    """Have the kernel count disk waits during a test; skip the test if it can't."""
     with Path(__file__).open("rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)  # tests run at the same time
         try:

@@ -1,4 +1,5 @@
-"""A proxy between a client and an S3 server that loses, cuts, delays and repeats on request."""
+"""A proxy between a client and an S3 server: on request, it loses, cuts, delays and repeats
+messages."""
 
 import contextlib
 import http.client
@@ -48,7 +49,7 @@ class Answer:
     """An answer to the client.
 
     Attributes:
-        cut_bytes: The body is cut there, and the connection is reset; None: it is whole.
+        cut_bytes: Where the body is cut and the connection reset; None: the body is complete.
     """
 
     status: int
@@ -125,12 +126,12 @@ def drop(_request: Request, _forward: Forward) -> None:
 
 
 def lose_answer(request: Request, forward: Forward) -> None:
-    """The server does it, and the answer is lost."""
+    """The server handles the request, and the answer is lost."""
     forward(request)
 
 
 def fail_after(code: int) -> Fault:
-    """The server does it, and answers with an error."""
+    """The server handles the request, but answers with an error."""
 
     def fault(request: Request, forward: Forward) -> Answer:
         forward(request)
@@ -140,7 +141,7 @@ def fail_after(code: int) -> Fault:
 
 
 def repeat(request: Request, forward: Forward) -> Answer:
-    """The request arrives twice, and the second answer comes back."""
+    """The request arrives twice, and the client gets the second answer."""
     forward(request)
     return forward(request)
 
@@ -152,7 +153,7 @@ def cut(request: Request, forward: Forward) -> Answer:
 
 
 def ignore_conditions(sign: Callable[[str, str], str]) -> Fault:
-    """The server does not know conditional writes, and does not say so.
+    """The server silently ignores the conditions of conditional writes.
 
     Args:
         sign: Returns a signed URL for a method and a path: conditions are signed, too, so a request

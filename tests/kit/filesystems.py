@@ -83,8 +83,8 @@ class Disk:
             gc.collect()  # files left open by a failed test would hide why it failed
             _run("umount", self.path)
         # Tests that run beside this one make mount namespaces, and each holds a copy of every mount
-        # of that moment. Until the last of them has ended, the same file would be mounted with the
-        # file system that is in memory: after a power cut, one that only answers EIO.
+        # of that moment. Until the last of them has ended, a new mount of the same file would get
+        # the file system that is still in memory. After a power cut, that one only answers EIO.
         wait_until("the loop device is released", self._is_released, deadline_s=240)
 
     def _is_released(self) -> bool:

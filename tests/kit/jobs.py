@@ -1,4 +1,4 @@
-"""``ciuic run`` in a process of its own, with what it says and the processes of its job."""
+"""``ciuic run`` in a process of its own, its output, and the processes of its job."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ WITHOUT_CGROUP = (
 
 
 class Run:
-    """A running ``ciuic run`` or ``ciuic watch``; a context manager that kills what is left.
+    """A running ``ciuic run`` or ``ciuic watch``; a context manager that kills leftover processes.
 
     Args:
         arguments: The arguments of ``ciuic``.
@@ -65,7 +65,7 @@ class Run:
             self._threads, (self.process.stdout, self.process.stderr), strict=True
         ):
             assert stream is not None
-            # Closing waits without end for a thread that reads from a process that is left over.
+            # Closing would wait forever for a thread that reads from a leftover process.
             if not thread.is_alive():
                 stream.close()
 
@@ -106,13 +106,13 @@ class Run:
         return code
 
     def _join(self) -> None:
-        # A process that is left over may hold the pipes open.
+        # A leftover process may hold the pipes open.
         for thread in self._threads:
             thread.join(timeout=5)
 
 
 def state(pid: int) -> str:
-    """Return what a process does: ``frozen``, ``stopped``, ``gone`` or ``running``."""
+    """Return the state of a process: ``frozen``, ``stopped``, ``gone`` or ``running``."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
         groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()

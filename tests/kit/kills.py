@@ -1,4 +1,4 @@
-"""A training program that is killed, or whose writer is, at a random moment; then its store."""
+"""A training program or its writer is killed at a random moment; then its store is checked."""
 
 import os
 import random
@@ -85,7 +85,7 @@ def kill_once(store: Path, chance: random.Random, victim: str, first: int, durab
 
 
 def _check(store: Path, durable: int, staged: int) -> None:
-    """The newest snapshot loads, is no older than the last that was reported, and is right."""
+    """The newest snapshot loads, is right, and is no older than the last one that was reported."""
     with SnapshotManager(store, max_snapshots=3, keep_optimizer=1) as manager:
         latest = manager.load_latest_snapshot()
         assert latest is not None
@@ -95,12 +95,12 @@ def _check(store: Path, durable: int, staged: int) -> None:
         expected = np.random.default_rng(epoch).normal(size=500_000).astype(np.float32)
         assert np.array_equal(latest["model_state_dict"]["w"], expected)
         assert np.array_equal(latest["optimizer_state_dict"]["m"], expected * 2)
-        # The writer of a killed program may still be at work: not while this has the lock.
+        # The writer of a killed program may still be running: the lock keeps it out.
         with open_store(str(store), write=True, wait_s=120):
             for listed in manager.list():
                 older = manager.load_snapshot(listed.id)
                 drawn = np.random.default_rng(older["epoch"]).normal(size=500_000)
                 assert np.array_equal(older["model_state_dict"]["w"], drawn.astype(np.float32))
-                # An incomplete one may have the first layer alone.
+                # An incomplete snapshot may have only the first layer.
                 assert not listed.complete or "last" in older["model_state_dict"]
         assert manager.verify()["ok"]

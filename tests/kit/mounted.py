@@ -66,7 +66,7 @@ def mounted(box: Box, *arguments: str, user: int | None = None) -> Iterator[Moun
     """Mount a box's snapshots for the duration of a ``with`` block."""
     needs_fuse()
     if user is not None:
-        os.chmod("/dev/fuse", 0o666)  # as udev makes it; a container may be without udev
+        os.chmod("/dev/fuse", 0o666)  # as udev makes it; a container may have no udev
     point, errors = box.directory / "mounted", box.directory / "mount-errors"
     point.mkdir(exist_ok=True)
     if user is not None:

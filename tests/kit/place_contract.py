@@ -1,4 +1,4 @@
-"""What every place must do, as tests: a subclass per place gives the fixture ``place``."""
+"""The contract of every place, as tests: a subclass per place defines the fixture ``place``."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

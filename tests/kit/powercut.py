@@ -3,9 +3,9 @@
 There are two kinds of file systems. ``ORDERED`` is ext4 by default: changes of names, lengths and
 modes reach the disk in order, each fsync makes all earlier ones durable, and a growing file shows
 only bytes that were written to it. ``WEAKEST`` is all that POSIX promises: each name and each
-sector that was not synced is on the disk or not, independently and in any order; a durable length
-without its bytes may show any bytes. Two rules of ``WEAKEST`` go beyond POSIX: a name is never
-torn, and a rename does not lose the file under both names.
+sector that was not synced may be on the disk or not, independently and in any order; a durable
+length without its bytes may show any bytes. Two rules of ``WEAKEST`` go beyond POSIX: a name is
+never torn, and a rename does not lose the file under both names.
 """
 
 import random
@@ -144,7 +144,7 @@ class Disk:
 
 
 class _Sample:
-    """The base of both kinds: the tree results from single decisions."""
+    """The base of both kinds: a series of single decisions makes the tree."""
 
     def __init__(self, disk: Disk, rng: random.Random, extreme: str) -> None:
         self._disk = disk
@@ -152,7 +152,7 @@ class _Sample:
         self._keeps_names = {"names only": True, "everything": True}.get(extreme, False)
         self._keeps_data = {"data only": True, "everything": True}.get(extreme, False)
         self._by_chance = not extreme
-        # Half of the draws lose a little or keep a little; even odds would do neither.
+        # Half of the draws lose little or keep little; with even odds, hardly any draw would.
         self._odds = rng.choice((0.05, 0.5, 0.95))
 
     def _chance(self) -> bool:

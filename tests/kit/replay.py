@@ -1,4 +1,4 @@
-"""Replaying a trace of strace into a journal: each traced call -> operations."""
+"""Replays a trace of strace into a journal: each traced call becomes operations."""
 
 import os
 import re
@@ -98,7 +98,7 @@ class Replay:
             if rest.endswith(_UNFINISHED):
                 begun[thread] = (rest.removesuffix(_UNFINISHED), position)
                 if name == b"close":
-                    # From now on, another thread may get its number.
+                    # From now on, another thread may get this number.
                     number = int(begun.pop(thread)[0])
                     self._open.pop(number, None)
                     self._outside.pop(number, None)
@@ -407,7 +407,7 @@ _HANDLERS: Final[dict[str, Callable[[Replay, _Call], None]]] = {
     "fallocate": Replay._fallocate,
     "copy_file_range": Replay._copy_range,
     **dict.fromkeys(("fsync", "fdatasync", "syncfs", "sync"), Replay._sync),
-    **dict.fromkeys(("sync_file_range",), lambda _replay, _call: None),  # promises nothing
+    **dict.fromkeys(("sync_file_range",), lambda _replay, _call: None),  # guarantees nothing
     **dict.fromkeys(("rename", "renameat", "renameat2"), Replay._rename),
     **dict.fromkeys(("link", "linkat"), Replay._link),
     **dict.fromkeys(("unlink", "unlinkat", "rmdir"), Replay._unlink),

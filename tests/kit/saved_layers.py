@@ -17,7 +17,7 @@ __all__ = ["Here", "leave_partial", "save_here"]
 
 
 def leave_partial(store, step, count, layers, model):
-    """Save a state, and kill the writer when ``count`` layers of it are durable.
+    """Save a state, and kill the writer once ``count`` layers of it are durable.
 
     Args:
         store: The store's directory or URL.

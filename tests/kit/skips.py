@@ -1,4 +1,4 @@
-"""Every reason for a skip must be allowed: a suite that skips important tests proves nothing."""
+"""Every reason for a skip must be on a list: a suite that skips important tests proves nothing."""
 
 import os
 from pathlib import Path

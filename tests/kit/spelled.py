@@ -1,4 +1,4 @@
-"""Snapshots with recipes and manifests of a test, which no writer would write."""
+"""Snapshots with recipes and manifests that a test makes and no writer would write."""
 
 import os
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def commit_spelled(
 def spell(
     store: Store, name: bytes, pieces: Sequence[Piece], *, chunks: Sequence[bytes] = ()
 ) -> str:
-    """Do it in a store that is open for writing; return the snapshot's ID."""
+    """Do the same in a store that is open for writing; return the snapshot's ID."""
     newest = store.manifest(find_snapshot(store, "latest").id)
     top = root_entry(store, newest.roots[0])
     writer = new_writer(store)

@@ -15,7 +15,7 @@ __all__ = ["Case", "Report", "cases", "sampled", "survive"]
 
 
 class Case(NamedTuple):
-    """A state to check: when the power goes, the kind of disk, and what is left."""
+    """A state to check: when the power fails, the kind of disk, and the state that is left."""
 
     cut: int
     kind: str
@@ -49,7 +49,7 @@ def sampled(every: list[Case], count: int, rng: random.Random) -> list[Case]:
 
 
 def survive(story: Story, chosen: Iterable[Case], seed: int, scratch: Path, failed: Path) -> Report:
-    """Make each state and check it; the first broken promise fails, with its case.
+    """Make each state and check it; fail at the first broken promise, and name its case.
 
     Args:
         story: The recorded run.

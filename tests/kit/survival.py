@@ -103,7 +103,7 @@ def holdings(store: Store, *, is_damaged: bool = False) -> Holdings:
     trash = frozenset(SnapshotId(entry.id) for entry in store.trash.read())
     if not is_damaged:
         for name in trash:
-            store.manifest(name, copy=False)  # whole without its copy
+            store.manifest(name, copy=False)  # undamaged without its copy
     return Holdings(live, trash, frozenset(store.trash.used_ids()))
 
 

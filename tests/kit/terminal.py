@@ -54,7 +54,7 @@ def on_terminal(
         columns: How wide it is.
         command: The program and its arguments.
         env: More of the environment.
-        meanwhile: Called with the terminal and what was shown so far, after each part of it.
+        meanwhile: Called after each part of the output, with the terminal and all output so far.
     """
     leader, follower = pty.openpty()
     resize(leader, columns)
