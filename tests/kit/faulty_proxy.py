@@ -1,5 +1,4 @@
-"""A proxy between a client and an S3 server: on request, it loses, cuts, delays and repeats
-messages."""
+"""A proxy in front of an S3 server: on request, it loses, cuts, delays and repeats messages."""
 
 import contextlib
 import http.client

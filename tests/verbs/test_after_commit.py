@@ -77,7 +77,7 @@ def test_the_note_is_shown_and_the_command_succeeds(
 ) -> None:
     monkeypatch.setattr(Freezer, "retain", failing(KeyboardInterrupt()))
     monkeypatch.setattr("sys.argv", ["ciuic", "--config", str(filled.config), "snapshot"])
-    # It would be lowered for all tests that follow in this process.
+    # Otherwise it would stay lowered for all later tests in this process.
     monkeypatch.setattr("ciuic.cli.taking.lower_priority", lambda _: None)
     with pytest.raises(SystemExit) as ended:
         main()
@@ -102,7 +102,7 @@ def recorded_packs(box: Box) -> set[str]:
 def test_a_small_snapshot_changes_the_chunk_index_in_one_transaction(
     filled: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each costs three syncs, a quarter of all that such a snapshot makes."""
+    """Each transaction costs three syncs, a quarter of all that such a snapshot makes."""
     transactions: list[bool] = []
     commit = ChunkIndex.commit
 
@@ -121,7 +121,7 @@ def test_a_small_snapshot_changes_the_chunk_index_in_one_transaction(
 def test_a_small_snapshot_makes_only_the_syncs_that_its_promises_need(
     filled: Box, tmp_path: Path
 ) -> None:
-    """docs/guarantees.md, G16, says what each is for."""
+    """docs/guarantees.md, G16, lists the purpose of each."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     filled.configure()
@@ -234,7 +234,7 @@ def test_what_fails_before_the_commit_still_leaves_nothing(
 
 
 def test_the_client_of_a_daemon_gets_the_first_outcome() -> None:
-    """What fails after a snapshot was reported does not take the report back."""
+    """A failure after a snapshot was reported does not take the report back."""
     job = Job()
     first, second = StoreError("first"), StoreError("second")
     job.finish(first)

@@ -1,4 +1,4 @@
-"""``ciuic cat --tar``: GNU tar and Python read the stream; what it never contains."""
+"""``ciuic cat --tar``: GNU tar and Python can read the stream, and what it never contains."""
 
 import io
 import os
@@ -34,7 +34,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def archived(box: Box, path: Path | bytes, code: int = 0) -> tuple[bytes, str]:
-    """The stream of the command, and what it says on stderr."""
+    """The stream of the command, and its stderr."""
     done = subprocess.run(
         [*CIUIC, "--config", str(box.config), "cat", "latest", path, "--tar"],
         capture_output=True,

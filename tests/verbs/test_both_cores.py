@@ -51,7 +51,7 @@ def test_each_core_reads_and_goes_on_with_what_the_other_wrote(
     for step, (writer, reader) in enumerate(pairwise(settings)):
         trained(box, step)
         taken = run(box, writer, "snapshot")
-        # Of 2.4 MB: numbers in planes, then deltas against the snapshot of the other core.
+        # 2.4 MB: numbers in planes, then deltas against the snapshot of the other core.
         assert taken["stored_bytes"] < (2_000_000, 1_400_000)[step]
         out = tmp_path / f"out{step}"
         where = ("-s", "latest", "-p", box.source, "-d", out, "--no-hot")

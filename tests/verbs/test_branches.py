@@ -122,7 +122,7 @@ def test_a_checkout_is_followed(box: Box) -> None:
     assert box.ciuic("checkout", first, str(box.source)).code == 0
     box.take()
 
-    # The second is what the checkout has saved before it restored.
+    # The checkout took the second one before it restored.
     assert follows(box)[:2] == [[(str(box.source), first)], []]
 
 
@@ -193,7 +193,7 @@ def store_id(text: str) -> SnapshotId:
 def test_a_reader_who_follows_the_lanes_down_finds_where_each_row_comes_from(
     steps: list[int],
 ) -> None:
-    # A row comes from one below it, or from nothing that is known: 0, and what is past the end.
+    # A row comes from one below it, or from no known row: 0, or a number past the end.
     rows = [(at, at + step if step else None) for at, step in enumerate(steps)]
     known = {at: before if before and before < len(rows) else None for at, before in rows}
     found: dict[int, int | None] = {}

@@ -1,4 +1,4 @@
-"""What a store's bytes are, compared with its input."""
+"""How a store's bytes break down, compared with its input."""
 
 import os
 from pathlib import Path

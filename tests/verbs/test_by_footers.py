@@ -161,7 +161,7 @@ def test_a_chunk_that_the_cache_has_dropped_is_looked_up_again(
 def test_many_small_directories_are_looked_up_some_at_a_time(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many directories a snapshot has, the entries of a few are in memory."""
+    """Only the entries of a few directories are in memory, however many a snapshot has."""
     together: list[int] = []
     judge = survey.SnapshotSurvey._judge
 

@@ -1,4 +1,4 @@
-"""The cache directory of a bucket can't be made: the error says that it is a cache."""
+"""If the cache directory of a bucket can't be made, the error says that it is a cache."""
 
 import pytest
 

@@ -23,7 +23,7 @@ SIZE = 1024 * KIB
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[Box, list[bytes]]:
-    """Three saves of a tensor over each other, each a difference from the one before."""
+    """Three saves of a tensor in one place, each a difference from the one before."""
     box = Box(tmp_path, chunk_bytes=512 * KIB)
     box.chain_cost = 100
     saves = list(itertools.islice(training(size=SIZE), 3))

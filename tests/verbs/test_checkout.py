@@ -1,4 +1,4 @@
-"""``ciuic checkout``: verify, save what is there, restore."""
+"""``ciuic checkout``: verify, take a snapshot of the present state, restore."""
 
 from tests.kit.box import Box
 from tests.kit.damage import flip_content

@@ -23,7 +23,7 @@ DOZEN = 12
 
 @pytest.fixture(scope="module", params=[24, 72])
 def prepared(request, tmp_path_factory):
-    """A store of so many snapshots, each with a pack and a mark; returns the IDs, oldest first."""
+    """A store of many snapshots, each with a pack and a mark; returns the IDs, oldest first."""
     top = tmp_path_factory.mktemp("prepared")
     machine = FolderMachine(top / "bucket", top / "cache")
     machine.init()

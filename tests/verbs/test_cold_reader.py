@@ -1,4 +1,4 @@
-"""A machine that reads a large bucket for the first time lists no packs, and believes no segment.
+"""A machine that reads a large bucket for the first time lists no packs, and trusts no segment.
 
 The bucket is a directory behind the interface of a place, as in test_index_segments.
 """

@@ -33,7 +33,7 @@ def pieces(box: Box, path: Path) -> list[int]:
 
 
 def vocabulary(seed: int) -> bytes:
-    """What a tokenizer has."""
+    """The vocabulary of a tokenizer."""
     dice = random.Random(seed)
     words = {dice.randbytes(6).hex(): one for one in range(60_000)}
     return json.dumps(words, indent=1).encode()

@@ -1,4 +1,4 @@
-"""``ciuic copy``: what is sent, what is not, and what the copy is worth."""
+"""``ciuic copy``: what it sends, what it does not send, and what the copy can do."""
 
 import random
 import shutil
@@ -187,7 +187,7 @@ def test_a_delta_without_its_base_is_stored_anew(box: Box) -> None:
     there = boxed(box)
     assert deltas_of(there) == 0
     assert_restores(there, {newest: known[newest]})
-    # The older ones follow; the base of the first is no delta.
+    # The older ones follow; the delta base of the first is not a delta.
     document(box)
     assert_restores(there, known)
 

@@ -1,7 +1,7 @@
 """Small stores that cost a naive reader unbounded time or memory.
 
-Every command ends on each of them in bounded time and memory, names what is damaged, and ends soon
-when it is asked to.
+Every command ends on each of them in bounded time and memory, names what is damaged, and stops soon
+when asked to.
 """
 
 import os
@@ -162,7 +162,7 @@ def test_a_command_that_is_asked_to_end_does_so_soon(tmp_path: Path, how: signal
         if "ResourceWarning: unclosed file" in told:  # by Python, of an import that was interrupted
             told = told.splitlines(keepends=True)[-1]
         assert "Traceback" not in told
-        # A command that writes reports at once that it stops, and then what it did.
+        # A command that writes reports at once that it is stopping, and then what it did.
         assert told == "ciuic: interrupted\n" or verb.startswith("restore")
 
 

@@ -1,4 +1,4 @@
-"""Flipped bits, anywhere in a store: what is restored is right, or it is named."""
+"""Flipped bits, anywhere in a store: every path is restored right, or it is named."""
 
 import contextlib
 import itertools
@@ -84,7 +84,7 @@ def check(kept: Kept, box: Box) -> None:
         out = box.directory / f"out-{name}"
         try:
             report = box.restore(snapshot=name, to=out)
-        except (CorruptionError, UnknownFormatError) as error:  # no other refusal will do
+        except (CorruptionError, UnknownFormatError) as error:  # no other refusal is acceptable
             assert error.message
             assert not out.exists() or wrong(photo, out / "source") == set()
             assert_named(box, name)
@@ -232,7 +232,7 @@ def test_after_any_damage_the_next_snapshot_is_whole_or_says_why_not(kept: Kept)
 def test_a_pack_that_a_prune_takes_while_a_reader_lists_them_costs_nothing(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a chunk index, packs are opened after all have been listed."""
+    """Without a chunk index, the reader lists all packs before it opens them."""
     listed = Store.pack_files
     monkeypatch.setattr(Store, "pack_files", lambda store: {bytes(32): 5000, **listed(store)})
     monkeypatch.setattr(Lock, "take_alone", _taken)

@@ -1,4 +1,4 @@
-"""How much of the last version of a file is read to see whether a delta is worth it."""
+"""How much of the last version of a file is read to find out whether a delta pays."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ def tensors(seed: int, count: int) -> list[bytes]:
 
 
 def moved(tensor: bytes) -> bytes:
-    """Every number by a little."""
+    """Every number changes a little."""
     return (np.frombuffer(tensor, "<u4") + 1).tobytes()
 
 

@@ -156,12 +156,12 @@ def test_new_directories_may_be_as_deep_as_a_snapshot_goes(box: Box, old: str) -
         (path / "last.bin").write_bytes(next(saves))
         assert box.take().trouble_count == 0
     assert is_delta(box, path / "last.bin") == (old == "run_1")
-    for top in tops:  # what tidies up behind the tests goes down by recursion
+    for top in tops:  # the cleanup after the tests is recursive
         subprocess.run(["rm", "-rf", top], check=True)
 
 
 def test_each_rank_follows_itself(box: Box) -> None:
-    """Its file is not the newest of its kind, nor the first."""
+    """A rank's file is neither the newest of its kind nor the first."""
     ranks = [training(seed) for seed in range(3)]
     for step in (1, 2):
         for rank, saves in enumerate(ranks):
@@ -243,7 +243,7 @@ def test_tensors_without_names_follow_each_other_in_their_order(
 def test_an_array_of_numbers_without_a_header_is_known_by_its_looks(
     tmp_path: Path, dtype: str
 ) -> None:
-    """Cut by its content it would never be found again."""
+    """If it were cut by content, its last version would never be found."""
     box = Box(tmp_path, chunk_bytes=256 * KIB, chunking=CONTENT)
     dice = np.random.default_rng(1)
     values = dice.normal(0, 0.02, SIZE // 4)
@@ -360,7 +360,7 @@ def test_a_chain_that_may_not_grow_is_not_read_for_nothing(
 
 
 def test_a_full_snapshot_stores_chunks_without_an_older_base(box: Box) -> None:
-    """What the store has it takes as it is."""
+    """The snapshot reuses chunks that the store has as they are."""
     file = box.source / "last.pt"
     saves = training()
     for is_base in (False, True):
@@ -495,7 +495,7 @@ def test_damage_to_a_delta_base_is_named_for_both_chunks(box: Box) -> None:
 
 @pytest.mark.parametrize("budget", [Budget(size_bytes=1), Budget()], ids=["one pack", "all"])
 def test_a_lost_chunk_makes_its_deltas_lost(box: Box, budget: Budget) -> None:
-    """However far below, and though no snapshot needs the lost chunk for itself."""
+    """However far below it is, and even if no snapshot needs the lost chunk itself."""
     box.chain_cost = 100
     file = box.source / "last.bin"
     saves = list(itertools.islice(training(size=400 * KIB), 3))
@@ -524,7 +524,7 @@ def test_a_lost_chunk_makes_its_deltas_lost(box: Box, budget: Budget) -> None:
 
 
 def test_deltas_of_a_lost_chunk_are_stored_again(box: Box) -> None:
-    """It is there, and can't be read: that must not count as there."""
+    """A chunk that can't be read must not count as stored."""
     file, saves, names = two_steps(box)
     flip_content(box.store, saves[0])
     assert box.ciuic("scrub", "--budget", "100G").code == 4
@@ -574,7 +574,7 @@ def first_place(box: Box, content: bytes) -> bytes:
 
 
 def test_a_chunk_that_is_stored_again_with_another_delta_base_is_whole(box: Box) -> None:
-    """And so is what builds on it, though its first place can't be read."""
+    """The chunks that build on it are whole too, though its first place can't be read."""
     file, saves, names = stored_again(box)
     first, third = first_place(box, saves[1]), saves[2]
     assert damaged(box, checked=False) == damaged(box, checked=True) == [names[0]]
@@ -611,7 +611,7 @@ def test_an_error_of_the_store_while_a_delta_chain_is_read_is_not_damage(box: Bo
 
 
 def test_damage_in_a_rarely_read_part_of_the_chunk_index_hides_no_chunk(box: Box) -> None:
-    """What the packs say of chunks that were stored again does as well."""
+    """The footers of the packs also name chunks that were stored again."""
     _, saves, _ = two_steps(box)
     catalog = box.store / CATALOG
     alike = [bytes(8) + number.to_bytes(ID_BYTES - 8) for number in range(1000)]
@@ -705,7 +705,7 @@ def test_forgetting_a_snapshot_keeps_its_chunks_that_are_delta_bases(box: Box) -
 
 
 def test_prune_removes_a_delta_base_that_served_a_single_delta(box: Box) -> None:
-    """In two runs: the chunk stands alone first, where its pack is rewritten anyway."""
+    """In two runs: the first rewrites the pack of the delta, and stores it without a base."""
     file, saves, _ = two_steps(box)
     other = box.source / "other.bin"
     other.write_bytes(os.urandom(2 * SIZE))
@@ -817,7 +817,7 @@ def test_two_chunks_are_never_left_as_deltas_of_each_other(box: Box) -> None:
     for pack in (box.store / PACKS).iterdir():
         if pack in {pack_of(box.store, one), pack_of(box.store, other)}:
             pack.unlink()
-    # Where they stand alone there is garbage as well.
+    # The pack that has them without a base has garbage as well.
     for content, base in ((one, other), (other, one)):
         put_frames(box, [alone(content), alone(os.urandom(20 * KIB))])
         put_frames(box, [as_difference(content, base)])
@@ -830,7 +830,7 @@ def test_two_chunks_are_never_left_as_deltas_of_each_other(box: Box) -> None:
 def test_prune_keeps_all_copies_of_a_chunk_that_is_a_delta_everywhere(
     box: Box, is_alike: bool
 ) -> None:
-    """Of copies that build on the same, one is enough: what a killed prune leaves."""
+    """Of copies with the same delta base, one is enough: a killed prune leaves such copies."""
     file, saves, _ = two_steps(box)
     first = pack_of(box.store, saves[1])
     old = {one.name for one in packs(box.store)}
@@ -849,7 +849,7 @@ def test_prune_keeps_all_copies_of_a_chunk_that_is_a_delta_everywhere(
 def test_prune_writes_two_deltas_in_fragmented_packs_as_one_chunk_without_a_base(
     box: Box,
 ) -> None:
-    """Both in one pack would be of no use, and which of them counts a matter of chance."""
+    """Two copies in one pack would be useless, and chance would decide which one is read."""
     file, saves, _ = two_steps(box)
     pack_of(box.store, saves[1]).unlink()
     third = list(itertools.islice(training(size=400 * KIB), 3))[2]
@@ -873,7 +873,7 @@ def test_prune_writes_two_deltas_in_fragmented_packs_as_one_chunk_without_a_base
 def test_a_delta_stays_until_its_replacement_is_durable(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full before that has a name, and a pack of nodes has one already."""
+    """The disk is full before the replacement has a name, and a pack of nodes has one already."""
     file, saves, _ = two_steps(box)
     tree = box.entries()[os.fsencode(box.source)].content
     with open_store(str(box.store)) as store:
@@ -955,7 +955,7 @@ def put_frames(box: Box, frames: list[tuple[Frame, bytes]]) -> None:
 
 
 def as_delta(content: bytes, reference: bytes) -> tuple[Frame, bytes]:
-    """Nothing has changed, it says."""
+    """A delta which says that nothing has changed."""
     frame, _ = encode_frame(DATA, [(data_id(content), content)])
     nothing = bytes(64 * KIB)
     stored = bytes(dense_delta.encode(nothing, nothing, dense_delta.probe(nothing, nothing, 4, 0)))

@@ -17,12 +17,12 @@ State = dict[str, bytes]
 
 
 def state(names: str = "abcdef") -> State:
-    """Nothing in it is like anything else."""
+    """A state in which no part resembles another."""
     return {f"layer.{name}": os.urandom(SIZE) for name in names}
 
 
 def stepped(old: State) -> State:
-    """A little of each is different."""
+    """The same state with a little of each part changed."""
     return {name: os.urandom(64) + data[64:] for name, data in old.items()}
 
 
@@ -76,14 +76,14 @@ def test_what_says_the_names_is_read_once_a_directory(box: Box) -> None:
     ranks = [state("a") for _ in range(9)]
     save(box.source / "step_1", *ranks)
     box.take()
-    # As long as ten of its own; the pickle ends before the file does.
+    # Padding: the pickle ends before the file does.
     save(box.source / "step_2", *[stepped(one) for one in ranks])
     metadata = box.source / "step_2" / ".metadata"
     metadata.write_bytes(metadata.read_bytes() + bytes(SIZE))
     files = sum([one.stat().st_size for one in metadata.parent.iterdir()])
     taken = box.take()
     assert taken.stored_bytes < 128 * 1024
-    # Itself, a file like others, and once more for the names.
+    # Once as a file like others, and once more for the names.
     assert files + SIZE < taken.read_bytes < files + 1.5 * SIZE
 
 
@@ -145,7 +145,7 @@ def test_names_that_take_too_long_to_read_are_not_read(box: Box, step: int) -> N
         if number == step:
             too_long(directory / ".metadata")
         taken = box.take()
-    # Had they been, each of the six would have been found.
+    # Otherwise, each of the six would have been found.
     assert taken.stored_bytes > 5 * SIZE
 
 

@@ -1,4 +1,4 @@
-"""``restore --fallback``: how much it reads, what it trusts, and what ends it."""
+"""``restore --fallback``: how much it reads, what it trusts, and when it stops."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def held_open(files: list[Path]) -> Iterator[None]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The nodes that are read, one after another."""
+    """The nodes that are read, in order."""
     names: list[bytes] = []
     node = StoreReader.node
 
@@ -54,7 +54,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The directories that are listed, one after another."""
+    """The directories that are listed, in order."""
     paths: list[bytes] = []
     names = DirectoryHandle.names
 
@@ -316,7 +316,7 @@ def test_a_large_file_with_a_known_damaged_chunk_is_not_read(
     assert report.failed == []
     assert len(report.notes) == 1
     assert (out / "model").read_bytes() == begins[0] + whole
-    assert frames[lost] == 2  # straight to the memory that is written, and then with parity
+    assert frames[lost] == 2  # once directly, and once with parity
     assert [frames[one] for one in between] == [0] * 9
 
 

@@ -469,7 +469,7 @@ def test_the_mark_of_a_later_version_is_left_alone(taken: Box) -> None:
 
 
 def test_what_is_purged_can_not_be_brought_back(taken: Box) -> None:
-    """A prune was cut short after its first step."""
+    """A prune was interrupted after its first step."""
     known = names(taken)
     forget(taken, known[1])
     purged = Mark(("number-1",), pinned=False, forgotten_ns=NOW_NS, purged=True)
@@ -490,7 +490,7 @@ def test_what_is_purged_can_not_be_brought_back(taken: Box) -> None:
 
 
 def test_an_id_is_never_used_again(taken: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random ID comes up again: of a listed snapshot, one in the trash, one that was removed."""
+    """A random ID is drawn again: that of a listed, a forgotten or a removed snapshot."""
     known = names(taken)
     forget(taken, known[0], known[1])
     expire(taken, known[0])

@@ -1,4 +1,4 @@
-"""Two changes of one snapshot at once: one is first, and the other one sees it."""
+"""Two changes of one snapshot at once: one comes first, and the other sees it."""
 
 import os
 import subprocess
@@ -72,7 +72,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
 
 
 def other_process(box: Box, code: str) -> Callable[[], object]:
-    """Return what another process does, without the write lock."""
+    """Return an action of another process, without the write lock."""
     program = (
         "import sys\n"
         "from ciuic.ids import SnapshotId\n"

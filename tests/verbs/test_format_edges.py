@@ -1,4 +1,4 @@
-"""Stores at the edges of docs/format.md: the page and every command agree on what they are."""
+"""Stores at the edges of docs/format.md: every command treats them as the page says."""
 
 import json
 from collections.abc import Mapping

@@ -145,7 +145,7 @@ def test_frames_of_small_files_are_begun_before_all_is_found(
     report = verify(box)
     if verify is Box.verify:
         nodes = [one for one, kind in kinds(box).items() if kind != DATA]
-        left.append(len(nodes))  # read on the way
+        left.append(len(nodes))  # read during the walk
     assert sum(begun) + sum(left) == report.chunks
     assert sum(begun) >= 1000
 

@@ -91,7 +91,7 @@ def test_after_can_use_the_store(box: Box) -> None:
 
 
 def test_a_hook_that_hangs_is_killed_with_all_that_it_has_started(box: Box, tmp_path: Path) -> None:
-    """The shell ignores SIGTERM, and so does what it waits for."""
+    """The shell ignores SIGTERM, and so does the program that it waits for."""
     pids = tmp_path / "pids"
     before = f"trap '' TERM; sleep 1000 & echo $! >> {pids}; echo $$ >> {pids}; wait"
     with_hooks(box, before=before, hook_timeout="1s")
@@ -160,7 +160,7 @@ def test_a_store_that_is_held_by_another_process_runs_no_hook(box: Box, tmp_path
 
 
 def test_after_runs_when_the_snapshot_fails(box: Box, tmp_path: Path) -> None:
-    """What 'before' has stopped must start again."""
+    """The program that 'before' has stopped must start again."""
     seen = tmp_path / "seen"
     with_hooks(
         box,
@@ -222,7 +222,7 @@ def test_a_background_process_that_holds_the_output_open_is_not_waited_for(
 
 
 def test_a_hook_has_the_signals_of_a_fresh_program(box: Box, tmp_path: Path) -> None:
-    """The daemon blocks signals, and Python ignores some; neither is the hook's."""
+    """The daemon blocks signals, and Python ignores some; the hook inherits neither."""
     seen = tmp_path / "seen"
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGHUP])
     try:

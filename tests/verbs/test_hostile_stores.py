@@ -1,4 +1,4 @@
-"""What no honest snapshot has: verify names it, and no command uses it."""
+"""Content that no honest snapshot has: verify names it, and no command uses it."""
 
 import json
 from pathlib import Path

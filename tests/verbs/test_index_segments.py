@@ -235,7 +235,7 @@ def test_a_segment_that_names_a_removed_pack_brings_nothing_back(many, one, tmp_
 
 
 def test_segments_that_are_merged_meanwhile_cost_nothing(many, one, tmp_path):
-    """Another machine merges everything between the listing and the first read."""
+    """Another machine merges all segments between the listing and the first read."""
 
     class Merging(CountingPlace):
         def get(self, key, bytes_max):

@@ -1,4 +1,4 @@
-"""A writer of a bucket begins with the header that its machine kept, and notices if it is stale."""
+"""A writer of a bucket starts from the header that its machine kept, and notices if it is stale."""
 
 import json
 import shutil

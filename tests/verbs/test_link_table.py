@@ -1,4 +1,4 @@
-"""Hard links whose other names never come: the memory for them is bounded, and counts are right."""
+"""Hard links whose other names are never seen: their memory is bounded, and counts are right."""
 
 import errno
 import os

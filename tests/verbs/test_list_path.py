@@ -16,7 +16,7 @@ OWN = {"uid": 0, "gid": 0, "mtime_ns": 1, "ctime_ns": 1, "ino": 1}
 
 
 def listed(box: Box, path: Path, code: int = 0) -> dict[str, dict[str, object]]:
-    """What the JSON document says of a path, by snapshot, newest first."""
+    """The fields of the JSON document about a path, by snapshot, newest first."""
     done = box.ciuic("list", "--path", path, "--json")
     assert done.code == code, done.err
     return {one["id"]: one["path"] for one in done.document}

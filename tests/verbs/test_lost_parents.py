@@ -1,4 +1,4 @@
-"""A snapshot that nothing but a later snapshot remembers: its data stays."""
+"""A snapshot that only a later snapshot still names: its data stays."""
 
 import json
 from pathlib import Path
@@ -163,7 +163,7 @@ def test_snapshots_of_two_stores_in_one_miss_no_parent(
     forget_and_prune(other, theirs[0])
     assert other.ciuic("copy", "--to", box.store).code == 0
     assert lost(box) == []
-    # Once more the other way: a snapshot comes home, and its parent was purged there by right.
+    # The other way: a snapshot comes back to the store that it is from, which purged its parent.
     forget_and_prune(box, theirs[1])
     assert other.ciuic("forget", "--last-whole", theirs[1]).code == 0
     assert other.ciuic("prune", "--trash", "0").code == 0

@@ -28,7 +28,7 @@ def noise(length: int) -> bytes:
 
 
 def populate(top: Path) -> None:
-    """Write a tree with everything that a snapshot holds."""
+    """Write a tree with everything that a snapshot can hold."""
     (top / "deep" / "er").mkdir(parents=True)
     (top / "empty").mkdir(mode=0o700)
     (top / "large.bin").write_bytes(noise(5 * MiB + 17))
@@ -63,7 +63,8 @@ def test_a_mounted_snapshot_is_what_a_restore_writes(box: Box, tmp_path: Path) -
 
     with mounted(box) as shown:
         seen = shown.at(box.source)
-        # Where a file system can't tell holes (XFS), those of the mount have nothing to match.
+        # A file system that does not report holes exactly (XFS) gives the mount's holes nothing to
+        # match.
         holes = has_holes(restored)
         assert differences(photograph(restored), photograph(seen, holes=holes)) == []
         assert differences(photograph(seen), photograph(shown.at(box.source, taken.id))) == []
@@ -241,7 +242,7 @@ def test_a_signal_unmounts_even_while_a_file_is_open(box: Box, number: signal.Si
         shown.process.send_signal(number)
         assert shown.process.wait(LIMIT_S) == 0
         wait_for(lambda: not is_mounted(shown.point), "it is still mounted")
-        with contextlib.suppress(OSError):  # no file system is left to hear of it
+        with contextlib.suppress(OSError):  # no file system is left to receive it
             os.close(fd)
         assert os.listdir(shown.point) == []
 

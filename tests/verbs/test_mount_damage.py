@@ -1,4 +1,4 @@
-"""``ciuic mount`` of a store that is damaged, hostile, pruned or taken away meanwhile."""
+"""``ciuic mount`` of a store that is damaged or hostile, or pruned or removed while mounted."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Several machines, schedules and the library share a store, and stay out of each other's way."""
+"""Several machines, schedules and the library share a store without affecting each other."""
 
 import os
 import time
@@ -246,7 +246,7 @@ def test_the_same_name_on_another_machine_is_another_machine(shared: Shared) -> 
     theirs = [shared.take(on=twin).id for _ in range(3)]
     ours = [shared.take().id for _ in range(3)]
     assert sorted(shared.forget("last:1")) == sorted(ours[:2])
-    # By name both are meant, each for itself.
+    # The name means both machines. The policy applies to each by itself.
     assert sorted(shared.forget("last:1", HERE.name)) == sorted(theirs[:2])
 
 

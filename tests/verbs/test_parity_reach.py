@@ -1,4 +1,4 @@
-"""What the documents promise about parity holds for packs from one frame to 64 MiB."""
+"""The promises of the documents about parity hold for packs from one frame to 64 MiB."""
 
 import itertools
 import os

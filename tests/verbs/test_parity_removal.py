@@ -1,4 +1,4 @@
-"""Parity that a killed prune has left without its pack."""
+"""Parity files that a killed prune has left without their pack."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prune removes everything unneeded and nothing else, and says so before."""
+"""Prune removes everything unneeded and nothing else, and announces it before."""
 
 import contextlib
 import os
@@ -260,7 +260,7 @@ def foreign_pack(box: Box, changed: Callable[[bytes], bytes], *, reference: byte
 
 
 def test_a_pack_of_a_later_version_stops_it(worn):
-    """It is not known what the snapshot needs."""
+    """ciuic can't know what the snapshot needs."""
 
     def of_kind_9(header: bytes) -> bytes:
         table = header[frame.HEADER_BYTES :]
@@ -300,7 +300,7 @@ def test_it_does_stop_when_it_is_asked_to(worn):
 
 
 def test_a_prune_that_is_stopped_while_it_rewrites_keeps_the_new_packs(worn):
-    """Otherwise a prune that is stopped before each full pack would never progress."""
+    """Otherwise a prune that is always stopped before a pack is full would never progress."""
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)
@@ -332,7 +332,7 @@ def is_half_pruned(box: Box) -> bool:
 
 
 class PowerCut(BaseException):
-    """Not caught by anything, as a power cut is not."""
+    """Nothing catches it, as nothing catches a power cut."""
 
 
 def test_a_begun_prune_is_recorded_before_the_trash_is_emptied(worn, monkeypatch):
@@ -420,7 +420,7 @@ def stored_twice(box: Box, content: bytes) -> Path:
 
 @pytest.mark.parametrize("bad", ["first", "second", "neither", "both"])
 def test_prune_keeps_a_sound_copy_of_a_chunk_in_two_packs(box, bad):
-    """Left by a crash or a repair. The chunk index has one place, maybe the wrong one."""
+    """A crash or a repair leaves two copies. The chunk index has one place, maybe the wrong one."""
     content = random.Random(3).randbytes(200_000)
     (box.source / "file").write_bytes(content)
     box.take()
@@ -570,7 +570,7 @@ def test_marks_are_a_set(names: set[bytes], data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 5000])
 def test_the_needed_chunks_are_found_among_any_number(count):
-    """For any number of ranges of IDs that are searched; the first and the last ID too."""
+    """For any number of ranges of IDs to search, including the first and the last ID."""
     chance = random.Random(count)
     names = sorted([bytes(32), b"\xff" * 32, *(chance.randbytes(32) for _ in range(count))])
     index = ChunkIndex("", write=True)
@@ -667,7 +667,7 @@ def test_a_reader_that_opened_the_store_before_a_prune_still_reads_after_it(worn
     contents = {path: path.read_bytes() for path in worn.source.rglob("*") if path.is_file()}
     entries = worn.entries(third)
     with open_store(str(worn.store)) as by_catalog, open_store(str(worn.store)) as by_footers:
-        by_footers.reader.places([b"x" * ID_BYTES])  # in no pack: it asks all of them
+        by_footers.reader.places([b"x" * ID_BYTES])  # in no pack: the reader asks all
         for path in contents:
             wanted = [entries[os.fsencode(path)].content]
             by_catalog.reader.places(wanted)
@@ -682,7 +682,7 @@ def test_a_reader_that_opened_the_store_before_a_prune_still_reads_after_it(worn
 def test_a_reader_without_chunk_index_finds_chunks_that_moved_or_were_added_since(worn):
     first, second, _ = names_of(worn)
     with open_store(str(worn.store)) as store:
-        store.reader.places([b"x" * ID_BYTES])  # in no pack: it asks all of them
+        store.reader.places([b"x" * ID_BYTES])  # in no pack: the reader asks all
         later = worn.source / "later"
         later.write_bytes(os.urandom(KIB))
         worn.take()
@@ -781,7 +781,7 @@ def test_on_a_disk_that_is_full_dead_packs_make_the_room_for_the_rest(
         forget(box, *names_of(box)[:2])
         place.leave_free(64 * KIB)
         if is_late:
-            # They are removed beside other work, and that may take longer.
+            # They are removed in the background, and that may take longer.
             unlink = remove.unlink_pack
             never = threading.Event()
             monkeypatch.setattr(
@@ -826,7 +826,7 @@ def test_a_prune_without_any_space_reports_it_and_loses_nothing(tmp_path):
 
 
 def full(*_: object) -> None:
-    """As on a full disk."""
+    """Fail as on a full disk."""
     raise StoreFullError("no space left")
 
 
@@ -973,7 +973,7 @@ def test_small_portions_give_the_same_store(worn, monkeypatch):
 
 
 def test_a_new_pack_never_has_the_name_of_another_pack(worn: Box) -> None:
-    """So a removal that takes effect late, or a leftover, cannot hit it."""
+    """So neither a late removal nor a leftover can affect it."""
     first, second, _ = names_of(worn)
     forget(worn, first, second)
     old = {path.name for path in packs(worn.store)}
@@ -1021,7 +1021,7 @@ def test_footers_that_fit_in_memory_are_read_once(worn, monkeypatch, chunks_kept
 
 
 def test_a_new_pack_has_parity_that_was_made_while_it_was_written(box):
-    """Its length can be estimated well enough without reading it back."""
+    """A good enough estimate of its length makes it unnecessary to read it back."""
     rng = random.Random(12)
     for number in range(24):
         (box.source / f"f{number:02}").write_bytes(rng.randbytes(MIB))
@@ -1051,8 +1051,8 @@ def test_a_new_pack_has_parity_that_was_made_while_it_was_written(box):
 def test_the_chunk_index_is_right_without_being_rebuilt(worn, monkeypatch, share, is_full):
     """Every chunk has a row, and every row leads to the chunk that it names.
 
-    Also where a chunk is in two packs, as a prune that is killed before it updates the catalog
-    leaves it, and the catalog knows the one that goes.
+    This also holds where a chunk is in two packs, because a prune was killed before it updated the
+    catalog, and the catalog names the pack that goes.
     """
     first, second, _ = names_of(worn)
     forget(worn, first, second)

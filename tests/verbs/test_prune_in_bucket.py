@@ -34,7 +34,7 @@ STEP = 1 if os.environ.get("CIUIC_LONG") else 3
 
 
 class World(NamedTuple):
-    """Two machines that share a bucket, and what was taken there."""
+    """Two machines that share a bucket, and the snapshots that they took."""
 
     top: Path
     one: FolderMachine
@@ -71,7 +71,7 @@ def world(prepared, tmp_path):
 
 
 def copied(prepared, top):
-    """Return a copy of what was prepared, with two machines that have not seen it."""
+    """Return a copy of the prepared bucket, with two machines that have not seen it."""
     origin, garbage, kept = prepared
     shutil.copytree(origin, top, symlinks=True)
     one, two = (FolderMachine(top / "bucket", top / name) for name in ("one", "two"))
@@ -89,7 +89,7 @@ def killed_at(number):
 
 
 def leases(machine):
-    """Return the leases, without the notes about copies that were given up."""
+    """Return the leases, without the notes about abandoned copies."""
     return [name for name in machine.names("leases") if not name.startswith("dismissed-")]
 
 
@@ -100,7 +100,7 @@ def finish(world):
         assert not report.waiting_for
     assert leases(world.two) == []
     left = [one.size_bytes for one in world.two.place().list("condemned")]
-    assert set(left) <= {TOMBSTONE_BYTES}  # of prunes that were revoked
+    assert set(left) <= {TOMBSTONE_BYTES}  # those of prunes that were revoked
     assert report.removed.packs == report.rewritten.packs == 0
     return report
 
@@ -269,7 +269,7 @@ def test_a_revoked_snapshot_is_not_committed(world):
             assert store.manifests.ids() == {world.kept}
     assert len(world.one.names("snapshots")) == 2  # the tombstone stays
     finish(world)
-    assert len(world.one.names("packs")) == 2  # what the revoked snapshot stored is gone
+    assert len(world.one.names("packs")) == 2  # the chunks of the revoked snapshot are gone
 
 
 def test_a_session_is_revoked_when_its_lease_has_not_changed_for_long(world):
@@ -372,7 +372,7 @@ def copies(world, tmp_path):
 
 
 def at_commit(act):
-    """Return a hook: something happens once, just before a manifest is created."""
+    """Return a hook that calls ``act`` once, just before a manifest is created."""
     left = [act]
 
     def before(_number, kind, keys):
@@ -383,7 +383,7 @@ def at_commit(act):
 
 
 def test_a_revoked_copy_can_be_copied_again(world, copies):
-    """Its ID is not free any more, and a tombstone of a copy is replaced by the manifest."""
+    """Its ID is no longer free, but the manifest of a copy may replace a tombstone."""
 
     def revoke():
         world.two.prune(revoke_after_s=0)
@@ -400,7 +400,7 @@ def test_a_revoked_copy_can_be_copied_again(world, copies):
 
 
 def test_a_copy_that_is_revoked_before_it_reads_anything_is_not_committed(world, copies):
-    """No later prune knows of it, so it must not replace the tombstone."""
+    """No later prune knows of the copy, so it must not replace the tombstone."""
     relied_on = world.two.take_at(world.two.place(), world.old).id
     world.two.take_at(world.two.place(), world.source)
 
@@ -422,7 +422,7 @@ def test_a_copy_that_is_revoked_before_it_reads_anything_is_not_committed(world,
 
 @pytest.mark.parametrize("is_revoked", [True, False])
 def test_a_copy_does_not_bring_back_what_was_copied_and_purged_meanwhile(world, copies, is_revoked):
-    """Another machine copies the same snapshot, and its manifest comes and goes."""
+    """Another machine copies the same snapshot, and purges it again."""
     three = FolderMachine(world.top / "bucket", world.top / "three")
 
     def come_and_go():

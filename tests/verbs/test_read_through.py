@@ -1,4 +1,4 @@
-"""What is lost in a store is read from its copies while a path is restored."""
+"""A restore reads chunks that its store has lost from the store's copies."""
 
 import os
 import random

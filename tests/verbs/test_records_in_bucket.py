@@ -1,4 +1,4 @@
-"""A prune of a bucket deletes records of no use: of the quarantine, and notes about copies.
+"""A prune of a bucket deletes useless records: of the quarantine, and notes about copies.
 
 The bucket is a directory here, behind the same interface; tests/s3 has a real server.
 """
@@ -43,7 +43,7 @@ def repair(machine):
 
 
 def damage(tmp_path):
-    """Damage what only the first snapshot needs; returns the name of the pack."""
+    """Damage a chunk that only the first snapshot needs; returns the name of the pack."""
     lost = (tmp_path / "away").read_bytes()[1_000_000:1_000_100]
     for pack in (tmp_path / "bucket/packs").iterdir():
         data = bytearray(pack.read_bytes())

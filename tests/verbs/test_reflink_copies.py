@@ -1,4 +1,4 @@
-"""Reflink copies: what they restore, when they are not trusted, and that they are optional."""
+"""Reflink copies: what they restore, when ciuic does not trust them, and life without them."""
 
 import contextlib
 import os
@@ -377,14 +377,14 @@ def test_a_hostile_store_gets_no_other_file_out_of_the_frozen_area(hot: Box) -> 
             ):
                 assert copies.open(path, forged) is None, path
             fd = copies.open(middle, entries[middle])
-            assert fd is not None  # an honest question is answered
+            assert fd is not None  # a valid request is answered
             os.close(fd)
         finally:
             copies.close()
 
 
 def test_extents_of_another_file_system_prove_nothing(tmp_path: Path) -> None:
-    """On a copy of the disk, a file is at the same place with other bytes."""
+    """On a copy of the disk, a file with other bytes is at the same place."""
     with disk("xfs", tmp_path / "disks") as made:
         box = Box(made.path)
         shutil.move(box.store, tmp_path / "store")

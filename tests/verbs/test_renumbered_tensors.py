@@ -35,12 +35,12 @@ def save(monkeypatch: pytest.MonkeyPatch) -> Save:
 
 
 def state(names: str = "abcdef") -> State:
-    """Nothing in it is like anything else, and no two are of one length."""
+    """A state in which no tensor resembles another or has the length of another."""
     return {name: os.urandom(SIZE + 4096 * ord(name)) for name in names}
 
 
 def stepped(old: State) -> State:
-    """A little of each is different."""
+    """The same state with a little of each tensor changed."""
     return {name: os.urandom(64) + data[64:] for name, data in old.items()}
 
 
@@ -88,7 +88,7 @@ def test_of_a_pickle_that_takes_too_long_to_read_the_numbers_count(
         filling = "x" * (NAMES_BYTES_MAX if number == step else 0)
         save(box.source / f"step_{number}.pt", tensors, filling=filling)
         taken = box.take()
-    # Had it been read, each tensor would have been found.
+    # If it had been read, each tensor would have been found.
     assert taken.stored_bytes > size(first) * 5 // 6
     file = box.source / "step_2.pt"
     assert box.read(file) == file.read_bytes()

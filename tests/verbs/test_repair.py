@@ -265,7 +265,7 @@ def had_from_the_end(patient: Patient, pack: Path, whole: bytes) -> set[bytes]:
 
 
 def test_chunks_that_parity_restores_of_a_pack_beyond_repair_outlive_the_repair(patient):
-    """Its end is cut off, and there is no chunk index: only parity has those chunks."""
+    """The pack's end is cut off, and there is no chunk index: only parity has those chunks."""
     pack = patient.data_pack()
     whole = pack.read_bytes()
     (patient.box.source / "model").unlink()
@@ -561,7 +561,7 @@ def test_a_manifest_without_a_copy_is_set_aside(patient):
     assert plan.is_hopeless
     assert patient.quarantine() == [name]
     assert [one.id for one in patient.box.snapshots()] == patient.ids[1:]
-    # It counts as lost until a user gives it up; a repair can do nothing more.
+    # It counts as lost until a user abandons it; a repair can do nothing more.
     again = patient.plan()
     assert again.is_hopeless
     assert not again.has_work
@@ -709,7 +709,7 @@ def test_a_reflink_copy_has_the_bytes(tmp_path):
 
 
 class TestCommand:
-    """What a user sees."""
+    """The output of the command."""
 
     def test_it_says_what_it_would_do_and_then_does_it(self, patient):
         pack = patient.data_pack()

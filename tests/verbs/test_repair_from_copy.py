@@ -1,4 +1,4 @@
-"""``ciuic repair --from``: what is lost in one store comes from another one that has it."""
+"""``ciuic repair --from``: chunks that one store has lost come from another store."""
 
 import os
 import random
@@ -106,7 +106,7 @@ def test_configured_copies_are_asked_without_being_named(pair: Box) -> None:
     text = pair.config.read_text()
     pair.config.write_text(f"{text}copies = {gone}, {copy_of(pair)}\n")
     flip_content(pair.store, b"changed")
-    # Which copies have it is on record after a copy by the configuration.
+    # After a copy by the configuration, a record says which copies have it.
     assert pair.ciuic("copy", "--to", copy_of(pair)).code == 0
     hint = f"the copy {copy_of(pair)} has the damaged data intact: 'ciuic repair --apply'"
     assert hint in pair.ciuic("verify", "--checksum").err

@@ -28,7 +28,7 @@ def one(tmp_path):
 
 @pytest.fixture
 def pack(one, tmp_path):
-    """The pack, of which a part of one file is damaged."""
+    """The pack that holds the damaged part of a file."""
     path = max((tmp_path / "bucket/packs").iterdir(), key=lambda path: path.stat().st_size)
     damage(path, 1_000_000)
     return path
@@ -103,7 +103,7 @@ def test_what_nothing_has_is_named_and_the_rest_stays(one, pack, tmp_path, what)
     elif what == "all":
         pack.write_bytes(os.urandom(size))
     lost = {bad.path for bad in one.verify().snapshots[0].damaged}
-    write(tmp_path / "source", ["a", "b"], 10)  # no live file has the bytes any more
+    write(tmp_path / "source", ["a", "b"], 10)  # no live file has these bytes now
 
     plan, _ = repair(one)
 

@@ -118,7 +118,7 @@ def test_a_target_that_exists_is_refused_and_nothing_is_touched(
     else:
         place.symlink_to(tmp_path / ("victim" if what == "symlink" else "nowhere"))
     before = status_tree(tmp_path / "out"), status_tree(tmp_path / "victim")
-    # The second target does not exist; it must not be written either.
+    # The second target does not exist; restore must not write there either.
     outcome = taken.ciuic(
         "restore",
         "-s",
@@ -289,7 +289,7 @@ def test_metadata_that_differs_is_put_right_in_place(taken: Box, tmp_path: Path)
         subprocess.run(["setfacl", "-m", "u:1234:rwx", top / "hollow"], check=True)
     os.utime(top, ns=(7, 7))
     report = taken.restore(to=out, overwrite=True)
-    # An inode with several names may have further names elsewhere: it is written anew.
+    # An inode with several names may have more names elsewhere: restore makes a new file.
     assert report.written_files == 2
     assert inode(top / "small") == inode(top / "sub" / "small too")
     assert_equal(taken.source, top)
@@ -942,7 +942,7 @@ def test_another_user_gets_what_he_may_have_and_the_rest_named(public_box: Box) 
 def test_root_without_the_right_to_give_files_away_is_told_so_in_one_line(
     box: Box, tmp_path: Path
 ) -> None:
-    """As in a container: the content is right, so it is no failure, and a drill succeeds."""
+    """As in a container: the content is right, so the restore and a drill succeed."""
     for name in ("one", "two"):
         write(box.source / name, os.urandom(1000))
         os.chown(box.source / name, 65534, 65534)
@@ -1066,7 +1066,7 @@ def test_a_restore_that_is_asked_to_stop_leaves_nothing_behind(
 def test_little_is_left_to_do_for_a_restore_that_is_asked_to_stop(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """It writes no further file and removes the few that wait for their names."""
+    """It writes no other file, and removes the few that wait for their names."""
     for number in range(5000):
         write(box.source / f"{number % 7}" / f"{number}", b"%d" % number if number % 2 else b"")
     box.take()
@@ -1643,7 +1643,7 @@ def test_a_restore_needs_no_more_descriptors_than_a_usual_limit_allows(
 
 @pytest.mark.parametrize("place", ["d{}/file", "d/file{}"], ids=["directories", "files"])
 def test_a_fallback_needs_no_more_descriptors_either(box: Box, tmp_path: Path, place: str) -> None:
-    """For any number of paths from an older snapshot; and no time is changed."""
+    """For any number of paths from an older snapshot. It changes no times either."""
     files = [box.source / place.format(number) for number in range(400)]
     for version in (b"older", b"newer"):
         for number, file in enumerate(files):

@@ -1,4 +1,4 @@
-"""A restore gives thousands of files their names together: each only after a sync."""
+"""A restore gives thousands of files their names together, but only after a sync."""
 
 import errno
 import os

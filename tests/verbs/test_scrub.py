@@ -159,7 +159,7 @@ def test_packs_that_were_checked_lately_are_left_alone_if_asked(two: Box) -> Non
     assert scrubbed(two, rest_s=3600).read_packs == 0
     two.clock = ManualClock(two.clock.now_ns() + HOUR_NS)
     assert scrubbed(two, rest_s=3600).read_packs == len(packs(two.store))
-    # A check of the future was recorded before the clock was set back.
+    # A check was recorded with a time in the future before the clock was set back.
     two.clock = ManualClock(two.clock.now_ns() - 1000 * HOUR_NS)
     assert scrubbed(two, rest_s=3600).read_packs == len(packs(two.store))
 
@@ -312,7 +312,7 @@ def test_a_scrub_that_is_stopped_remembers_what_it_read(two: Box) -> None:
 
 
 class BrokenOffError(BaseException):
-    """Not an Exception: nothing under test may catch it, as nothing catches an interrupt."""
+    """Not an ``Exception``: the tested code must not catch it, as it catches no interrupt."""
 
 
 def test_a_scrub_records_what_it_read_however_it_ends(two: Box) -> None:

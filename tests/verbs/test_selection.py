@@ -361,7 +361,7 @@ def test_the_command_filters_and_renames(taken: Box, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-# The rule against a plain implementation of its definition
+# The rule, compared with a plain implementation of its definition
 
 PARTS = st.sampled_from(["a", "b", "ab", "c.pt"])
 PATHS = st.lists(PARTS, min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))

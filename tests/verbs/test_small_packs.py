@@ -98,7 +98,7 @@ def test_three_hundred_small_snapshots_leave_few_files(tmp_path: Path, parity: f
             assert found["packs"] <= SMALL_PACKS_MAX
             assert found.get("trash", 0) == 0
             if parity:
-                assert found["parity"] == found["packs"] + kept + 1  # the header's copy
+                assert found["parity"] == found["packs"] + kept + 1  # the copy of the header
     assert written < 4 * -stored, "what is small is not written again and again"
     assert box.verify().ok
     out = tmp_path / "out"

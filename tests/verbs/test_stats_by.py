@@ -126,7 +126,7 @@ def test_a_delta_base_counts_for_the_groups_that_need_the_delta(box):
     found = groups(box)
 
     assert sum(one["stored_bytes"] for one in found.values()) == total
-    # The directory as it is now needs all of the old version: without the old name nothing is free.
+    # The present directory needs all of the old version: to remove the old name frees nothing.
     assert found["run"]["only_bytes"] < total // 20
 
 

@@ -134,7 +134,7 @@ def test_a_scrub_ends_with_an_error_whenever_the_store_disappears(place: Place) 
 def test_chunks_missing_after_the_store_disappeared_are_not_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """In the middle of a step that has found the store."""
+    """The store disappears in the middle of a step that has found it."""
     module = subject if step == "damaged_manifests" else scrubbing
     before = getattr(module, step)
 
@@ -188,7 +188,7 @@ def test_damaged_files_are_not_searched_in_another_store(
 def test_a_snapshot_is_not_committed_to_another_store(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its chunks are in the first store, so there its manifest would name what is missing."""
+    """Its chunks are in the first store, so its manifest would name missing chunks."""
     write = StoreWriter.finish
 
     def swapped(writer: StoreWriter, **how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A tag in place of an ID: it means the newest snapshot that has it, and moves."""
+"""A tag in place of an ID means the newest snapshot that has it."""
 
 from pathlib import Path
 

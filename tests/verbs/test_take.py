@@ -1,4 +1,4 @@
-"""Taking snapshots: their content, what is read, and failures meanwhile."""
+"""Taking snapshots: their content, what is read, and failures during the run."""
 
 import contextlib
 import mmap
@@ -52,10 +52,10 @@ ODD_NAMES = (
 
 
 class Hook:
-    """Stands in for the question whether to stop, and does something at a chosen moment of it.
+    """Replaces the check whether to stop, and does something at a chosen call of it.
 
-    The question is asked before every entry of a directory and before every block of a file, so
-    that what another process may do at any time is done at one certain time.
+    ciuic makes the check before every entry of a directory and before every block of a file. So the
+    hook does at one chosen time what another process may do at any time.
     """
 
     def __init__(self, when: Callable[[], bool], action: Callable[[], object], times: int = 1):
@@ -71,7 +71,7 @@ class Hook:
 
 
 def reading(path: Path) -> Callable[[], bool]:
-    """The thread that asks is reading the file: no other one is looking at it meanwhile."""
+    """The calling thread is reading the file, and no other thread is looking at it."""
     wanted = str(path)
 
     def is_open() -> bool:
@@ -269,7 +269,7 @@ def test_posix_acls_come_back(box: Box, tmp_path: Path) -> None:
     after = subprocess.run(
         ["getfacl", "-Rn", "."], cwd=tmp_path / "out" / "source", capture_output=True, check=True
     ).stdout
-    # Blocks come in the order of the directory, which is the file system's business.
+    # Blocks come in the order of the directory, which depends on the file system.
     assert sorted(before.split(b"\n\n")) == sorted(after.split(b"\n\n"))
     assert b"user:1234:rwx" in after
 
@@ -319,7 +319,7 @@ def test_hard_links_stay_one_file(box: Box, tmp_path: Path) -> None:
     assert (out / "a").stat().st_ino == (out / "sub" / "m").stat().st_ino
     assert (out / "a").stat().st_ino != (out / "copy").stat().st_ino
     after = photograph(out)
-    # Links between symlinks are not promised, all else is.
+    # Only links between symlinks are not guaranteed.
     wanted = {
         path: photo._replace(names=()) if b"symlink" in path else photo
         for path, photo in before.items()
@@ -360,7 +360,7 @@ def test_a_name_that_is_another_file_by_now_does_not_speak_for_its_former_other_
     box.take()
     with open_store(str(box.store)) as store:
         (root,) = store.manifest(box.snapshots()[0].id).roots
-    # A snapshot of the whole subvolume is of the instant before.
+    # A snapshot of the whole subvolume shows the moment before.
     atomic = root.capture == "subvolume"
     found = {name: box.read(box.source / name) for name in as_it_was}
     assert found == (as_it_was if atomic else in_between)
@@ -450,7 +450,7 @@ def test_unchanged_files_are_not_even_opened(three: Box, tmp_path: Path) -> None
 
 
 def test_a_touched_file_stores_nothing(three: Box) -> None:
-    """It is read, unless its extents tell that it is the same."""
+    """It is read, unless its extents show that it is the same."""
     os.utime(three.source / "large")
     report = three.take()
     assert report.read_bytes in {0, 2 * MIB + 5}
@@ -626,7 +626,7 @@ def test_a_file_that_changes_once_while_it_is_read_is_read_again(
 def test_a_file_that_is_replaced_by_one_of_another_size_before_it_is_read_is_whole(
     live_box: Box, old_size: int, size: int
 ) -> None:
-    """What the walk saw says nothing of what the name leads to when it is opened."""
+    """The file that the walk saw may not be the one that the name leads to when it is opened."""
     versions = [random_bytes(old_size), random_bytes(size)]
     victim = write(live_box.source / "a victim", versions[0])
     write(live_box.source / "b", b"")
@@ -748,9 +748,9 @@ def test_a_directory_that_turns_into_a_symlink_is_not_followed(
 
 @contextlib.contextmanager
 def dirty_mapping(path: Path) -> Iterator[mmap.mmap]:
-    """A file on tmpfs, mapped and written to: further writes to that page move no stamp.
+    """A file on tmpfs, mapped and written to: more writes to that page change no time stamp.
 
-    The kernel stamps the first write to a clean page only, and tmpfs never cleans one.
+    The kernel sets the time only at the first write to a clean page, and tmpfs never cleans one.
     """
     path.write_bytes(b"-" * 4096)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as mapped:
@@ -764,7 +764,7 @@ def dirty_mapping(path: Path) -> Iterator[mmap.mmap]:
 def test_a_doubtful_stamp_stays_doubtful_over_a_snapshot_that_missed_the_root(
     tmp_path: Path,
 ) -> None:
-    """What counts is when the tree was read that is believed, not when the last snapshot was."""
+    """What matters is when the trusted tree was read, not when the last snapshot was taken."""
     with tmpfs(tmp_path / "memory", size_mib=16) as memory:
         box = Box(memory)
         victim = box.source / "victim"
@@ -969,7 +969,7 @@ def test_a_name_without_a_status_is_marked_and_survives_a_restore_that_deletes(
     write(box.source / "other", b"other")
     (box.source / "link").symlink_to("nowhere")
     before = photograph(box.source)
-    # Names are as the calls have them: relative to an open directory.
+    # The calls have names that are relative to an open directory.
     trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", name, "-e", f"trace={call}")
     outcome = ciuic(
         "--config",
@@ -1121,7 +1121,7 @@ def test_a_real_file_system_mounted_in_a_root_is_taken(box: Box, tmp_path: Path)
 
 
 def under_a_limit(box: Box, open_files: int, *arguments: str | Path) -> Outcome:
-    """Run a command that may not have more files open than this, whatever it asks for."""
+    """Run a command that can't have more files open than this, whatever limit it asks for."""
     limited = ("sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh")
     return ciuic("--config", box.config, *arguments, wrapper=limited)
 
@@ -1140,7 +1140,7 @@ def test_a_snapshot_needs_no_more_descriptors_than_it_may_have(box: Box, size_by
 
 @pytest.mark.slow
 def test_hard_links_hold_no_more_directories_open_than_may_be(box: Box, tmp_path: Path) -> None:
-    """As ``cp -al`` and rsnapshot make them: as many directories as there are names."""
+    """As ``cp -al`` and rsnapshot make them: each name is in a directory of its own."""
     for number in range(400):
         write(box.source / "a" / f"{number}" / "file", b"%d" % number)
         (box.source / "b" / f"{number}").mkdir(parents=True)
@@ -1157,7 +1157,7 @@ def test_hard_links_hold_no_more_directories_open_than_may_be(box: Box, tmp_path
 
 
 def make_deep(top: Path, levels: int) -> None:
-    """Directories in directories, deeper than a path may be long."""
+    """Make nested directories whose path is longer than a path may be."""
     fd = os.open(top, os.O_RDONLY)
     for number in range(levels):
         os.mkdir("d", dir_fd=fd)
@@ -1264,7 +1264,7 @@ def test_paths_longer_than_the_system_allows_come_back(box: Box, tmp_path: Path)
 
 @pytest.mark.root
 def test_the_root_of_the_file_system_is_a_root_like_any_other(tmp_path: Path) -> None:
-    """In a process whose root is a temporary directory: nothing else is in reach."""
+    """In a process whose root is a temporary directory, so that it can reach nothing else."""
     get_ready(numbers=True)  # nothing can be imported from there
     child = os.fork()
     if child == 0:

@@ -22,7 +22,7 @@ MIB = 1024 * KIB
 
 
 def changes(box: Box, before: str, after: str) -> dict[str, FileTensors | None]:
-    """By path below the source: whatever changed."""
+    """All changes, by path below the source."""
     with open_store(str(box.store)) as store:
         one = store.manifest(find_snapshot(store, before).id)
         other = store.manifest(find_snapshot(store, after).id)
@@ -35,7 +35,7 @@ def changes(box: Box, before: str, after: str) -> dict[str, FileTensors | None]:
 
 
 def only(box: Box, before: str, after: str) -> FileTensors:
-    """Of the one file that changed."""
+    """The changes of the only file that changed."""
     (found,) = changes(box, before, after).values()
     assert found is not None
     return found
@@ -97,8 +97,8 @@ def test_a_file_of_torchs_has_the_names_and_types_of_its_pickle(box: Box) -> Non
     data = bytearray(saved("state.pt"))
     (box.source / "state.pt").write_bytes(data)
     one = box.take().id
-    data[121_088 + 1] ^= 0x40  # the highest byte of the first of h: 3 becomes very small
-    data[120_960] ^= 1  # the lowest of b, which is small
+    data[121_088 + 1] ^= 0x40  # the highest byte of the first element of h: 3 becomes very small
+    data[120_960] ^= 1  # the lowest byte of b, a small change
     (box.source / "state.pt").write_bytes(data)
     found = only(box, one, box.take().id)
 
@@ -123,7 +123,7 @@ def test_the_parts_of_a_distributed_checkpoint_have_its_names(box: Box) -> None:
         if step != 3:
             (directory / ".metadata").write_bytes(saved("named.metadata"))
         names.append(box.take().id)
-        data[first + 3] ^= step  # the first of w
+        data[first + 3] ^= step  # the first element of w
 
     found = changes(box, names[0], names[1])["step_2/__0_0.distcp"]
     assert found is not None
@@ -132,7 +132,7 @@ def test_the_parts_of_a_distributed_checkpoint_have_its_names(box: Box) -> None:
     assert (found.same, change.sign, change.name) == (1, "M", "layer.w")
     assert change.distance is not None
     assert (change.distance.elements, change.distance.equal) == (30_000, 29_999)
-    # Where one of both has no names, they are told by their places.
+    # If one of the two has no names, tensors are identified by their places.
     found = changes(box, names[1], names[2])["step_3/__0_0.distcp"]
     assert found is not None
     assert [(one.sign, one.name) for one in found.changes] == [("M", "1/data/0")]

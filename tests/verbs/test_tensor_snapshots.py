@@ -111,7 +111,7 @@ def test_a_store_of_the_fixed_rule_cuts_as_ever(tmp_path: Path) -> None:
 
 
 def test_the_width_of_numbers_comes_from_the_header(box: Box) -> None:
-    """Quantised weights: as bytes they are told by places and values, unknown they are guessed."""
+    """Quantized weights: the header gives one width, and ciuic must guess the other."""
     old = dice.randbytes(MIB)
     new = bytearray(old)
     for at in dice.sample(range(1, MIB), MIB // 50):

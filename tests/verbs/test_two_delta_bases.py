@@ -142,7 +142,7 @@ def test_a_ciuic_without_the_codec_names_it_and_keeps_both_bases(hostile: Box) -
 
 @pytest.mark.usefixtures("_codec")
 def test_a_graph_of_deltas_counts_each_as_often_as_it_is_reached(box: Box) -> None:
-    """64 frames, each with the one before as both of its bases, ask for 2^64 decodings."""
+    """64 frames, each with the one before as both of its bases, would need 2^64 decodings."""
     plain = [bytes([number]) + bytes(99) for number in (0, *range(1, 41))]
 
     def spelled(writer: StoreWriter) -> bytes:

@@ -33,7 +33,7 @@ class Home:
     Attributes:
         place: The file system.
         ids: Oldest first; the files of the newest are still there.
-        contents: Of the one file of each.
+        contents: The content of the one file of each.
     """
 
     def __init__(self, place: Disk, *, parity: float) -> None:
@@ -64,7 +64,7 @@ class Home:
         return name
 
     def names(self) -> dict[str, list[str]]:
-        """Everything that prune could remove."""
+        """The names of everything that a prune could remove."""
         kinds = ("packs", "parity", "snapshots", "trash")
         places = [self.box.store / kind for kind in kinds]
         return {one.name: sorted(os.listdir(one)) for one in places if one.exists()}
@@ -151,7 +151,7 @@ def test_a_repair_names_an_unreachable_pack_and_stores_again_what_a_live_file_ha
 
 @pytest.mark.root
 def test_prune_removes_nothing_because_of_an_unreachable_pack(home: Home) -> None:
-    """The delta bases of its chunks are not known, and it may be back after a fsck."""
+    """The delta bases of its chunks are unknown, and an fsck may bring it back."""
     home.lose_pack(0)
     home.forget(1)
     before = home.names()

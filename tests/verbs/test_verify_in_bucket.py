@@ -1,4 +1,4 @@
-"""``verify`` reads the manifests that the bucket has, and not what this machine remembers.
+"""``verify`` reads the manifests in the bucket, not this machine's copies of them.
 
 The bucket is a directory here, behind the same interface; tests/s3 has a real server.
 """
@@ -124,5 +124,5 @@ def test_without_an_index_of_the_bucket_the_page_does_not_say_that_all_was_read(
     shutil.rmtree(one.cache)
     assert timelines.timeline().unchecked_packs is None
 
-    one.restore(tmp_path / "source", tmp_path / "out")  # makes the index
+    one.restore(tmp_path / "source", tmp_path / "out")  # makes the chunk index
     assert timelines.timeline().unchecked_packs == 2

@@ -1,4 +1,4 @@
-"""Two machines at one bucket whose clocks differ by a day; a store whose making was cut short."""
+"""Two machines with a bucket and clocks that differ by a day; a store that was half made."""
 
 import os
 
@@ -35,7 +35,8 @@ def test_clocks_that_differ_by_a_day_lose_nothing_that_a_policy_keeps(tmp_path, 
             plan = plan_forget(store, parse_policy("last:2"), now_ns)
             apply_forget(store, plan, now_ns)
         machine.prune()
-    # Each set of directories is counted alone, so a clock that is ahead takes no place of others.
+    # Each set of directories counts by itself, so a clock that is ahead displaces no other
+    # snapshot.
     one.check(listed=taken[2:])
     assert other.ids() == set(taken[2:])
 

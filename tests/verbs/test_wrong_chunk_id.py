@@ -1,4 +1,4 @@
-"""A frame with right checksums and the bytes of another chunk: only the ID shows it."""
+"""A frame with right checksums but the bytes of another chunk: only the ID shows the damage."""
 
 from pathlib import Path
 

@@ -67,7 +67,7 @@ def test_latest_is_the_snapshot_that_was_committed_last_even_with_a_wrong_clock(
         newest = latest_snapshot(store)
     assert newest is not None
     assert newest.id == known[2]
-    # Also after the snapshots between them, or the one of the future, are forgotten.
+    # This also holds after the snapshots in between, or the one from the future, are forgotten.
     life.forget_by_id(known[0], known[1])
     assert life.find("latest") == known[2]
     life.forget_by_id(*ahead)
