@@ -1,4 +1,4 @@
-"""Several processes add to one store at the same time; what removes keeps them out."""
+"""Several processes add to one store at the same time; commands that remove keep them out."""
 
 import json
 import os
@@ -76,7 +76,8 @@ def test_a_small_snapshot_is_taken_in_the_middle_of_a_large_one(box: Box, other:
             done = box.ciuic("snapshot", other, "--wait", "0")
             assert done.code == 0, done.err
             small.append(done.out.strip())
-            # A third one finds what the second has added, and both are whole by now.
+            # A third one finds the chunks that the second has added, and both snapshots are
+            # complete by now.
             again = box.ciuic("snapshot", other, "--wait", "0", "--json", "--base")
             assert again.document["stored_bytes"] < 10_000
             small.append(again.document["id"])

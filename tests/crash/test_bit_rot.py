@@ -124,7 +124,7 @@ def kept() -> Iterator[Kept]:
         yield Kept(Path(directory))
 
 
-# What happens
+# The damage
 
 
 def flip(kept: Kept, rng: random.Random) -> Damage:
@@ -202,7 +202,7 @@ def chosen(kept: Kept, rng: random.Random) -> str:
     return rng.choice([name for name in sorted(names) if name.split("/")[0] == kind])
 
 
-# What is seen
+# The checks
 
 
 def restored(kept: Kept, out: Path) -> set[str]:
@@ -307,7 +307,7 @@ def pruned(kept: Kept) -> None:
 
 
 def taken(kept: Kept, *, was_noticed: bool) -> None:
-    """The next snapshot is complete, or says why not; a chunk known as damaged counts as stored."""
+    """The next snapshot is complete, fails with a message, or uses a chunk that verify reported."""
     try:
         name = kept.box.take(base=True).id
     except CiuicError as error:

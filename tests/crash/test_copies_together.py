@@ -44,7 +44,7 @@ def ended(process: "subprocess.Popen[str]") -> None:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[Box]:
-    """Two stores with the same versions of a file, the one forward and the other backward."""
+    """Two stores with the same versions of a file, one forward and the other backward."""
     saves = list(islice(versions(), 4))
     found = []
     for name, order in (("one", saves), ("other", saves[::-1])):
@@ -62,7 +62,7 @@ def sources(tmp_path: Path) -> list[Box]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Box:
-    """The store that gets them, with a snapshot of its own that is in the trash."""
+    """The store that gets the copies, with a snapshot of its own in the trash."""
     (tmp_path / "copy").mkdir()
     box = Box(tmp_path / "copy", chunk_bytes=256 * 1024)
     (box.source / "old").write_bytes(b"old" * 50_000)

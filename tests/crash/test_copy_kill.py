@@ -1,4 +1,4 @@
-"""A copy that is killed at any moment, or has a failing disk, goes on where it was.
+"""A copy that is killed at any moment, or has a failing disk, resumes where it was.
 
 Every call that changes the copy is a moment. Each run of the tests tries some, CIUIC_LONG=1 all.
 """

@@ -427,7 +427,7 @@ def test_a_store_on_a_full_disk(made: Prepared, tmp_path: Path, kind: str, name:
 def test_a_restore_onto_a_full_disk(made: Prepared, tmp_path: Path, kind: str) -> None:
     """Files are old or new, absent ones are named, and with free space a second run finishes."""
     old, new = min(made.known), max(made.known)
-    # The target's file system may report holes that the source's does not.
+    # The target's file system may report holes that the source's file system does not.
     wanted = {path: one._replace(data=()) for path, one in made.known[new].items()}
     box = copy_of(made, tmp_path / "from")
     with disk(kind, tmp_path) as mounted:

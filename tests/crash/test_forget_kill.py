@@ -162,7 +162,7 @@ def test_each_snapshot_is_listed_or_in_the_trash_when_any_one_call(
             assert done.code in {0, 1}, (where, done)
         assert_goes_on(made, box, what, where)
         shutil.rmtree(box.directory)
-    # A tag and a pin are done before most of their calls: copies and the chunk index may fail.
+    # A tag and a pin take effect before most of their calls: copies and the chunk index may fail.
     # Once a snapshot is listed again, later failures do not fail the undo.
     harmless = kind == "fails" and what in {"tag", "pin", "undo"}
     assert hits or harmless, "no call was hit"

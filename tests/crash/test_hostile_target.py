@@ -94,7 +94,7 @@ def test_nothing_outside_of_the_target_is_written_while_another_user_swaps_its_c
             for name in ("a", "b"):
                 for inside in (*[f"f{number}" for number in range(25)], "large"):
                     spoil(out / "source" / name / "deep" / inside)
-            # For anything it finds there: one sentence, and no traceback.
+            # Whatever the restore finds there, it prints one sentence and no traceback.
             more = ("--delete",) if delete else ()
             place = ("-d", out, "--overwrite", *more)
             options = ("--config", box.config, "restore", "-s", "latest", "-p", box.source)
@@ -117,7 +117,7 @@ def bytes_of(top: Path) -> dict[Path, bytes]:
 
 
 def slowed() -> tuple[str, ...]:
-    """Make the moment between a look at a name and its opening long enough for the racer."""
+    """Stretch the moment between the check of a name and its opening, so that the racer can act."""
     if shutil.which("strace") is None:
         return ()
     inject = ("-e", "trace=openat", "-e", "inject=openat:delay_enter=1000:when=300+")

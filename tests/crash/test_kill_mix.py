@@ -37,7 +37,7 @@ def look(top: Path) -> dict[bytes, Photo]:
 
 
 class Life:
-    """A store on a file system of its own, and everything that was promised about it.
+    """A store on a file system of its own, and every promise about it.
 
     Attributes:
         known: The listed snapshots.
@@ -179,7 +179,7 @@ class Life:
     def crowd(self) -> None:
         """Run a daemon and two commands at once; each may be killed at any moment.
 
-        The source does not change meanwhile: every snapshot must equal it.
+        The source does not change during the run: every snapshot must equal it.
         """
         self.churn()
         photo = look(self.box.source)

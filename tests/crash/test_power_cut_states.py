@@ -114,7 +114,7 @@ def test_replaying_the_journal_of_a_run_gives_the_directory_after_it(
     assert {Names, Write, Truncate, Sync} <= kinds
 
 
-# What a disk may hold
+# The states that a disk may hold
 
 
 def journal_of(*operations: Operation) -> Journal:
@@ -126,7 +126,7 @@ def journal_of(*operations: Operation) -> Journal:
 
 
 def held(journal: Journal, kind: str) -> set[tuple[tuple[bytes, bytes], ...]]:
-    """Return all states of the disk after the last operation: names and contents."""
+    """Return all possible states of the disk after the last operation: names and contents."""
     disk = Disk(journal)
     for _ in journal.operations:
         disk.advance()

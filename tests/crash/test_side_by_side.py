@@ -1,4 +1,4 @@
-"""Several processes at one store: they wait for each other, or do not notice each other."""
+"""Several processes on one store: they wait for each other, or do not affect each other."""
 
 import os
 import subprocess

@@ -23,7 +23,7 @@ from ciuic.dcp import CiuicReader, CiuicWriter
 def trained(ranks: int, seed: int):
     """Return a sharded model and its optimizer after two steps; all ranks see the same data."""
     torch.manual_seed(seed)
-    # 13 and 7 are no multiples of the numbers of ranks: shards are uneven, and some are empty.
+    # 13 and 7 are not multiples of the number of ranks: shards are uneven, and some are empty.
     model = torch.nn.Sequential(torch.nn.Linear(5, 13), torch.nn.ReLU(), torch.nn.Linear(13, 7))
     fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -1,7 +1,8 @@
-"""A DDP training with layers, which torchrun starts and starts again.
+"""A DDP training with layers, which torchrun starts and restarts.
 
 In the first attempt, the process that stores the states is killed between two layers of step 2, and
-each rank ends by what its save raised. In the second attempt, the ranks load what is left.
+each rank ends with the error that its save raised. In the second attempt, the ranks load the
+remaining state.
 
 Arguments: the store, and a prefix of files that get a line from each rank and attempt.
 """

@@ -1,4 +1,4 @@
-"""A small DDP training with everything that is random, which torchrun starts and starts again.
+"""A small DDP training with every kind of randomness, which torchrun starts and restarts.
 
 Arguments: the store, a prefix of files that get a line for each step, and the step before which
 rank 1 kills itself in the first attempt; -1: it does not.

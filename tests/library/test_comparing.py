@@ -1,4 +1,4 @@
-"""``SnapshotManager.diff``: what changed between two states, as the command says it."""
+"""``SnapshotManager.diff``: the changes between two states, as the command reports them."""
 
 import json
 

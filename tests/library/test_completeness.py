@@ -1,4 +1,4 @@
-"""What a state lacks, and what a training has not loaded, is said once; and nothing else is."""
+"""One warning names each part that a state lacks or a training has not loaded, and no other."""
 
 import random
 import warnings
@@ -25,7 +25,7 @@ class Loader:
 
 
 class Training:
-    """The objects of a training program, as a start of it makes them."""
+    """The objects of a training program, as it makes them at its start."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -55,7 +55,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def saved(store):
-    """A store with the state of a training, which had everything."""
+    """A store with the state of a training that had every part."""
     with SnapshotManager(store) as manager:
         training = Training()
         training.train()

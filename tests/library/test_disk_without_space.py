@@ -1,4 +1,4 @@
-"""A disk that is full or read-only costs saves, and never the training."""
+"""A disk that is full or read-only makes saves fail, but never the training."""
 
 import os
 import shutil

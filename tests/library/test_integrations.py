@@ -1,4 +1,4 @@
-"""What integrations do without their frameworks; tests/frameworks trains with the real ones."""
+"""The integrations, without their frameworks; tests/frameworks trains with the real ones."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""Policies that keep further snapshots than the newest ones."""
+"""Policies that keep more snapshots than the newest ones."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_the_best_the_milestones_and_the_newest_stay(tmp_path):
         # Step 1 has the best accuracy, 4 the best loss; 0, 4 and 8 are the first of four steps.
         assert full == [8, 4, 1, 0]
         manager.save_snapshot(STATE, step=9, metrics={"loss": 0.1}, wait=True)
-        # Step 4 is not the best any more, and still the first of its steps.
+        # Step 4 is no longer the best, but still the first of its four steps.
         assert [saved.step for saved in manager.list()] == [9, 8, 4, 1, 0]
 
     with SnapshotManager(tmp_path / "store", max_snapshots=1, keep=[Younger("1h")]) as manager:
@@ -54,7 +54,7 @@ def test_the_best_the_milestones_and_the_newest_stay(tmp_path):
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats()), max_size=30), st.data())
 def test_what_a_series_of_saves_keeps_is_what_a_choice_at_its_end_would_keep(saves, data):
-    """A snapshot that a policy lets go is never one that the policy would want later."""
+    """A policy never releases a snapshot that it would want to keep later."""
     policies = data.draw(
         st.lists(
             st.one_of(

@@ -51,7 +51,7 @@ def test_the_last_staged_state_survives_the_training_program(tmp_path):
 
 
 def test_an_interrupt_while_the_program_ends_does_not_cost_its_last_state(tmp_path):
-    """Ctrl-C while Python exits and waits for the save: it ends at once, and the save goes on."""
+    """Ctrl-C while Python waits for the save at exit: it ends at once, and the save goes on."""
     program = (
         "import atexit, os, signal, sys, numpy as np; from ciuic import SnapshotManager\n"
         "manager = SnapshotManager(sys.argv[1])\n"

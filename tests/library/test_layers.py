@@ -91,7 +91,7 @@ def test_a_save_that_is_cut_leaves_its_first_layers_and_all_pass_them_over(tmp_p
             assert find_snapshot(opened, text).id == whole
         assert find_snapshot(opened, partial).id == partial
     assert reader.Store(str(store)).latest() == whole
-    # The last complete snapshot is protected, whatever else there is.
+    # The last complete snapshot is protected, whatever other snapshots there are.
     assert ciuic("--store", store, "forget", whole).code == 2
 
     with SnapshotManager(store, max_snapshots=1, layers=LAYERS) as manager:
@@ -103,7 +103,7 @@ def test_a_save_that_is_cut_leaves_its_first_layers_and_all_pass_them_over(tmp_p
         assert equal(state, 2, *state["model_state_dict"])
         assert state.layers == {"attention": (2, partial), "mlp": (2, partial)}
         assert not manager.retention_plan().removed
-        # The next save removes what is left of the one that was cut.
+        # The next save removes the rest of the one that was cut short.
         newest = save(manager, 3)
         assert [one.id for one in manager.list()] == [newest]
 
@@ -249,7 +249,7 @@ def test_a_frozen_layer_is_neither_copied_nor_hashed_until_the_next_full_snapsho
 
 
 def test_a_frozen_layer_that_changes_in_place_is_old_until_it_is_looked_at(tmp_path):
-    """With the writer's process, and a full snapshot that comes before the training expects it."""
+    """With the writer's process, and a full snapshot earlier than the training expects."""
     weights = model(1)
     frozen = weights["h.0.mlp.w"]
     wanted = {2: frozen.copy()}
@@ -258,7 +258,7 @@ def test_a_frozen_layer_that_changes_in_place_is_old_until_it_is_looked_at(tmp_p
         first = manager.save_snapshot(weights, step=1).wait()
         frozen += 1
         manager.save_snapshot(weights, step=2).wait()
-        # Without the last full snapshot, the next one is full. It is known too late for a copy.
+        # Without the last full snapshot, the next one is full. This is known too late for a copy.
         assert ciuic("--store", tmp_path, "forget", first).code == 0
         wanted[3] = wanted[2]
         manager.save_snapshot(weights, step=3).wait()
@@ -339,7 +339,7 @@ def test_a_parameter_belongs_to_the_first_layer_whose_pattern_it_has(patterns, n
 
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_snapshots_that_load(tmp_path):
-    """Whatever is listed after a kill can be loaded, and the newest complete one is found."""
+    """Every listed snapshot can be loaded after a kill, and the newest complete one is found."""
     program = (
         "import sys, numpy as np; from ciuic import Layer, SnapshotManager\n"
         "layers = [Layer('a', 'a'), Layer('b', 'b')]\n"

@@ -1,4 +1,4 @@
-"""Loading into objects: a load reads to their tensors, and leaves there what torch would."""
+"""Loading into objects: a load reads into their tensors, with the same result as torch."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ WIDTH = 300
 
 
 class Transposing(torch.nn.Linear):
-    """Changes the state while it is loaded, as modules do that were saved by an older version."""
+    """Changes the state while it is loaded, as a module does for a state of an older version."""
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         state_dict[prefix + "weight"] = state_dict[prefix + "weight"].t()
@@ -69,7 +69,7 @@ def flat(seed: int) -> "torch.nn.Module":
 
 
 def within(seed: int) -> "torch.nn.Module":
-    """Return a model in which a small tensor is a part of a matrix that is loaded after it."""
+    """Return a model in which a small tensor is part of a matrix that is loaded after it."""
     model = net(seed)
     model[0].bias.data = model[2].weight.data[7]
     return model
@@ -160,7 +160,7 @@ def test_any_module_holds_what_torch_would_put_there(manager):
 
 
 def test_of_tensors_that_share_memory_the_one_that_torch_loads_last_counts(manager):
-    """Also if the program that saved them had them apart, and in another order."""
+    """This also holds if they were separate, and in another order, when they were saved."""
 
     def made(*names: str) -> "torch.nn.ModuleDict":
         model = torch.nn.ModuleDict({name: torch.nn.Linear(WIDTH, WIDTH) for name in names})
@@ -258,7 +258,7 @@ def test_a_chunk_is_read_straight_only_if_it_hashes_to_its_id(manager, tmp_path,
         wrong = place._replace(offset_bytes=place.offset_bytes + 1)
         store.reader.expect({piece.id: wrong})
         assert not store.reader.read_into(piece.id, out)
-        # A whole and sound chunk, which is another one.
+        # A sound chunk, but the wrong one.
         other = next(one for one in pieces if one.id != piece.id)
         store.reader.expect({other.id: place._replace(length_bytes=len(out))})
         assert not store.reader.read_into(other.id, out)

@@ -1,4 +1,4 @@
-"""``SnapshotManager``: saving behind the program's back, errors, retention, and bad input."""
+"""``SnapshotManager``: saving in the background, errors, retention, and bad input."""
 
 import contextlib
 import json
@@ -210,7 +210,7 @@ def test_a_save_that_would_wait_is_skipped_if_the_program_says_so(tmp_path):
         first.wait()
         manager.step(4, state(4)).wait()
         assert [one.step for one in manager.list()] == [4, 1]
-        # A save that waits is not skipped, and raises no error of the one that was.
+        # A save that waits is not skipped, and does not raise the error of the skipped one.
         manager.save_snapshot(state(5), step=5)
         manager.save_snapshot(state(6), step=6, wait=True)
         assert [one.step for one in manager.list()] == [6, 5, 4, 1]
@@ -251,7 +251,7 @@ def test_a_program_that_ends_without_close_still_saves_and_reports(tmp_path):
 
 
 def test_the_writer_stands_back_until_the_program_waits_for_it(manager):
-    """Root alone may change a session as often as it likes."""
+    """Only root may change a session as often as it likes."""
     manager.save_snapshot({"w": np.zeros(3)}, wait=True)
     path, own = Path(f"/proc/{writer_pid(manager)}/autogroup"), Path("/proc/self/autogroup")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Managers save to one store beside each other, a command line's snapshots and a prune."""
+"""Managers save to one store beside each other, beside commands that snapshot, and a prune."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""A signal says that the program is to end: it saves at the next step, and ends by itself."""
+"""After a signal to end, the program saves at the next step, and ends by itself."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def test_a_signal_sets_a_flag_and_one_state_is_saved_for_it(manager):
     assert manager.preempted
     assert not manager.should_stop
 
-    # The weights alone are not what a run resumes from.
+    # A run can't resume from the weights alone.
     manager.save_snapshot(STATE, epoch=0, step=1, channel="weights")
     assert not manager.should_stop
     handle = manager.step(2, STATE)

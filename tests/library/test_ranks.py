@@ -1,4 +1,4 @@
-"""Several ranks save one state: each its part, and the snapshot exists when all are durable."""
+"""Each of several ranks saves a part of one state; the snapshot exists once all are durable."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def rank(tmp_path, monkeypatch):
         try:
             manager.close()
         except StoreError:
-            # The failure of the last save was the test.
+            # The last save failed on purpose.
             manager._saves.close()
 
 
@@ -169,7 +169,7 @@ def test_a_rank_that_comes_too_late_is_told_and_saves_the_next_step(rank):
     first, second = rank(0), rank(1)
     with pytest.raises(TypeError, match="extra"):
         save(first, 1, 1.0, extra=object())
-    # Requests are answered in their order: after this, rank 0 has given the step up.
+    # Requests are answered in order: after this, rank 0 has abandoned the step.
     first.verify()
 
     with pytest.raises(StoreError, match=r"rank 1 came too late .* step 1: rank 0 could not save"):
@@ -189,7 +189,7 @@ def test_rank_0_that_does_not_save_a_step_is_named_after_the_time_limit(rank):
 def test_a_rank_that_waits_for_a_rank_0_that_has_ended_is_told(rank):
     first, second = rank(0), rank(1)
     part = save(second, 3, 1.0)
-    # The part has come: rank 0 sees that its step is another one.
+    # The part has arrived: rank 0 sees that it belongs to another step.
     with pytest.raises(StoreError, match="rank 1 saves step 3"):
         save(first, 2, 1.0, wait=True)
     first.close()

@@ -1,4 +1,4 @@
-"""``keep_optimizer``: older full states keep their weights alone."""
+"""``keep_optimizer``: older full states keep only their weights."""
 
 import msgspec
 import numpy as np
@@ -68,7 +68,7 @@ def test_older_states_keep_their_weights_alone_and_the_store_gets_smaller(tmp_pa
             manager.load_snapshot(4, optimizer={"m": np.zeros(3)})
         assert manager.verify()["ok"]
 
-    # As long as a prune may wait: three states with their optimizer, of five.
+    # While a prune may wait: three of five states with their optimizer.
     packs = sum(path.stat().st_size for path in (store / "packs").iterdir())
     assert packs < 4 * 450_000
     assert ciuic("--store", store, "verify", "--all", "--checksum").code == 0
@@ -203,7 +203,7 @@ def test_a_state_of_a_clock_that_was_ahead_does_not_become_the_newest(tmp_path):
             save(manager, step)
             assert manager.load_latest_snapshot()["step"] == step
             assert [found for found, _ in channels(manager)] == list(range(step, -1, -1))
-        # Step 1 tells that the later steps are later.
+        # Step 1 shows that the later steps are later.
         kinds = ["full", "weights", "weights", "full", "weights"]
         assert [channel for _, channel in channels(manager)] == kinds
 
@@ -226,8 +226,8 @@ def test_a_number_that_makes_no_sense_is_refused(tmp_path, count):
 def test_which_steps_stay_does_not_depend_on_the_optimizers(
     saves, keep_count, keep_optimizer, every
 ):
-    """Also if the clock was ahead: the order of the snapshots stays that of the saves."""
-    # A policy may let a state go whose clock was ahead, and which tells what was saved later.
+    """Even if the clock was ahead, the snapshots stay in the order of the saves."""
+    # A policy may release a state whose clock was ahead, and which shows what was saved later.
     policies = () if any(ahead_s for _, ahead_s in saves) else (EverySteps(every), Best("loss", 2))
     with_all = _simulated(saves, Rules(keep_count, policies))
     reduced = _simulated(saves, Rules(keep_count, policies, keep_optimizer))
@@ -235,7 +235,7 @@ def test_which_steps_stay_does_not_depend_on_the_optimizers(
     complete = ["full" in one.tags for one in reduced]
     assert any(complete)
     if all(ahead_s == 0 for _, ahead_s in saves):
-        # Fewer than asked for, if a policy has let a complete one go.
+        # Fewer than requested, if a policy has released a complete one.
         assert complete[0]
         assert complete == sorted(complete, reverse=True)
         assert sum(complete) <= keep_optimizer
@@ -244,7 +244,7 @@ def test_which_steps_stay_does_not_depend_on_the_optimizers(
 
 
 def _simulated(saves: list[tuple[int, int]], rules: Rules) -> list[SnapshotSummary]:
-    """Return what stays after saves of losses, a second apart, with a clock that may be ahead."""
+    """Return the snapshots that stay after saves a second apart, with a clock that may be ahead."""
     left: list[SnapshotSummary] = []
     for number, (loss, ahead_s) in enumerate(saves):
         clock_ns = (1_000 + number + ahead_s) * 10**9

@@ -125,7 +125,7 @@ def another_training(store, run, channel) -> Iterator["subprocess.Popen[str]"]:
 
 
 def save_all(store, **more) -> list[str]:
-    """Save both channels twice with a new manager; returns what it warns of."""
+    """Save both channels twice with a new manager; returns its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with SnapshotManager(store, **more) as manager:
@@ -166,7 +166,7 @@ def test_only_the_first_save_of_a_channel_asks_the_file_system_for_others(tmp_pa
         assert asked == ["fcntl.lockf", "fcntl.fcntl"]
         with SnapshotManager(tmp_path) as other:
             other.save_snapshot({"w": np.ones(9)}, channel="weights", wait=True)
-        # The locks of the first one have ended with the second one's file.
+        # Closing the second one's file released the locks of the first one.
         manager.save_snapshot({"w": np.ones(9)}, step=4, wait=True)
         assert asked == ["fcntl.lockf", "fcntl.fcntl"] * 3
 

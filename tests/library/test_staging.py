@@ -1,4 +1,4 @@
-"""A state is copied the same, whether its plan is new or was made for an earlier state."""
+"""A state is copied in the same way, whether its plan is new or from an earlier state."""
 
 import gc
 import resource
@@ -27,7 +27,7 @@ def buffer():
 
 @st.composite
 def states(draw: st.DrawFn) -> dict[str, object]:
-    """Draw a small state; several of its arrays may be the same memory, or parts of it."""
+    """Draw a small state; several of its arrays may share all or parts of their memory."""
     memory = np.frombuffer(draw(st.binary(min_size=64, max_size=64)), np.uint8)
     table: dict[str, object] = {}
     for name in draw(st.lists(st.sampled_from("abcd"), unique=True)):
@@ -186,7 +186,7 @@ def test_frozen_layers_stay_in_memory_unless_their_places_have_changed(buffer):
     assert arrays({"model_state_dict": model}, copies_frozen=True) == (2, 1, True)
     old += 1
     assert arrays(full, copies_frozen=False) == (2, 1, False)
-    # Another array in the layer moves what follows: everything is copied.
+    # Another array in the layer moves everything that follows, so all of it is copied.
     model["old.0"] = np.zeros(5)
     assert arrays(full, copies_frozen=False)[2]
     # An array that another layer has as well is not frozen.

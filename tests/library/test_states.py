@@ -1,4 +1,4 @@
-"""States of the library come back to the last bit: every element type, every container."""
+"""States of the library come back exact to the last bit: every element type and container."""
 
 import json
 import math
@@ -168,7 +168,7 @@ def test_arrays_of_every_element_type_come_back(manager, dtype, tmp_path):
     back = manager.load_latest_snapshot()["model_state_dict"]
 
     assert same(back, {key: np.ascontiguousarray(v).reshape(v.shape) for key, v in state.items()})
-    # The restored file must be one that the library safetensors accepts.
+    # The safetensors library must accept the restored file.
     done = ciuic(
         "--store", manager._path, "restore", "-s", "latest", "-p", "/state", "-d", tmp_path
     )

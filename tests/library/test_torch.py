@@ -1,4 +1,4 @@
-"""The library with the real torch: every element type, and training that goes on to the bit."""
+"""The library with the real torch: every element type, and training that resumes bit for bit."""
 
 import itertools
 import json
@@ -265,7 +265,7 @@ def test_parameters_that_were_renamed_resized_or_retyped_are_named(manager):
     assert "not in the object: head.weight, head.bias" in said
     assert torch.equal(renamed["top"].weight, kept)
     assert torch.equal(renamed["body"].weight, saved["body"].weight)
-    # The names may not differ with strict, and the types may: that is said as well.
+    # With strict, names must not differ, but types may: a warning says so.
     with pytest.warns(RuntimeWarning, match=r"body\.weight \(torch.float32 to torch.bfloat16\)"):
         manager.load_latest_snapshot(model=made(4, "head", torch.bfloat16))
 
@@ -296,7 +296,7 @@ def run_training(store: Path, losses: Path, *, kill_after_s: float | None = None
 
 
 def losses_in(path: Path) -> dict[int, str]:
-    """Map each step to its loss, written to the last bit; a step must not have two losses."""
+    """Map each step to its exact loss; a step must not have two losses."""
     found: dict[int, str] = {}
     for line in path.read_text().splitlines():
         with_step = json.loads(line)

@@ -1,4 +1,4 @@
-"""A small training with everything that is random, which saves every few steps and can be killed.
+"""A small training with every kind of randomness, which saves every few steps and can be killed.
 
 Arguments: the store, and a file that gets a line for each step.
 """

@@ -109,7 +109,7 @@ def key_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path, server, address, key_file, source):
-    """Run a command by the configuration; returns what it said."""
+    """Run a command with the configuration; returns its output."""
     config = tmp_path / "ciuic.conf"
     text = (
         f"snapshot_dir = {address}\nsnapshot_paths = {source}\nretention_policy = last:1\n"

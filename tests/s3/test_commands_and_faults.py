@@ -160,7 +160,7 @@ def test_a_bucket_without_the_right_to_list_or_to_delete_is_named_and_loses_noth
         return forward(request)
 
     elsewhere.init()
-    # By the machine's clock, as the second one: forget keeps the newest.
+    # Use the machine's clock, as the second one does: forget keeps the newest.
     taken = command("snapshot", str(source)).out.split()[0]
     proxy.always(no_listing)
     for arguments in (("list",), ("snapshot", str(source)), ("forget", taken)):

@@ -29,7 +29,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def box(run, tmp_path, monkeypatch):
-    """What the kit needs to run a command that serves."""
+    """The box that the kit needs to run a command that serves."""
     for name, value in run.environ.items():
         monkeypatch.setenv(name, value)
     return SimpleNamespace(directory=tmp_path, config=run.config)
@@ -128,7 +128,7 @@ def test_a_manifest_that_the_bucket_has_lost_is_put_back(run, taken, server, add
 def test_the_commands_of_the_runbook_reach_the_bucket_here_and_elsewhere(
     run, taken, address, source, tmp_path
 ):
-    page = run("runbook")  # checks that no secret is in it
+    page = run("runbook")  # checks that it contains no secret
     known = {"ID": taken[-1], "PATH": str(source), "STORE": address}
     known[f"{source}/FILE"] = f"{source}/file"
     here, gone = page.split("## The machine is gone")

@@ -105,11 +105,11 @@ def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
     second = run("snapshot").splitlines()[0]
     (source / "small" / "1").write_text("third")
     third = run("snapshot").splitlines()[0]
-    # The daemon took them: it forgets the oldest, and this process does not.
+    # The daemon took them, so it forgets the oldest, and this process does not.
     daemon.wait_for(f"snapshot {third}")
     wait_until("the policy applies", lambda: elsewhere.ids() == {third, second})
     assert f"runs as process {process.pid}" in run("doctor")
-    # It holds its lock: another one ends.
+    # The daemon holds its lock: another daemon ends.
     assert "another ciuicd serves it" in daemon.do(code=5)
     secrets = (SECRET_KEY.encode(), ACCESS_KEY.encode())
     with open(f"/proc/{process.pid}/cmdline", "rb") as file:
@@ -130,7 +130,7 @@ def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
 def test_a_daemon_prunes_a_bucket_and_waits_for_a_session_of_another_machine(
     run, daemon, elsewhere, source
 ):
-    """What is forgotten stays in the trash for no time here."""
+    """Here, forgotten snapshots spend no time in the trash."""
     run("init")
     (source / "noise").write_bytes(os.urandom(20 * MIB))
     first = run("snapshot").splitlines()[0]
@@ -147,7 +147,7 @@ def test_a_daemon_prunes_a_bucket_and_waits_for_a_session_of_another_machine(
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
 
-    # A new daemon looks at once, and finds what the other has condemned.
+    # A new daemon looks at once, and finds the packs that the other has condemned.
     process = daemon.start()
     wait_until("it is finished", lambda: not keys(elsewhere.place(), "condemned"))
     assert len(keys(elsewhere.place(), "packs")) < packs

@@ -14,7 +14,7 @@ LONG = bool(os.environ.get("CIUIC_LONG"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.root,
-    # With one disk, the tests that run beside these would have none meanwhile.
+    # With one disk, the tests that run beside these would be left without any.
     pytest.mark.skipif(not LONG, reason="needs three disks: CIUIC_LONG=1"),
 ]
 
@@ -62,7 +62,7 @@ def content(top):
 
 
 def ended(process):
-    """Return the ID that a snapshot says at its end."""
+    """Return the ID that a snapshot prints at its end."""
     out, err = process.communicate()
     assert process.returncode == 0, err
     return out.strip()

@@ -54,7 +54,7 @@ def test_states_are_saved_to_a_bucket_and_loaded_on_another_machine(
         assert {saved.id for saved in manager.list()} == {ids[2], ids[3], last}
         assert manager.verify()["ok"]
 
-    # What is too old is forgotten, and its data is still there.
+    # Snapshots that are too old are forgotten, and their data is still there.
     assert elsewhere.ids() == {ids[2], ids[3], last}
     assert elsewhere.verify().ok
     assert keys(elsewhere.place(), "leases") == []
@@ -75,7 +75,7 @@ def three(step):
 
 
 def announced_and_committed(requests):
-    """Return what was created of leases and manifests, in order, and the ID in its name."""
+    """Return the leases and manifests that were created, in order, with the ID in each name."""
     found = [
         re.search(r"/(leases|snapshots)/.*(cs-[0-9a-f]+)", request)
         for request in requests
@@ -132,7 +132,7 @@ def test_a_writer_killed_between_two_layers_leaves_the_first_in_the_bucket(addre
         with pytest.warns(RuntimeWarning, match="layer rest is of step 1"):
             filled = manager.load_latest_snapshot(channel="weights", fill_layers=True)
         assert filled.layers["second"] == (2, left[1])
-        # The next save removes what is left of those that were cut.
+        # The next save removes the rest of the saves that were cut short.
         newest = manager.save_snapshot(three(3), step=3).wait()
         assert {one.id for one in manager.list()} == {whole, newest}
     assert elsewhere.verify().ok
@@ -171,7 +171,7 @@ def test_a_layer_that_a_prune_takes_between_two_commits_is_stored_again(
 
 
 def moments(step):
-    """Return what only a resumed run needs: most of the bytes of a state."""
+    """Return the part that only a resumed run needs: most of the bytes of a state."""
     return {"m": np.random.default_rng(step).normal(size=300_000)}
 
 

@@ -68,7 +68,7 @@ def undo(machine, snapshot_id):
 
 
 def seen(machine):
-    """What a machine lists: the tags and the pin of each snapshot, and what is in the trash."""
+    """The list of a machine: the tags and the pin of each snapshot, and the trash."""
     with machine.opened() as store:
         listed = {one.id: (one.tags, one.pinned) for one in list_snapshots(store)}
         return listed, set(store.trash.ids())
@@ -79,7 +79,7 @@ def is_mark(request):
 
 
 def first(act):
-    """Return a fault: something else happens just before the first mark is created."""
+    """Return a fault that runs another action just before the first mark is created."""
     left = [act]
 
     def fault(request, forward):

@@ -1,4 +1,4 @@
-"""A store in a bucket of a real S3 server: what is taken there is there, on any machine."""
+"""A store in a bucket of a real S3 server: every machine sees the snapshots that any one takes."""
 
 import contextlib
 import os
@@ -82,7 +82,7 @@ def test_a_snapshot_of_nothing_new_takes_few_requests(machine, proxy, source):
         machine.take(source)
         asked.append(proxy.requests[before:])
 
-    # Nine, and one for the parent's directory. A slow server may add a repetition to one of them.
+    # Nine, and one for the parent's directory. A slow server may cause one request to be repeated.
     fewest = min(asked, key=len)
     assert len(fewest) <= 10, "\n".join(fewest)
 
@@ -200,7 +200,7 @@ def test_damage_in_a_bucket_is_found_and_named(machine, other, source, tmp_path,
     assert content(restored).items() <= content(source).items()
     machine.take(source)
     if damage != "changed":
-        assert other.verify().snapshots[0].ok  # the next snapshot stores again what was missing
+        assert other.verify().snapshots[0].ok  # the next snapshot stores the missing chunks again
 
 
 def test_what_removes_is_refused(machine):
