@@ -1,4 +1,4 @@
-"""Stores that tests of the command line start from: made once, copied for each test."""
+"""Stores from which tests of the command line start: made once, copied for each test."""
 
 import os
 import shutil

@@ -41,7 +41,7 @@ def public() -> Iterator[Place]:
 
 
 def as_stranger(place: Place, *arguments: str | Path) -> Outcome:
-    """Run as a user with no rights: nobody if we are root, else ourselves."""
+    """Run as a user with no rights: ``nobody`` if this is root, otherwise the user of the test."""
     return place.run(*arguments, user=as_nobody())
 
 

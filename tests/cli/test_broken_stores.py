@@ -273,7 +273,7 @@ def test_a_snapshot_whose_manifest_is_damaged_is_named_and_the_others_go_on(take
 
 
 def lose_manifest(place: Place, name: str, how: str) -> None:
-    """Spoil it and its copy; ``how`` says what becomes of it and of the catalog."""
+    """Spoil a manifest and its copy; ``how`` says what happens to it and to the catalog."""
     manifest = place.store / "snapshots" / f"{name}.json"
     (place.store / "parity" / manifest.name).unlink()
     if how.startswith("gone"):
@@ -311,7 +311,7 @@ def test_what_is_taken_for_the_latest_says_so_if_a_newer_one_is_damaged(taken, h
     assert f"{newest}: is newer and can't be read" in restored.err
     assert (taken.directory / "out" / file.name).read_bytes() == file.read_bytes()
     assert [one["path"] for one in document.document["notes"]] == [newest]
-    # By its name, and as the latest that is valid, it is what was asked for.
+    # The user asked for it by name, or as the latest valid one.
     for name in (middle, "latest-valid"):
         arguments = ["-s", name, "-p", file, "-d", taken.directory / "out", "--overwrite"]
         assert taken.run_here("restore", *arguments).code == 0

@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_open_outside_every_root_is_named(
         what = said()
         assert f"{written} of python" in what
         assert f"(pid {pid})" in what
-        # Nor is what a program only reads: it may be any file.
+        # Nor is a file that a program only reads: it may be any file.
         for path in (inside, read, notes):
             assert str(path) not in what
     assert str(written) not in said()

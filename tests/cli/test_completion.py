@@ -48,10 +48,10 @@ class Bash:
         self._send('eval "$(ciuic completion bash)"\n')
 
     def line(self, typed: str) -> str:
-        """What stands on the line after these keys."""
+        """The text of the line after these keys."""
         self._send(typed + _DUMP)
         found = self._until(rb"<<(.*?)>>")
-        self._send("\x15")  # away with it
+        self._send("\x15")  # clear the line
         return found.decode("utf-8", "surrogateescape")
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ HOWS = ["gone", "cut", "cut and without a catalog"]
 
 
 def taken_text(place: Place, name: str) -> str:
-    """When a snapshot was taken, to the microsecond."""
+    """The time of a snapshot, to the microsecond."""
     with open_store(str(place.store)) as store:
         return rfc3339(store.manifest(name).summary.taken_ns)
 

@@ -1,9 +1,9 @@
 """``scripts/demo`` is the first thing that a newcomer runs: it works, and it can't be fooled.
 
-Everything here runs the script itself, with real processes and real files. What it claims is
-checked again from what it leaves behind with ``--keep``, not from what it says. And because a
-demonstration that always ends well proves nothing, ciuic is made to fail in it, in one way each:
-a program in front of the real one spoils what the real one did.
+Every test runs the script itself, with real processes and real files. The tests check its claims
+against the files that it leaves with ``--keep``, not against its output. A demonstration that
+always ends well proves nothing. So in each of some tests, ciuic fails in one way: a program in
+front of the real one spoils the result of the real one.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ SPOILED = {
 
 
 def environment(tmp_path: Path, *front: Path) -> dict[str, str]:
-    """The environment of a person whose temporary files go to ``tmp_path``."""
+    """The environment of a user whose temporary files go to ``tmp_path``."""
     path = os.pathsep.join([*map(str, front), str(BIN), os.environ["PATH"]])
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -98,7 +98,7 @@ def environment(tmp_path: Path, *front: Path) -> dict[str, str]:
 
 
 def demo(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    # Longer than the demonstration waits for pip: it must say itself what took too long.
+    # Longer than the demonstration waits for pip: the script must report what took too long.
     return subprocess.run(
         [DEMO, *arguments], env=env, capture_output=True, text=True, timeout=840, check=False
     )
@@ -113,7 +113,7 @@ def left_behind(env: dict[str, str]) -> list[str]:
             if process.cwd().startswith(str(scratch)):
                 found.append(str(process))
         except psutil.Error:
-            continue  # gone meanwhile, or somebody else's
+            continue  # it has ended, or belongs to another user
     return found
 
 

@@ -13,7 +13,7 @@ FILE_BYTES = 3_000_000
 
 
 def change(place: Place) -> dict[str, int]:
-    """Change one file, add another, copy one and remove one; what the store says of it."""
+    """Change one file, add one, copy one and remove one; return what the store says of it."""
     source = place.source
     grown = (source / "grown.bin").read_bytes() + os.urandom(200_000)
     (source / "grown.bin").write_bytes(grown)
@@ -139,7 +139,7 @@ def test_damage_in_what_did_not_change_hides_the_cost_and_nothing_else(tmp_path)
     (box.source / "kept" / "still").write_bytes(b"still")
     box.take()
     (box.source / "later").write_bytes(b"later")
-    first = box.take().id  # its root's tree lies in another pack than what did not change
+    first = box.take().id  # its root's tree lies in a pack apart from the unchanged chunks
     (box.source / "new").write_bytes(b"new")
     box.take()
     kept = box.entries()[os.fsencode(box.source / "kept")]

@@ -1,4 +1,4 @@
-"""``ciuic doctor``: its findings on sound and on broken machines; it only reads."""
+"""``ciuic doctor``: its findings on healthy and on broken machines; it only reads."""
 
 import os
 import shutil

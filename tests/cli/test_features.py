@@ -27,7 +27,7 @@ def add_feature(box: Box, field: str) -> None:
 
 
 def said(outcome: Outcome) -> str:
-    """Return all that a command printed."""
+    """Return the whole output of a command."""
     return outcome.out + outcome.err
 
 
@@ -171,7 +171,7 @@ def test_a_feature_that_is_required_stops_every_command(
             continue
         assert FEATURE in said(outcome), call
         assert "Traceback" not in outcome.err
-        # 'doctor' has named a problem, 'status' tells of the daemon first, and 'run' runs.
+        # 'doctor' has named a problem, 'status' reports the daemon first, and 'run' runs.
         assert outcome.code == (call[0] != "run"), (call, said(outcome))
     assert photograph(box.store) == whole
 

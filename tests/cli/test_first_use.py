@@ -1,4 +1,4 @@
-"""What commands say to a person who uses them for the first time, and to a monitoring job."""
+"""The output of commands for a first-time user and for a monitoring job."""
 
 import os
 from pathlib import Path

@@ -34,7 +34,7 @@ READS = [("list",), ("verify", "--all", "--checksum"), ("stats",)]
 
 
 def forked(*arguments: str | Path) -> Outcome:
-    """The command in a process that has loaded everything: these tests give some hundred."""
+    """Run the command in a process that has loaded everything: these tests run hundreds."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if child == 0:
@@ -44,7 +44,7 @@ def forked(*arguments: str | Path) -> Outcome:
                 os.dup2(err.fileno(), 2)
                 sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
                 sys.argv = ["ciuic", *map(str, arguments)]
-                signal.alarm(60)  # nothing here may wait for anybody
+                signal.alarm(60)  # no command here may wait for another process
                 main()
                 code = 0
             except SystemExit as end:
@@ -109,7 +109,7 @@ class Foreign:
         return [self.run(*one) for one in commands]
 
     def some(self) -> list[Outcome]:
-        """The commands that open every file of a store between them."""
+        """Commands that together open every file of a store."""
         commands: list[tuple[str, ...]] = [
             ("snapshot",),
             ("prune", "--trash", "0"),
@@ -305,10 +305,10 @@ def hot_journal(catalog: Path, named: Path) -> bytes:
 
 
 def test_a_journal_beside_the_catalog_removes_no_file(foreign: Foreign) -> None:
-    """SQLite removes what a journal names as its super-journal, wherever that file is."""
+    """SQLite removes the file that a journal names as its super-journal, wherever it is."""
     catalog, victim = foreign.box.store / "catalog.sqlite", foreign.victims / "one"
     planted = hot_journal(catalog, victim)
-    # It is the real thing: SQLite alone falls for it.
+    # The attack is real: SQLite by itself falls for it.
     bait = foreign.box.directory / "bait.sqlite"
     shutil.copy(catalog, bait)
     decoy = foreign.box.directory / "decoy"
@@ -345,7 +345,7 @@ while os.getppid() == int({parent}):
 
 @contextlib.contextmanager
 def swapped(one: Path, other: Path) -> Iterator[None]:
-    """The owner makes one name stand for the other, and back, as fast as can be."""
+    """The owner swaps the two names, again and again, as fast as possible."""
     program = SWAPPING.replace("{parent}", str(os.getpid()))
     process = subprocess.Popen(
         [sys.executable, "-c", program, one, other], stdout=subprocess.PIPE, text=True
@@ -382,7 +382,7 @@ def test_an_owner_who_swaps_a_directory_for_a_symlink_meanwhile_gets_nothing(
             except (StoreError, OSError):
                 refused += 1
     foreign.victims.joinpath("pack").unlink(missing_ok=True)
-    for path in foreign.victims.glob("pack-*"):  # those are the test's own
+    for path in foreign.victims.glob("pack-*"):  # those belong to the test
         path.unlink()
     assert refused, "the swapping was not seen"
     foreign.assert_safe()

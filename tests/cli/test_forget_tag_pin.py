@@ -86,7 +86,7 @@ def test_a_dry_run_shows_each_snapshot_and_why(taken: Place) -> None:
 
 
 def test_what_is_of_the_future_and_what_is_the_last_of_its_directories(tmp_path: Path) -> None:
-    """The table says why they stay, ``latest`` is neither, and by name both can go."""
+    """The table says why they stay, ``latest`` is neither, and a user can forget both by name."""
     box = Box(tmp_path)
     other = tmp_path / HOSTILE_TAG
     other.mkdir()
@@ -317,7 +317,7 @@ def test_a_store_with_a_writer_is_busy(taken: Place) -> None:
     known = taken.ids()
     with (taken.store / "lock.write").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        # Looking at what would go takes no lock.
+        # A dry run takes no lock.
         assert taken.run_here("forget", "--dry-run", "--policy", "last:1").code == 0
         assert taken.run_here("tag", known[2]).out == "first\n"
         for arguments in (
@@ -416,7 +416,7 @@ def test_a_tag_that_would_break_a_list_is_refused(taken: Place, tag: str) -> Non
 
 
 def test_a_hostile_tag_of_the_store_moves_no_cursor(taken: Place) -> None:
-    """Somebody else's program may have written it."""
+    """Another program may have written it."""
     name = taken.ids()[2]
     path = taken.store / "snapshots" / f"{name}.json"
     document = json.loads(path.read_bytes())

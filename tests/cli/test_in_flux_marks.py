@@ -16,7 +16,7 @@ from tests.kit.installed import Place, environment
 
 @pytest.fixture
 def torn(fresh: Place) -> Place:
-    """A snapshot that was taken while this very process had two files open for writing."""
+    """A snapshot that was taken while this process had two files open for writing."""
     odd = fresh.source / "\x1b[31mred\n"
     with (fresh.source / "checkpoints" / "step-1.pt").open("ab"), odd.open("wb"):
         done = fresh.run("snapshot")

@@ -45,7 +45,7 @@ def opens(pid: int, path: Path) -> bool:
     try:
         files = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
-        return False  # a file was closed meanwhile, or the process has ended
+        return False  # a file was just closed, or the process has ended
     return str(path) in files
 
 
@@ -153,7 +153,7 @@ def test_two_snapshots_at_once_are_two_snapshots(fresh):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough data that a snapshot or a restore of it can be met in the middle."""
+    """Enough data that a signal can reach a snapshot or a restore of it in the middle."""
     source = tmp_path_factory.mktemp("large") / "source"
     source.mkdir()
     block = os.urandom(4 * 1024 * 1024)
@@ -338,7 +338,7 @@ def test_without_enough_memory_a_command_says_so_and_loses_nothing(fresh, limit_
     for command in (("snapshot",), ("verify", "latest", "--checksum")):
         done = run(*limited, *command)
         assert "Traceback" not in done.err, done.said()
-        # A library in Rust ends the process when it gets no memory, and says so itself.
+        # A library in Rust ends the process when it gets no memory, and prints its own message.
         is_aborted = done.code == -signal.SIGABRT and "memory allocation of" in done.err
         assert done.code in {0, 1} or is_aborted, done.said()
         assert done.code == 0 or done.err.strip(), done.said()

@@ -1,7 +1,7 @@
 """The output of commands is a contract: exact for programs, safe for people.
 
-The tables below are the public interface, field by field. A field may be added to a document; one
-that goes, or changes its type, breaks somebody's script.
+The tables below are the public interface, field by field. A field may be added to a document; a
+field that goes, or changes its type, breaks users' scripts.
 """
 
 import json
@@ -471,7 +471,7 @@ def test_damage_below_a_hostile_name_is_named_safely_and_exactly(fresh):
     (fresh.source / "checkpoints" / "step-1.pt").write_bytes(os.urandom(3_000_000))
     fresh.snapshot()
     spoil(fresh, odd.read_bytes()[:64])
-    shutil.rmtree(fresh.store / "parity")  # would give it back
+    shutil.rmtree(fresh.store / "parity")  # would restore it
     out = fresh.directory / "out"
 
     said = fresh.run_here("verify", "--checksum")
@@ -562,7 +562,7 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(taken):
 
 @pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_change_nothing_but_what_is_heard(taken, closed):
-    """No file of the store gets the descriptor of a closed stream: output would go into it."""
+    """No file of the store may get the descriptor of a closed stream: output would go into it."""
     ciuic = f"ciuic --config {taken.config}"
     (taken.source / "new.bin").write_bytes(os.urandom(300_000))
     commands = ("list", "nosuch", "show cs-zz", "show nosuch --json", "snapshot --base", "verify")

@@ -20,7 +20,7 @@ PATH = "/data/experiments/a-long-sweep/run-0007/checkpoints/検証用の重み/s
 
 
 def paced(*samples: tuple[float, int], total: int, files: int = 0) -> tuple[Pace, State]:
-    """A pace after these moments, and the bytes that were done at each."""
+    """A pace after these moments, with the bytes done at each."""
     pace, state = Pace(samples[0][0]), State(size_bytes=total, files=files, path=PATH)
     for now_s, done in samples:
         state.done_bytes = done
@@ -184,7 +184,7 @@ with progress("restore") as shown:
 
 
 def driven(columns: int, then: int) -> tuple[Shown, int]:
-    """A line on a terminal whose width changes meanwhile, and its position at that time."""
+    """A line on a terminal whose width changes while it runs, and its position at that time."""
     script = RUN.format(path=PATH)
     changed: list[int] = []
     ended: list[bool] = []

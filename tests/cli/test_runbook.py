@@ -1,4 +1,4 @@
-"""``ciuic runbook``: what the page names, and that its commands work as they are written."""
+"""``ciuic runbook``: what the page names, and that its commands work as written."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""The URL of a store: what can't be one is refused, never quoted, and never taken for a path."""
+"""The URL of a store: ciuic refuses a wrong one, and never quotes it or takes it for a path."""
 
 import pytest
 

@@ -52,7 +52,7 @@ def wide(tmp_path_factory) -> Place:
 
 
 def shown(place: Place, columns: int, *arguments: str) -> Shown:
-    """What a command of this store shows on a terminal."""
+    """The output of a command about this store on a terminal."""
     return on_terminal(columns, "ciuic", "--config", place.config, *arguments)
 
 

@@ -54,7 +54,7 @@ def trained(fresh: Place) -> Place:
     (fresh.source / "step_500.safetensors").write_bytes(weights(500))
     fresh.snapshot()
     data = bytearray(saved("state.pt"))
-    data[896 + 3] = 0x7F  # the first of w becomes a NaN
+    data[896 + 3] = 0x7F  # the first element of w becomes a NaN
     data[896 + 2] = 0xC0
     (fresh.source / "state.pt").write_bytes(data)
     os.unlink(fresh.source / "step_500.safetensors")
@@ -226,7 +226,7 @@ def test_a_document_of_chunks_has_its_end_whatever_is_damaged(box: Box) -> None:
         directory.mkdir()
         for name in range(100):
             (directory / f"file{name}").write_bytes(os.urandom(30))
-        box.take()  # so that each directory's tree lies in a frame of its own, but for the roots
+        box.take()  # so that each directory's tree, except the roots, lies in a frame of its own
     tree = box.entries()[os.fsencode(box.source / "d1")].content
     with open_store(str(box.store)) as store:
         place = store.reader.places([tree])[tree]

@@ -21,7 +21,7 @@ def on_terminal(*command: str | Path, **more: str) -> tuple[int, str]:
 
 
 def commands() -> dict[str, click.Command]:
-    """Every command, the group itself among them."""
+    """Every command, including the group itself."""
     return {"": cli, **cli.commands}
 
 
@@ -151,7 +151,7 @@ def test_a_completion_script_is_printed_for_each_shell(shell):
 
 
 def completed(place: Place, words: str) -> list[str]:
-    """What bash would be offered after these words, the last of them unfinished."""
+    """The candidates that bash would get after these words, the last of them unfinished."""
     done = run(
         "ciuic",
         env={

@@ -1,4 +1,4 @@
-"""A user without rights on his own files: every command, from init to repair."""
+"""An ordinary user with files of their own: every command, from init to repair."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from tests.kit.program import NOBODY, Outcome, ciuic
 
 
 class Mine:
-    """A box that belongs to an ordinary user, and the commands that this user gives."""
+    """A box that belongs to an ordinary user, and the commands that this user runs."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
@@ -92,7 +92,7 @@ def test_a_store_of_another_user_is_refused_with_the_reason(mine: Mine) -> None:
 
 @pytest.mark.root
 def test_root_without_fowner_reads_files_of_other_users(tmp_path: Path) -> None:
-    """As in a container: the kernel refuses O_NOATIME, and grants reading."""
+    """As in a container: the kernel refuses O_NOATIME, but allows reading."""
     box = Box(tmp_path)
     for name, length in (("small", 10), ("large", 3_000_000)):
         (box.source / name).write_bytes(bytes(length))

@@ -99,7 +99,7 @@ def server() -> Iterator[Place]:
 
 
 def ruin(training: Path) -> None:
-    """What a bad night does to a training run."""
+    """Damage a training run, as a bad night does."""
     model = training / "checkpoints" / "step-100" / "model.pt"
     with model.open("r+b") as file:
         file.write(b"NaN" * 1000)

@@ -1,4 +1,4 @@
-"""A fault that begins again and again: few messages, and in the end the right state."""
+"""A fault that begins again and again: few messages, and the right state at the end."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ CHANNEL = Channel("all", "command", "warning", {"command": "true"})
 def job(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Alerts, list[tuple[str, str, str]]]:
-    """Return the alerts of a job, and the messages that they hand over."""
+    """Return the alerts of a job, and the messages that they send."""
     sent: list[tuple[str, str, str]] = []
 
     def start(_channels: object, message: Message) -> list[int]:
@@ -91,7 +91,7 @@ moves_of_rules = st.lists(
 @pytest.mark.filterwarnings("ignore")
 @settings(deadline=None)
 @given(moves_of_rules)
-# It ends and begins again before anything is told.
+# It ends and begins again before any message is sent.
 @example([*[(name, True) for name in "abcd"], None, ("a", False), ("a", True)])
 @example([*[(name, True) for name in "abcd"], None, ("a", False), ("a", True), ("a", False)])
 @example([*[(name, True) for name in "abcd"], None, *[(n, False) for n in "abcd"], ("a", True)])

@@ -38,7 +38,7 @@ MESSAGE = Message(
 
 
 class Hook(ThreadingHTTPServer):
-    """A web server that answers with given statuses in turn, the last one for good."""
+    """A web server that answers with the given statuses in turn, and keeps repeating the last."""
 
     daemon_threads = True
 
@@ -397,7 +397,7 @@ def test_an_alert_on_its_way_outlives_the_restarts_of_the_job(box: Box, tmp_path
         assert run.end() == 3
     began = out.with_name("alerts.began")
     said = '"text": "job seven failed with exit status 3"'
-    # Of each of the three failures; the first waited for the gate from the beginning.
+    # One of each of the three failures; the first waited for the gate from the beginning.
     wait_until("the alerts came", lambda: began.exists() and began.read_text().count(said) == 3)
 
 
@@ -462,7 +462,7 @@ def test_a_training_program_with_modules_of_the_same_names_is_in_no_ones_way(
 def test_what_the_last_lines_say_is_told_before_the_store_is_waited_for(
     box: Box, tmp_path: Path
 ) -> None:
-    """Snapshots are pinned and tagged at the end: that waits up to 30 s for another writer."""
+    """ciuic pins and tags snapshots at the end: that waits up to 30 s for another writer."""
     (box.source / "a").write_bytes(b"a")
     log, out = tmp_path / "log", tmp_path / "alert"
     with_alerts(

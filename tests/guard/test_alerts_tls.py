@@ -1,4 +1,4 @@
-"""Alerts over TLS, against real servers with certificates of an authority of the test."""
+"""Alerts over TLS, against real servers with certificates from the test's own authority."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A guard that can't see says so: a mistyped name, a log of another kind, a missing field."""
+"""A guard reports what keeps it from seeing: a wrong name, another kind of log, a missing field."""
 
 import json
 from pathlib import Path

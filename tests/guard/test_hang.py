@@ -1,4 +1,4 @@
-"""A job that stands still: when it counts as one, and what follows."""
+"""A job that hangs: when it counts as hung, and what the guard does."""
 
 import contextlib
 import os
@@ -85,7 +85,7 @@ class Told:
         self.answered()
 
     def sleeps(self) -> None:
-        """Return once no thread of it wants a processor."""
+        """Return once none of its threads wants a processor."""
         wait_until(
             "it sleeps",
             lambda: (
@@ -94,7 +94,7 @@ class Told:
         )
 
     def after(self, duration_s: float) -> list[str]:
-        """Look after a time; returns the names of rules that fired, and ``-NAME`` for an end."""
+        """Let the guard look after a time; return the rules that fired, ``-NAME`` for an end."""
         self.clock.advance(duration_s)
         found = self.idleness.poll(
             lambda: self.pids, lines=self.lines, step=7, is_paused=self.is_paused
@@ -145,7 +145,7 @@ def test_a_line_in_a_log_is_progress(told: Told) -> None:
 
 
 def test_little_use_of_a_processor_is_idleness(told: Told) -> None:
-    """As of a launcher that looks at its workers ten times a second."""
+    """Such as that of a launcher that checks its workers ten times a second."""
     told.tell("work 0.05")
     told.tell("read 10000")
     told.sleeps()
@@ -154,7 +154,7 @@ def test_little_use_of_a_processor_is_idleness(told: Told) -> None:
 
 
 def test_a_job_that_waits_for_a_processor_is_not_idle(told: Told) -> None:
-    """It can't run at all, and wants to."""
+    """It wants to run, and can't."""
     told.tell("spin")
     worker = told.pids[1]
     reads = Idleness([parse_rule("a", {"when": "job idle for 6s"})], told.clock, Gpus())
@@ -164,7 +164,7 @@ def test_a_job_that_waits_for_a_processor_is_not_idle(told: Told) -> None:
         pids = [told.process.pid, worker]
         return list(reads.poll(lambda: pids, lines=0, step=None, is_paused=False))
 
-    # So long that what it gets of the processor meanwhile is little.
+    # So long that its share of the processor in that time is small.
     assert look(0) == []
     for _ in range(3):
         assert look(59) == []
@@ -214,14 +214,14 @@ def nvmlDeviceGetUtilizationRates(device): return _Of(gpu=BUSY[device])
 @pytest.mark.parametrize(
     ("pids", "busy", "works"),
     [
-        ((0, 1, os.getpid()), (0, 90, 0), False),  # another program's
+        ((0, 1, os.getpid()), (0, 90, 0), False),  # another program's process
         ((0, 1, os.getpid()), (0, 0, 3), True),
-        ((0, 1, 2**22 + 7), (0, 0, 3), True),  # of a container: the ID means nothing here
+        ((0, 1, 2**22 + 7), (0, 0, 3), True),  # a container's: the ID means nothing here
         ((0, 1, os.getpid()), (9, 0, 0), False),
     ],
 )
 def test_a_gpu_counts_if_the_job_uses_it(monkeypatch, tmp_path, pids, busy, works) -> None:
-    """With a module in the place of NVIDIA's: these machines have no GPU."""
+    """With a module in place of NVIDIA's, because these machines have no GPU."""
     (tmp_path / "pynvml.py").write_text(f"PIDS, BUSY = {pids!r}, {busy!r}\n{LIBRARY}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
@@ -248,7 +248,7 @@ def nvmlDeviceGetComputeRunningProcesses(device):
 
 @pytest.mark.parametrize("at", ["start", "question"])
 def test_a_driver_that_does_not_answer_stops_no_rule(told, monkeypatch, tmp_path, at) -> None:
-    """With a module in the place of NVIDIA's, which waits as a driver of a failed GPU does."""
+    """With a module in place of NVIDIA's, which blocks like the driver of a failed GPU."""
     (tmp_path / "pynvml.py").write_text(f"AT = {at!r}\n{STUCK}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)

@@ -91,7 +91,7 @@ def test_a_snapshot_between_a_fault_and_its_discovery_is_not_pinned(
 
 
 def test_a_second_fault_pins_nothing_that_is_younger_than_the_first(job: Job) -> None:
-    """Each start logs to a file of its own, which the rules read all the same."""
+    """Each start logs to a file of its own, and the rules read every file."""
     good = job.box.ciuic("snapshot", "--json").document["id"]
     first, second = job.log("1.jsonl"), job.log("2.jsonl", count=14)
     done = job.run(f"if [ $n = 1 ]; then {first}; else {second}; fi; exit 5", restart=1)
@@ -113,7 +113,7 @@ def test_what_an_earlier_run_called_suspect_is_not_pinned(job: Job) -> None:
 
 
 def test_a_checkpoint_comes_back_from_before_the_fault(job: Job) -> None:
-    """The emergency snapshot of the first start has a valid file, but of the fault."""
+    """The emergency snapshot of the first start has a valid file, but one with the fault."""
     weights = job.box.source / "m.safetensors"
     good, bad = (safetensors({"w": letter * 1000}) for letter in (b"g", b"b"))
     weights.write_bytes(good)

@@ -1,7 +1,7 @@
 """The cgroup of a job: limits, and kills for lack of memory.
 
-The memory and CPU controllers of this machine may belong to cgroups of version 1. What needs them
-is tested with another controller of version 2, or with files of the same form.
+The memory and CPU controllers of this machine may belong to cgroups of version 1. So tests use
+another controller of version 2 instead, or files of the same form.
 """
 
 import os
@@ -25,7 +25,7 @@ HUGE = "hugetlb.2MB.max"
 
 @pytest.fixture
 def limited() -> Iterator[Cgroup]:
-    """A cgroup with a limit of a controller that is nobody else's."""
+    """A cgroup with a limit, of a controller that no other program uses."""
     try:
         cgroup = create_cgroup("limited", {HUGE: "4194304"})
     except NoCgroup as error:

@@ -50,7 +50,7 @@ for one in workers:
 
 
 class Training:
-    """A training program with workers of all kinds, which takes a step when it is told to."""
+    """A training program with workers of all kinds, which takes a step on request."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -89,7 +89,7 @@ def training(tmp_path: Path) -> Training:
 def test_every_process_stands_still_until_the_user_lets_it_go_on(
     training: Training, wrapper: tuple[str, ...], still: str
 ) -> None:
-    """A child, one in a group and one in a session of its own, and one whose parent has ended."""
+    """The processes: a child, one with its own group, one with its own session, and an orphan."""
     with Run(
         "run", "--job", "j", "--log", training.log, "--", *training.command, wrapper=wrapper
     ) as run:
@@ -132,7 +132,7 @@ def test_the_last_snapshot_before_is_pinned_and_those_after_are_tagged(
         run.waits_for("ready")
         training.step(run, 1, 2)
         assert box.ciuic("snapshot", "--tag", "before").code == 0
-        # Step 3 counts from the last look at which it was not there.
+        # Step 3 counts from the last look that did not find it.
         looks_again(run)
         training.step(run, 3)
         looks_again(run)

@@ -1,4 +1,4 @@
-"""Many lines at once: what rules find is the same as line by line, and it is fast enough."""
+"""Many lines at once: rules find the same as line by line, and fast enough."""
 
 import json
 import random
@@ -96,7 +96,7 @@ def test_any_lines_in_any_blocks_find_the_same_as_line_by_line(texts, course, cu
         one_by_one.decoder.without_step,
     )
     assert at_once.blind() == one_by_one.blind()
-    # What comes next is found by what they remember.
+    # The remembered state decides what they find next.
     after = lines_of([(8, [9.0, 30.0, 90.0, 300.0], 10, "nan")])
     last = at_once.steps.step or 0
     after = [json.dumps(json.loads(one) | {"step": last + n}).encode() for n, one in
@@ -111,7 +111,7 @@ def line(step: int, loss: float, rank: str = "") -> bytes:
 
 
 def found_in_turn(texts: list[str], blocks: list[tuple[int, list[bytes]]]) -> None:
-    """Compare what blocks of several files find with what their lines find one by one."""
+    """Compare the findings in blocks of several files with those in their lines, one by one."""
     rules = [parse_rule(f"r{number}", {"when": text}) for number, text in enumerate(texts)]
     one_by_one, at_once = Watching(rules), Watching(rules)
     for file, lines in blocks:
@@ -138,7 +138,7 @@ def test_a_source_that_leads_only_after_some_lines_of_a_block_is_compared_from_t
 sources = st.tuples(
     st.integers(0, 2),  # the file
     st.sampled_from(["", "", "3"]),
-    st.sampled_from([1, 30, 30, 101, -200]),  # where it begins, from the last block
+    st.sampled_from([1, 30, 30, 101, -200]),  # where it begins, counted from the last block
     st.sampled_from([1, 30, 30, 60]),  # from step to step
     st.one_of(  # the loss at first
         st.sampled_from([3, 2, 4]).map(lambda n: [9.0] * n + [1.5, 2.0, 3.0]),

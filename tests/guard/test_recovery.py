@@ -23,7 +23,7 @@ def model(letter: bytes, size_bytes: int = 200_000) -> bytes:
 
 
 def cut(path: Path) -> bytes:
-    """Cut a file in the middle, as a program that dies while it writes; returns what is left."""
+    """Cut a file, as a program that dies while it writes leaves it; returns the rest."""
     left = path.read_bytes()[: path.stat().st_size // 2]
     path.write_bytes(left)
     return left
@@ -76,7 +76,7 @@ def test_only_the_broken_files_come_back_and_they_are_kept_aside(box: Box) -> No
 
 
 def follows(box: Box) -> list[dict[str, str]]:
-    """Take a snapshot, and return what it says that it follows."""
+    """Take a snapshot, and return the snapshot that it says it follows."""
     taken = take(box)
     (found,) = [one for one in box.ciuic("list", "--json").document if one["id"] == taken]
     return list(found["follows"])
@@ -118,7 +118,7 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(box: Box) -> None:
 
 
 def test_the_newest_valid_version_is_taken(box: Box) -> None:
-    """Newer snapshots have it torn, of a time after a rule had fired, or damaged in the store."""
+    """In newer snapshots it is torn, newer than a fault, or damaged in the store."""
     weights = box.source / "m.safetensors"
     for letter in (b"a", b"b", b"c", b"d"):
         weights.write_bytes(model(letter))

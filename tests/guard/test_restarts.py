@@ -134,14 +134,14 @@ def test_a_job_whose_state_can_not_be_saved_is_not_started_again(box: Box, tmp_p
 def test_a_checkpoint_that_was_cut_short_comes_back_before_the_job_starts_again(
     box: Box, tmp_path: Path
 ) -> None:
-    """And not before every process of the job has ended: one writes to it until then."""
+    """But only after every process of the job has ended: one writes to it until then."""
     weights = box.source / "m.safetensors"
     whole = safetensors({"w": b"a" * 100_000})
     weights.write_bytes(whole)
     first = box.ciuic("snapshot", "--json").document["id"]
     torn, seen = tmp_path / "torn", tmp_path / "seen"
     torn.write_bytes(safetensors({"w": b"b" * 100_000})[:50_000])
-    # The worker is in a session of its own. When it is ended, it notes what it finds, and writes.
+    # The worker is in a session of its own. On SIGTERM, it notes the present content, and writes.
     worker = (
         f"trap 'cp {weights} {seen}; cp {torn} {weights}; exit 0' TERM; touch {tmp_path}/up;"
         " while :; do sleep 0.05; done"

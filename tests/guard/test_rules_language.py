@@ -1,4 +1,4 @@
-"""The text of rules: what it means, and what is refused with which words."""
+"""The text of rules: its meaning, and the messages for text that ciuic refuses."""
 
 import pytest
 from hypothesis import given

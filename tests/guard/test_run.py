@@ -44,7 +44,7 @@ def test_a_command_that_can_not_be_started(command: str, status: int, said: str)
 
 
 def test_its_options_end_where_the_command_begins(tmp_path: Path) -> None:
-    """Without ``--`` as well: its own options are not those of ciuic."""
+    """Even without ``--``: the command's options are not those of ciuic."""
     program = "import sys; print(sys.argv[1:])"
     for begin in ([], ["--"]):
         done = ciuic("run", *begin, sys.executable, "-c", program, "--config", "x", "--job", "y")

@@ -43,7 +43,7 @@ def test_a_worker_that_ignores_sigterm_and_forked_away_has_ended_before_the_rest
     tmp_path: Path, wrapper: tuple[str, ...]
 ) -> None:
     file, count = tmp_path / "pid", tmp_path / "count"
-    # Two forks and a session of its own, as a daemon has them.
+    # Two forks and a session of its own, like a daemon.
     worker = f"(setsid sh -c '{IGNORES.format(file=file)}' >/dev/null 2>&1 &)".replace(
         "trap '' TERM", 'trap "" TERM'
     )

@@ -91,7 +91,7 @@ def test_a_named_pipe_or_a_directory_is_no_log(log) -> None:
 
 
 def test_any_pieces_in_any_blocks_give_the_same_lines(log) -> None:
-    """Lines of any length up to the limit, cut at random places, also at block ends."""
+    """Lines of any length up to the limit, cut at random places, including the ends of blocks."""
     chance = random.Random(drawn_seed())
     lengths = [chance.choice([0, 1, 50, 5000, 700_000, LINE_BYTES_MAX]) for _ in range(30)]
     lines = [bytes([65 + at]) * length for at, length in enumerate(lengths)]

@@ -1,4 +1,4 @@
-"""Who may ask ``ciuic web``: tokens, cookies, host names, origins."""
+"""Who may use ``ciuic web``: tokens, cookies, host names, origins."""
 
 import contextlib
 import http.client

@@ -55,7 +55,7 @@ def at(path: Path | bytes) -> str:
 
 
 def test_the_disk_is_full_by_the_rule_of_doctor(site_box: Box):
-    """One hour of growth does not speak for a year: a day at least."""
+    """One hour of growth says nothing about a year: at least a day is needed."""
     store = str(site_box.store)
     found = Reading(store, lambda: Subject(store, None, None), site_box.clock).overview()
 
@@ -302,7 +302,7 @@ def test_a_body_that_is_no_job_is_refused(site: Served, body: bytes):
 
     assert answer.status == 400
     assert answer.document["error"]["kind"] == "usage"
-    # What a reader of the API does not know: the names of its classes.
+    # A reader of the API does not know these: the names of its classes.
     assert not re.search("validation error|Work", answer.document["error"]["message"])
 
 

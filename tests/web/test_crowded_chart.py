@@ -28,7 +28,7 @@ CanvasRenderingContext2D.prototype.arc = function (...rest) {
 
 @pytest.fixture
 def crowded(box: Box) -> tuple[Box, Path]:
-    """10,000 snapshots, most of them whole, along a log with times."""
+    """10,000 snapshots, most of them undamaged, along a log with times."""
     (box.source / "weights").write_bytes(b"w" * 1000)
     box.take()
     states = {10: {"flux_count": 1}, 20: {"tags": ("suspect",)}, 30: {"pinned": True}}
@@ -44,7 +44,7 @@ def crowded(box: Box) -> tuple[Box, Path]:
 
 
 def drawn(page: Page) -> int:
-    """Return how many shapes were drawn so far, when nothing more is about to be drawn."""
+    """Return how many shapes were drawn so far, once the page has finished drawing."""
     page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
     found = page.evaluate("window.shapes")
     assert isinstance(found, int)

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds on the page: kept, found again beside the requests, and how old it is."""
+"""The findings of ``doctor`` on the page: kept, renewed in the background, shown with their age."""
 
 import socket
 import subprocess
@@ -29,7 +29,7 @@ begun.wait()
 
 
 class Slow:
-    """What is examined; each examination waits until it is let go."""
+    """A slow examination: each run waits until a test releases it."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
@@ -43,7 +43,7 @@ class Slow:
         return self._subject
 
     def let_go(self) -> None:
-        """Let one examination go on."""
+        """Release one examination."""
         self._go.release()
 
 

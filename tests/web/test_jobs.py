@@ -1,4 +1,4 @@
-"""Jobs of ``ciuic web``: plans, restores, what they refuse, and how they end."""
+"""Jobs of ``ciuic web``: plans, restores, refusals, and how jobs end."""
 
 import json
 import os

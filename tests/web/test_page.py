@@ -28,7 +28,7 @@ NAMES = [
 
 
 class Watched:
-    """A page, and what went wrong in it: scripts that ran, errors, requests to elsewhere."""
+    """A page, and its faults: scripts that ran, errors, requests to other servers."""
 
     def __init__(self, context: BrowserContext, site: Served) -> None:
         context.set_default_timeout(LIMIT_MS)
@@ -47,7 +47,7 @@ class Watched:
 
 
 def follow(link: Locator) -> None:
-    """Click a link, and wait for its page: what is asked next is asked of that page."""
+    """Click a link, and wait for its page, so that the test's next steps act on that page."""
     with link.page.expect_navigation():
         link.click()
 

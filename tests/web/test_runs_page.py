@@ -1,4 +1,4 @@
-"""Runs beside each other: through the API, and in a real browser."""
+"""Runs side by side: through the API, and in a real browser."""
 
 import json
 from urllib.parse import quote

@@ -24,7 +24,7 @@ def add_steps(log: Path, steps: range, field: str = "loss") -> None:
 
 @pytest.fixture
 def trained(box: Box) -> tuple[Box, Path, list[str]]:
-    """Two snapshots: of a log of 10 steps, and of 20, with a configuration that differs."""
+    """Two snapshots with a log of 10 and of 20 steps, and with different configurations."""
     log, ids = box.source / "train.jsonl", []
     for number in range(2):
         add_steps(log, range(10 * number, 10 * number + 10))
