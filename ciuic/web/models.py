@@ -215,6 +215,7 @@ class Copy(BaseModel):
     tried: str | None
     done: str | None
     problem: Text | None
+    damaged: int = Field(description="snapshots of the copy that stay damaged, as it last found")
 
 
 class Overview(BaseModel):
