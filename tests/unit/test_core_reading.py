@@ -87,7 +87,7 @@ def test_files_are_read_as_python_reads_them(
                 at = os.path.join(os.fsencode(path), name)
                 Path(os.fsdecode(at)).write_bytes(data)
                 for attribute, value in attributes.items():
-                    # A file system may have none, or no room for so many.
+                    # A file system may support no attributes, or not this many.
                     with contextlib.suppress(OSError):
                         os.setxattr(at, attribute, value)
                 os.chmod(at, mode)
