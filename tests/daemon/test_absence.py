@@ -1,4 +1,4 @@
-"""``ciuicd --alert``: messages when success stays away, from a real process with real channels."""
+"""``ciuicd --alert``: a real process with real channels reports missing successes."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class Watched:
         self.configure()
 
     def configure(self, **values: str) -> None:
-        """Write the configuration, with one channel that can be made to fail."""
+        """Write the configuration. Its one channel fails if the test asks for it."""
         machine = self.machine
         machine.configure(**{"snapshot_interval": "1h"} | values)
         command = f"test ! -e {self.refuse} && cat >> {self.heard} && echo >> {self.heard}"
@@ -50,7 +50,7 @@ class Watched:
             take_snapshot(store, request, clock=clock)
 
     def look(self, code: int = 0) -> list[tuple[str, str, str]]:
-        """Run once; return event, severity and the end of the key of each message so far."""
+        """Run once; return the event, severity and end of the key of every message so far."""
         command = [sys.executable, "-m", "ciuicd", "--config", self.machine.config, "--alert"]
         done = subprocess.run(
             command,
@@ -79,7 +79,7 @@ def watched(machine: Machine) -> Watched:
     return Watched(machine)
 
 
-def test_a_snapshot_that_is_too_old_is_one_message_and_the_next_one_ends_it(
+def test_a_snapshot_that_is_too_old_causes_one_message_and_the_next_snapshot_ends_it(
     watched: Watched,
 ) -> None:
     watched.take(hours_ago=2.1)
@@ -99,7 +99,7 @@ def test_a_snapshot_that_is_too_old_is_one_message_and_the_next_one_ends_it(
     assert watched.messages[0]["key"] == watched.messages[1]["key"]
 
 
-def test_many_faults_at_once_are_one_message_and_so_is_their_end(watched: Watched) -> None:
+def test_many_faults_at_once_share_one_message_and_so_do_their_ends(watched: Watched) -> None:
     watched.take(hours_ago=24)
     config = watched.machine.config
     names = ["b", "c", "d"]
@@ -128,7 +128,7 @@ def test_many_faults_at_once_are_one_message_and_so_is_their_end(watched: Watche
     assert len({message["key"] for message in watched.messages}) == 1
 
 
-def test_a_message_that_was_not_taken_is_sent_at_the_next_run(watched: Watched) -> None:
+def test_a_message_that_the_channel_did_not_take_is_sent_at_the_next_run(watched: Watched) -> None:
     watched.take(hours_ago=24)
     watched.refuse.touch()
     assert watched.look(code=1) == []
@@ -136,7 +136,7 @@ def test_a_message_that_was_not_taken_is_sent_at_the_next_run(watched: Watched) 
     assert watched.look() == [("began", "critical", "snapshot")]
 
 
-def test_no_snapshot_a_store_that_is_gone_and_damage_are_critical(watched: Watched) -> None:
+def test_a_missing_snapshot_a_missing_store_and_damage_are_critical(watched: Watched) -> None:
     machine = watched.machine
     assert watched.look() == [("began", "critical", "store")]
     create_store(str(machine.store), ManualClock())
@@ -152,7 +152,7 @@ def test_no_snapshot_a_store_that_is_gone_and_damage_are_critical(watched: Watch
     assert watched.look()[4:] == [("began", "critical", "damage")]
 
 
-def test_a_drill_that_failed_or_is_too_long_ago_is_a_fault(watched: Watched) -> None:
+def test_a_failed_drill_and_a_drill_too_long_ago_are_faults(watched: Watched) -> None:
     watched.take(hours_ago=15 * 24)
     watched.take(hours_ago=0)
     assert watched.look() == [], "with drill_interval = 0 none is expected"
@@ -175,7 +175,7 @@ def test_a_drill_that_failed_or_is_too_long_ago_is_a_fault(watched: Watched) -> 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-def test_a_disk_that_is_full_within_a_week_is_said_before_it_is(watched: Watched) -> None:
+def test_a_disk_that_will_be_full_within_a_week_is_reported(watched: Watched) -> None:
     machine = watched.machine
     machine.store.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=48m", "ciuic-test", machine.store]
@@ -197,7 +197,7 @@ def test_a_disk_that_is_full_within_a_week_is_said_before_it_is(watched: Watched
         subprocess.run(["umount", machine.store], check=False)
 
 
-def test_a_fault_that_becomes_critical_is_another_message(watched: Watched) -> None:
+def test_a_fault_that_becomes_critical_causes_another_message(watched: Watched) -> None:
     watched.take(hours_ago=15 * 24)
     watched.take(hours_ago=0)
     watched.configure(drill_interval="7d")
@@ -209,7 +209,7 @@ def test_a_fault_that_becomes_critical_is_another_message(watched: Watched) -> N
     assert watched.look()[1:] == [("began", "critical", "drill")]
 
 
-def test_state_that_is_no_state_is_written_anew(watched: Watched) -> None:
+def test_an_invalid_state_file_is_replaced(watched: Watched) -> None:
     watched.take(hours_ago=24)
     for number, text in enumerate(("{", "[]", '{"all": 7}', '{"all": {"snapshot": null}}')):
         (watched.state / "alerts.json").write_text(text)
@@ -218,7 +218,7 @@ def test_state_that_is_no_state_is_written_anew(watched: Watched) -> None:
     assert oct((watched.state / "alerts.json").stat().st_mode)[-3:] == "600"
 
 
-def test_without_a_channel_or_a_place_for_its_state_it_says_what_to_do(machine: Machine) -> None:
+def test_without_a_channel_or_a_state_directory_it_says_what_to_do(machine: Machine) -> None:
     command = [sys.executable, "-m", "ciuicd", "--config", str(machine.config), "--alert"]
     environ = {key: value for key, value in os.environ.items() if key != "STATE_DIRECTORY"}
 
@@ -241,7 +241,7 @@ def test_without_a_channel_or_a_place_for_its_state_it_says_what_to_do(machine: 
     assert not Path("alerts.json").exists()
 
 
-def test_a_copy_that_falls_behind_is_one_message(watched: Watched) -> None:
+def test_a_copy_that_falls_behind_causes_one_message(watched: Watched) -> None:
     machine = watched.machine
     copy = machine.directory / "nas"
     watched.configure(copies=str(copy))

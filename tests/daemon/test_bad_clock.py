@@ -19,11 +19,11 @@ def shifted():
         return real() + int(file.read() or 0)
 time.time_ns = shifted
 """
-"""Loaded by the interpreter before the daemon: its wall clock is off by what a file says."""
+"""The interpreter loads this before the daemon. A file says how far the wall clock is off."""
 
 
 class ShiftedClock:
-    """The wall clock of a daemon; ``environ`` makes the daemon use it."""
+    """The wall clock of a daemon, which uses it if ``environ`` is in its environment."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "shift"
@@ -34,7 +34,7 @@ class ShiftedClock:
         self.environ = {"PYTHONPATH": str(hook)}
 
     def shift(self, by_ns: int) -> None:
-        """Set the clock to the real time and this much."""
+        """Set the clock to the real time plus this duration."""
         next_file = self._file.with_name("next-shift")
         next_file.write_text(str(by_ns))
         next_file.rename(self._file)
@@ -45,8 +45,9 @@ def times_taken(machine: Machine) -> list[int]:
 
 
 def look(machine: Machine) -> None:
-    """Have the daemon look at the clock now, and return when it has taken what is due."""
-    for _ in range(2):  # the second request comes after the turn that the first one began
+    """Have the daemon look at the clock; return once it has taken every snapshot that is due."""
+    # The daemon answers the second request after the turn that the first one began.
+    for _ in range(2):
         assert request_done(str(machine.store), "resume") is not None
         wait_until("it is idle", lambda: state_of(machine) == "idle")
 
@@ -60,7 +61,7 @@ def test_a_clock_that_jumps_costs_no_snapshot_and_causes_no_flood(
     machine: Machine, tmp_path: Path
 ) -> None:
     clock = ShiftedClock(tmp_path)
-    # As far from the next full hour as can be.
+    # The start is as far from the next full hour as possible.
     now_ns = time.time_ns()
     base_ns = -(now_ns % HOUR_NS) + HOUR_NS // 4
     clock.shift(base_ns)
@@ -70,14 +71,15 @@ def test_a_clock_that_jumps_costs_no_snapshot_and_causes_no_flood(
     look(machine)
     assert len(times_taken(machine)) == 1
 
-    # Five hours forward, as after a suspend: one snapshot for all of them.
+    # The clock goes five hours forward, as after a suspend: one snapshot serves all of them.
     clock.shift(base_ns + 5 * HOUR_NS)
     look(machine)
     wait_until("the missed one is taken", lambda: len(times_taken(machine)) == 2)
     look(machine)
     assert len(times_taken(machine)) == 2
 
-    # Ten hours back: the snapshots there are from the future, and each hour still has its own.
+    # The clock goes back ten hours. All snapshots are now from the future, and each hour still gets
+    # its own.
     for hours in (-10, -9, -8):
         clock.shift(base_ns + hours * HOUR_NS)
         look(machine)
@@ -86,12 +88,13 @@ def test_a_clock_that_jumps_costs_no_snapshot_and_causes_no_flood(
         look(machine)
         assert len(times_taken(machine)) == wanted
 
-    # Back to the right time: that hour has its snapshot already.
+    # The clock goes back to the right time, whose hour already has a snapshot.
     clock.shift(base_ns)
     look(machine)
     assert len(times_taken(machine)) == 5
 
-    # A century forward: the retention policy forgets all but the newest, and none is gone.
+    # The clock goes a century forward. The retention policy forgets all snapshots except the
+    # newest, and none is removed.
     earlier = {one.id for one in machine.snapshots()}
     clock.shift(base_ns + 100 * 365 * 24 * HOUR_NS)
     look(machine)

@@ -1,4 +1,4 @@
-"""A real ciuicd on bad days: a root that goes and comes back, and slow clients."""
+"""A real ciuicd under bad conditions: a root that goes and comes back, and slow clients."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def _has(machine: Machine, path: bytes) -> bool:
 
 @contextlib.contextmanager
 def dripping(machine: Machine, count: int) -> Iterator[list[socket.socket]]:
-    """Connect clients, each of which has sent the beginning of a request."""
+    """Connect clients that have each sent only the beginning of a request."""
     with contextlib.ExitStack() as clients:
         found = []
         for _ in range(count):
@@ -66,7 +66,7 @@ def dripping(machine: Machine, count: int) -> Iterator[list[socket.socket]]:
         yield found
 
 
-def test_clients_that_never_finish_a_request_are_dropped_and_keep_no_other_out(
+def test_clients_that_never_finish_a_request_are_dropped_and_block_no_other_client(
     machine: Machine,
 ) -> None:
     daemon = machine.start()
@@ -76,7 +76,7 @@ def test_clients_that_never_finish_a_request_are_dropped_and_keep_no_other_out(
         assert daemon.answers()
         assert time.monotonic() - began_s < 5
         (machine.source / "more").write_text("x")
-        for client in clients:  # after its ten seconds
+        for client in clients:  # the deadline of a request is ten seconds
             assert client.recv(1000) == b""
     wait_until("it answers", daemon.answers)
     assert daemon.stop() == 0

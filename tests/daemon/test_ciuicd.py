@@ -31,7 +31,7 @@ DAY_NS = 86_400 * 10**9
 
 
 def take_long_ago(machine, days):
-    """Take a snapshot of some days ago, as if the machine had been off since then."""
+    """Take a snapshot that is dated some days back, as if the machine had been off since."""
     clock = ManualClock(time.time_ns() - days * DAY_NS)
     create_store(str(machine.store), clock)
     with open_store(str(machine.store), write=True) as store:
@@ -55,7 +55,7 @@ def ciuicd(*arguments, environ=None):
     )
 
 
-def test_once_makes_the_store_and_takes_one_snapshot(machine):
+def test_once_creates_the_store_and_takes_one_snapshot(machine):
     done = machine.once()
     assert done.returncode == 0, done.stderr
     (snapshot,) = machine.snapshots()
@@ -75,7 +75,7 @@ def test_once_exits_with_3_after_a_warning(machine):
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_leftover_that_can_not_be_removed_is_logged_and_stops_no_snapshot(machine):
+def test_a_leftover_that_cannot_be_removed_is_logged_and_stops_no_snapshot(machine):
     assert machine.once().returncode == 0
     left = machine.store / "tmp" / "pack-0123456789abcdef"
     left.write_bytes(b"unfinished")
@@ -104,7 +104,7 @@ def test_once_exits_with_5_while_another_process_writes(machine):
     assert len(machine.snapshots()) == 1
 
 
-def test_once_exits_with_1_if_the_store_can_not_be_made(machine):
+def test_once_exits_with_1_if_the_store_cannot_be_created(machine):
     machine.store.write_text("a file")
     done = machine.once()
     assert done.returncode == 1
@@ -113,7 +113,7 @@ def test_once_exits_with_1_if_the_store_can_not_be_made(machine):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",)])
-def test_a_bad_configuration_is_one_line_and_exit_code_2_and_nothing_is_made(machine, arguments):
+def test_a_bad_configuration_is_one_line_and_exit_code_2_and_nothing_is_created(machine, arguments):
     machine.configure(snapshot_intervall="1h")
     done = ciuicd("--config", str(machine.config), *arguments)
     assert done.returncode == 2
@@ -153,7 +153,7 @@ def test_after_a_downtime_one_snapshot_catches_up_and_a_restart_takes_none(machi
     assert daemon.stop() == 0
 
     again = machine.start()
-    # It answers before it looks for work; by the second request it has looked.
+    # The daemon answers the first request before it looks for work, and the second one after that.
     assert request_done(store_path(machine), "resume")["state"] == "idle"
     assert request_snapshot(store_path(machine), tags=("by hand",))["kind"] == "delta"
     assert again.stop() == 0
@@ -175,16 +175,14 @@ def test_a_manual_snapshot_of_the_same_roots_serves_the_slot(machine):
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["daemon", "once"])
-def test_terminate_in_the_middle_of_a_snapshot_ends_quickly_and_leaves_the_store_whole(
-    machine, once
-):
+def test_sigterm_in_the_middle_of_a_snapshot_ends_quickly_and_leaves_the_store_sound(machine, once):
     for number in range(12):
         (machine.source / f"big-{number}").write_bytes(os.urandom(16 * 1024 * 1024))
     daemon = machine.launch(arguments=("--once",) if once else ())
     packs = machine.store / "tmp"
 
     def writing():
-        # While the store is made, its header is a temporary file too.
+        # While the store is created, its header is a temporary file too.
         return packs.is_dir() and any(one.name.startswith("pack-") for one in packs.iterdir())
 
     wait_until("a pack is being written", writing)
@@ -216,7 +214,7 @@ def test_an_idle_daemon_ends_at_once_on_sigterm(machine, number):
     assert request_status(store_path(machine)) is None
 
 
-def test_hangup_reads_the_configuration_again_and_keeps_the_old_one_if_it_is_broken(machine):
+def test_sighup_reads_the_configuration_again_and_keeps_the_old_one_if_it_is_broken(machine):
     other = machine.directory / "other"
     other.mkdir()
     daemon = machine.start()
@@ -224,7 +222,7 @@ def test_hangup_reads_the_configuration_again_and_keeps_the_old_one_if_it_is_bro
     machine.configure(snapshot_paths=f"{machine.source}, {other}", snapshot_interval="300d")
     daemon.signal(signal.SIGHUP)
     daemon.wait_for_log("reloaded ")
-    # No snapshot has the new directory, so the daemon does not wait for a year.
+    # No snapshot has the new directory, so the daemon takes one at once, not after the year.
     daemon.wait_for_log("no warnings", count=2)
     assert machine.snapshots()[0].roots == (os.fsencode(other), os.fsencode(machine.source))
     wait_until("it is idle", lambda: request_status(store_path(machine))["state"] == "idle")
@@ -291,7 +289,7 @@ def test_a_path_on_the_command_line_goes_through_the_daemon(machine):
 
 @pytest.mark.parametrize("option", [["--exclude", "*.pt"], ["--exclude-larger-than", "1 GiB"]])
 def test_a_snapshot_with_more_excludes_does_not_serve_the_slot(machine, option):
-    """Otherwise the slot's only snapshot would lack what a user once excluded."""
+    """Otherwise the slot's only snapshot would lack the files that the user excluded once."""
     machine.configure(snapshot_interval="1d")
     assert ciuic("--config", machine.config, "init").code == 0
     assert ciuic("--config", machine.config, "snapshot", *option).code == 0
@@ -378,7 +376,7 @@ def test_a_killed_daemon_does_not_hinder_the_next(machine):
     assert second.stop() == 0
 
 
-def test_hostile_bytes_on_the_socket_leave_the_daemon_unmoved(machine):
+def test_hostile_bytes_on_the_socket_do_not_disturb_the_daemon(machine):
     daemon = machine.start()
     daemon.wait_for_log("no warnings")
     before = len(daemon.log().splitlines())
@@ -411,7 +409,7 @@ def test_hostile_bytes_on_the_socket_leave_the_daemon_unmoved(machine):
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["the same", "a copy"])
-def test_a_store_that_goes_away_and_comes_back_is_served_again(machine, copied):
+def test_a_store_that_disappears_and_comes_back_is_served_again(machine, copied):
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
     daemon.wait_for_log("no warnings")
@@ -420,7 +418,8 @@ def test_a_store_that_goes_away_and_comes_back_is_served_again(machine, copied):
     daemon.wait_for_log("snapshot failed: ", count=2)
     assert not machine.store.exists()
     if copied:
-        # As after a repair: the same snapshots, without the old socket and the old lock.
+        # The store is as after a repair: it has the same snapshots, but not the old socket and
+        # lock.
         unimportant = shutil.ignore_patterns("control.sock", "*.lock")
         shutil.copytree(away, machine.store, ignore=unimportant)
     else:
@@ -436,7 +435,7 @@ def test_a_store_that_goes_away_and_comes_back_is_served_again(machine, copied):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-def test_a_full_disk_is_one_sentence_and_the_next_snapshot_is_still_tried(machine):
+def test_a_full_disk_is_one_sentence_and_the_daemon_still_tries_the_next_snapshot(machine):
     machine.store.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "ciuic-test", machine.store],
@@ -505,7 +504,7 @@ def test_lines_carry_their_level_only_for_the_journal(machine):
     assert lines[1].startswith("<6>I/O priority idle: ")
     assert lines[2].startswith("<4>snapshot cs-")
 
-    # Inherited from a shell under systemd, with another standard error.
+    # The variable is inherited from a shell under systemd, but standard error is another one.
     inherited = ciuicd("--config", str(machine.config), "--once", environ={"JOURNAL_STREAM": "1:2"})
     assert all(line.startswith("ciuicd: ") for line in inherited.stderr.splitlines())
 
@@ -545,7 +544,7 @@ def test_a_missing_service_manager_does_no_harm(machine):
     assert request_snapshot(store_path(machine)) is not None
 
 
-def test_a_link_to_the_store_can_be_left_for_the_service_manager(machine):
+def test_the_daemon_can_make_a_link_to_the_store_for_the_service_manager(machine):
     link = machine.directory / "link"
     for _ in range(2):
         done = ciuicd("--config", str(machine.config), "--link-store", str(link))
@@ -575,7 +574,7 @@ def test_the_daemon_logs_a_damaged_manifest_once(machine):
     assert daemon.log().count(f"forget skipped {lost.id}: ") == 1
 
 
-def test_a_requested_reload_fails_if_the_new_configuration_can_not_be_used(machine):
+def test_a_requested_reload_fails_if_the_new_configuration_cannot_be_used(machine):
     daemon = machine.start()
     daemon.wait_for_log("no warnings")
     link = machine.directory / "link"

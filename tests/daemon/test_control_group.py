@@ -1,4 +1,4 @@
-"""The members of ``control_group`` may have the daemon take snapshots, and nothing else."""
+"""Members of ``control_group`` may ask the daemon for snapshots, and for nothing else."""
 
 import os
 import signal
@@ -33,19 +33,19 @@ def machine() -> Iterator[Machine]:
 
 
 def serve(machine: Machine) -> Daemon:
-    """Start a daemon; returns once it has taken the first snapshot of its schedule."""
+    """Start a daemon; return once it has taken the first snapshot of its schedule."""
     daemon = machine.start()
     daemon.wait_for_log("snapshot cs-")
     return daemon
 
 
 def ask(machine: Machine, *arguments: str | Path, groups: tuple[int, ...] = (GROUP,)) -> Outcome:
-    """Run a command as a user in further groups."""
+    """Run a command as a user who is in further groups."""
     return ciuic("--config", machine.config, *arguments, user=USER, groups=groups)
 
 
 def as_member(act: Callable[[], object]) -> str:
-    """Do something in a process of a member; returns what it says, or its error."""
+    """Run code in a process of a member; return its output, or its error."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -67,7 +67,7 @@ def as_member(act: Callable[[], object]) -> str:
     return said
 
 
-def test_a_member_gets_a_snapshot_and_can_not_read_the_store(machine: Machine) -> None:
+def test_a_member_gets_a_snapshot_and_cannot_read_the_store(machine: Machine) -> None:
     serve(machine)
     done = ask(machine, "snapshot", "--tag", "emergency")
 
@@ -85,7 +85,7 @@ def test_a_member_gets_a_snapshot_and_can_not_read_the_store(machine: Machine) -
     assert len(machine.snapshots()) == 2
 
 
-def test_a_member_gets_no_other_directory(machine: Machine) -> None:
+def test_a_member_gets_no_snapshot_of_another_directory(machine: Machine) -> None:
     serve(machine)
     other = machine.directory / "other"
     other.mkdir()
@@ -125,14 +125,15 @@ def test_others_are_refused_before_and_after_a_reload(machine: Machine) -> None:
         "the other group is admitted",
         lambda: ask(machine, "snapshot", groups=(GROUP + 1,)).code == 0,
     )
-    # The first group can still connect, and is refused by what the kernel says of its members.
+    # Members of the first group can still connect. The daemon asks the kernel for their groups, and
+    # refuses them.
     done = ask(machine, "snapshot")
     assert done.code == 1
     assert f"user {USER} may only ask this daemon for its status" in done.err
     assert len(machine.snapshots()) == 2
 
 
-def test_a_job_begins_by_saying_whether_its_user_may_have_snapshots(machine: Machine) -> None:
+def test_a_job_says_at_its_start_whether_its_user_may_have_snapshots(machine: Machine) -> None:
     serve(machine)
     for groups, is_said in (((GROUP,), False), ((), True)):
         done = ask(machine, "run", "--", "true", groups=groups)

@@ -1,4 +1,4 @@
-"""``ciuicd --copy``: copies of the configuration, by the real process."""
+"""``ciuicd --copy``: a real process keeps the configured copies up to date."""
 
 import json
 import os
@@ -139,7 +139,7 @@ def test_changes_of_tags_pins_and_notes_reach_the_copy_and_the_later_change_coun
     assert copied.listed()[snapshot].tags == ("good",)
 
 
-def test_a_copy_without_a_policy_forgets_what_is_forgotten_here_and_brings_it_back(copied):
+def test_a_copy_without_a_policy_follows_when_the_store_forgets_and_brings_back(copied):
     first, second, third = (copied.take(text) for text in ("1", "2", "3"))
     copied.ciuic("copy", "--to", copied.copy, "--init")
     copied.there("pin", second)
@@ -159,7 +159,7 @@ def test_a_copy_without_a_policy_forgets_what_is_forgotten_here_and_brings_it_ba
         assert store.trash.ids() == [], "the copy is pruned by the same run"
 
 
-def test_a_copy_with_a_policy_keeps_by_its_own_rules(copied):
+def test_a_copy_with_a_policy_follows_its_own_rules(copied):
     section = f"[copy nas]\nto = {copied.copy}\ncopy_retention = last:2\n"
     copied.configure(section)
     names = [copied.take(text) for text in ("1", "2", "3")]
@@ -168,7 +168,8 @@ def test_a_copy_with_a_policy_keeps_by_its_own_rules(copied):
     said = copied.run()
     assert "nas: forgot 1 snapshot not kept by copy_retention last:2" in said
     assert copied.listed().keys() == {names[1], names[2]}
-    # The command works as it is printed. The policy forgets it again, unless it is pinned there.
+    # The command works as printed. The policy forgets the snapshot again, unless it is pinned
+    # there.
     (undo,) = re.findall(r"'ciuic (--store \S+ forget --undo) ID'", said)
     assert ciuic(*undo.split(), names[0]).code == 0
     copied.run()
@@ -184,7 +185,7 @@ def test_a_copy_with_a_policy_keeps_by_its_own_rules(copied):
     assert copied.run() == ""
 
 
-def test_a_copy_that_has_lost_a_pack_gets_it_back_from_the_process_that_copies(copied):
+def test_the_copying_process_puts_a_lost_pack_of_the_copy_back(copied):
     for number in range(2):
         (copied.machine.source / f"big{number}").write_bytes(os.urandom(3_000_000))
         copied.take(str(number))
@@ -203,7 +204,7 @@ def test_a_copy_that_has_lost_a_pack_gets_it_back_from_the_process_that_copies(c
     assert kept in copied.listed()
 
 
-def test_a_copy_that_is_killed_or_stopped_continues(copied):
+def test_a_killed_or_stopped_copying_process_continues(copied):
     for number in range(4):
         (copied.machine.source / f"big{number}").write_bytes(os.urandom(3_000_000))
         copied.take(str(number))
@@ -229,7 +230,7 @@ def test_a_copy_that_is_killed_or_stopped_continues(copied):
 
 
 @pytest.mark.root
-def test_a_copy_on_a_full_disk_is_one_sentence_and_continues_when_there_is_room(copied):
+def test_a_full_disk_of_the_copy_is_one_sentence_and_copying_continues_when_there_is_space(copied):
     need_root()
     disk = copied.machine.directory / "disk"
     disk.mkdir()
@@ -252,7 +253,7 @@ def test_a_copy_on_a_full_disk_is_one_sentence_and_continues_when_there_is_room(
         copied.there("verify", "--all", "--checksum")
 
 
-def test_what_is_damaged_here_is_one_error_and_the_rest_is_copied(copied):
+def test_a_damaged_snapshot_is_one_error_and_the_others_are_copied(copied):
     first = copied.take()
     copied.ciuic("copy", "--to", copied.copy, "--init")
     (copied.machine.source / "extra").write_bytes(os.urandom(100_000))
@@ -268,7 +269,7 @@ def test_what_is_damaged_here_is_one_error_and_the_rest_is_copied(copied):
     assert copied.standing().missing == 1
 
 
-def test_a_record_that_is_damaged_costs_nothing_but_a_look(copied):
+def test_a_damaged_record_only_makes_the_process_look_at_the_copy_again(copied):
     snapshot = copied.take()
     copied.ciuic("copy", "--to", copied.copy, "--init")
     (record,) = (copied.machine.store / "copies").iterdir()
@@ -281,7 +282,7 @@ def test_a_record_that_is_damaged_costs_nothing_but_a_look(copied):
     assert read_record(str(copied.machine.store), "/elsewhere") is None
 
 
-def test_another_store_at_the_place_gets_everything(copied):
+def test_another_store_at_the_path_of_the_copy_gets_every_snapshot(copied):
     snapshot = copied.take()
     copied.ciuic("copy", "--to", copied.copy, "--init")
     copied.copy.rename(copied.machine.directory / "old")
@@ -290,7 +291,7 @@ def test_another_store_at_the_place_gets_everything(copied):
     assert copied.listed().keys() == {snapshot}
 
 
-def test_a_copy_that_is_ahead_of_a_store_from_a_backup_keeps_everything(copied):
+def test_a_copy_that_is_ahead_of_a_restored_store_keeps_everything(copied):
     first = copied.take()
     shutil.copytree(copied.machine.store, copied.machine.directory / "backup")
     second = copied.take("2")

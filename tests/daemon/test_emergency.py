@@ -1,4 +1,4 @@
-"""The snapshot of a failed job goes before the others."""
+"""The daemon takes the emergency snapshot of a failed job before any other."""
 
 import subprocess
 import time
@@ -33,10 +33,10 @@ def is_taking(machine: Machine) -> bool:
     return status is not None and status["state"] == "taking"
 
 
-def test_it_goes_before_a_request_and_before_a_scheduled_snapshot_that_has_begun(
+def test_an_emergency_snapshot_precedes_a_request_and_a_scheduled_snapshot_that_has_begun(
     machine: Machine,
 ) -> None:
-    """A hook holds the scheduled one until the emergency snapshot has cancelled it."""
+    """A hook holds the scheduled snapshot until the emergency snapshot has cancelled it."""
     gate = machine.directory / "gate"
     machine.configure(before=f"while [ ! -e {gate} ]; do sleep 0.05; done", hook_timeout="10m")
     daemon = machine.start()
@@ -48,7 +48,7 @@ def test_it_goes_before_a_request_and_before_a_scheduled_snapshot_that_has_begun
     assert [one.tags for one in machine.snapshots()] == [("user",), ("emergency",)]
 
 
-def test_it_never_reads_every_file_again_because_of_the_age_of_the_last_full_one(
+def test_an_emergency_snapshot_is_incremental_however_old_the_last_full_one_is(
     machine: Machine,
 ) -> None:
     machine.configure(base_interval="1s")

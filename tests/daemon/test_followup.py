@@ -1,4 +1,4 @@
-"""When a follow-up comes, and when not: real files, real writers, a manual clock."""
+"""When the daemon takes a follow-up snapshot: real files, real writers, a manual clock."""
 
 import logging
 import os
@@ -62,7 +62,7 @@ def roots(tmp_path):
 
 
 def due_within(follow_ups, clock, duration_s):
-    """Return whether it becomes due, asked as often as it wants, and how long that took."""
+    """Return after how many seconds one becomes due, asked as ``FollowUps`` wants; None: never."""
     began_s = clock.monotonic_s()
     for _ in range(10_000):
         if follow_ups.is_due():
@@ -77,7 +77,7 @@ def due_within(follow_ups, clock, duration_s):
     raise AssertionError("it wants to be asked all the time")
 
 
-def test_the_follow_up_comes_once_the_file_is_closed_and_not_before(
+def test_a_follow_up_is_due_once_the_file_is_closed_and_not_before(
     follow_ups, clock, roots, tmp_path
 ):
     path = tmp_path / "checkpoint.pt"
@@ -93,7 +93,7 @@ def test_the_follow_up_comes_once_the_file_is_closed_and_not_before(
     assert follow_ups.shown is None
 
 
-def test_a_mapping_that_can_be_written_counts_as_a_writer(follow_ups, clock, roots, tmp_path):
+def test_a_writable_memory_map_counts_as_a_writer(follow_ups, clock, roots, tmp_path):
     import mmap
 
     path = tmp_path / "weights.bin"
@@ -124,7 +124,7 @@ def test_a_missing_file_counts_as_closed(follow_ups, clock, roots, tmp_path, how
         assert due_within(follow_ups, clock, 60) is not None
 
 
-def test_a_file_that_is_opened_again_is_awaited_again(follow_ups, clock, roots, tmp_path):
+def test_the_daemon_waits_again_for_a_file_that_is_opened_again(follow_ups, clock, roots, tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.touch()
     follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
@@ -168,7 +168,7 @@ def test_a_writer_that_never_closes_its_file_is_logged_once(
         assert follow_ups.next_look_s is None
         assert len(caplog.messages) == 2
 
-        # It does not delay the follow-up of a checkpoint beside it.
+        # The open file does not delay the follow-up of a checkpoint beside it.
         other = tmp_path / "checkpoint.pt"
         with other.open("wb"):
             follow_ups.consider(report_of(path, other), None, roots, interval_s=HOUR_S)
@@ -177,14 +177,14 @@ def test_a_writer_that_never_closes_its_file_is_logged_once(
         assert str(path) not in "".join(caplog.messages[2:])
         follow_ups.drop()
 
-        # Its end is still noticed.
+        # The daemon still notices when its writer closes it.
         follow_ups.consider(report_of(path), None, roots, interval_s=HOUR_S)
         assert due_within(follow_ups, clock, 60) is None
         writer.communicate(b"\n")
         assert due_within(follow_ups, clock, 60) is not None
 
 
-def test_closed_files_get_a_follow_up_when_the_time_is_over(
+def test_closed_files_get_a_follow_up_when_the_waiting_time_is_over(
     follow_ups, clock, roots, tmp_path, caplog
 ):
     done, held = tmp_path / "done", tmp_path / "held"
@@ -197,7 +197,7 @@ def test_closed_files_get_a_follow_up_when_the_time_is_over(
     assert str(done) not in caplog.text
 
 
-def test_a_follow_up_has_another_only_for_other_files_and_a_limited_number(
+def test_follow_ups_in_a_row_are_for_other_files_and_their_number_is_limited(
     follow_ups, clock, roots, tmp_path
 ):
     path = tmp_path / "a"
@@ -235,7 +235,7 @@ def test_without_a_lease_an_unchanged_file_counts_as_closed(tmp_path):
     path.write_bytes(b"1")
     os.chmod(path, 0o644)
     os.chmod(tmp_path, 0o755)
-    # Another user without CAP_LEASE may read the file, but gets no lease.
+    # A user other than the owner may read the file, but gets no lease without CAP_LEASE.
     program = textwrap.dedent(f"""
         import os, sys
         sys.path.insert(0, {str(REPOSITORY)!r})
@@ -344,7 +344,7 @@ os.rename(path, final)
 
 
 class Writer:
-    """A training program in the middle of saving a checkpoint."""
+    """A training program that is saving a checkpoint."""
 
     def __init__(self, path, final=None):
         command = [sys.executable, "-c", WRITER, str(path), str(final or path)]
@@ -362,7 +362,7 @@ class Writer:
 
 
 def state_of(machine, snapshot_id, path):
-    """Return the state of a file in a snapshot, and its bytes."""
+    """Return the state and the bytes of a file in a snapshot."""
     with open_store(str(machine.store)) as store:
         found = locate(store, store.manifest(snapshot_id), os.fsencode(path)).entry
         return found.state, b"".join(read_file(store, found))
@@ -378,7 +378,7 @@ def follow_up_of(machine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in place", "renamed", "asked for"])
-def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_up(machine, how):
+def test_a_checkpoint_that_was_half_written_on_the_hour_is_complete_in_the_follow_up(machine, how):
     path = machine.source / ("checkpoint.tmp" if how == "renamed" else "checkpoint.pt")
     final = machine.source / "checkpoint.pt"
     writer = Writer(path, final)
@@ -407,7 +407,7 @@ def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_u
         "nothing is awaited", lambda: request_status(str(machine.store))["follow_up"] is None
     )
     assert daemon.log().count("being written in cs-") == 1
-    # The schedule did not move: there is no other snapshot.
+    # The schedule did not change: there is no other snapshot.
     before = len(machine.snapshots())
     assert request_status(str(machine.store))["state"] == "idle"
     assert daemon.stop() == 0
@@ -417,7 +417,7 @@ def test_a_checkpoint_that_was_half_written_on_the_hour_is_whole_in_the_follow_u
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["btrfs", "xfs"])
-def test_a_frozen_half_written_checkpoint_is_whole_in_the_follow_up(machine, kind):
+def test_a_frozen_half_written_checkpoint_is_complete_in_the_follow_up(machine, kind):
     with disk(kind, machine.directory / "disk") as mounted:
         root = mounted.path / "training"
         root.mkdir()
@@ -442,7 +442,7 @@ def test_a_frozen_half_written_checkpoint_is_whole_in_the_follow_up(machine, kin
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a namespace of users")
-def test_without_events_the_files_are_polled_and_this_is_logged_once(machine):
+def test_without_events_the_daemon_polls_the_files_and_logs_this_once(machine):
     limits = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
     wrapper = ("unshare", "--user", "--map-root-user", "sh", "-c", limits, "sh")
     probe = subprocess.run([*wrapper, "true"], capture_output=True, text=True, check=False)

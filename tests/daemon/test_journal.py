@@ -1,4 +1,4 @@
-"""Entries of the journal, as a socket receives them; a test with the real systemd has the rest."""
+"""Journal entries, as a socket receives them. tests/daemon/test_systemd.py has the real journal."""
 
 import logging
 import socket
@@ -56,7 +56,7 @@ def test_an_entry_has_its_fields_and_the_id_of_its_event(
     assert kept.messages == []
 
 
-def test_what_the_journal_does_not_take_goes_to_standard_error(
+def test_a_line_that_the_journal_refuses_goes_to_standard_error(
     tmp_path: Path, log: logging.Logger, kept: Kept
 ) -> None:
     log.warning("no socket")

@@ -1,4 +1,4 @@
-"""A store with a missing file system: the daemon makes no other store in its place."""
+"""If the file system of a store is missing, the daemon creates no other store in its place."""
 
 import json
 import os
@@ -36,13 +36,13 @@ def state_of(machine: Machine) -> Path:
 
 
 def run(machine: Machine, *arguments: str, **environ: str) -> tuple[int, str]:
-    """Return the exit code and the log of a daemon that should end by itself."""
+    """Run a daemon that should end by itself; return its exit code and log."""
     daemon = machine.launch({"STATE_DIRECTORY": str(state_of(machine)), **environ}, arguments)
     return daemon.exit_code(), daemon.log()
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",)], ids=["daemon", "once"])
-def test_no_second_store_is_made_where_a_store_was_served(machine, arguments):
+def test_no_second_store_is_created_where_the_daemon_has_served_one(machine, arguments):
     assert run(machine, "--once")[0] == 0
     wanted = read_header(str(machine.store)).store_id
     away = machine.directory / "away"
@@ -65,7 +65,7 @@ def test_no_second_store_is_made_where_a_store_was_served(machine, arguments):
     assert len(machine.snapshots()) == 2
 
 
-def test_a_new_store_is_made_once_the_memory_is_removed(machine):
+def test_a_new_store_is_created_once_the_record_of_the_old_one_is_removed(machine):
     assert run(machine, "--once")[0] == 0
     shutil.rmtree(machine.store)
     assert run(machine, "--once")[0] == 1
@@ -87,7 +87,7 @@ def test_another_store_at_the_path_of_the_served_store_is_refused(machine):
     assert run(machine, "--once")[0] == 0
 
 
-def test_a_store_that_nothing_will_remember_is_made_with_a_warning(machine):
+def test_a_store_that_the_daemon_cannot_record_is_created_with_a_warning(machine):
     daemon = machine.launch({"STATE_DIRECTORY": ""}, ("--once",))
     assert daemon.exit_code() == 0
     assert f"created the store {machine.store}, but ciuicd has no state directory" in daemon.log()
@@ -96,7 +96,7 @@ def test_a_store_that_nothing_will_remember_is_made_with_a_warning(machine):
     assert "created the store" not in again.log()
 
 
-def test_each_store_is_remembered_by_its_path(machine):
+def test_each_store_is_recorded_by_its_path(machine):
     paths = [machine.store, machine.directory / "second"]
     for path in paths:
         machine.configure(snapshot_dir=str(path))
@@ -106,7 +106,7 @@ def test_each_store_is_remembered_by_its_path(machine):
 
 
 @pytest.mark.parametrize("content", [b"", b"[1", b"[]", b'{"/": 1}', b"\xff", b"[" * 100_000])
-def test_a_damaged_memory_costs_no_snapshot(machine, content):
+def test_a_damaged_record_costs_no_snapshot(machine, content):
     (state_of(machine) / "stores.json").write_bytes(content)
     code, log = run(machine, "--once")
     assert code == 0, log
@@ -114,13 +114,13 @@ def test_a_damaged_memory_costs_no_snapshot(machine, content):
     assert len(machine.snapshots()) == 1
 
 
-def test_a_memory_that_can_not_be_kept_costs_no_snapshot(machine):
+def test_a_record_that_cannot_be_written_costs_no_snapshot(machine):
     code, log = run(machine, "--once", STATE_DIRECTORY=str(machine.directory / "missing"))
     assert code == 0
     assert f"{machine.directory}/missing/stores.json can't be written" in log
 
 
-def test_no_store_is_made_on_an_unmounted_mount_point_of_fstab(machine):
+def test_no_store_is_created_on_an_unmounted_mount_point_of_fstab(machine):
     point = machine.directory / "a disk"
     point.mkdir()
     machine.store = point / "deep" / "store"
@@ -141,7 +141,7 @@ def test_no_store_is_made_on_an_unmounted_mount_point_of_fstab(machine):
 
 
 @pytest.mark.root
-def test_a_mounted_file_system_gets_a_store_and_its_loss_is_noticed(machine):
+def test_a_mounted_file_system_gets_a_store_and_the_daemon_notices_its_loss(machine):
     point = machine.directory / "disk"
     machine.store = point / "store"
     machine.configure()
@@ -176,7 +176,7 @@ def test_a_running_daemon_does_not_serve_another_store_at_the_path(machine):
 
 
 def neglected(machine: Machine, path: Path) -> None:
-    """Make another store that needs forget, prune and scrub."""
+    """Create another store that needs a forget, a prune and a scrub."""
     names = []
     for days in (40, 39, 38):
         clock = ManualClock(time.time_ns() - days * DAY_NS)
@@ -193,12 +193,12 @@ def files_of(store: Path) -> dict[str, bytes]:
     return {str(one): one.read_bytes() for one in sorted(store.rglob("*")) if one.is_file()}
 
 
-def test_another_store_at_the_path_is_not_forgotten_pruned_or_scrubbed(machine):
+def test_another_store_at_the_path_gets_no_forget_prune_or_scrub(machine):
     below = machine.directory / "below"
     neglected(machine, below)
     machine.configure(retention_policy="last:1", scrub_budget="10m", snapshot_interval="1s")
     daemon = machine.start()
-    # Paused, so that upkeep is due and waits until the other store is in place.
+    # The daemon is paused: upkeep is due, and waits until the other store is in place.
     assert request_done(str(machine.store), "pause")
     first = request_snapshot(str(machine.store))
     assert first is not None
@@ -266,7 +266,7 @@ def test_the_missing_mount_point_is_named(machine):
         daemon.wait_for_log(f"the store {machine.store} is gone. Mount {point}: /etc/fstab names")
         assert os.listdir(point) == []
         assert daemon.stop() == 0
-        # The fixture unmounts its file system.
+        # The fixture of the test unmounts the file system.
         subprocess.run(["mount", "-t", "tmpfs", "none", str(point)], check=True, timeout=30)
     environ = {"LIBMOUNT_FSTAB": str(table)}
     assert run(machine, "--once", **environ)[0] == 1
@@ -281,7 +281,7 @@ def test_the_missing_mount_point_is_named(machine):
 def test_a_store_that_is_mounted_just_before_upkeep_opens_it_is_unchanged(
     machine, caplog, is_trashed, store_id
 ):
-    """The daemon looks at the path first, and opens the store a moment later."""
+    """The daemon looks at the path, and opens the store a moment later."""
     machine.configure(retention_policy="last:1" if not is_trashed else "3650d")
     below = machine.directory / "below"
     neglected(machine, below)

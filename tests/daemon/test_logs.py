@@ -1,4 +1,4 @@
-"""The log of a real ciuicd as JSON: every line, whatever the paths are called."""
+"""The log of a real ciuicd as JSON: every line parses, whatever characters paths have."""
 
 import json
 from typing import Any

@@ -53,7 +53,7 @@ def wait_for(path: Path, *key: str, at_least: float = 1.0) -> dict[tuple[str, ..
     return samples(path)
 
 
-def test_the_file_tells_of_the_first_snapshot_and_anyone_can_read_it(
+def test_the_file_has_the_first_snapshot_and_every_user_can_read_it(
     machine: Machine, figures: Path
 ) -> None:
     began_s = time.time()
@@ -76,7 +76,8 @@ def test_the_file_tells_of_the_first_snapshot_and_anyone_can_read_it(
     assert 0 < parts <= phases["total"]
     assert figures.stat().st_mode & 0o777 == 0o644
     assert daemon.stop() == 0
-    # Only now: the daemon writes the file again when it is idle, beside it and then in its place.
+    # The test asks only now, because an idle daemon writes a new file and renames it over the old
+    # one.
     assert [one.name for one in figures.parent.iterdir()] == [figures.name]
 
 
@@ -85,14 +86,14 @@ def test_a_snapshot_that_fails_is_counted_by_its_kind(machine: Machine, figures:
     daemon = machine.start()
     wait_for(figures, "ciuic_snapshots_total", "ok")
     machine.store.rename(machine.directory / "elsewhere")
-    # The first attempt may be one that was under way, and fail in another way.
+    # The first attempt may have begun before the change, and then it fails for another reason.
     wait_for(figures, "ciuic_errors_total", "store")
     assert samples(figures)["ciuic_snapshots_total", "failed"] >= 1
     daemon.stop()
     assert "Traceback" not in daemon.log()
 
 
-def test_a_file_that_can_not_be_written_is_one_line_in_the_log(machine: Machine) -> None:
+def test_a_metrics_file_that_cannot_be_written_is_one_line_in_the_log(machine: Machine) -> None:
     machine.configure(metrics_file=str(machine.directory / "missing" / "x.prom"))
     daemon = machine.start()
     daemon.wait_for_log("snapshot cs-")
@@ -113,7 +114,9 @@ def test_a_file_that_can_not_be_written_is_one_line_in_the_log(machine: Machine)
         ("metrics_file = metrics.prom\n", "is not an absolute path"),
     ],
 )
-def test_a_port_that_others_could_reach_is_refused(machine: Machine, text: str, said: str) -> None:
+def test_an_address_that_other_machines_can_reach_is_refused(
+    machine: Machine, text: str, said: str
+) -> None:
     machine.config.write_text(text)
     command = [sys.executable, "-m", "ciuicd", "--config", machine.config, "--serve-metrics"]
     done = subprocess.run(
@@ -162,7 +165,7 @@ def test_the_port_serves_the_file_and_nothing_else(serving: Serving, figures: Pa
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Metrics of a store with some snapshots, checks and a drill."""
+    """The metrics of a store with some snapshots, checks and a drill."""
     machine = Machine(tmp_path_factory.mktemp("complete"))
     path = machine.directory / "ciuic.prom"
     machine.configure(metrics_file=str(path))
@@ -181,7 +184,7 @@ def expressions() -> Iterator[str]:
         yield from (target["expr"] for target in panel["targets"])
 
 
-def test_rules_and_dashboard_name_only_metrics_that_there_are(complete: Path) -> None:
+def test_rules_and_dashboard_name_only_existing_metrics(complete: Path) -> None:
     there = {name for name, *_ in samples(complete)} | {"ciuic_errors_total"}
     used = {name for text in expressions() for name in re.findall(r"\bciuic_\w+", text)}
     assert len(used) > 15
@@ -234,7 +237,7 @@ def test_the_tools_of_prometheus_accept_the_metrics_and_the_rules(complete: Path
 
 
 @needs_prometheus
-def test_the_rules_fire_for_the_machine_at_fault_alone(tmp_path: Path) -> None:
+def test_the_rules_fire_only_for_the_machine_at_fault(tmp_path: Path) -> None:
     def alert(name: str, instance: str) -> str:
         labels = f'alertname="{name}",alertstate="firing",instance="{instance}",severity="critical"'
         return f"          - {{labels: 'ALERTS{{{labels}}}', value: 1}}\n"

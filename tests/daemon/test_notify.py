@@ -49,7 +49,7 @@ def test_an_address_in_the_abstract_name_space_is_reached():
         ({"WATCHDOG_USEC": "0"}, None),
     ],
 )
-def test_the_watchdog_is_used_only_if_it_is_for_this_process(environ, expected):
+def test_the_watchdog_is_used_only_if_systemd_set_it_for_this_process(environ, expected):
     assert Notifier(environ).watchdog_s == expected
 
 
@@ -58,7 +58,7 @@ def test_without_a_listening_manager_nothing_happens(tmp_path):
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
 
 
-def test_the_watchdog_is_kept_quiet_only_while_the_main_thread_moves(tmp_path, ear):
+def test_the_watchdog_is_answered_only_while_the_main_thread_makes_progress(tmp_path, ear):
     config = tmp_path / "ciuic.conf"
     config.write_text(f"snapshot_dir = {tmp_path}/store\n")
     clock = ManualClock()

@@ -1,4 +1,4 @@
-"""A real ciuicd beside programs that need the processors: it waits, says so, and still ends."""
+"""A real ciuicd beside programs that need the processors waits, says so, and still ends."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ SLOW_DISK += ("-e", f"inject={CALLS}:delay_enter=20000")
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """More programs than processors, at the lowest priority: at least one always waits."""
+    """Run more programs than there are processors, at the lowest priority: one always waits."""
     spin = "import os\nos.nice(19)\nwhile True: pass"
     count = 3 * len(os.sched_getaffinity(0))
     spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(count)]
@@ -61,7 +61,9 @@ def slow(machine: Machine) -> Machine:
     return machine
 
 
-def test_a_scheduled_snapshot_waits_for_others_and_says_how_long(slow: Machine, busy: None) -> None:
+def test_a_scheduled_snapshot_waits_for_other_programs_and_says_how_long(
+    slow: Machine, busy: None
+) -> None:
     slow.configure(io_priority="none", pressure_limit="1%")
     daemon = slow.launch(wrapper=SLOW_DISK)
     report = first_report(slow, daemon)
@@ -86,7 +88,7 @@ def test_with_a_limit_of_0_nothing_waits(slow: Machine, busy: None) -> None:
 
 @pytest.fixture
 def counted() -> Iterator[None]:
-    """The kernel counts disk waits."""
+    """Skip the test unless the kernel counts disk waits."""
     yield from counted_waits()
 
 
@@ -105,7 +107,7 @@ def is_on():
 
 @pytest.mark.root
 @pytest.mark.parametrize("is_job", [True, False], ids=["a training", "another program"])
-def test_without_pressure_information_a_snapshot_waits_for_the_disk_waits_of_a_training(
+def test_without_pressure_information_a_snapshot_slows_down_for_the_disk_waits_of_a_training(
     slow: Machine, counted: None, is_job: bool
 ) -> None:
     nothing = slow.directory / "nothing"

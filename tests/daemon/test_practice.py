@@ -1,4 +1,4 @@
-"""Drills of a real ciuicd: when one is due, what it says, and that it leaves nothing behind."""
+"""Drills of a real ciuicd: when one is due, what it reports, and that it leaves nothing behind."""
 
 import os
 import time
@@ -49,7 +49,7 @@ def scratch(machine: Machine) -> Path:
     return path
 
 
-def test_a_week_after_the_first_snapshot_the_daemon_practices_and_records_it(
+def test_a_week_after_the_first_snapshot_the_daemon_runs_a_drill_and_records_it(
     machine: Machine, scratch: Path
 ) -> None:
     (machine.source / "more.txt").write_text("hello")
@@ -71,7 +71,7 @@ def test_a_week_after_the_first_snapshot_the_daemon_practices_and_records_it(
     assert "Traceback" not in daemon.log()
 
 
-def test_a_drill_that_finds_damage_is_an_error_in_the_log_and_on_record(
+def test_a_drill_that_finds_damage_logs_an_error_and_records_it(
     machine: Machine, scratch: Path
 ) -> None:
     take(machine, days_ago=8)
@@ -89,7 +89,9 @@ def test_a_drill_that_finds_damage_is_an_error_in_the_log_and_on_record(
     assert daemon.stop() == 0
 
 
-def test_a_drill_is_due_by_the_last_one_or_by_the_oldest_snapshot(machine: Machine) -> None:
+def test_a_drill_is_due_a_week_after_the_last_one_or_after_the_oldest_snapshot(
+    machine: Machine,
+) -> None:
     take(machine, days_ago=3)
     take(machine, days_ago=1)
     now_ns = time.time_ns()

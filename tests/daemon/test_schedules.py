@@ -26,7 +26,7 @@ class Layers:
         self.configure(checkpoints="", logs="")
 
     def configure(self, *, checkpoints: str, logs: str) -> None:
-        """Write the configuration: the directories, and these further lines of the sections."""
+        """Write the configuration: the directories, and further lines for each section."""
         machine = self.machine
         machine.config.write_text(
             f"snapshot_dir = {machine.store}\nscrub_budget = 0\ndrill_interval = 0\n"
@@ -44,11 +44,11 @@ class Layers:
         return [one.kind for one in reversed(found)]
 
     def kinds(self) -> tuple[list[str], ...]:
-        """Return ``taken`` of the schedules checkpoints, logs and twin."""
+        """Return ``taken`` for the schedules checkpoints, logs and twin."""
         return self.taken("checkpoints"), self.taken("logs"), self.taken("twin")
 
     def status(self) -> dict[str, dict[str, object]]:
-        """Return the daemon's schedules by their names."""
+        """Return the daemon's schedules by name."""
         status = request_status(str(self.machine.store))
         assert status is not None
         return {one["name"]: one for one in status["schedules"]}
@@ -66,14 +66,14 @@ def test_each_schedule_forgets_by_its_own_policy_and_compares_within_itself(
     daemon = layers.machine.start()
     daemon.wait_for_log("checkpoints: snapshot cs-")
     daemon.wait_for_log("logs: snapshot cs-")
-    # Each begins with a full snapshot of its own.
+    # Each schedule begins with a full snapshot of its own.
     assert (layers.taken("checkpoints"), layers.taken("logs")) == (["base"], ["base"])
     for _ in range(2):
         for name in ("checkpoints", "logs"):
             newest = next(one.id for one in layers.machine.snapshots() if one.schedule == name)
             done = layers.run("snapshot", "--schedule", name, "--json")
             assert (done.code, done.document["parent"]) == (0, newest), done.err
-    # The one without a name belongs to the first schedule.
+    # A snapshot without a schedule's name belongs to the first schedule.
     assert layers.run("snapshot").code == 0
     wait_until("the older ones are forgotten", lambda: len(layers.taken("checkpoints")) == 1)
     assert layers.taken("logs") == ["base", "delta", "delta"]
@@ -104,7 +104,7 @@ def test_each_schedule_forgets_by_its_own_policy_and_compares_within_itself(
     assert [one.partition(":")[0] for one in ages] == ["checkpoints", "logs"]
 
 
-def test_a_schedule_that_is_always_due_keeps_no_other_out_and_a_wrong_reload_changes_nothing(
+def test_a_schedule_that_is_always_due_blocks_no_other_and_a_failed_reload_changes_nothing(
     layers: Layers,
 ) -> None:
     layers.configure(checkpoints="snapshot_interval = 1s", logs="")
@@ -123,7 +123,7 @@ def test_a_schedule_that_is_always_due_keeps_no_other_out_and_a_wrong_reload_cha
     daemon.signal(signal.SIGHUP)
     wait_until("the third had its turn", lambda: layers.taken("more") == ["base"])
     assert [*layers.status()] == ["checkpoints", "logs", "more"]
-    # The daemon has read what the client has not: its own configuration decides.
+    # The daemon has a newer configuration than the client, and it goes by its own.
     unknown = request_status(str(layers.machine.store))
     assert unknown is not None
     assert unknown["snapshot_paths"] == [
@@ -131,7 +131,7 @@ def test_a_schedule_that_is_always_due_keeps_no_other_out_and_a_wrong_reload_cha
     ]
 
 
-def test_once_takes_each_that_is_due_and_else_the_first(layers: Layers) -> None:
+def test_once_serves_each_schedule_that_is_due_or_else_the_first(layers: Layers) -> None:
     layers.configure(
         checkpoints="", logs=f"[schedule twin]\nsnapshot_paths = {layers.machine.source}"
     )
@@ -146,7 +146,7 @@ def test_once_takes_each_that_is_due_and_else_the_first(layers: Layers) -> None:
     assert layers.kinds() == (["base", "delta"], ["base"], ["base"])
 
 
-def test_once_takes_the_others_if_one_fails_and_says_so(layers: Layers) -> None:
+def test_once_serves_the_other_schedules_if_one_fails_and_says_so(layers: Layers) -> None:
     assert layers.run("init").code == 0
     shutil.rmtree(layers.machine.source)
     layers.machine.source.symlink_to(layers.machine.store)
@@ -156,7 +156,7 @@ def test_once_takes_the_others_if_one_fails_and_says_so(layers: Layers) -> None:
     assert layers.kinds() == ([], ["base"], [])
 
 
-def test_a_request_has_its_turn_even_if_schedules_are_due_all_the_time(layers: Layers) -> None:
+def test_a_request_is_served_even_if_schedules_are_always_due(layers: Layers) -> None:
     text = layers.machine.config.read_text().replace("365d", "1s", 1)
     layers.machine.config.write_text("before = sleep 1.1\n" + text)
     daemon = layers.machine.start()
@@ -201,7 +201,7 @@ def test_a_schedule_without_success_is_a_fault_of_its_own(layers: Layers, tmp_pa
     assert os.listdir(state) == ["alerts.json"]
 
 
-def test_auto_chooses_by_what_snapshots_and_failures_cost_and_says_why(machine: Machine) -> None:
+def test_auto_chooses_by_the_cost_of_snapshots_and_failures_and_says_why(machine: Machine) -> None:
     machine.configure(snapshot_interval="auto from 1m to 20d")
     daemon = machine.start()
     daemon.wait_for_log("snapshot cs-")
@@ -212,7 +212,7 @@ def test_auto_chooses_by_what_snapshots_and_failures_cost_and_says_why(machine: 
     for _ in range(2):
         done = ciuic("--config", machine.config, "snapshot", "--tag", "emergency")
         assert done.code == 0
-    # A snapshot of so little takes less than a minute, and all was taken just now.
+    # A snapshot of so little takes less than a minute, and every schedule has just had one.
     daemon.wait_for_log("default: now every ")
     said = ciuic("--config", machine.config, "status").out
     assert "and there were 2 failures in" in " ".join(said.split())

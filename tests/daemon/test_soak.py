@@ -1,6 +1,6 @@
 """Many snapshots at short intervals, with schedules, rules, alerts and metrics: nothing grows.
 
-A few snapshots in each run of the tests, a thousand with CIUIC_LONG=1.
+Each run of the tests takes a few snapshots, and with CIUIC_LONG=1 a thousand.
 """
 
 import os
@@ -39,7 +39,7 @@ while not os.path.exists(sys.argv[1] + "/stop"):
 
 
 class Size(NamedTuple):
-    """What a process has."""
+    """The memory, descriptors and threads of a process."""
 
     memory_bytes: int
     descriptors: int
@@ -69,7 +69,7 @@ def taken(daemon: Daemon) -> int:
 def is_idle(machine: Machine) -> bool:
     try:
         status = request_status(str(machine.store))
-    except UnresponsiveError:  # other programs have the processors
+    except UnresponsiveError:  # other programs use the processors
         return False
     return status is not None and status["state"] == "idle" and not status["upkeep"]["doing"]
 
@@ -89,7 +89,7 @@ def take_some(machine: Machine, daemon: Daemon, count: int, heard: Path) -> None
 
 @pytest.fixture
 def guard(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
-    """A training that logs and saves, guarded by ``ciuic run``."""
+    """Guard a training that logs and saves, by ``ciuic run``."""
     program = [sys.executable, "-c", TRAINING, str(machine.source)]
     log = machine.source / "log.jsonl"
     log.touch()
@@ -145,7 +145,7 @@ def test_nothing_grows_with_the_number_of_snapshots(
     assert (alert.returncode, heard.exists()) == (0, False), alert.stderr
     assert "Traceback" not in daemon.log()
 
-    # What is forgotten is removed: the store has the kept snapshots and little else.
+    # Forgotten snapshots are pruned, so the store has the kept snapshots and little else.
     assert daemon.stop() == 0
     outside = {path.name for path in machine.directory.iterdir()}
     assert outside == {

@@ -1,4 +1,4 @@
-"""Reflink copies on a disk that runs full, with a real daemon on a real file system."""
+"""A real daemon removes reflink copies from a real file system that runs full."""
 
 import os
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.root
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
-def test_reflink_copies_are_removed_oldest_first_one_a_minute_when_space_is_short(
+def test_when_space_is_short_reflink_copies_are_removed_oldest_first_one_each_minute(
     tmp_path, kind, caplog
 ):
     machine = Machine(tmp_path)

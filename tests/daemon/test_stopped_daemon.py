@@ -1,4 +1,4 @@
-"""A stopped daemon (SIGSTOP) is named at once, and no command waits for it."""
+"""Commands name a stopped daemon (SIGSTOP) at once, and do not wait for it."""
 
 import signal
 import socket
@@ -18,7 +18,7 @@ from tests.kit.program import Outcome, ciuic
 
 AT_ONCE_S = 30.0
 STARTS_S = 30.0
-"""The time that the interpreter may take to start and to end on a busy machine."""
+"""Seconds that the interpreter may take to start and to end on a busy machine."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def stop(daemon: Daemon) -> None:
 
 
 def asked(machine: Machine, *what: str) -> tuple[Outcome, float]:
-    """Return the output of a command, and how long it took."""
+    """Run a command; return its output, and how long it took."""
     began_s = time.monotonic()
     done = ciuic("--config", machine.config, *what)
     return done, time.monotonic() - began_s
@@ -89,7 +89,7 @@ def test_a_stopped_daemon_is_named_even_if_its_queue_of_connections_is_full(
         try:
             return stopped.answers()
         except StoreError:
-            return False  # it still serves the waiting ones
+            return False  # the daemon still serves the clients that wait
 
     wait_until("it takes clients again", takes_clients)
 
@@ -97,7 +97,7 @@ def test_a_stopped_daemon_is_named_even_if_its_queue_of_connections_is_full(
 def test_a_daemon_stopped_during_a_snapshot_is_named_too(machine: Machine) -> None:
     daemon = machine.start()
     daemon.wait_for_log("no warnings")
-    # A writer holds the store: every second the daemon reports that it waits.
+    # A writer holds the store, so the daemon reports every second that it waits.
     with_lock = Lock(str(machine.store / "lock.write"))
     with_lock.take_alone()
     began_s = []

@@ -29,7 +29,7 @@ UNITS = [UNIT, METRICS_UNIT, ALERTS_UNIT, COPY_UNIT, COPY_UNIT.with_suffix(".pat
 BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
 BOOT_S = 120.0
-"""A system boots many units: beside other tests, 30 s were too short."""
+"""A system boots many units: 30 s were too short beside other tests."""
 
 pytestmark = [
     pytest.mark.root,
@@ -66,7 +66,7 @@ class Booted:
         return self.run("journalctl", *units, "--output", "cat", "--no-pager").stdout
 
     def wait_for_journal(self, text: str, count: int = 1) -> None:
-        """Return once ``text`` was logged ``count`` times."""
+        """Wait until ``text`` was logged ``count`` times."""
         try:
             wait_until(f"'{text}' in the journal", lambda: self.journal().count(text) >= count)
         except AssertionError as error:
@@ -74,7 +74,7 @@ class Booted:
 
 
 def lay_out(files: Path, config: str | None) -> None:
-    """Write the files of an installation, and a source; of a new machine only the program."""
+    """Install ciuic, and write a source. A new machine has only the program."""
     program = files / "usr/local/bin/ciuicd"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -107,7 +107,7 @@ def boot(tmp_path) -> Iterator:
         files = tmp_path / "files"
         lay_out(files, config)
         log = tmp_path / "boot.log"
-        # Not /usr, where a distribution has its Python: the program is put there.
+        # Not /usr: the program is installed there, and a distribution has its Python there.
         shown = {sys.prefix, sys.base_prefix, str(REPOSITORY)} - {"/usr"}
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -136,7 +136,7 @@ def boot(tmp_path) -> Iterator:
         )
         return booted
 
-    # Two at once would share a control group, and find each other's processes in it.
+    # Two of them would share a control group, and find each other's processes in it.
     with Path(shutil.which("systemctl") or BOOT).open("rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield boot_with
@@ -184,7 +184,7 @@ def test_the_drop_in_for_a_bucket_fits_the_unit(tmp_path, source):
     ("unit", "limit"),
     [(UNIT, 25), (METRICS_UNIT, 11), (ALERTS_UNIT, 35), (COPY_UNIT, 40)],
 )
-def test_the_sandbox_is_as_tight_as_it_was(unit, limit):
+def test_the_exposure_of_the_sandbox_has_not_grown(unit, limit):
     command = ["systemd-analyze", "security", "--offline=true", f"--threshold={limit}", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout[-300:]
@@ -219,7 +219,7 @@ def test_the_whole_life_of_the_service(boot, config):
     wait_until("its state is shown", lambda: "last snapshot cs-" in systemd.show("StatusText"))
     assert systemd.show("WatchdogUSec") == "3min"
 
-    # The sandbox: every file can be read, only the store can be written.
+    # In the sandbox, the daemon can read every file, and write only in the store.
     main = systemd.show("MainPID")
     inside = ("nsenter", "--target", main, "--mount", "--")
     assert systemd.run(*inside, "touch", f"{store}/tmp/probe").returncode == 0
@@ -261,7 +261,7 @@ def test_the_whole_life_of_the_service(boot, config):
     assert systemd.show("ExecMainStatus") == "0"
     assert systemd.run("test", "-e", f"{store}/control.sock").returncode == 1
 
-    # A missing store, as on an unmounted disk, is not made again, before or in the sandbox.
+    # A missing store, as on an unmounted disk, is created again neither before nor in the sandbox.
     systemd.output("mv", store, "/gone")
     assert systemd.run("systemctl", "start", "ciuicd").returncode != 0
     systemd.wait_for_journal(f"{store} no longer holds a store; it used to hold store ")
@@ -273,7 +273,7 @@ def test_the_whole_life_of_the_service(boot, config):
     assert "Traceback" not in systemd.journal()
 
 
-def test_the_lines_of_the_readme_install_the_units_and_leave_what_was_changed(boot):
+def test_the_lines_of_the_readme_install_the_units_and_keep_changed_files(boot):
     readme = (REPOSITORY / "README.md").read_text().split("## Install")[1].split("##")[0]
     lines = [line.split("  #")[0].strip() for line in readme.splitlines()]
     units, config, reload, enable = (
@@ -320,7 +320,7 @@ def test_a_timer_takes_snapshots_without_a_daemon(boot):
     systemd.output("systemctl", "enable", "--now", "ciuicd.timer")
     assert "ciuicd.timer" in systemd.output("systemctl", "list-timers", "--no-pager")
 
-    # What the timer does; the command returns when the run has ended.
+    # The timer runs this command, which returns when the run has ended.
     systemd.output("systemctl", "start", "ciuicd")
     assert (systemd.show("ActiveState"), systemd.show("Result")) == ("inactive", "success")
     assert systemd.journal().count("snapshot cs-") == 1
@@ -329,7 +329,7 @@ def test_a_timer_takes_snapshots_without_a_daemon(boot):
     assert systemd.journal().count("snapshot cs-") == 2
     assert systemd.run("test", "-e", "/.ciuic_snapshots/control.sock").returncode == 1
 
-    # A mistake fails the run, and is not tried again before the timer does.
+    # A mistake fails the run, and only the timer tries it again.
     systemd.output("sh", "-c", "echo nonsense >> /etc/ciuic.conf")
     assert systemd.run("systemctl", "start", "ciuicd").returncode != 0
     assert (systemd.show("ActiveState"), systemd.show("NRestarts")) == ("failed", "0")
@@ -346,7 +346,7 @@ def test_metrics_and_alerts_come_from_units_of_their_own(boot):
     inside = ("nsenter", "--target", systemd.show("MainPID"), "--mount", "--")
     assert "Read-only" in systemd.run(*inside, "touch", "/var/lib/probe").stderr
 
-    # No fault; then the store is gone.
+    # There is no fault at first; then the store is removed.
     heard = "/var/lib/ciuic-alerts/heard"
     systemd.output("systemctl", "start", "ciuic-alerts")
     assert systemd.run("test", "-e", heard).returncode == 1
@@ -380,7 +380,7 @@ def test_a_copy_follows_each_snapshot_in_a_unit_of_its_own(boot):
     systemd.output("systemctl", "start", "ciuicd")
     systemd.wait_for_journal("snapshot cs-")
     systemd.output("systemctl", "start", "ciuic-copy.path")
-    # Nothing is made where a disk may be missing.
+    # The unit creates no store where a disk may be missing.
     assert systemd.run("systemctl", "start", "ciuic-copy").returncode != 0
     assert systemd.run("test", "-e", "/mnt/nas").returncode == 1
     code = (
@@ -409,7 +409,7 @@ def test_a_copy_follows_each_snapshot_in_a_unit_of_its_own(boot):
 
 @pytest.fixture
 def block_device(tmp_path) -> Iterator:
-    """Make a file system in a file; its device number is valid in every namespace."""
+    """Make a file system in a file. Its device number is valid in every namespace."""
     made = []
 
     def make(kind: str) -> str:
@@ -432,7 +432,7 @@ def block_device(tmp_path) -> Iterator:
 
 
 @pytest.mark.parametrize(("kind", "how"), [("xfs", "reflink"), ("btrfs", "subvolume")])
-def test_the_sandbox_lets_roots_be_frozen_and_writers_be_named(block_device, boot, kind, how):
+def test_the_sandbox_lets_the_daemon_freeze_roots_and_name_writers(block_device, boot, kind, how):
     device = block_device(kind)
     systemd = boot(CONFIG.replace("/srv/training", "/srv/disk/training") + "hot_snapshots = 1\n")
     systemd.output("mknod", device, "b", "7", device.removeprefix("/dev/loop"))
@@ -443,7 +443,7 @@ def test_the_sandbox_lets_roots_be_frozen_and_writers_be_named(block_device, boo
     writer = ("systemd-run", "--unit=writer", "setpriv", "--reuid=1234", "--clear-groups")
     systemd.output(*writer, "sh", "-c", hold)
     held = "/srv/disk/training/held"
-    wait_until("somebody writes", lambda: systemd.run("test", "-e", held).returncode == 0)
+    wait_until("a program writes", lambda: systemd.run("test", "-e", held).returncode == 0)
 
     systemd.output("systemctl", "start", "ciuicd")
     systemd.wait_for_journal("snapshot cs-")
@@ -452,7 +452,7 @@ def test_the_sandbox_lets_roots_be_frozen_and_writers_be_named(block_device, boo
     assert f'"capture":"{how}"' in manifest.replace(": ", ":")
     frozen = systemd.output("sh", "-c", "ls -R /srv/disk/.ciuic-frozen")
     assert "cs-" in frozen
-    if kind == "btrfs":  # its subvolume proves that nothing changes, also in the sandbox
+    if kind == "btrfs":  # its subvolume proves that nothing has changed, also in the sandbox
         systemd.output("systemctl", "stop", "writer")
         systemd.output("sed", "-i", "s/365d/2s/", "/etc/ciuic.conf")
         systemd.output("systemctl", "reload", "ciuicd")
@@ -483,7 +483,7 @@ def test_a_bad_configuration_fails_the_start_with_its_line_and_is_not_tried_agai
     assert systemd.journal().count(f"/etc/ciuic.conf:3: {said}") == 1
 
 
-def test_a_main_thread_that_hangs_is_killed_by_the_watchdog_and_comes_back(boot):
+def test_the_watchdog_kills_a_daemon_whose_main_thread_hangs_and_systemd_restarts_it(boot):
     systemd = boot(CONFIG)
     directory = "/etc/systemd/system/ciuicd.service.d"
     systemd.output("mkdir", "-p", directory)

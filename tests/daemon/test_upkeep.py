@@ -1,4 +1,4 @@
-"""A real ciuicd between two snapshots: forget, prune and scrub, and their interruption."""
+"""A real ciuicd between two snapshots runs forget, prune and scrub, and interrupts them."""
 
 import contextlib
 import logging
@@ -31,17 +31,17 @@ MIB = 1024 * 1024
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 CALLS = "preadv,preadv2"
-"""Only a scrub reads with these calls, so other readers are not slowed down."""
+"""Only a scrub reads with these calls, so this slows no other reader down."""
 
 
 def slow(seconds: float) -> tuple[str, ...]:
-    """Return a wrapper that delays each read of a scrub."""
+    """Return a wrapper of a read function that delays each read of a scrub."""
     inject = f"inject={CALLS}:delay_enter={round(seconds * 1e6)}"
     return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}", "-e", inject)
 
 
 def take(machine: Machine, *, days_ago: float = 0.0, **files: bytes) -> str:
-    """Take a snapshot of some days ago."""
+    """Take a snapshot that is dated some days back."""
     for name, content in files.items():
         (machine.source / name).write_bytes(content)
     clock = ManualClock(time.time_ns() - round(days_ago * DAY_NS))
@@ -68,7 +68,7 @@ def stopped_in_peace(daemon: Daemon) -> None:
     assert "Traceback" not in daemon.log()
 
 
-def test_it_forgets_by_the_policy_after_each_snapshot_and_says_so(machine: Machine) -> None:
+def test_the_daemon_forgets_by_the_policy_after_each_snapshot_and_says_so(machine: Machine) -> None:
     old = [take(machine, days_ago=days) for days in (40, 30, 20)]
     machine.configure(retention_policy="last:2")
     daemon = machine.start()
@@ -138,11 +138,11 @@ def test_snapshots_in_the_trash_are_not_pruned(machine: Machine) -> None:
 
 @pytest.fixture
 def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """The main thread always has other work, and says so before the background work begins."""
+    """The main thread always has other work, and background work learns so before it begins."""
     asked = threading.Event()
 
     def waits(_: str) -> None:
-        for _ in range(2):  # after a second question, the first answer was passed on
+        for _ in range(2):  # background work asks again only after it has used the first answer
             asked.clear()
             assert asked.wait(30)
 
@@ -155,7 +155,7 @@ def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
 
 def worn_packs(machine: Machine, count: int) -> None:
-    """Make packs that are less than half needed; only the trash needs the rest."""
+    """Make packs of which snapshots need less than half, and only the trash the rest."""
     for number in range(count):
         take(
             machine,
@@ -170,10 +170,10 @@ def worn_packs(machine: Machine, count: int) -> None:
         store.trash.forget(old, time.time_ns() - 10 * DAY_NS)
 
 
-def test_a_prune_that_is_always_interrupted_comes_to_its_end(
+def test_a_prune_that_is_interrupted_again_and_again_still_ends(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
-    """Snapshots may come more often than a prune of a large store can be planned."""
+    """Planning a prune of a large store may take longer than the time between two snapshots."""
     worn_packs(machine, 3)
     settings = load_settings(str(machine.config))
     begun = Upkeep(ManualClock(), lambda: None, store_id=None)
@@ -183,7 +183,7 @@ def test_a_prune_that_is_always_interrupted_comes_to_its_end(
         sizes.append(size(machine))
     assert sizes[3] == sizes[0], "it does give way"
     assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) > 3, "it got on a little each time, and was never begun anew"
+    assert len(set(sizes)) > 3, "each run made some progress, and none started from scratch"
     with open_store(str(machine.store), write=True) as store:
         plan = plan_prune(store, trash_s=settings.trash_s, now_ns=time.time_ns())
         assert plan.removed == plan.rewritten == ()
@@ -193,7 +193,7 @@ def test_a_prune_that_is_always_interrupted_comes_to_its_end(
 def test_a_prune_interrupted_by_the_end_of_the_daemon_is_resumed_by_the_next(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
-    """The expired snapshots have left the trash by then, so the trash does not show the work."""
+    """By then, the expired snapshots have left the trash, so it does not show the work."""
     worn_packs(machine, 3)
     settings = load_settings(str(machine.config))
     cut_short = Upkeep(ManualClock(), lambda: None, store_id=None)
@@ -267,13 +267,13 @@ def test_without_a_budget_nothing_is_read(machine: Machine) -> None:
 
 
 def test_the_scrub_budget_of_the_day_survives_a_restart(machine: Machine) -> None:
-    """A daemon that restarts often must not read all day."""
+    """A daemon that restarts often must not scrub all day."""
     take(machine, days_ago=10)
     noon_ns = (time.time_ns() // DAY_NS - 3) * DAY_NS + DAY_NS // 2
     day = ManualClock(noon_ns)
     with open_store(str(machine.store), write=True) as store:
         for number in range(120):
-            # Two earlier scrubs took as long as on a slow disk, and no longer.
+            # Two earlier scrubs took as long as they would on a slow disk, and no longer.
             done_ns = noon_ns - (200 - number if number > 20 else 30_000 - 1000 * number) * 10**9
             store.index.put_check(os.urandom(32), done_ns, 10_000_000, "")
         yesterday_ns = noon_ns - DAY_NS
@@ -329,7 +329,7 @@ class TickingClock(ManualClock):
 
 
 class Ear(logging.Handler):
-    """Collects log lines, and stops the thread that logs damage until other work comes up."""
+    """Collects log lines, and holds the thread that logs damage until other work comes up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,15 +345,17 @@ class Ear(logging.Handler):
             assert self.may_go_on.wait(30)
 
     def gives_way(self) -> bool:
-        """The second call shows that the first answer was passed on."""
+        """Background work calls again only after it has used the first answer."""
         if self.is_told.is_set() and self.asked_at_last:
             self.may_go_on.set()
         self.asked_at_last = self.is_told.is_set()
         return self.asked_at_last
 
 
-def test_damage_is_logged_when_found_and_the_affected_files_once_known(machine: Machine) -> None:
-    """Also if the budget of the day is spent by then."""
+def test_damage_is_logged_when_it_is_found_and_the_affected_files_when_they_are_known(
+    machine: Machine,
+) -> None:
+    """The daemon does so even if the budget of the day is spent by then."""
     content = os.urandom(MIB)
     name = take(machine, days_ago=10, a=content)
     flip_content(machine.store, content)
@@ -380,7 +382,7 @@ def test_damage_is_logged_when_found_and_the_affected_files_once_known(machine: 
 def test_the_affected_files_are_logged_even_if_the_search_is_always_interrupted(
     machine: Machine, request: pytest.FixtureRequest
 ) -> None:
-    """Snapshots may come more often than a large store can be searched."""
+    """Searching a large store may take longer than the time between two snapshots."""
     content = os.urandom(MIB)
     names = []
     for number in range(3):
@@ -426,7 +428,7 @@ def test_the_affected_files_are_logged_by_the_next_daemon_if_this_one_ends_befor
     (machine.source / "a").write_bytes(b"another content")
     machine.configure(scrub_budget="10m", snapshot_interval="1s")
     cost = "1 chunk lost, found by an earlier scrub: 1 file affected, first "
-    for _ in range(2):  # a daemon can't know whether the log was read
+    for _ in range(2):  # the daemon cannot know whether a user has read the log
         daemon = machine.start()
         daemon.wait_for_log(f"{cost}{machine.source / 'a'} in {name}. 'ciuic repair'")
         daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 3)
@@ -440,7 +442,7 @@ def test_the_affected_files_are_logged_by_the_next_daemon_if_this_one_ends_befor
     assert cost not in healed.log()
 
 
-def test_without_a_budget_lost_chunks_are_not_searched_for(machine: Machine) -> None:
+def test_without_a_budget_the_daemon_does_not_search_for_lost_chunks(machine: Machine) -> None:
     take(machine, days_ago=10)
     with open_store(str(machine.store), write=True) as store:
         store.index.drop_chunks([os.urandom(32)])
@@ -527,7 +529,7 @@ def idle_threads(daemon: Daemon) -> list[int]:
 
 
 @needs_strace
-def test_a_client_is_served_while_a_scrub_reads_and_it_reads_at_idle_priority(
+def test_a_client_is_served_during_a_scrub_which_reads_at_idle_priority(
     machine: Machine,
 ) -> None:
     many_packs(machine, 30)
@@ -551,7 +553,7 @@ def test_the_daemon_ends_soon_in_the_middle_of_a_scrub(machine: Machine) -> None
     assert known(machine).unchecked > 0
 
 
-def test_a_prune_that_can_not_read_a_snapshot_removes_nothing_and_the_daemon_continues(
+def test_a_prune_that_cannot_read_a_snapshot_removes_nothing_and_the_daemon_continues(
     machine: Machine,
 ) -> None:
     first = take(machine, days_ago=40, a=os.urandom(1000))
@@ -584,7 +586,7 @@ def test_a_paused_daemon_reads_nothing(machine: Machine) -> None:
     stopped_in_peace(daemon)
 
 
-def test_a_prune_that_had_to_wait_for_the_store_runs_later(machine: Machine) -> None:
+def test_a_prune_that_found_the_store_locked_runs_later(machine: Machine) -> None:
     first = take(machine, days_ago=40, big=os.urandom(MIB))
     take(machine, days_ago=1, big=os.urandom(1000))
     machine.configure(trash="0")
