@@ -1,4 +1,4 @@
-"""``ciuic drill``: a practiced recovery on sound and on damaged stores."""
+"""``ciuic drill`` on sound and on damaged stores."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ _LIMIT_S = 120.0
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """The scratch directory, which must be empty at the end of each test."""
+    """The scratch directory; each test must leave it empty."""
     path = tmp_path / "scratch"
     path.mkdir()
     yield path
@@ -38,7 +38,7 @@ def scratch(tmp_path: Path) -> Path:
 
 
 def fill(box: Box) -> None:
-    """Text files, and checkpoints that numpy and safetensors load."""
+    """Write text files, and checkpoints that numpy and safetensors load."""
     for number in range(30):
         (box.source / f"{number}.txt").write_bytes(b"%d" % number * (50 + number))
     (box.source / "deep").mkdir()
@@ -50,14 +50,14 @@ def fill(box: Box) -> None:
 
 
 def entry_of(box: Box, path: Path) -> Located:
-    """A path of the newest snapshot."""
+    """Return the entry of a path in the newest snapshot."""
     with open_store(str(box.store)) as store:
         manifest = store.manifest(find_snapshot(store, "latest").id)
         return Locator(store, manifest).locate(os.fsencode(path))
 
 
 def chosen(box: Box, *, files_max: int, size_max_bytes: int, seed: int) -> list[Located]:
-    """The sample of the newest snapshot."""
+    """Return the sample that a drill takes of the newest snapshot."""
     with open_store(str(box.store)) as store:
         manifest = store.manifest(find_snapshot(store, "latest").id)
         return choose(
@@ -71,7 +71,7 @@ def chosen(box: Box, *, files_max: int, size_max_bytes: int, seed: int) -> list[
 
 
 def practice(box: Box) -> str:
-    """What doctor says about practice."""
+    """Return what doctor says about drills."""
     document = box.ciuic("doctor", "--json").document
     (found,) = [one for one in document["findings"] if one["about"] == "practice"]
     return f"{found['level']}: {found['what']}"
@@ -97,7 +97,7 @@ def test_a_full_drill_restores_compares_and_loads_everything(box: Box, scratch: 
 def test_checkpoints_load_from_paths_that_packages_and_the_kernel_refuse(
     box: Box, scratch: Path, tmp_path: Path
 ) -> None:
-    """safetensors refuses a path that is not UTF-8, and open(2) one of more than 4096 bytes."""
+    """safetensors refuses a path that is not UTF-8, and open(2) refuses more than 4096 bytes."""
     odd = os.path.join(os.fsencode(box.source), b"run\xff")
     os.mkdir(odd)
     with open(os.path.join(odd, b"weights.safetensors"), "wb") as file:
@@ -122,7 +122,7 @@ def test_checkpoints_load_from_paths_that_packages_and_the_kernel_refuse(
     assert done.document["unrestored"] == []
 
 
-def test_doctor_tells_of_the_last_drill(box: Box, scratch: Path) -> None:
+def test_doctor_shows_the_last_drill(box: Box, scratch: Path) -> None:
     fill(box)
     assert practice(box).startswith("note: no drill is on record")
 
@@ -160,13 +160,13 @@ def test_damage_is_named_and_the_rest_is_restored(box: Box, scratch: Path) -> No
 
 
 @pytest.mark.parametrize("how", [["--full"], [], ["--dry-run"]], ids=["full", "sample", "dry run"])
-def test_a_damaged_directory_is_named_and_the_rest_is_practiced(
+def test_a_damaged_directory_is_named_and_the_drill_covers_the_rest(
     box: Box, scratch: Path, how: list[str]
 ) -> None:
     (box.source / "lost").mkdir()
     (box.source / "lost" / "a.txt").write_bytes(b"lost")
     box.take()
-    fill(box)  # so that the other directories are in another frame
+    fill(box)  # these files put the other directories into another frame
     node_id = ChunkId(entry_of(box, box.source / "lost").entry.content)
     flip_node(box.store, node_id)
 
@@ -236,7 +236,7 @@ def test_another_user_may_practice_without_a_record(public_box: Box) -> None:
     assert not list(scratch.iterdir())
 
 
-def test_a_scratch_directory_that_can_not_be_used_is_one_sentence(box: Box, tmp_path: Path) -> None:
+def test_a_scratch_directory_that_cannot_be_used_is_one_sentence(box: Box, tmp_path: Path) -> None:
     fill(box)
     file = tmp_path / "file"
     file.touch()
@@ -369,7 +369,9 @@ def test_a_restored_file_that_differs_is_noticed(
         assert says in difference(store, entry, os.fsencode(tmp_path / "a"))
 
 
-def test_other_bytes_of_the_same_length_and_time_are_noticed(box: Box, tmp_path: Path) -> None:
+def test_a_restored_file_with_other_bytes_but_the_same_length_and_time_is_noticed(
+    box: Box, tmp_path: Path
+) -> None:
     file = box.source / "a"
     file.write_bytes(os.urandom(3_000_000))
     box.take()
@@ -387,7 +389,7 @@ def test_other_bytes_of_the_same_length_and_time_are_noticed(box: Box, tmp_path:
     assert said == "its bytes differ after byte 2,097,152"
 
 
-def test_a_package_that_hangs_or_crashes_is_an_answer(tmp_path: Path) -> None:
+def test_a_package_that_hangs_or_crashes_is_reported_as_a_load_that_failed(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(npy(b"12345678"))
 

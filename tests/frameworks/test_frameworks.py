@@ -1,6 +1,6 @@
-"""Trainings of each framework in ``examples/frameworks``: killed and resumed, to the last bit.
+"""A training of each framework in ``examples/frameworks`` is killed and resumed, bit for bit.
 
-``scripts/test-frameworks`` makes the environments, and names their directory in the variable.
+``scripts/test-frameworks`` creates the environments, and sets the variable to their directory.
 """
 
 import os
@@ -43,13 +43,13 @@ def started(environment: str, name: str, backend: str, store: Path, log: Path) -
 
 
 def steps_of(line: str) -> tuple[int, str] | None:
-    """Return the step and the exact value of a line of a training; None: it is another line."""
+    """Return the step and the exact value in an output line of a training; None: it has none."""
     words = line.split()
     return (int(words[0]), words[1]) if len(words) == 2 and words[0].isdigit() else None
 
 
 @pytest.mark.parametrize(("environment", "name", "backend"), TRAININGS)
-def test_a_training_that_is_killed_twice_goes_on_to_the_same_bit(
+def test_a_training_that_is_killed_twice_continues_bit_for_bit(
     tmp_path, environment, name, backend
 ):
     def run(store: Path, stop: int | None) -> tuple[dict[int, str], int, bool]:
@@ -72,7 +72,7 @@ def test_a_training_that_is_killed_twice_goes_on_to_the_same_bit(
     whole, _, has_resumed = run(tmp_path / "whole", None)
     assert not has_resumed
     assert len(whole) >= 24
-    # The state of an earlier save is durable when the next save begins.
+    # A save is durable when the next one begins.
     kept: dict[int, str] = {}
     for number, stop in enumerate((len(whole) * 6 // 10, 3, None)):
         found, _, has_resumed = run(tmp_path / "parts", stop)

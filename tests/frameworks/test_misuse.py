@@ -1,4 +1,4 @@
-"""What can't be restored into the objects of a framework is refused by name."""
+"""A load names what does not fit the objects of a framework, and refuses it."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ with SnapshotManager(sys.argv[1]) as manager:
 
 
 @pytest.mark.parametrize("program", [OTHER_TREES, OTHER_MODELS])
-def test_another_model_is_refused_by_name_and_left_as_it_is(tmp_path, program):
+def test_another_model_is_refused_by_name_and_not_changed(tmp_path, program):
     done = subprocess.run(
         [f"{ENVIRONMENTS}/jax/bin/python", "-c", program, tmp_path / "store"],
         env={**os.environ, "KERAS_BACKEND": "jax"},

@@ -1,6 +1,6 @@
-"""The page over many snapshots of a directory with many names, by the processor time of the server.
+"""Processor time that ``ciuic web`` takes for many snapshots of a directory with many names.
 
-Measured is the process of ``ciuic web``, so the load of the machine counts little.
+Processor time depends little on the load of the machine.
 """
 
 import os
@@ -17,7 +17,7 @@ SNAPSHOTS = 10_000
 NAMES = 100_000
 CLICK_S = 0.15
 FIRST_S = 2.0
-"""The first request lists 10,000 snapshots, and examines store and machine; later ones do not."""
+"""The first request also lists 10,000 snapshots and examines the store and the machine."""
 MOST_MIB = 150
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Box:
-    """One snapshot under 10,000 IDs: taking as many would take half an hour."""
+    """A store that has one snapshot under 10,000 IDs, because taking 10,000 takes half an hour."""
     box = Box(tmp_path_factory.mktemp("crowded"))
     (box.source / "names").mkdir()
     for number in range(NAMES):
@@ -64,14 +64,14 @@ def clicks(site: Served, box: Box) -> dict[str, str]:
     }
 
 
-def test_no_click_takes_long_on_10000_snapshots_of_100000_names(crowded: Box) -> None:
+def test_no_page_takes_long_with_10000_snapshots_of_100000_names(crowded: Box) -> None:
     with served(crowded) as site:
         before = used_s(site.process.pid)
         assert site.ask("/").status == 200
         first_s = used_s(site.process.pid) - before
         took_s = {}
         for name, place in clicks(site, crowded).items():
-            site.ask(place)  # what is kept from now on was computed here
+            site.ask(place)  # this request computes what the server keeps for later ones
             before = used_s(site.process.pid)
             assert site.ask(place).status == 200
             took_s[name] = used_s(site.process.pid) - before

@@ -1,7 +1,7 @@
-"""Memory is bounded for any source: much data, and many files in one directory.
+"""Memory is bounded for much data and for many files in one directory.
 
-Measured is VmHWM, the most that the process ever held since it was started, as the process
-reads it at its own end: what getrusage says of a child includes what its parent held before.
+Each process reads its own VmHWM, the peak since its start, at its end. ``getrusage`` would not do:
+for a child it includes what the parent held before.
 """
 
 import os
@@ -20,7 +20,7 @@ MOST_MIB = 250
 GROWTH_MIB = 40
 MANY_LINKS = 300_000 if os.environ.get("CIUIC_LONG") else 100_000
 LINK_BYTES = 250
-"""Memory that a file with other names may take; 550 before records went to a file."""
+"""Bytes of memory for each file with several names. It was 550 before records went to a file."""
 CROWD_MIB = 180
 CROWD_LISTED_MIB = 100
 FILES = 30_000
@@ -40,7 +40,7 @@ finally:
 
 
 def peak_mib(place: Place, *arguments: str | Path) -> float:
-    """Run a command that must succeed; returns the most memory that it held, in MiB."""
+    """Run a command that must succeed; return its peak memory in MiB."""
     report = place.directory / "peak"
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, report, "--config", place.config, *arguments],
@@ -55,7 +55,7 @@ def peak_mib(place: Place, *arguments: str | Path) -> float:
 
 
 def verbs(place: Place) -> dict[str, float]:
-    """What each command that touches all data takes, in MiB."""
+    """Return the peak memory in MiB of each command that touches all data."""
     assert peak_mib(place, "init") < MOST_MIB
     out = place.directory / "out"
     return {
@@ -71,7 +71,7 @@ def verbs(place: Place) -> dict[str, float]:
 
 
 def fill(source: Path, size_bytes: int) -> Iterator[Path]:
-    """Checkpoints of a few sizes, no two pieces of them the same, until they are this large."""
+    """Write checkpoints of a few sizes, up to this many bytes. No two parts of them are equal."""
     sizes = (192 * MIB, 48 * MIB, 15 * MIB + 12345, MIB)
     number = 0
     while size_bytes > 0:
@@ -128,10 +128,11 @@ def test_memory_is_bounded_with_thirty_thousand_files_in_one_directory(tmp_path)
 def test_verify_of_one_directory_of_three_hundred_thousand_files_takes_little_memory(
     tmp_path: Path,
 ) -> None:
-    """About 60 MiB, and 130 with checksums; 368 when a directory's entries were held together.
+    """It takes about 60 MiB, and 130 with checksums.
 
-    ls --json took 750 MiB, and diff --json 500, when the document was held as a whole; find 137
-    when it remembered each path of several snapshots.
+    It took 368 MiB when verify held all entries of a directory together. ls --json took 750 MiB
+    and diff --json 500 when they held the whole document, and find 137 when it kept each path of
+    several snapshots.
     """
     place = Place(tmp_path)
     peak_mib(place, "init")
@@ -152,7 +153,7 @@ def test_verify_of_one_directory_of_three_hundred_thousand_files_takes_little_me
 
 
 def test_memory_does_not_grow_with_links_whose_other_names_lie_outside(tmp_path: Path) -> None:
-    """What uv, pnpm and conda make: every file of an environment is a name of one in a cache."""
+    """As uv, pnpm and conda do, each file of an environment is a name of a file in a cache."""
     place = Place(tmp_path)
     outside = tmp_path / "cache"
     few = linked_files(place.source, outside, 0, 30_000)
@@ -169,7 +170,7 @@ def linked_files(source: Path, outside: Path, start: int, end: int) -> int:
         if number % 1000 == 0:
             directory.mkdir(parents=True)
             (outside / f"{number // 1000}").mkdir(parents=True)
-        (directory / f"{number}").touch()  # content takes room of its own
+        (directory / f"{number}").touch()  # file content would take memory of its own
         os.link(directory / f"{number}", outside / f"{number // 1000}" / f"{number}")
     return end
 
@@ -181,5 +182,5 @@ def linked_peaks(place: Place, count: int) -> dict[str, float]:
         "snapshot": peak_mib(place, "snapshot", "--base"),
         "restore": peak_mib(place, "restore", "-s", "latest", "-p", place.source, "-d", out),
     }
-    subprocess.run(["rm", "-r", out], check=True)  # file systems of tests have few inodes
+    subprocess.run(["rm", "-r", out], check=True)  # the file systems of tests have few inodes
     return peaks
