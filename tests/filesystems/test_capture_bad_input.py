@@ -1,7 +1,7 @@
-"""Copy-on-write capture under bad conditions, on real file systems, by the command line.
+"""Copy-on-write capture under bad conditions, on real file systems, through the command line.
 
-Whatever happens to frozen copies, the snapshot holds the files: each test restores what it took
-from the store alone and compares it with the source.
+The snapshot has the files, whatever happens to frozen copies. Each test restores its snapshot from
+the store alone, and compares the result with the source.
 """
 
 import contextlib
@@ -43,21 +43,21 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 @pytest.fixture(params=["xfs", "btrfs"])
 def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    """An empty file system of each kind that can share blocks."""
+    """An empty file system of each kind that supports reflinks."""
     with disk(request.param, tmp_path, size_mib=400) as made:
         yield made
 
 
 @pytest.fixture
 def place(mounted: Disk, tmp_path: Path) -> "Place":
-    """A source on it with something of everything, and a store elsewhere."""
+    """A source on it that has files of every kind, and a store on another file system."""
     made = Place(mounted.path / "source", tmp_path)
     fill(made.source)
     return made
 
 
 class Place:
-    """A source on the file system of a test, a store outside of it, and the command line."""
+    """A source on the file system of a test, a store on another one, and the command line."""
 
     def __init__(self, source: Path, directory: Path) -> None:
         self.source = source
@@ -82,39 +82,39 @@ class Place:
         return outcome
 
     def snapshot(self, *arguments: str, code: int = 0, user: int | None = None) -> Any:
-        """The report of a new snapshot."""
+        """Take a snapshot; return its report."""
         return self.run("snapshot", "--json", *arguments, code=code, user=user).document
 
     def how(self) -> list[str]:
-        """How each root of the newest snapshot was captured."""
+        """Return how each root of the newest snapshot was captured."""
         return [root["capture"] for root in self.run("show", "latest", "--json").document["roots"]]
 
     def trouble(self) -> dict[str, str]:
-        """What the newest snapshot says of single paths, the harmless things too."""
+        """Return what the newest snapshot says about single paths, harmless notes included."""
         found: dict[str, str] = {}
         for one in self.run("show", "latest", "--json").document["trouble"]:
             found[one["path"]] = f"{found.get(one['path'], '')}{one['what']}; "
         return found
 
     def kept(self, path: Path | None = None, code: int = 0) -> dict[bytes, Photo]:
-        """What the newest snapshot has of a path, from the store alone."""
+        """Return the content of a path in the newest snapshot, from the store alone."""
         self._outs += 1
         out = self.directory / f"out {self._outs}"
         chosen = path or self.source
         self.run("restore", "-s", "latest", "-p", chosen, "-d", out, "--no-hot", code=code)
-        # Holes: another file system may have other blocks.
+        # Another file system may have other blocks, and so other holes.
         found = photograph(out / chosen.name, holes=False)
         shutil.rmtree(out)
         return found
 
     def require_whole(self, path: Path | None = None) -> None:
-        """The newest snapshot is what the source is, and all of the store is right."""
+        """Check that the newest snapshot equals the source, and that the store is sound."""
         assert differences(photograph(path or self.source, holes=False), self.kept(path)) == []
         self.run("verify", "--all", "--checksum")
 
 
 def fill(source: Path) -> None:
-    """Files that are cloned, files that are too small for it, links and holes."""
+    """Write files that are cloned, files that are too small for that, links and holes."""
     (source / "runs").mkdir(parents=True, exist_ok=True)
     (source / "runs" / "model.pt").write_bytes(os.urandom(5 * MIB + 77))
     for number in range(20):
@@ -129,7 +129,7 @@ def fill(source: Path) -> None:
 
 
 def frozen(mounted: Disk) -> list[str]:
-    """Names of all frozen copies on a file system, of any owner."""
+    """Return the names of all frozen copies on a file system, whoever owns them."""
     area = mounted.path / AREA
     found = [*area.glob("*/copies/*"), *area.glob("*/trees/*"), *area.glob("*/records/*")]
     return sorted(str(one.relative_to(area)) for one in found)
@@ -143,15 +143,15 @@ def remove_frozen(mounted: Disk) -> None:
 
 
 def change(path: Path, offset: int = 4096) -> None:
-    """Other bytes in the middle of a file, in place."""
+    """Overwrite bytes in the middle of a file."""
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(os.urandom(5000))
         os.fsync(file.fileno())
 
 
-def test_the_usual_day(place: Place, mounted: Disk) -> None:
-    """What the other tests deviate from."""
+def test_a_run_without_faults(place: Place, mounted: Disk) -> None:
+    """The case without faults. The other tests deviate from it."""
     place.snapshot()
     assert place.how() == [HOW[mounted.kind]]
     assert frozen(mounted) != []
@@ -171,12 +171,12 @@ def test_without_reflinks_files_are_captured_in_place(tmp_path: Path) -> None:
         place.require_whole()
 
 
-def test_a_file_system_without_any_room_left(place: Place, mounted: Disk) -> None:
+def test_a_file_system_without_free_space(place: Place, mounted: Disk) -> None:
     mounted.leave_free(0)
     report = place.snapshot()
     assert report["trouble_count"] == 0
     place.require_whole()
-    if mounted.kind == "xfs":  # a file system that copies on every write has no room for this
+    if mounted.kind == "xfs":  # a copy-on-write file system has no space for this
         change(place.source / "runs" / "shard 3")
         place.snapshot()
         place.require_whole()
@@ -188,7 +188,7 @@ def test_a_file_system_without_any_room_left(place: Place, mounted: Disk) -> Non
 
 
 def test_a_file_system_that_runs_full_during_reflink_copies(tmp_path: Path) -> None:
-    """Some clones are made, then there is no room for one more: the rest is read in place."""
+    """There is space for some clones. ciuic reads the other files in place."""
     with disk("xfs", tmp_path, size_mib=320) as mounted:
         place = Place(mounted.path / "source", tmp_path)
         for number in range(3000):
@@ -217,7 +217,7 @@ def test_another_file_system_inside_a_root_is_taken(place: Place, mounted: Disk)
 def test_a_disk_of_the_same_kind_inside_a_root_is_taken(
     place: Place, mounted: Disk, tmp_path: Path
 ) -> None:
-    """Both can share blocks, but not with each other; and their inodes have the same numbers."""
+    """Each supports reflinks, but not with the other, and their inodes have the same numbers."""
     (tmp_path / "inner").mkdir()
     with disk(mounted.kind, tmp_path / "inner") as other:
         fill(other.path / "source")
@@ -259,7 +259,7 @@ def test_subvolumes_inside_a_subvolume_are_taken(tmp_path: Path) -> None:
         place.require_whole()
 
 
-def test_a_root_that_is_a_directory_in_a_subvolume(tmp_path: Path) -> None:
+def test_a_root_below_the_top_of_a_subvolume(tmp_path: Path) -> None:
     with disk("btrfs", tmp_path, size_mib=400) as mounted:
         top = mounted.path / "home"
         subprocess.run(["btrfs", "subvolume", "create", top], check=True, capture_output=True)
@@ -285,7 +285,7 @@ def test_several_roots_on_one_file_system(place: Place, mounted: Disk) -> None:
 
 
 def test_a_root_that_is_a_symlink(place: Place, mounted: Disk, tmp_path: Path) -> None:
-    """The root keeps the name that it was configured by; what it points to is captured."""
+    """The root keeps its configured name, and the snapshot has the directory that it points to."""
     link = tmp_path / "training"
     link.symlink_to(place.source)
     place.configure(link)
@@ -304,7 +304,7 @@ def test_a_root_that_is_a_symlink(place: Place, mounted: Disk, tmp_path: Path) -
 
 
 def test_a_root_that_is_a_bind_mount(place: Place, tmp_path: Path) -> None:
-    """Only a part of the file system is visible there, perhaps without the top of the subvolume."""
+    """It shows only a part of the file system, perhaps without the top of the subvolume."""
     bound = tmp_path / "bound"
     bound.mkdir()
     subprocess.run(["mount", "--bind", place.source / "runs", bound], check=True)
@@ -320,7 +320,7 @@ def test_a_root_that_is_a_bind_mount(place: Place, tmp_path: Path) -> None:
                 for name, one in before.items()
                 if not name.startswith(AREA.encode() + b"/")
             }
-            # model.pt has its other name outside, and the top directory holds the frozen copies.
+            # The other name of model.pt is outside, and the top directory holds the frozen copies.
             assert differences(kept, place.kept(bound)) == []
             change(bound / "model.pt")
         place.run("verify", "--all", "--checksum")
@@ -342,21 +342,21 @@ def test_a_read_only_mount_is_captured_in_place(place: Place, mounted: Disk) -> 
     mounted.remount("rw")
     place.snapshot()
     assert place.how() == [HOW[mounted.kind]]
-    # Frozen copies that can't be removed or replaced do no harm.
+    # Frozen copies that cannot be removed or replaced do no harm.
     mounted.remount("ro")
     place.snapshot()
     place.require_whole()
 
 
 def open_to_all(directory: Path) -> None:
-    """Other users may go as far as ``directory``, however deep the runner of the tests puts it."""
+    """Let other users reach ``directory``, however deep the test runner puts it."""
     for one in [directory, *directory.parents]:
         if one.stat().st_uid == os.getuid() and one.is_relative_to(tempfile.gettempdir()):
             one.chmod(one.stat().st_mode | 0o055)
 
 
-def test_a_user_who_may_not_write_beside_the_source(mounted: Disk, tmp_path: Path) -> None:
-    """Frozen copies need a place; a source that is only readable has none."""
+def test_a_user_without_write_access_beside_the_source(mounted: Disk, tmp_path: Path) -> None:
+    """Frozen copies need a writable directory, and a source that is only readable has none."""
     open_to_all(tmp_path)
     place = Place(mounted.path / "source", tmp_path)
     fill(place.source)
@@ -371,7 +371,7 @@ def test_a_user_who_may_not_write_beside_the_source(mounted: Disk, tmp_path: Pat
 
 
 def test_a_user_gets_reflink_copies_of_his_own_source(mounted: Disk, tmp_path: Path) -> None:
-    """Also on btrfs, where only root may remove a frozen subvolume."""
+    """This holds on btrfs too, where only root may remove a frozen subvolume."""
     open_to_all(tmp_path)
     place = Place(mounted.path / "source", tmp_path)
     fill(place.source)
@@ -408,7 +408,7 @@ def test_frozen_copies_that_were_deleted_by_hand(place: Place, mounted: Disk) ->
     assert differences(before, photograph(place.source)) == []
 
 
-def test_frozen_copies_of_which_a_part_was_deleted(place: Place, mounted: Disk) -> None:
+def test_frozen_copies_that_were_partly_deleted(place: Place, mounted: Disk) -> None:
     place.snapshot()
     if mounted.kind == "btrfs":
         remove_all_frozen(mounted.path)
@@ -428,14 +428,14 @@ def test_frozen_copies_of_which_a_part_was_deleted(place: Place, mounted: Disk) 
     assert differences(before, photograph(place.source)) == []
 
 
-def test_a_file_where_frozen_copies_should_lie(place: Place, mounted: Disk) -> None:
+def test_a_file_in_place_of_the_directory_of_frozen_copies(place: Place, mounted: Disk) -> None:
     (mounted.path / AREA).write_bytes(b"mine")
     place.snapshot()
     place.require_whole()
     assert (mounted.path / AREA).read_bytes() == b"mine"
 
 
-def test_a_symlink_where_frozen_copies_should_lie(
+def test_a_symlink_in_place_of_the_directory_of_frozen_copies(
     place: Place, mounted: Disk, tmp_path: Path
 ) -> None:
     elsewhere = mounted.path / "elsewhere"
@@ -467,7 +467,7 @@ def test_a_writer_that_never_closes_its_file(place: Place, mounted: Disk) -> Non
         writer.stdin.write("\n")
         writer.stdin.flush()
         assert writer.stdout.readline() == "written\n"
-        # The file is not believed, however its times look.
+        # ciuic does not trust the file, whatever its times are.
         place.snapshot(code=3)
         assert differences(photograph(place.source, holes=False), place.kept(code=3)) == []
     finally:
@@ -514,7 +514,8 @@ def test_files_that_come_and_go_while_the_freeze_runs(
         thread.join()
     place.run("verify", "--all", "--checksum")
     steady = {name for name in before if name.startswith(b"busy/there ")}
-    # What has vanished is not there to be put back; what was in flux is, with a warning.
+    # Files that vanished are not in the snapshot. Files that were being written are, with a
+    # warning.
     newest = place.run("list", "--json").document[0]
     kept = place.kept(code=3 if newest["flux_count"] else 0)
     assert {name: kept.get(name) for name in steady} == {name: before[name] for name in steady}
@@ -523,7 +524,7 @@ def test_files_that_come_and_go_while_the_freeze_runs(
 
 
 def test_hard_links(place: Place, mounted: Disk) -> None:
-    """A second name does not make a second clone, and hard links are restored as hard links."""
+    """A second name causes no second clone, and hard links are restored as hard links."""
     path = place.source / "runs" / "model.pt"
     for number in range(50):
         os.link(path, place.source / f"link {number}")
@@ -545,7 +546,7 @@ def test_hard_links(place: Place, mounted: Disk) -> None:
 
 
 def test_a_file_of_thousands_of_extents(place: Place, mounted: Disk) -> None:
-    """More than one page of answers by FIEMAP, and a change in the last of them."""
+    """FIEMAP answers in several pages, and the last of them shows a change."""
     path = place.source / "database"
     blocks = 5000
     with path.open("wb") as file:
@@ -567,7 +568,7 @@ def test_a_file_of_thousands_of_extents(place: Place, mounted: Disk) -> None:
 
 
 def test_a_swap_file(place: Place, mounted: Disk) -> None:
-    """The kernel refuses to clone it, and on btrfs to freeze its subvolume."""
+    """The kernel refuses to clone a swap file, and on btrfs to freeze its subvolume."""
     path = place.source / "swap"
     path.touch(mode=0o600)
     if mounted.kind == "btrfs":
@@ -583,7 +584,7 @@ def test_a_swap_file(place: Place, mounted: Disk) -> None:
         outcome = ciuic("--config", place.config, "snapshot", "--json")
         assert outcome.code in {0, 3}, outcome.err
         assert "in flux: open for writing" in place.trouble()[str(path)]
-        # The swap file is the kernel's, and written by it; all others must be right.
+        # The kernel writes the swap file; all other files must be right.
         expected = photograph(place.source, holes=False)
         found = place.kept(code=outcome.code)
         expected.pop(b"swap")
@@ -596,8 +597,8 @@ def test_a_swap_file(place: Place, mounted: Disk) -> None:
         assert outcome.document["read_bytes"] < 9 * MIB
     finally:
         subprocess.run(["swapoff", path], check=True)
-    # What the kernel wrote left no trace in the file's times, so it is read again. The pages that
-    # the cache has of it may be older than its blocks: only the other files can be compared.
+    # The kernel's writes do not change the times of the swap file, so ciuic reads it again. Its
+    # pages in the cache may be older than its blocks, so the test compares only the other files.
     assert place.snapshot()["read_bytes"] >= 8 * MIB
     assert place.how() == [HOW[mounted.kind]]
     path.unlink()
@@ -624,7 +625,7 @@ def test_immutable_and_append_only_files(place: Place, mounted: Disk) -> None:
         subprocess.run(["chattr", "-a", growing], check=True)
 
 
-def test_what_a_killed_snapshot_has_frozen_goes_with_the_next_one(
+def test_the_next_snapshot_removes_the_frozen_copies_of_a_killed_one(
     place: Place, mounted: Disk
 ) -> None:
     rng = random.Random(3)
@@ -656,12 +657,12 @@ def test_what_a_killed_snapshot_has_frozen_goes_with_the_next_one(
 
 
 def shape(names: list[str]) -> dict[str, int]:
-    """How many there are of each kind."""
+    """Return the number of entries of each kind."""
     kinds = [name.split("/")[1] for name in names]
     return {kind: kinds.count(kind) for kind in set(kinds)}
 
 
-def test_no_hot_snapshots_leave_nothing_frozen(place: Place, mounted: Disk) -> None:
+def test_with_hot_snapshots_0_no_frozen_copy_stays(place: Place, mounted: Disk) -> None:
     place.snapshot()
     assert frozen(mounted) != []
     place.configure(hot_snapshots=0)
@@ -673,7 +674,7 @@ def test_no_hot_snapshots_leave_nothing_frozen(place: Place, mounted: Disk) -> N
         place.require_whole()
 
 
-def test_each_schedule_has_as_many_hot_snapshots_as_it_says(place: Place, mounted: Disk) -> None:
+def test_each_schedule_keeps_its_own_number_of_hot_snapshots(place: Place, mounted: Disk) -> None:
     text = f"snapshot_dir = {place.store}\nbase_interval = 0\n"
     for name, count in (("two", 2), ("one", 1), ("cold", 0)):
         text += f"[schedule {name}]\nsnapshot_paths = {place.source}\nhot_snapshots = {count}\n"
@@ -687,8 +688,8 @@ def test_each_schedule_has_as_many_hot_snapshots_as_it_says(place: Place, mounte
     assert {os.path.basename(name) for name in records} == hot
 
 
-def test_frozen_copies_never_are_in_a_snapshot(place: Place, mounted: Disk) -> None:
-    """The root is the directory that holds them."""
+def test_frozen_copies_are_never_in_a_snapshot(place: Place, mounted: Disk) -> None:
+    """Here, the root is the directory that holds them."""
     place.configure(mounted.path)
     for _ in range(3):
         report = place.snapshot()
@@ -703,9 +704,7 @@ def test_frozen_copies_never_are_in_a_snapshot(place: Place, mounted: Disk) -> N
     place.require_whole()
 
 
-def test_a_restore_that_deletes_what_the_snapshot_has_not_spares_frozen_copies(
-    place: Place, mounted: Disk
-) -> None:
+def test_a_restore_with_delete_spares_frozen_copies(place: Place, mounted: Disk) -> None:
     place.configure(mounted.path)
     place.snapshot()
     before = photograph(place.source)

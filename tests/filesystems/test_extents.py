@@ -1,4 +1,4 @@
-"""Changes by extents alone, on real file systems, for every kind of change."""
+"""Changes found by extents alone, on real file systems, for every kind of change."""
 
 import contextlib
 import ctypes
@@ -38,7 +38,7 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
 
 
 class Worked:
-    """A file that is changed at random; an operation that the file system refuses is skipped."""
+    """A file that is changed at random. Operations that the file system refuses are skipped."""
 
     def __init__(self, path: Path, dice: random.Random) -> None:
         self.path = path
@@ -47,14 +47,14 @@ class Worked:
         self.reserved = 0
 
     def work(self) -> None:
-        """One of everything that changes a file or looks as if it did."""
+        """Do one operation that changes the file, or that only looks like a change."""
         act = self.dice.choice(self._acts())
         fd = os.open(self.path, os.O_RDWR)
         try:
             act(fd)
             self.done.append(act.__name__)
         except OSError as error:
-            # A hole can't be inserted here, or blocks can't be shared there.
+            # This file system does not insert holes, or does not share blocks.
             if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO}:
                 raise
         finally:
@@ -115,7 +115,7 @@ class Worked:
         os.ftruncate(fd, self.dice.randrange(SIZE_MAX))
 
     def cut_and_let_grow(self, fd: int) -> None:
-        # What was behind the cut within its block must not come back.
+        # The bytes of the block behind the cut must not come back.
         size = os.fstat(fd).st_size
         os.ftruncate(fd, max(0, size - self.dice.randrange(1, 2 * BLOCK)))
         os.ftruncate(fd, size)
@@ -129,7 +129,7 @@ class Worked:
         fallocate(fd, mode, self.reserved, self.dice.randrange(1, 90_000))
 
     def write_into_what_is_reserved(self, fd: int) -> None:
-        # The blocks stay in place; only a flag changes, which says that they hold data.
+        # The blocks stay in place. Only a flag changes, which says that they hold data.
         os.pwrite(fd, self.dice.randbytes(5 * BLOCK), self.reserved)
 
     def zero(self, fd: int) -> None:
@@ -159,7 +159,7 @@ class Worked:
             os.close(other)
 
     def swap(self, fd: int) -> None:
-        # Two blocks change places: their places on the device change with them, or nothing does.
+        # Exchange two blocks. Their places on the device change with them, or do not change at all.
         one, other = (self.somewhere(fd) // BLOCK * BLOCK for _ in range(2))
         first, second = os.pread(fd, BLOCK, one), os.pread(fd, BLOCK, other)
         os.pwrite(fd, second, one)
@@ -173,7 +173,7 @@ class Worked:
         return self.dice.choice([self.dice.randbytes(length), bytes(length), self.lines(length)])
 
     def lines(self, length: int) -> bytes:
-        """Different from block to block, and worth compressing."""
+        """Return text that differs from block to block, and that compresses well."""
         word = self.dice.randbytes(4)
         return b"".join([b"%d " % at + word for at in range(length // 5 + 1)])[:length]
 
@@ -186,7 +186,7 @@ class Reflink:
         self._count = 0
 
     def freeze(self) -> int:
-        """A descriptor of what the file is now."""
+        """Return a descriptor of the frozen file."""
         self._count += 1
         name = self.file.with_name(f"frozen-{self._count}")
         source = os.open(self.file, os.O_RDONLY)
@@ -201,14 +201,14 @@ class Reflink:
 
 
 class Subvolume:
-    """Freezes a file with the subvolume that it is in."""
+    """Freezes a file together with its subvolume."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._count = 0
 
     def freeze(self) -> int:
-        """A descriptor of what the file is now."""
+        """Return a descriptor of the frozen file."""
         self._count += 1
         source = os.open(self.file.parent, os.O_RDONLY)
         above = os.open(self.file.parent.parent, os.O_RDONLY)
@@ -222,7 +222,7 @@ class Subvolume:
 
 
 def inherit_nocow(source: int, target: int) -> None:
-    """btrfs shares blocks only between files that are both copied on write, or both not."""
+    """btrfs shares blocks only between two files that are both copy-on-write, or both not."""
     with contextlib.suppress(OSError):
         flags = bytearray(8)
         fcntl.ioctl(source, _FS_IOC_GETFLAGS, flags)
@@ -239,7 +239,7 @@ def whole(fd: int) -> bytes:
 
 
 def missed(old_fd: int, new_fd: int, changed: list[ByteRange]) -> list[int]:
-    """Blocks that are told to be unchanged, and are not, or were not there before."""
+    """Return the blocks that are reported unchanged although they changed or are new."""
     new = bytearray(whole(new_fd))
     old = bytearray(whole(old_fd)[: len(new)])
     old += bytes(byte ^ 0xFF for byte in new[len(old) :])
@@ -250,7 +250,7 @@ def missed(old_fd: int, new_fd: int, changed: list[ByteRange]) -> list[int]:
 
 
 def check_ranges(changed: list[ByteRange], size: int) -> None:
-    """In order, apart from one another, not empty, and within the file."""
+    """Check that ranges are in order, apart, not empty, and within the file."""
     at = -1
     for start, length in changed:
         assert length > 0
@@ -264,7 +264,7 @@ Freeze = Callable[[Path], int]
 
 @pytest.fixture
 def reflink() -> Iterator[Freeze]:
-    """Freezes a file by a clone, and closes it before the file system is unmounted."""
+    """A function that freezes a file by a clone; clones are closed before the unmount."""
     with contextlib.ExitStack() as opened:
 
         def freeze(file: Path) -> int:
@@ -282,11 +282,9 @@ def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 class Place(NamedTuple):
-    """A directory on a file system of its own.
-
-    Attributes:
-        path: The directory.
-        tells: The file system says where all bytes lie.
+    """A directory on a file system of its own. Attributes:
+    path: The directory.
+    tells: The file system says where all bytes lie.
     """
 
     path: Path
@@ -308,7 +306,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 def torture(file: Path, freezer: Reflink | Subvolume, *, seed: int) -> int:
-    """Work and freeze in turns; returns how many bytes were told to be unchanged."""
+    """Change and freeze the file in turns; return the number of bytes reported unchanged."""
     dice = random.Random(seed)
     worked = Worked(file, dice)
     file.write_bytes(dice.randbytes(300_000))
@@ -337,14 +335,18 @@ def torture(file: Path, freezer: Reflink | Subvolume, *, seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_happens_to_a_file_what_is_called_unchanged_is(place: Place, seed: int) -> None:
+def test_ranges_reported_unchanged_are_unchanged_whatever_happens_to_a_file(
+    place: Place, seed: int
+) -> None:
     file = place.path / "file"
     unchanged = torture(file, Reflink(file), seed=seed)
     assert unchanged > ROUNDS * 50_000 or not place.tells
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_same_from_snapshot_to_snapshot_of_a_subvolume(tmp_path: Path, seed: int) -> None:
+def test_ranges_reported_unchanged_are_unchanged_between_snapshots_of_a_subvolume(
+    tmp_path: Path, seed: int
+) -> None:
     with disk("btrfs", tmp_path) as made:
         subprocess.run(
             ["btrfs", "-q", "subvolume", "create", made.path / "home"], check=True, timeout=60
@@ -353,7 +355,7 @@ def test_the_same_from_snapshot_to_snapshot_of_a_subvolume(tmp_path: Path, seed:
         assert torture(file, Subvolume(file), seed=seed) > ROUNDS * 50_000
 
 
-def test_a_change_of_two_blocks_is_two_blocks(cow_disk: Disk, reflink: Freeze) -> None:
+def test_a_change_of_two_blocks_is_reported_as_two_blocks(cow_disk: Disk, reflink: Freeze) -> None:
     file = cow_disk.path / "file"
     file.write_bytes(os.urandom(64 * MIB))
     old = reflink(file)
@@ -368,7 +370,9 @@ def test_a_change_of_two_blocks_is_two_blocks(cow_disk: Disk, reflink: Freeze) -
     ]
 
 
-def test_an_append_is_the_last_block_and_what_follows(cow_disk: Disk, reflink: Freeze) -> None:
+def test_an_append_is_reported_as_the_last_block_and_the_new_ones(
+    cow_disk: Disk, reflink: Freeze
+) -> None:
     file = cow_disk.path / "file"
     file.write_bytes(os.urandom(8 * MIB + 10))
     old = reflink(file)
@@ -381,7 +385,7 @@ def test_an_append_is_the_last_block_and_what_follows(cow_disk: Disk, reflink: F
 
 
 @pytest.mark.parametrize("place", ["btrfs zstd"], indirect=True)
-def test_a_compressed_extent_says_nothing_of_where_its_bytes_lie(
+def test_a_compressed_extent_does_not_say_where_its_bytes_are(
     place: Place, reflink: Freeze
 ) -> None:
     file = place.path / "file"
@@ -390,7 +394,7 @@ def test_a_compressed_extent_says_nothing_of_where_its_bytes_lie(
     os.sync()
     old = reflink(file)
     with file.open("r+b") as opened:
-        # Other bytes of the same extent: both have the place of its first byte.
+        # Both parts of the extent have the place of its first byte.
         clone_range(opened.fileno(), 2 * BLOCK, BLOCK, opened.fileno(), 0)
     new = reflink(file)
     assert whole(old)[:BLOCK] != whole(new)[:BLOCK]
@@ -398,11 +402,11 @@ def test_a_compressed_extent_says_nothing_of_where_its_bytes_lie(
     assert first.offset_bytes == 0
 
 
-def test_extents_by_the_thousand_are_all_seen(cow_disk: Disk, reflink: Freeze) -> None:
+def test_all_of_thousands_of_extents_are_seen(cow_disk: Disk, reflink: Freeze) -> None:
     file = cow_disk.path / "file"
     size, step = 40 * MIB, 2 * BLOCK
     with file.open("wb") as opened:
-        # Every other block is a hole: no two extents can be one.
+        # Every other block is a hole, so the file system cannot join two extents.
         for at in range(0, size, step):
             opened.seek(at)
             opened.write(at.to_bytes(8, "big") * (BLOCK // 8))
@@ -418,7 +422,7 @@ def test_extents_by_the_thousand_are_all_seen(cow_disk: Disk, reflink: Freeze) -
     assert changed_ranges(old, size, new, size) == expected
 
 
-def test_a_copy_has_one_fingerprint_whatever_becomes_of_the_file(
+def test_the_fingerprint_of_a_copy_does_not_depend_on_later_changes_of_the_file(
     cow_disk: Disk, reflink: Freeze
 ) -> None:
     file = cow_disk.path / "file"
@@ -432,12 +436,12 @@ def test_a_copy_has_one_fingerprint_whatever_becomes_of_the_file(
         os.fsync(opened.fileno())
     assert first is not None
     assert fingerprint(copy) == first
-    # A change of the copy itself changes its fingerprint too.
+    # A change of the copy itself changes its fingerprint.
     os.pwrite(copy, b"touched", 3 * MIB)
     assert fingerprint(copy) != first
 
 
-def test_without_a_map_there_is_no_telling(tmp_path: Path) -> None:
+def test_without_an_extent_map_nothing_is_reported_unchanged(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "memory", size_mib=1) as memory:
         (memory / "file").write_bytes(b"bytes")
         fd = os.open(memory / "file", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Frozen captures on real file systems: the content of the snapshot, and leftovers."""
+"""Frozen captures on real file systems: the content of the snapshot, and no leftovers."""
 
 import errno
 import mmap
@@ -70,7 +70,7 @@ def xfs(tmp_path: Path) -> Iterator[Disk]:
 
 
 def box_on(place: Disk) -> Box:
-    """A source and a store on one file system, with a few files of every size."""
+    """Return a source and a store on one file system, with files of every size class."""
     home = place.path / "home"
     home.mkdir()
     box = Box(home)
@@ -90,7 +90,7 @@ def area_of(place: Disk, box: Box) -> Area:
 
 
 def frozen_files(place: Disk, box: Box) -> set[str]:
-    """Everything in the area but its own directories, subvolumes not entered."""
+    """Return all files and subvolumes in the area; subvolumes are not entered."""
     area = Path(os.fsdecode(area_of(place, box).path))
     parts = [area / name for name in ("copies", "trees", "records")]
     return {f"{part.name}/{one.name}" for part in parts for one in part.iterdir()}
@@ -101,7 +101,7 @@ def captures(box: Box) -> list[str]:
         return [root.capture for root in store.manifest(find_snapshot(store, "latest").id).roots]
 
 
-def test_each_file_system_is_captured_as_well_as_it_can_be(any_disk: Disk, tmp_path: Path) -> None:
+def test_each_file_system_is_captured_by_its_best_method(any_disk: Disk, tmp_path: Path) -> None:
     box = box_on(any_disk)
     before = photograph(box.source, holes=False)
 
@@ -114,16 +114,14 @@ def test_each_file_system_is_captured_as_well_as_it_can_be(any_disk: Disk, tmp_p
     assert box.verify().ok
 
 
-def test_what_changes_after_the_freeze_is_not_in_the_snapshot(
-    cow_disk: Disk, tmp_path: Path
-) -> None:
+def test_changes_after_the_freeze_are_not_in_the_snapshot(cow_disk: Disk, tmp_path: Path) -> None:
     box = box_on(cow_disk)
     model = box.source / "run" / "model.pt"
     before = model.read_bytes()
     changed = threading.Event()
 
     def overwrite() -> bool:
-        # The first question from a reading thread comes when every file has been frozen.
+        # A reading thread asks for the first time when every file is frozen.
         if threading.current_thread().name.startswith("read") and not changed.is_set():
             changed.set()
             with model.open("r+b") as file:
@@ -139,7 +137,7 @@ def test_what_changes_after_the_freeze_is_not_in_the_snapshot(
     assert box.entries()[os.fsencode(model)].state == CONSISTENT
 
 
-def test_who_writes_is_found_and_named(any_disk: Disk) -> None:
+def test_a_writer_is_found_and_named(any_disk: Disk) -> None:
     box = box_on(any_disk)
     model = box.source / "run" / "model.pt"
     program = f"import signal; f = open({str(model)!r}, 'r+b'); print(flush=True); signal.pause()"
@@ -166,7 +164,7 @@ def test_who_writes_is_found_and_named(any_disk: Disk) -> None:
     assert box.entries()[os.fsencode(model)].state == CONSISTENT
 
 
-def test_who_writes_may_have_a_name_that_is_no_text(box: Box) -> None:
+def test_a_writer_is_named_even_if_its_name_is_not_utf8(box: Box) -> None:
     path = box.source / "model.pt"
     path.write_bytes(b"model")
     program = (
@@ -188,7 +186,7 @@ def test_who_writes_may_have_a_name_that_is_no_text(box: Box) -> None:
     assert rf"x\xff (pid {writer.pid})" in box.ciuic("show", "latest").out
 
 
-def test_many_roots_are_frozen_with_no_more_descriptors_than_there_may_be(xfs: Disk) -> None:
+def test_many_roots_are_frozen_within_the_limit_of_descriptors(xfs: Disk) -> None:
     box = Box(xfs.path)
     roots = [box.source / f"root{number}" for number in range(5)]
     for root in roots:
@@ -233,8 +231,8 @@ def test_only_the_newest_frozen_copies_are_kept(cow_disk: Disk) -> None:
     )
 
 
-def test_a_snapshot_of_another_directory_leaves_frozen_copies_alone(cow_disk: Disk) -> None:
-    """They are what the next snapshot compares with, and what a rollback clones from."""
+def test_a_snapshot_of_another_directory_does_not_remove_frozen_copies(cow_disk: Disk) -> None:
+    """The next snapshot compares with them, and a rollback clones from them."""
     box = box_on(cow_disk)
     other = cow_disk.path / "home" / "other"
     other.mkdir()
@@ -292,13 +290,13 @@ def test_an_unchanged_file_keeps_its_reflink_copy_and_gets_a_missing_one(xfs: Di
 
 
 def clones_of(place: Disk, box: Box) -> int:
-    """The number of clones in the area."""
+    """Return the number of clones in the area."""
     return len([one for one in frozen_files(place, box) if one.startswith("copies/")])
 
 
 @pytest.fixture
 def clones(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many clones were made before a freeze began, and how many while it ran."""
+    """Count the clones that a snapshot makes before the freeze begins, and during it."""
     made = {"before": 0, "frozen": 0}
     phase = ["before"]
     clone, prepare, begin = kernel.clone_file, Freezer.prepare, Freezer.begin
@@ -337,7 +335,7 @@ def test_only_files_that_look_changed_are_copied_before_the_freeze(
 
     box.take(exclude=exclude, clock=SystemClock())
 
-    # The tests of loop mounts choose by trying, which makes a clone, too.
+    # One more: on a loop device, ciuic tries a clone to find out whether they are supported.
     assert clones == {"before": 32 + 1, "frozen": 0}
     assert clones_of(xfs, box) == 32
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -435,7 +433,7 @@ def test_writes_through_a_memory_map_after_the_early_copy_are_noticed(
     model.write_bytes(bytes(MIB))
     begin = Freezer.begin
     with model.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        # The page is dirty already: nothing but its being written out makes the next write tell.
+        # The page is already dirty, so a further write changes the times only after writeback.
         mapped[4096:4101] = b"early"
 
         def changed_meanwhile(freezer: Freezer) -> object:
@@ -443,7 +441,7 @@ def test_writes_through_a_memory_map_after_the_early_copy_are_noticed(
             return begin(freezer)
 
         monkeypatch.setattr(Freezer, "begin", changed_meanwhile)
-        # Cloning by itself has to write it out.
+        # Cloning must write the page out by itself.
         monkeypatch.setattr(Freezer, "_write_out", lambda *_: None)
         wait_until_settled(box.source)
         box.take(clock=SystemClock())
@@ -451,7 +449,7 @@ def test_writes_through_a_memory_map_after_the_early_copy_are_noticed(
     assert box.read(model)[4096:4101] == b"later"
 
 
-def test_a_file_whose_times_can_not_tell_yet_is_left_to_the_freeze(xfs: Disk) -> None:
+def test_a_file_that_changed_within_the_last_clock_tick_is_left_to_the_freeze(xfs: Disk) -> None:
     box = box_on(xfs)
     changed_ns = (box.source / "run" / "model.pt").stat().st_ctime_ns
     with open_store(str(box.store)) as store:
@@ -468,7 +466,7 @@ def test_a_file_whose_times_can_not_tell_yet_is_left_to_the_freeze(xfs: Disk) ->
         assert found is None if expected is None else isinstance(found, int)
 
 
-def test_a_disk_that_runs_full_before_the_freeze_costs_no_file(
+def test_a_disk_that_runs_full_before_the_freeze_loses_no_file(
     xfs: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = box_on(xfs)
@@ -493,7 +491,7 @@ def test_a_disk_that_runs_full_before_the_freeze_costs_no_file(
 
 
 class StoppedClock(SystemClock):
-    """An hour passes at the end of the walk, and no time before and after it."""
+    """A clock on which an hour passes at the end of the walk, and no time otherwise."""
 
     is_walked = False
 
@@ -530,7 +528,7 @@ def test_a_freeze_does_not_wait_for_the_readers_of_copies(
     assert box.verify().ok
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(cow_disk: Disk) -> None:
+def test_the_next_run_removes_the_leftovers_of_a_killed_one(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     box.take()
     area = Path(os.fsdecode(area_of(cow_disk, box).path))
@@ -550,7 +548,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(cow_disk: Disk) -> None:
     assert "trees/cs-abcdef.0" not in found
 
 
-def test_a_run_that_is_broken_off_takes_its_frozen_copies_along(cow_disk: Disk) -> None:
+def test_a_cancelled_run_removes_its_frozen_copies(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     box.take()
     before = frozen_files(cow_disk, box)
@@ -562,7 +560,7 @@ def test_a_run_that_is_broken_off_takes_its_frozen_copies_along(cow_disk: Disk) 
     assert frozen_files(cow_disk, box) == before
 
 
-def test_other_file_systems_and_subvolumes_inside_are_read_where_they_are(
+def test_other_file_systems_and_subvolumes_inside_are_read_in_place(
     btrfs: Disk, tmp_path: Path
 ) -> None:
     box = box_on(btrfs)
@@ -605,7 +603,7 @@ def test_roots_of_one_subvolume_are_frozen_together(btrfs: Disk) -> None:
     assert len([one for one in frozen_files(btrfs, box) if one.startswith("trees/")]) == 1
 
 
-def test_a_subvolume_that_was_made_writable_is_not_trusted(btrfs: Disk) -> None:
+def test_a_frozen_subvolume_that_a_user_made_writable_is_not_trusted(btrfs: Disk) -> None:
     box = box_on(btrfs)
     snapshot = box.take().id
     model = box.source / "run" / "model.pt"
@@ -654,7 +652,7 @@ def test_a_changed_reflink_copy_is_not_trusted(xfs: Disk, harm: str) -> None:
     frozen.close()
 
 
-def test_frozen_copies_can_be_given_up(cow_disk: Disk) -> None:
+def test_frozen_copies_can_be_released(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     snapshot = box.take().id
     with open_store(str(box.store)) as store:
@@ -680,7 +678,7 @@ def test_an_area_of_another_user_is_not_used(xfs: Disk) -> None:
     assert box.verify().ok
 
 
-def test_an_unfrozen_subvolume_does_not_stay(btrfs: Disk) -> None:
+def test_a_subvolume_whose_freeze_failed_does_not_stay(btrfs: Disk) -> None:
     top = os.open(btrfs.path, os.O_RDONLY)
     snapshot_subvolume(top, top, b"one")
     remove_subvolume(top, b"one")
@@ -689,7 +687,7 @@ def test_an_unfrozen_subvolume_does_not_stay(btrfs: Disk) -> None:
     assert not (btrfs.path / "one").exists()
 
 
-def test_areas_of_stores_that_are_gone_go(cow_disk: Disk) -> None:
+def test_the_areas_of_removed_stores_are_removed(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     box.take()
     gone = Path(os.fsdecode(area_of(cow_disk, box).path))
@@ -711,7 +709,7 @@ def test_areas_of_stores_that_are_gone_go(cow_disk: Disk) -> None:
 def test_a_file_replaced_before_its_reflink_copy_is_whole(
     xfs: Disk, old_size: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file that is cloned may have another length than the walk saw."""
+    """The cloned file may differ in length from the file that the walk saw."""
     box = Box(xfs.path)
     model, new = box.source / "model.pt", os.urandom(size)
     model.write_bytes(os.urandom(old_size))
@@ -731,7 +729,7 @@ def test_a_file_replaced_before_its_reflink_copy_is_whole(
 def test_a_file_replaced_during_its_reflink_copy_is_whole(
     xfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replacement changes the ctime of the file that is being cloned."""
+    """Each replacement changes the ctime of the file that is being cloned, by its link count."""
     box = Box(xfs.path)
     model = box.source / "model.pt"
     model.write_bytes(os.urandom(MIB))
@@ -748,10 +746,10 @@ def test_a_file_replaced_during_its_reflink_copy_is_whole(
 
 
 @pytest.mark.parametrize("ends", ["renamed", "removed", "renamed over"])
-def test_what_was_half_written_at_the_freeze_is_marked_whatever_becomes_of_it(
+def test_a_file_half_written_at_the_freeze_is_marked_whatever_happens_to_it_later(
     btrfs: Disk, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the walk reaches it, no program has it open, and its name is another file."""
+    """By the time of the walk, no program has it open, and its name belongs to another file."""
     box = Box(btrfs.path)
     temporary, model = box.source / "model.tmp", box.source / "model.pt"
     model.write_bytes(b"old version")
@@ -778,10 +776,10 @@ def test_what_was_half_written_at_the_freeze_is_marked_whatever_becomes_of_it(
         assert found[b"model.tmp"].state == BEING_WRITTEN
 
 
-def test_what_was_written_right_before_the_freeze_is_read_from_the_live_file(
+def test_a_file_written_right_before_the_freeze_is_read_from_the_live_file(
     btrfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frozen copy may lack bytes, so ciuic does not compare with it or restore from it."""
+    """The frozen copy may lack bytes, so ciuic neither compares with it nor restores from it."""
     box = Box(btrfs.path)
     old, new = box.source / "old.pt", box.source / "new.pt"
     old.write_bytes(os.urandom(MIB))

@@ -21,7 +21,7 @@ KINDS = {"ext4": 64, "xfs": 320, "btrfs": 320}
 
 
 class Filled:
-    """Six snapshots of a file of 1 MiB that is another one each time, and a disk to fill."""
+    """A disk to fill, and six snapshots of a 1 MiB file with new content each time."""
 
     def __init__(self, place: Disk, directory: Path) -> None:
         directory.mkdir()
@@ -48,7 +48,7 @@ class Filled:
         return [line.split("|")[0] for line in lines]
 
     def refuses_writing(self) -> bool:
-        """Return whether a file of two blocks can't be written."""
+        """Return whether writing a file of two blocks fails."""
         path = self.place.path / "probe"
         try:
             path.write_bytes(os.urandom(8192))
@@ -59,7 +59,7 @@ class Filled:
         return False
 
     def check_life(self) -> None:
-        """Every command that is to work does, and what prune frees is free."""
+        """Check that every promised command works, and that the space that prune frees is free."""
         box, ids = self.box, self.ids
         self.do("tag", ids[1], "--add", "kept")
         self.do("pin", ids[1])
@@ -104,7 +104,7 @@ def test_a_store_frees_itself_on_a_disk_that_something_else_has_filled(
 def test_without_space_for_the_chunk_index_it_is_built_in_memory(
     tmp_path: Path, kind: str, catalog: str
 ) -> None:
-    """An old one, too: what a snapshot has stored that ended because the disk was full."""
+    """A snapshot that ended on the full disk may have left packs that an old index lacks."""
     with filled(kind, tmp_path) as one:
         path = one.box.store / layout.CATALOG
         if catalog == "gone":
@@ -121,8 +121,8 @@ def test_without_space_for_the_chunk_index_it_is_built_in_memory(
         one.check_life()
 
 
-def test_btrfs_without_room_for_metadata_frees_itself(tmp_path: Path) -> None:
-    """btrfs keeps files below 2 KiB in the metadata, which has its own space."""
+def test_a_store_on_btrfs_without_space_for_metadata_frees_itself(tmp_path: Path) -> None:
+    """btrfs keeps files below 2 KiB in its metadata, which has space of its own."""
     with filled("btrfs", tmp_path) as one:
         one.place.leave_free(0)
         directory = one.place.path / "tiny"
@@ -135,7 +135,7 @@ def test_btrfs_without_room_for_metadata_frees_itself(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_over_its_quota_frees_itself(tmp_path: Path) -> None:
-    """A limit for a subvolume of btrfs, which holds for root as well."""
+    """The quota is that of a btrfs subvolume, which also limits root."""
     if shutil.which("btrfs") is None:
         pytest.skip("btrfs-progs is not installed")
     with disk("btrfs", tmp_path, size_mib=320) as place:
@@ -163,7 +163,7 @@ def test_a_store_that_is_over_its_quota_frees_itself(tmp_path: Path) -> None:
         one.check_life()
 
 
-def test_the_reserve_is_there_again_when_there_is_room(tmp_path: Path) -> None:
+def test_the_reserve_is_created_again_when_there_is_space(tmp_path: Path) -> None:
     with filled("ext4", tmp_path) as one:
         reserve = one.box.store / layout.RESERVE
         whole = reserve.stat()

@@ -1,4 +1,4 @@
-"""The main job on real file systems, on a store that fills up, and on a read-only store."""
+"""Snapshots and restores on real file systems, on a full store, and on a read-only store."""
 
 import os
 import subprocess
@@ -26,13 +26,13 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Disk]:
-    """A file system that is soon full."""
+    """A small file system."""
     with disk("ext4", tmp_path, size_mib=24) as made:
         yield made
 
 
 class Store:
-    """A store on one file system, with a source on it or elsewhere, through the command line."""
+    """A store on one file system, a source there or elsewhere, and the command line."""
 
     def __init__(self, store: Path, source: Path, config: Path) -> None:
         self.store, self.source, self.config = store, source, config
@@ -50,7 +50,7 @@ class Store:
 
 
 def fill(source: Path) -> None:
-    """A training directory with everything in it that this file system can hold."""
+    """Write a training directory that has every kind of file that this file system supports."""
     (source / "runs" / "a").mkdir(parents=True)
     (source / "runs" / "model.pt").write_bytes(os.urandom(9 * MIB + 77))
     (source / "runs" / "zeros.bin").write_bytes(bytes(2 * MIB))
@@ -72,7 +72,7 @@ def fill(source: Path) -> None:
 
 
 def stretches(path: Path) -> tuple[tuple[int, int], ...]:
-    """Where a file's data lies between its holes, once all of it is on the disk."""
+    """Sync a file; return the ranges of its data, between its holes."""
     subprocess.run(["sync", "-f", path], check=True)
     with path.open("rb") as file:
         return data_ranges(file.fileno(), path.stat().st_size)
@@ -93,7 +93,7 @@ def test_the_main_job_runs_on_every_kind_of_file_system(mounted: Disk, tmp_path:
         assert stretches(out / "source" / "runs" / name) == stretches(place.source / "runs" / name)
     second = place.run("snapshot", "--json").document
     assert (second["read_bytes"], second["new_bytes"]) == (0, 0)
-    # A torn checkpoint, as a killed training leaves it.
+    # A torn checkpoint, as a killed training leaves one.
     os.truncate(place.source / "runs" / "model.pt", 5 * MIB)
     with (place.source / "runs" / "sparse").open("r+b") as file:
         file.seek(7 * MIB + 4096)
@@ -101,9 +101,9 @@ def test_the_main_job_runs_on_every_kind_of_file_system(mounted: Disk, tmp_path:
     options = ("-p", place.source, "--overwrite", "--json")
     report = place.run("restore", "-s", first["id"], *options).document
     assert report["failed"] == []
-    # sparse and model.pt are written, best.pt is linked to the new model.pt
+    # the restore writes sparse and model.pt, and links best.pt to the new model.pt
     assert report["written_files"] == 3
-    assert report["cloned_bytes"] >= 4 * MIB  # what changed takes the chunks around it along
+    assert report["cloned_bytes"] >= 4 * MIB  # each change also costs the chunks around it
     assert differences(before, photograph(place.source)) == []
     again = place.run("restore", "-s", first["id"], *options).document
     assert again["written_files"] == 0
@@ -121,7 +121,7 @@ def test_a_store_survives_being_unmounted(mounted: Disk, tmp_path: Path) -> None
     mounted.mount()
     place.run("verify", "--all", "--checksum")
     assert differences(before, place.restore(taken, mounted.path / "out")) == []
-    # Device numbers may be others after a mount; that alone is no change.
+    # Device numbers may differ after a mount. That alone is no change.
     assert place.run("snapshot", "--json").document["read_bytes"] == 0
 
 
@@ -191,10 +191,10 @@ def test_a_store_that_fills_up_ends_the_snapshot_and_loses_nothing(
 
 
 @pytest.mark.parametrize("left_kib", [0, 16, 64, 200])
-def test_every_last_bit_of_room_is_no_reason_to_commit_half(
+def test_a_nearly_full_disk_never_makes_ciuic_commit_half_a_snapshot(
     small_disk: Disk, tmp_path: Path, left_kib: int
 ) -> None:
-    """The disk fills at the pack, at the catalog or at the manifest, as it happens to be."""
+    """The disk runs full while ciuic writes a pack, the chunk index or the manifest."""
     place = Store(small_disk.path / "store", tmp_path / "source", tmp_path / "ciuic.conf")
     for number in range(150):
         (place.source / f"{number} {'x' * 100}").write_bytes(b"%d" % number)
@@ -218,7 +218,7 @@ def test_every_last_bit_of_room_is_no_reason_to_commit_half(
     assert differences(photograph(place.source), after) == []
 
 
-def test_a_store_can_not_be_made_on_a_full_disk(small_disk: Disk) -> None:
+def test_a_store_cannot_be_created_on_a_full_disk(small_disk: Disk) -> None:
     small_disk.leave_free(0)
     store = small_disk.path / "store"
     outcome = ciuic("--store", store, "init")
@@ -240,7 +240,7 @@ def test_unchanged_ranges_of_a_large_file_share_their_blocks_with_the_old_one(
         with (box.source / "model").open("r+b") as file:
             file.write(b"torn")
             os.fsync(file.fileno())
-        # So little is free that a second whole copy would not fit.
+        # There is too little free space for a second complete copy.
         mounted.leave_free(40 * MIB)
         report = box.restore(overwrite=True)
         assert report.cloned_bytes == 99 * MIB

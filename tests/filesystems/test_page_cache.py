@@ -1,8 +1,8 @@
 """A snapshot leaves the page cache of every file as it was.
 
-The page cache is asked page by page, by mincore(2). A page that was there may also go by itself
-while a test runs, when the machine needs memory or its kernel pages out what was not used for a
-while. So the work is done again, and what counts is a page that goes every time.
+The tests ask the page cache about each page, by mincore(2). The kernel may also drop pages by
+itself while a test runs, if the machine needs memory. So a test repeats its work, and only pages
+that go every time count.
 """
 
 import ctypes
@@ -34,14 +34,14 @@ PAGE = mmap.PAGESIZE
 WINDOW = page_cache.WINDOW_BYTES
 ATTEMPTS = 10
 UNDER_WAY = 2 * 8 * MIB
-"""The kernel reads ahead twice the device's read_ahead_kb, which is rarely over 8 MiB."""
+"""The kernel reads ahead at most twice the device's read_ahead_kb, which is rarely over 8 MiB."""
 PREADV2 = {"x86_64": 327, "aarch64": 286}.get(os.uname().machine)
 CACHESTAT = 451
 OLDER_KERNELS = {
     "before 6.14": {PREADV2: errno.EOPNOTSUPP},
     "before 6.5": {PREADV2: errno.EOPNOTSUPP, CACHESTAT: errno.ENOSYS},
 }
-"""What Linux answers that has no RWF_DONTCACHE, or no cachestat(2) either."""
+"""The errors of a Linux without RWF_DONTCACHE, and of one that also lacks cachestat(2)."""
 REFUSE = """
 import ctypes, json, os, struct, sys
 filters = [struct.pack("=HBBI", 0x20, 0, 0, 0)]
@@ -60,13 +60,13 @@ assert prctl(38, 1, 0, 0, 0) == 0
 assert prctl(22, 2, ctypes.create_string_buffer(head), 0, 0) == 0
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""A program that makes the kernel refuse system calls (seccomp(2)), then becomes another one."""
+"""Makes the kernel refuse system calls (seccomp(2)), and then runs another program."""
 ASK = "import os; os.preadv(os.open('/proc/version', os.O_RDONLY), [bytearray(9)], 0, 0x80)"
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 Pages = bytes
-"""One byte a page of a file: 1 where it is in the page cache."""
+"""One byte for each page of a file: 1 if the page is in the page cache."""
 Ranges = list[tuple[int, int]]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -96,7 +96,7 @@ def cache_of(source: Path) -> dict[str, Pages]:
 
 
 def warm(path: Path, hot: Ranges) -> None:
-    """Put these ranges of a file in the page cache, and nothing else of it."""
+    """Put these ranges of a file into the page cache, and drop its other pages."""
     fd = os.open(path, os.O_RDONLY | os.O_NOATIME)
     try:
         os.fsync(fd)
@@ -110,7 +110,7 @@ def warm(path: Path, hot: Ranges) -> None:
 
 
 def every(step: int, size: int, length: int = MIB) -> Ranges:
-    """The first of every ``step`` stretches of a file."""
+    """Return the first of every ``step`` ranges of a file."""
     return [(at, length) for at in range(0, size, step * length)]
 
 
@@ -138,16 +138,16 @@ FILES: dict[str, tuple[int, Ranges]] = {
     "windows every third": (LARGE, every(3, LARGE, 3 * MIB)),
     "windows seam": (WINDOW + MIB, [(WINDOW - 5 * PAGE, 3 * PAGE), (WINDOW + 2 * PAGE, 2 * PAGE)]),
 }
-"""Length of each file, and what of it is in the page cache."""
+"""The length of each file, and its ranges in the page cache."""
 
 
 def content(size: int) -> bytes:
-    """Bytes that no file system compresses, made quickly."""
+    """Return bytes that no file system compresses, quickly."""
     return (os.urandom(min(size, MIB)) * -(-size // MIB))[:size]
 
 
 def fill(source: Path) -> None:
-    """Files of every kind."""
+    """Write files of every kind."""
     source.mkdir()
     for name, (size, _) in FILES.items():
         (source / name).write_bytes(content(size))
@@ -165,7 +165,7 @@ def warm_all(source: Path) -> None:
 
 
 def check(source: Path, work: Callable[[], object]) -> None:
-    """No page comes into the page cache with some work, and none goes every time."""
+    """Check that work brings no page into the page cache, and drops no page every time."""
     always: dict[str, Pages] = {}
     for _ in range(ATTEMPTS):
         warm_all(source)
@@ -185,12 +185,12 @@ def check(source: Path, work: Callable[[], object]) -> None:
 def gone_again(
     always: dict[str, Pages], before: dict[str, Pages], after: dict[str, Pages]
 ) -> dict[str, Pages]:
-    """Return the pages that went in this attempt and in all earlier ones, by file.
+    """Return the pages of each file that went in this attempt and in all earlier ones.
 
     Args:
-        always: What went in all earlier attempts; empty: there were none.
+        always: The pages that went in all earlier attempts; empty: this is the first one.
         before: The page cache before the work.
-        after: And after it.
+        after: The page cache after it.
     """
     gone = {
         name: bytes(was > is_there for was, is_there in zip(before[name], after[name], strict=True))
@@ -205,7 +205,7 @@ def gone_again(
 
 
 def _count(one: Pages, other: Pages) -> int:
-    """Pages that are in the other and not in the one."""
+    """Return the number of pages that are in the second but not in the first."""
     return sum(before < after for before, after in zip(one, other, strict=True))
 
 
@@ -220,13 +220,13 @@ def mounted(
 
 
 on_ext4 = pytest.mark.parametrize("mounted", ["ext4"], indirect=True)
-"""There are no reflinks: files are read in place."""
+"""This file system has no reflinks, so files are read in place."""
 
 
 def configure(source: Path, directory: Path) -> Path:
-    """Make a store beside the source, with a name of its own."""
+    """Create a store beside the source, with a name of its own."""
     config, store = directory / "ciuic.conf", source.parent / f"store of {directory.name}"
-    # With the default priority, it would wait for all tests beside it.
+    # With the default priority, it would wait for every other test that runs.
     config.write_text(
         f"snapshot_paths = {source}\nsnapshot_dir = {store}\n"
         "base_interval = 0\nio_priority = none\n"
@@ -249,7 +249,7 @@ def test_a_snapshot_leaves_the_page_cache_as_it_was(mounted: Disk, tmp_path: Pat
     check(source, lambda: snapshot(config, "--base"))
 
 
-def test_files_that_changed_since_the_last_snapshot_are_left_as_they_were(
+def test_the_pages_of_files_that_changed_since_the_last_snapshot_stay_as_they_were(
     mounted: Disk, tmp_path: Path
 ) -> None:
     source = mounted.path / "source"
@@ -264,7 +264,7 @@ def test_files_that_changed_since_the_last_snapshot_are_left_as_they_were(
 
 @on_ext4
 @pytest.mark.parametrize("kernel", OLDER_KERNELS)
-def test_older_kernels_need_more_calls_for_the_same(
+def test_older_kernels_leave_the_page_cache_as_it_was_with_more_calls(
     mounted: Disk, tmp_path: Path, kernel: str
 ) -> None:
     if PREADV2 is None:
@@ -280,7 +280,9 @@ def test_older_kernels_need_more_calls_for_the_same(
 
 
 @pytest.mark.parametrize("refusing", [False, True])
-def test_files_read_in_place_one_by_one(mounted: Disk, *, refusing: bool) -> None:
+def test_reading_files_in_place_leaves_the_page_cache_as_it_was(
+    mounted: Disk, *, refusing: bool
+) -> None:
     source = mounted.path / "source"
     device = source.stat().st_dev
     directory = os.open(source, os.O_RDONLY)
@@ -318,10 +320,10 @@ def read_large(
 
 
 @on_ext4
-def test_the_empty_parts_of_a_sparse_file_are_not_looked_at_page_by_page(
+def test_the_holes_of_a_sparse_file_are_not_asked_about_page_by_page(
     mounted: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of 1 TiB has 16,384 windows of 16,384 pages: a minute, for ten thousand blocks."""
+    """Asking about all 16,384 windows of a file of 1 TiB would take a minute."""
     size = 1 << 40
     with (mounted.path / "sparse").open("wb") as file:
         file.truncate(size)
@@ -345,7 +347,7 @@ def test_the_empty_parts_of_a_sparse_file_are_not_looked_at_page_by_page(
     assert page_by_page in ([0, page_cache.WINDOW_BYTES], [0, 0, page_cache.WINDOW_BYTES])
 
 
-def test_ranges_are_read_without_the_bytes_between_them(mounted: Disk) -> None:
+def test_reading_ranges_does_not_read_the_bytes_between_them(mounted: Disk) -> None:
     source = mounted.path / "source"
     directory = os.open(source, os.O_RDONLY)
     large = [name for name, (size, _) in FILES.items() if size > MIB]
@@ -367,7 +369,7 @@ def test_ranges_are_read_without_the_bytes_between_them(mounted: Disk) -> None:
         os.close(directory)
 
 
-def test_a_reader_that_stops_in_the_middle_leaves_at_most_what_was_under_way(
+def test_a_reader_that_stops_in_the_middle_leaves_at_most_its_current_read(
     mounted: Disk,
 ) -> None:
     source = mounted.path / "source"
@@ -387,8 +389,8 @@ def test_a_reader_that_stops_in_the_middle_leaves_at_most_what_was_under_way(
 
 
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
-def test_of_a_frozen_copy_nothing_stays(tmp_path: Path, kind: str) -> None:
-    """A snapshot reads the copies that it made: their pages go, and those of the files stay."""
+def test_no_page_of_a_frozen_copy_stays(tmp_path: Path, kind: str) -> None:
+    """A snapshot reads its reflink copies. Their pages go, and the pages of the files stay."""
     with disk(kind, tmp_path, size_mib=512) as made:
         box = Box(made.path)
         names = ("windows every third", "large hot", "large every other page")
@@ -444,7 +446,7 @@ def test_pages_mapped_meanwhile_stay_and_their_writes_are_not_lost(mounted: Disk
     assert (source / name).read_bytes()[:5] == b"dirty"
 
 
-def test_who_may_not_ask_drops_nothing_that_was_there(public_box: Box) -> None:
+def test_a_user_who_may_not_ask_the_page_cache_drops_no_page(public_box: Box) -> None:
     place = public_box.directory / "place"
     place.mkdir()
     os.chown(place, NOBODY, NOBODY)

@@ -32,13 +32,13 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture
 def rng() -> random.Random:
-    """Random numbers that can be repeated: the seed is printed."""
+    """Random numbers whose seed is printed, so that a run can be repeated."""
     seed = drawn_seed()
     return random.Random(seed)
 
 
 def filled(directory: Path, rng: random.Random) -> Box:
-    """A training directory and a snapshot of it."""
+    """Return a training directory, and a snapshot of it."""
     box = Box(directory)
     source = box.source
     (source / "runs" / "a").mkdir(parents=True)
@@ -67,7 +67,7 @@ def filled(directory: Path, rng: random.Random) -> Box:
 
 
 def wreck(source: Path, rng: random.Random) -> None:
-    """What a training that went wrong leaves behind."""
+    """Damage the directory as a failed training would."""
     for path in sorted((source / "runs").glob("shard*")):
         what = rng.randrange(6)
         if what == 0:
@@ -119,7 +119,7 @@ def start_rollback(box: Box) -> subprocess.Popen[bytes]:
 def assert_old_or_new(
     source: Path, old: dict[bytes, Photo], new: dict[bytes, Photo], *, only: str = "content"
 ) -> None:
-    """Every file of the snapshot is as it was before the rollback or as it is after it."""
+    """Check that each file of the snapshot is as before the rollback or as after it."""
     for path, found in photograph(source).items():
         known = {getattr(one[path], only) for one in (old, new) if path in one}
         assert getattr(found, only) in known, path
@@ -135,7 +135,7 @@ def test_a_rollback_gives_exactly_the_snapshot(mounted: Disk, rng: random.Random
     if mounted.kind != "ext4":
         assert report["cloned_bytes"] > 12 * MIB
     assert roll_back(box)["written_files"] == 0
-    # Once more after all of it is gone, from the store alone, and to another place.
+    # Restore again after everything is removed, from the store alone, and elsewhere.
     shutil.rmtree(box.source)
     assert roll_back(box)["failed"] == []
     assert differences(before, photograph(box.source)) == []
@@ -171,7 +171,9 @@ def test_a_rollback_that_is_killed_leaves_files_old_or_new_and_can_be_run_again(
 
 
 @pytest.mark.parametrize("mounted", ["xfs", "btrfs"], indirect=True)
-def test_frozen_copies_that_vanish_meanwhile(mounted: Disk, rng: random.Random) -> None:
+def test_a_rollback_survives_frozen_copies_that_vanish_meanwhile(
+    mounted: Disk, rng: random.Random
+) -> None:
     box = filled(mounted.path, rng)
     before = photograph(box.source)
     area = mounted.path / ".ciuic-frozen"
@@ -195,7 +197,7 @@ def test_frozen_copies_that_vanish_meanwhile(mounted: Disk, rng: random.Random) 
 def test_a_whole_file_system_is_rolled_back_and_keeps_its_frozen_copies(
     mounted: Disk, tmp_path: Path, rng: random.Random
 ) -> None:
-    """The root is the mount point, so the frozen area is inside the restored directory."""
+    """The root is the mount point, so the restored directory contains the frozen area."""
     box = Box(tmp_path)
     box.source = mounted.path
     box.configure()
@@ -220,7 +222,7 @@ def test_a_whole_file_system_is_rolled_back_and_keeps_its_frozen_copies(
         assert differences(before, photo()) == []
 
 
-def test_a_rollback_onto_another_file_system(
+def test_a_rollback_onto_another_file_system_is_exact(
     mounted: Disk, tmp_path: Path, rng: random.Random
 ) -> None:
     box = filled(mounted.path, rng)
@@ -255,7 +257,7 @@ def test_a_full_file_system_ends_a_rollback_with_files_old_or_new(
     assert differences(new, photograph(box.source)) == []
 
 
-def test_a_file_of_ten_thousand_extents(mounted: Disk, rng: random.Random) -> None:
+def test_a_file_of_ten_thousand_extents_is_rolled_back(mounted: Disk, rng: random.Random) -> None:
     box = Box(mounted.path)
     victim = box.source / "holes"
     with victim.open("wb") as file:
@@ -283,10 +285,10 @@ def test_a_file_of_ten_thousand_extents(mounted: Disk, rng: random.Random) -> No
         assert box.ciuic("verify", "--hot").code == 0
 
 
-def test_snapshots_of_scattered_changes_come_back_by_the_store_too(
+def test_snapshots_of_scattered_changes_are_restored_from_the_store_alone(
     mounted: Disk, rng: random.Random
 ) -> None:
-    """Such a file is kept as thousands of slices of a few chunks."""
+    """The store has the file as thousands of slices of a few chunks."""
     box = Box(mounted.path)
     victim = box.source / "optimizer"
     victim.write_bytes(rng.randbytes(24 * MIB + 5))
@@ -310,7 +312,7 @@ def test_snapshots_of_scattered_changes_come_back_by_the_store_too(
             file.write(b"torn")
         report = roll_back(box, "--no-hot")
         assert report["written_files"] == 1
-        # All but what was torn is taken from the old file.
+        # The rollback takes everything except the torn part from the old file.
         assert report["written_bytes"] - report["cloned_bytes"] <= MIB
         assert differences(before, photograph(box.source)) == []
     os.truncate(victim, 3 * MIB + 9)
@@ -337,8 +339,8 @@ def test_a_reported_rollback_from_reflink_copies_survives_a_power_cut(
                 made.cut_power()
                 made.unmount()
             else:
-                # No call stops btrfs in its tracks; what the disk holds at this moment is what
-                # a power cut would leave.
+                # btrfs has no call that stops it at once. The disk has now what a power cut would
+                # leave.
                 after = tmp_path / "after.img"
                 subprocess.run(["cp", "--sparse=always", made._image, after], check=True)
                 made.unmount()

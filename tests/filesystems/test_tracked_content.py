@@ -1,4 +1,4 @@
-"""Tracked changes of files cut by content: few bytes are read, and no change is missed."""
+"""Changes are tracked in files cut by content: ciuic reads few bytes and misses no change."""
 
 import os
 import random
@@ -24,12 +24,14 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 @pytest.fixture(params=["xfs", "btrfs"])
 def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    """A file system that can freeze."""
+    """A file system on which ciuic can freeze files."""
     with disk(request.param, tmp_path) as made:
         yield made
 
 
-def test_a_write_in_place_costs_its_blocks_and_a_full_snapshot_cuts_again(cow_disk: Disk) -> None:
+def test_a_write_in_place_stores_its_blocks_and_a_full_snapshot_cuts_the_file_again(
+    cow_disk: Disk,
+) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)
     path = box.source / "memory.bin"
     path.write_bytes(random.Random(1).randbytes(4 * MIB))
@@ -49,7 +51,9 @@ def test_a_write_in_place_costs_its_blocks_and_a_full_snapshot_cuts_again(cow_di
     assert box.verify().ok
 
 
-def test_what_was_appended_is_found_again_when_the_head_goes(cow_disk: Disk) -> None:
+def test_appended_chunks_are_found_again_when_the_start_of_the_file_is_removed(
+    cow_disk: Disk,
+) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)
     path = box.source / "train.log"
     parts = [random.Random(one).randbytes(MIB + 77 * one) for one in range(4)]
@@ -67,14 +71,14 @@ def test_what_was_appended_is_found_again_when_the_head_goes(cow_disk: Disk) -> 
     path.write_bytes(whole[300_001:])
     report = box.take()
     assert (report.trouble, unlike(box)) == ((), [])
-    # The chunk at the new start, and two or three at the end of each part.
+    # The new chunks are the one at the new start, and two or three at the end of each part.
     assert report.new_bytes <= 12 * CHUNK
     settle()
     report = box.take(base=True)
     assert (report.trouble, unlike(box)) == ((), [])
 
 
-def test_a_change_that_was_not_tracked_is_found_by_a_full_snapshot(
+def test_a_full_snapshot_finds_a_change_that_tracking_missed(
     cow_disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK, chunking=CONTENT)

@@ -1,4 +1,4 @@
-"""Snapshots that read only changes have every byte of every file."""
+"""A snapshot that reads only changes still has every byte of every file."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 @pytest.fixture(params=["xfs", "btrfs"])
 def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    """A file system that can freeze."""
+    """A file system on which ciuic can freeze files."""
     with disk(request.param, tmp_path) as made:
         yield made
 
@@ -42,7 +42,7 @@ def box_on(place: Disk, *, chunk_bytes: int = MIB, chunking: str = TENSORS) -> B
 
 
 class Worker:
-    """Does things to a directory of files, seeded."""
+    """Changes a directory of files at random, by a seed."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -50,7 +50,7 @@ class Worker:
         self.done: list[str] = []
 
     def work(self) -> None:
-        """Something to one of the files, or to their names."""
+        """Change one of the files, or their names."""
         paths = [self.directory / name for name in ("a", "b", "c")]
         path = self.dice.choice(paths)
         if not path.exists():
@@ -71,7 +71,7 @@ class Worker:
         temporary.rename(path)
 
     def copy_over(self, path: Path) -> None:
-        # Where blocks can be shared they are: the bytes of one file are in two.
+        # Where the file system shares blocks, both files then have the same ones.
         subprocess.run(
             ["cp", "--reflink=auto", self.directory / "a", path], check=False, stderr=-3, timeout=60
         )
@@ -96,7 +96,7 @@ class Worker:
         os.link(path, other)
 
     def swap(self, path: Path) -> None:
-        # A path has another file's inode, and its clone and recipe are of the first.
+        # Each path now has the other file's inode, but the clone and recipe of its old one.
         other = path.with_name("d")
         if other.exists():
             other.rename(path.with_name("e"))
@@ -116,7 +116,7 @@ class Worker:
 
 
 def unlike(box: Box) -> list[str]:
-    """Files of the newest snapshot that are not what lies in the source, or not there."""
+    """Return the files of the newest snapshot that the source lacks or has differently."""
     entries = {path: entry for path, entry in box.entries().items() if entry.is_file}
     live = {os.fsencode(path) for path in box.source.rglob("*") if path.is_file()}
     found = [os.fsdecode(path) for path in live ^ entries.keys()]
@@ -129,7 +129,7 @@ def unlike(box: Box) -> list[str]:
 
 
 def slices(box: Box) -> int:
-    """Pieces of the newest snapshot that begin within a chunk."""
+    """Return the pieces of the newest snapshot that begin inside a chunk."""
     with open_store(str(box.store)) as store:
         return sum(
             piece.start_bytes > 0
@@ -143,7 +143,7 @@ def slices(box: Box) -> int:
 @pytest.mark.parametrize(
     "how", ["xfs", "xfs of small blocks", "btrfs", "btrfs zstd", "btrfs nocow"]
 )
-def test_whatever_is_done_to_files_their_snapshots_have_every_byte(
+def test_snapshots_have_every_byte_whatever_is_done_to_the_files(
     tmp_path: Path, how: str, seed: int, chunking: str
 ) -> None:
     kind, _, option = how.partition(" ")
@@ -174,7 +174,7 @@ def test_whatever_is_done_to_files_their_snapshots_have_every_byte(
         assert box.verify().ok
 
 
-def test_one_block_of_a_large_file_is_all_that_is_read_and_stored(cow_disk: Disk) -> None:
+def test_after_a_change_of_one_block_only_that_block_is_read_and_stored(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     model = box.source / "model.pt"
     model.write_bytes(os.urandom(8 * MIB))
@@ -196,7 +196,7 @@ def test_one_block_of_a_large_file_is_all_that_is_read_and_stored(cow_disk: Disk
     assert unlike(box) == []
 
 
-def test_a_base_snapshot_reads_all_of_a_tracked_file_and_finds_nothing_missed(
+def test_a_full_snapshot_reads_all_of_a_tracked_file_and_finds_no_missed_change(
     cow_disk: Disk,
 ) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK_BYTES)
@@ -222,7 +222,7 @@ def test_a_base_snapshot_reads_all_of_a_tracked_file_and_finds_nothing_missed(
     assert slices(box) == 0, "what is read as a whole is cut afresh"
 
 
-def test_extents_by_the_thousand_are_all_tracked(cow_disk: Disk) -> None:
+def test_changes_in_thousands_of_extents_are_all_tracked(cow_disk: Disk) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK_BYTES)
     scattered = box.source / "scattered"
     step = 2 * BLOCK
@@ -257,7 +257,7 @@ for generation in itertools.count(2):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Somebody writes over and over: all of one MiB, in one call, with a number."""
+    """A thread overwrites a file of 1 MiB again and again, each time in one call, with a number."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
     try:
         assert writer.stdout is not None
@@ -268,7 +268,7 @@ def writing(path: Path) -> Iterator[None]:
         writer.communicate()
 
 
-def test_a_file_that_is_written_all_the_time_is_marked_and_each_snapshot_has_later_content(
+def test_a_file_that_is_always_being_written_is_marked_and_each_snapshot_has_later_content(
     cow_disk: Disk,
 ) -> None:
     box = box_on(cow_disk, chunk_bytes=CHUNK_BYTES)
@@ -286,8 +286,8 @@ def test_a_file_that_is_written_all_the_time_is_marked_and_each_snapshot_has_lat
             assert data[: 512 * 1024] == outside == data[512 * 1024 + MIB :]
             area = data[512 * 1024 : 512 * 1024 + MIB]
             found = [int.from_bytes(area[at : at + 8], "big") for at in range(0, MIB, 8)]
-            # XFS shares blocks between two writes. While btrfs writes the dirty pages of a
-            # subvolume out for its snapshot, further writes go on: see G21.
+            # XFS makes a clone between two writes. btrfs lets programs write while it writes the
+            # dirty pages of a subvolume out for its snapshot: see G21.
             if cow_disk.kind == "xfs":
                 assert min(found) == max(found)
             assert not seen or seen[-1] <= min(found), "not older than the snapshot before"

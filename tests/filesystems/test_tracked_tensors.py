@@ -1,4 +1,4 @@
-"""Tracked changes of files of tensors: reused and read ranges fit their cuts."""
+"""Changes are tracked in files of tensors: reused and read ranges fit the cuts."""
 
 import random
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 @pytest.fixture(params=["xfs", "btrfs"])
 def cow_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    """A file system that can freeze."""
+    """A file system on which ciuic can freeze files."""
     with disk(request.param, tmp_path) as made:
         yield made
 
 
 def tensors(seed: int) -> dict[str, bytes]:
-    """Two large ones and small ones."""
+    """Return two large tensors and some small ones."""
     dice = random.Random(seed)
     sizes = {"a": 2 * MIB + 1000, "b": 300 * KIB, "c": 90, "d": 5000, "e": 777_777}
     return {name: dice.randbytes(size) for name, size in sizes.items()}
@@ -70,7 +70,7 @@ def test_a_file_of_tensors_may_change_in_place_grow_and_be_rewritten(
 
     path.write_bytes(safetensors(tensors(1), note="a longer header" * 100))
     report = box.take()
-    # The whole file is read. The store has all chunks except the one with a changed slice.
+    # ciuic reads the whole file. The store has all its chunks except the one with a changed slice.
     assert report.read_bytes >= len(content)
     assert report.new_bytes <= 256 * KIB + 8 * KIB
     assert unlike(box) == []
@@ -82,7 +82,7 @@ def test_a_file_of_tensors_may_change_in_place_grow_and_be_rewritten(
     assert box.verify().ok
 
 
-def test_headers_may_lie_about_a_file_that_was_tracked_before(cow_disk: Disk) -> None:
+def test_headers_of_a_tracked_file_may_change_and_lie(cow_disk: Disk) -> None:
     box = box_on(cow_disk, chunk_bytes=64 * KIB)
     path = box.source / "model.safetensors"
     content = safetensors(tensors(2))
@@ -100,7 +100,7 @@ def test_headers_may_lie_about_a_file_that_was_tracked_before(cow_disk: Disk) ->
 
 
 def recut(box: Box) -> None:
-    """Give the store a header by which tensors are cut: its recipes are still of the fixed rule."""
+    """Change the store's header to cut by tensor. Its recipes still follow the fixed rule."""
     with open_store(str(box.store)) as store:
         old = store.header
     other = box.directory / "other"
@@ -111,7 +111,7 @@ def recut(box: Box) -> None:
 
 
 @pytest.mark.parametrize("base", [False, True])
-def test_recipes_of_another_rule_are_taken_over_and_never_called_wrong(
+def test_recipes_of_another_chunking_are_reused_and_never_reported_as_wrong(
     cow_disk: Disk, *, base: bool
 ) -> None:
     home = cow_disk.path / "home"

@@ -1,4 +1,4 @@
-"""Snapshots that scan nothing, on a real btrfs: only if nothing has changed, whatever changed."""
+"""Snapshots without a scan, on a real btrfs. Any change in a root causes a scan."""
 
 import mmap
 import os
@@ -27,14 +27,14 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 @pytest.fixture
 def btrfs(tmp_path: Path) -> Iterator[Disk]:
     with disk("btrfs", tmp_path) as made:
-        # With the times of the last access, reading a file changes its subvolume.
+        # If btrfs kept access times, reading a file would change its subvolume.
         made.remount("noatime")
         yield made
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    """Its store is on another file system than the roots."""
+    """The store is on a file system without the roots."""
     home = tmp_path / "home"
     home.mkdir()
     return Box(home)
@@ -58,7 +58,7 @@ def filled(root: Path) -> Path:
 
 @pytest.fixture
 def root(btrfs: Disk) -> Path:
-    """A directory in the top subvolume, which is where the reflink copies are."""
+    """A directory in the top subvolume, where the reflink copies are too."""
     return filled(btrfs.path / "train")
 
 
@@ -114,7 +114,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_every_kind_of_change_is_scanned(what: str, box: Box, root: Path, tmp_path: Path) -> None:
+def test_every_kind_of_change_causes_a_scan(
+    what: str, box: Box, root: Path, tmp_path: Path
+) -> None:
     box.take(root)
     assert not is_scanned(box.take(root))
 
@@ -126,7 +128,7 @@ def test_every_kind_of_change_is_scanned(what: str, box: Box, root: Path, tmp_pa
     assert differences(expected, photograph(tmp_path / "train", holes=False)) == []
 
 
-def test_a_snapshot_without_a_scan_has_all_that_its_parent_has(
+def test_a_snapshot_without_a_scan_has_everything_that_its_parent_has(
     box: Box, root: Path, tmp_path: Path
 ) -> None:
     parent = box.take(root)
@@ -146,9 +148,7 @@ def test_a_snapshot_without_a_scan_has_all_that_its_parent_has(
     assert "without a scan: its subvolume had not changed since the parent" in shown.out
 
 
-def test_what_has_reflink_copies_keeps_them_without_a_scan(
-    box: Box, root: Path, tmp_path: Path
-) -> None:
+def test_reflink_copies_stay_without_a_scan(box: Box, root: Path, tmp_path: Path) -> None:
     box.take(root)
     box.take(root)
     (root / "run" / "model.pt").unlink()
@@ -158,9 +158,7 @@ def test_what_has_reflink_copies_keeps_them_without_a_scan(
     assert outcome.document["cloned_bytes"] > 2 * MIB
 
 
-def test_every_layout_of_subvolumes_can_do_without_a_scan(
-    box: Box, btrfs: Disk, tmp_path: Path
-) -> None:
+def test_no_layout_of_subvolumes_needs_a_scan(box: Box, btrfs: Disk, tmp_path: Path) -> None:
     own = btrfs.path / "own"
     run("btrfs", "subvolume", "create", own)
     roots = [filled(own), filled(btrfs.path / "plain")]
@@ -181,8 +179,8 @@ def test_a_write_through_a_memory_map_is_noticed(box: Box, root: Path, tmp_path:
     model = root / "run" / "model.pt"
     box.take(root)
     with model.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
-        assert not is_scanned(box.take(root))  # it was only mapped
-        for _ in range(3):  # the page is writable from the second write on
+        assert not is_scanned(box.take(root))  # the program has only mapped it so far
+        for _ in range(3):  # from the second write on, the page is writable and no write faults
             view[8192] = (view[8192] + 1) % 256
             assert is_scanned(box.take(root))
         expected = bytes(view)
@@ -191,7 +189,7 @@ def test_a_write_through_a_memory_map_is_noticed(box: Box, root: Path, tmp_path:
     assert (tmp_path / "train" / "run" / "model.pt").read_bytes() == expected
 
 
-def test_a_change_right_after_the_look_is_in_the_next_snapshot(
+def test_a_change_right_after_the_check_is_in_the_next_snapshot(
     box: Box, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = root / "run" / "log.txt"
@@ -213,7 +211,7 @@ def test_a_change_right_after_the_look_is_in_the_next_snapshot(
     assert (tmp_path / "new" / "train" / "run" / "log.txt").read_text() == "step 1\nstep 2\n"
 
 
-def test_another_subvolume_in_the_place_of_the_root_is_scanned(
+def test_another_subvolume_at_the_path_of_the_root_is_scanned(
     box: Box, btrfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = btrfs.path / "own", btrfs.path / "other"
@@ -224,7 +222,8 @@ def test_another_subvolume_in_the_place_of_the_root_is_scanned(
 
     def write_out_and_change(self: freezer.Freezer, place: bytes) -> None:
         write_out(self, place)
-        (other / "run" / "log.txt").chmod(0o600)  # in the transaction that ends with the freeze
+        # This change is in the transaction that ends with the freeze.
+        (other / "run" / "log.txt").chmod(0o600)
 
     monkeypatch.setattr(freezer.Freezer, "_write_out", write_out_and_change)
     box.take(own)
@@ -236,7 +235,7 @@ def test_another_subvolume_in_the_place_of_the_root_is_scanned(
     assert is_scanned(box.take(own))
 
 
-def test_what_is_in_a_subvolume_or_mount_inside_is_scanned(
+def test_a_subvolume_or_mount_inside_the_root_is_scanned(
     box: Box, root: Path, tmp_path: Path
 ) -> None:
     box.take(root)
@@ -275,7 +274,7 @@ def test_a_snapshot_scans_if_it_is_full_or_asked_for_something_else(box: Box, ro
     assert is_scanned(box.take(root / "run"))
 
 
-def test_what_the_store_lost_is_stored_again(box: Box, root: Path) -> None:
+def test_chunks_that_the_store_has_lost_are_stored_again(box: Box, root: Path) -> None:
     box.take(root)
     for pack in packs(box.store):
         pack.unlink()
