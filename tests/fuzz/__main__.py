@@ -1,9 +1,9 @@
 """Coverage-guided fuzzing of every parser; see ``scripts/fuzz``.
 
-Each target is fuzzed by a process of its own, under a limit of its memory. What finds new ways
-through the code stays in ``build/fuzz``; with --keep the smallest set of inputs that reaches
-the same lines goes to ``tests/fuzz/corpus``, which ``tests/fuzz/test_corpus.py`` replays in every
-run. An input that fails is left in ``build/fuzz/<target>`` as ``crash-*``.
+A process of its own fuzzes each target, under a memory limit. Inputs that reach new code stay in
+``build/fuzz``. With --keep, the smallest set of inputs that reaches the same lines goes to
+``tests/fuzz/corpus``, and ``tests/fuzz/test_corpus.py`` replays it in every run. An input that
+fails is left in ``build/fuzz/<target>`` as ``crash-*``.
 """
 
 import argparse
@@ -23,15 +23,15 @@ CORPUS = Path(__file__).parent / "corpus"
 ADDRESS_SPACE_BYTES = 3 << 30
 INPUT_BYTES_MAX = 2048
 HANG_S = 20
-# What a config, a store's header or a table of SQLite costs a run is not parsing.
+# A run of these targets spends most of its time on files and SQLite, not on parsing.
 SLOW = {"config": 0.1, "header": 0.4, "rows": 0.25, "parity": 0.5, "frozen": 0.5, "footer": 0.7}
 
 
 def fuzz(target: str, runs: int, seed: int) -> int:
-    """Fuzz one target in this process; does not return when an input fails."""
+    """Fuzz one target in this process. It does not return if an input fails."""
     import atheris
 
-    # Before anything else imports them; those that are imported late, in functions, too.
+    # atheris instruments a module when it is imported, so late imports are made here too.
     with atheris.instrument_imports(include=["ciuic", "ciuicd"]):
         import ciuic.codec.dense_delta
         import ciuic.view.damage  # noqa: F401 - instrumented
@@ -55,7 +55,7 @@ def fuzz(target: str, runs: int, seed: int) -> int:
 
 
 def prepare(target: str) -> None:
-    """What there is to begin with: the seeds and the corpus that is kept."""
+    """Write the first inputs: the seeds and the saved corpus."""
     from tests.fuzz.seeds import SEEDS
 
     inputs = WORK / target / "inputs"
@@ -67,7 +67,7 @@ def prepare(target: str) -> None:
 
 
 def run(target: str, runs: int, seed: int) -> dict[str, object]:
-    """Fuzz one target in a process of its own; what came of it."""
+    """Fuzz one target in a process of its own; return the outcome."""
     prepare(target)
     command = [sys.executable, "-m", "tests.fuzz", "--here", target]
     command += ["--runs", str(runs), "--seed", str(seed)]
@@ -87,7 +87,7 @@ def run(target: str, runs: int, seed: int) -> dict[str, object]:
 
 
 def keep(target: str) -> None:
-    """Let the corpus be the smallest inputs that reach all that was reached."""
+    """Make the corpus the smallest inputs that reach every line that any input reached."""
     found = sorted((WORK / target / "inputs").iterdir(), key=lambda one: one.stat().st_size)
     chosen = least(target, [one.read_bytes() for one in found])
     place = CORPUS / target
@@ -98,7 +98,7 @@ def keep(target: str) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="all, if none is named")
     parser.add_argument("--runs", type=int, default=20_000, help="inputs for each target")

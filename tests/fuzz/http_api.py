@@ -1,10 +1,11 @@
-"""Gives a real ``ciuic web`` requests that its OpenAPI document allows, and others: schemathesis.
+"""Runs schemathesis on a real ``ciuic web``: requests that its OpenAPI document allows, and others.
 
     python -m tests.fuzz.http_api PROGRAM [OPTION]...
 
-PROGRAM is schemathesis, and options are for it. The store is thrown away afterwards. Two checks are
-left out. Whether a name means a snapshot, only the store knows, so a request that the document
-allows may be refused. And a job that was deleted has stopped, and is still shown.
+PROGRAM is schemathesis, and the options are passed on to it. The store is removed afterwards. Two
+checks are left out. The server may refuse a request that the document allows, because only the
+store knows whether a name means a snapshot. And the server still shows a job after it was deleted,
+as a stopped one.
 """
 
 import subprocess

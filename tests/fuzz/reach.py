@@ -1,4 +1,4 @@
-"""Which lines of ciuic an input reaches, by tracing: what a corpus is measured and reduced by."""
+"""Finds by tracing which lines of ciuic an input reaches, to measure and reduce a corpus."""
 
 import contextlib
 import sys
@@ -85,12 +85,12 @@ class _Trace:
 
 
 def run_at_most(limit: int, work: Callable[[], object]) -> None:
-    """Do ``work``; fail after this number of lines of ciuic."""
+    """Run ``work``; fail if it runs more than this number of lines of ciuic."""
     _steps(work, _Trace(limit))
 
 
 def _steps(work: Callable[[], object], trace: _Trace) -> None:
-    """Note what ``work`` runs through."""
+    """Return the steps from line to line that ``work`` takes."""
     before = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -100,14 +100,14 @@ def _steps(work: Callable[[], object], trace: _Trace) -> None:
 
 
 def least(target: str, inputs: Iterable[bytes]) -> list[bytes]:
-    """Those of some inputs, in their order, that take a step that no earlier one takes."""
+    """Return the inputs, in their order, that take a step that no earlier input takes."""
     from tests.fuzz.targets import TARGETS
 
     seen: set[Arc] = set()
     chosen = []
     for data in inputs:
         trace = _Trace()
-        with contextlib.suppress(Exception):  # what fails is for a test of its own
+        with contextlib.suppress(Exception):  # another test covers inputs that fail
             _steps(lambda data=data: TARGETS[target](data), trace)
             if not trace.arcs <= seen:
                 seen |= trace.arcs
@@ -116,9 +116,9 @@ def least(target: str, inputs: Iterable[bytes]) -> list[bytes]:
 
 
 def lines_reached(target: str, corpus: Path) -> tuple[int, int]:
-    """How many lines of the target's parsers a corpus runs, and how many there are.
+    """Return how many lines of the target's parsers a corpus runs, and how many there are.
 
-    Counted are the functions that are entered at all: a module has writers as well.
+    Only functions that some input enters count, because a module also has writers.
     """
     from tests.fuzz.targets import TARGETS
 
@@ -127,7 +127,7 @@ def lines_reached(target: str, corpus: Path) -> tuple[int, int]:
     for one in sorted(corpus.glob("*")):
         data = one.read_bytes()
         trace = _Trace()
-        with contextlib.suppress(Exception):  # a corpus that fails is for its test to tell
+        with contextlib.suppress(Exception):  # the test of the corpus reports inputs that fail
             _steps(lambda data=data: TARGETS[target](data), trace)
         codes |= trace.codes
         lines |= {(name, line) for name, _, line in trace.arcs}

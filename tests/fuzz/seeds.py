@@ -1,4 +1,4 @@
-"""Inputs that go all the way through each parser: where a fuzzer begins."""
+"""Valid inputs for each parser, from which the fuzzer begins."""
 
 import json
 import re
@@ -27,7 +27,7 @@ __all__ = ["SEEDS"]
 
 
 def part(data: bytes) -> bytes:
-    """What ``Bytes.part`` takes."""
+    """Return the bytes from which ``Bytes.part`` takes ``data``."""
     return len(data).to_bytes(2, "little") + data
 
 
@@ -42,7 +42,7 @@ def _frames() -> list[bytes]:
 
 
 def _footers() -> list[bytes]:
-    """Each frame listed where it is, or elsewhere."""
+    """Return packs whose footers list each frame at its place, or elsewhere."""
     packs = []
     for what in (3, 1, 0, 7):
         body = b"".join([bytes([what, 0, 0]) + part(one) for one in _frames()])
@@ -70,7 +70,8 @@ def _trees() -> list[bytes]:
         _web(1, 0, [1, lower], [0, leaf], upper),
         _web(8, 0, *[[level, [[1, b"", bytes([9 - level])]] * 2] for level in range(8, 0, -1)]),
         _web(0, 0, [0, []]),
-        # Each level names the next one over and over: 20 to the power of 8 leaves without entries.
+        # Each level names the next one again and again: 20 to the power of 8 leaves without
+        # entries.
         _web(8, 0, *[[8 - at, [[1, b"", bytes([at + 1])]] * 20] for at in range(8)], [0, []]),
     ]
 
@@ -86,7 +87,7 @@ def _recipes() -> list[bytes]:
 
 
 def _document(data: bytes) -> bytes:
-    """A sealed document without its seal."""
+    """Return a sealed document without its seal."""
     return data[: data.rindex(b'"checksum"')]
 
 
@@ -118,7 +119,7 @@ def _marks() -> list[bytes]:
 
 
 def _parities() -> list[bytes]:
-    """Two segments and one row of 512 bytes, over a pack that lacks some bytes."""
+    """Return parity of two segments and one row of 512 bytes, with a pack that lacks some bytes."""
     plain = bytes(range(256)) * 4
     found = []
     for there in (plain, plain[:900], plain[:512] + bytes(512)):
@@ -131,7 +132,7 @@ def _parities() -> list[bytes]:
 
 
 def _deltas() -> list[bytes]:
-    """What ``fuzz_delta`` takes for a length, a reference and a delta from it."""
+    """Return the bytes from which ``fuzz_delta`` takes a length, a delta base and a delta."""
     made = []
     for width in WIDTHS:
         old = struct.pack("<16d", *range(16))
@@ -206,7 +207,7 @@ def _pickles() -> list[bytes]:
 
 
 def _tensors() -> list[bytes]:
-    """What real libraries write; the target makes long runs of zeros out of their lengths."""
+    """Return files of real libraries. The target takes runs of zeros as lengths, not bytes."""
 
     def shorter(zeros: re.Match[bytes]) -> bytes:
         return ZEROS + len(zeros[0]).to_bytes(3, "little")

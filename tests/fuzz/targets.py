@@ -1,10 +1,10 @@
-"""What is fuzzed: for each parser a function that takes any bytes, and fails if the parser does.
+"""The fuzzing targets: for each parser, a function that takes any bytes and fails if it fails.
 
-A parser may return, or raise one of ciuic's own errors; anything else that it raises is a defect,
-and so is work or memory out of proportion. Random bytes would end at the first checksum, so the
-functions put right checksums over what they are given: what lies behind is what is fuzzed. Work is
-counted where it could run away (nodes that are read, pieces and entries that come back), never
-timed; memory is bounded by ``MEMORY_BYTES_MAX``, which the caller has to set.
+A parser may return, or raise one of ciuic's own errors. Any other exception is a defect, and so is
+work or memory out of proportion to the input. Random bytes would end at the first checksum, so the
+functions add correct checksums to their input, to fuzz the code behind the checks. Where work could
+run away, they count it (nodes read, pieces and entries returned) and never time it.
+``MEMORY_BYTES_MAX`` bounds memory; the caller has to set that limit.
 """
 
 import contextlib
@@ -61,15 +61,15 @@ __all__ = ["MEMORY_BYTES_MAX", "TARGETS", "Target"]
 
 Target = Callable[[bytes], None]
 MEMORY_BYTES_MAX = 48 * 1024 * 1024
-"""More than any input here may cost: parity works on up to 16 MiB, with its copies."""
+"""More than any input here may take: parity works on up to 16 MiB, and on copies of it."""
 ZEROS = b"\xee\xdd"
-"""In files of tensors, before the length of a run of zeros."""
+"""In files of tensors, this stands before the length of a run of zeros."""
 REFUSED = (CorruptionError, UnknownFormatError)
 SNAPSHOT = "cs-123456"
 
 
 def call(parse, *arguments):
-    """The result, or None for one of the errors that a parser of stored bytes may raise."""
+    """Return the result, or None after an error that a parser of stored bytes may raise."""
     try:
         return parse(*arguments)
     except REFUSED:
@@ -77,34 +77,34 @@ def call(parse, *arguments):
 
 
 class Bytes:
-    """Takes an input apart from its front; what is missing reads as zeros."""
+    """Takes an input apart from its front. Beyond its end, it reads zeros."""
 
     def __init__(self, data: bytes) -> None:
         self.rest = data
 
     def number(self, length: int) -> int:
-        """An integer of this number of bytes."""
+        """Return an integer of this number of bytes."""
         return int.from_bytes(self.take(length), "little")
 
     def take(self, length: int) -> bytes:
-        """This number of bytes."""
+        """Return this number of bytes."""
         taken, self.rest = self.rest[:length], self.rest[length:]
         return taken.ljust(length, b"\0")
 
     def part(self) -> bytes:
-        """Bytes whose length comes before them, two bytes long."""
+        """Return bytes whose length is in the two bytes before them."""
         length = self.number(2)
         taken, self.rest = self.rest[:length], self.rest[length:]
         return taken
 
     def text(self) -> str:
-        """A part, as text."""
+        """Return a part, as text."""
         return self.part().decode("utf-8", "surrogateescape")
 
 
 @contextlib.contextmanager
 def opened(data: bytes) -> Iterator[int]:
-    """An open file with this content."""
+    """Open a file with this content."""
     fd = os.memfd_create("fuzz")
     try:
         os.write(fd, data)
@@ -115,13 +115,13 @@ def opened(data: bytes) -> Iterator[int]:
 
 @functools.cache
 def scratch_directory(name: str) -> tempfile.TemporaryDirectory[str]:
-    """A directory of its own for each name, removed when the process ends."""
+    """Return a directory for this name, which is removed when the process ends."""
     place = "/dev/shm" if os.path.isdir("/dev/shm") else None
     return tempfile.TemporaryDirectory(prefix=f"ciuic-fuzz-{name}-", dir=place)
 
 
 def scratch(name: str, data: bytes) -> str:
-    """A file with this content; its directory holds nothing else."""
+    """Return the path of a file with this content, alone in its directory."""
     path = Path(scratch_directory(name).name) / name
     path.write_bytes(data)
     return str(path)
@@ -131,7 +131,7 @@ def scratch(name: str, data: bytes) -> str:
 
 
 def sealed_header(data: bytes) -> bytes:
-    """Header and table of a frame with checksum and magic that are right, and what is behind."""
+    """Return the header and table of a frame, with correct magic and checksum, and the rest."""
     if len(data) < frame.HEADER_BYTES:
         return data
     bare = frame.MAGIC + data[4:64]
@@ -142,7 +142,7 @@ def sealed_header(data: bytes) -> bytes:
 
 
 def fuzz_frame(data: bytes) -> None:
-    """A frame, as it is and sealed; its payload with the checksum that its header has."""
+    """Parse a frame, as it is and sealed, and a payload with the checksum of its header."""
     call(frame.parse_header, data)
     data = sealed_header(data)
     one = call(frame.parse_header, data)
@@ -162,7 +162,7 @@ def fuzz_frame(data: bytes) -> None:
 
 
 def fuzz_footer(data: bytes) -> None:
-    """A pack: frames, some with correct checksums, and a footer with a correct checksum."""
+    """Parse a pack: frames, some with correct checksums, and a footer with a correct checksum."""
     source = Bytes(data)
     body, listed, behind = pack.MAGIC, b"", b""
     for _ in range(source.number(1) % 8):
@@ -189,7 +189,7 @@ def fuzz_footer(data: bytes) -> None:
 
 
 def fuzz_zstd(data: bytes) -> None:
-    """A zstd payload whose header claims anything."""
+    """Decode a zstd payload whose header claims anything."""
     source = Bytes(data)
     size = source.number(3) % 100_000
     plain = call(codec.decode, codec.ZSTD, source.rest, size)
@@ -197,7 +197,7 @@ def fuzz_zstd(data: bytes) -> None:
 
 
 def fuzz_planes(data: bytes) -> None:
-    """A payload of byte planes; the columns that it names are made as long as its header says."""
+    """Decode a payload of byte planes, with columns as long as its header says."""
     source = Bytes(data)
     size = source.number(2)
     call(codec.decode, codec.PLANES, source.rest, size)
@@ -215,7 +215,7 @@ def fuzz_planes(data: bytes) -> None:
 
 
 def fuzz_delta(data: bytes) -> None:
-    """A delta from something; where the input lets it, its classes hold real byte planes."""
+    """Decode a delta. Its classes hold real byte planes if the input allows that."""
     source = Bytes(data)
     size, width = source.number(2) % 4096, (2, 4, 8)[source.number(1) % 3]
     reference = source.part()[:size].ljust(size, b"\x3f")
@@ -230,7 +230,7 @@ def fuzz_delta(data: bytes) -> None:
         stored += struct.pack("<IB", len(body), source.number(1)) + body
     plain = call(codec.decode, codec.DELTA, stored + source.rest, size, reference)
     assert plain is None or len(plain) == size
-    # The same as what has become of a few elements of something longer.
+    # The same delta, as the changed elements of a longer chunk.
     count, gaps = size // width, source.part()
     stored = struct.pack("<BBIB", width, 0, count, 1) + struct.pack("<BI", 0, len(gaps)) + gaps
     plain = call(codec.decode, codec.SPARSE, stored + source.rest, 4 * size, reference * 4)
@@ -241,7 +241,7 @@ def fuzz_delta(data: bytes) -> None:
 
 
 class Web:
-    """Nodes that name each other as the input likes: an ID stands for one by its first byte."""
+    """Nodes that name each other as the input says: the first byte of an ID chooses a node."""
 
     def __init__(self, data: bytes) -> None:
         source = Bytes(data)
@@ -253,7 +253,7 @@ class Web:
         self.reads = 0
 
     def get(self, _kind: int, name: bytes) -> bytes:
-        """A node."""
+        """Return a node."""
         self.reads += 1
         if not self.parts or not name:
             raise CorruptionError("missing")
@@ -261,7 +261,7 @@ class Web:
 
 
 def fuzz_tree(data: bytes) -> None:
-    """Tree nodes: work is bounded by what there is, however often they name each other."""
+    """Read tree nodes. Work is bounded, however often nodes name each other."""
     web = Web(data)
     names = []
     with contextlib.suppress(*REFUSED):
@@ -276,7 +276,7 @@ def fuzz_tree(data: bytes) -> None:
 
 
 def fuzz_recipe(data: bytes) -> None:
-    """Recipe nodes: as many pieces as the file has bytes, at most."""
+    """Read recipe nodes. There are at most as many pieces as the file has bytes."""
     web = Web(data)
     size = web.size_bytes % 500
     entry = Entry(b"f", 0o100644, 0, 0, 0, 0, 0, size_bytes=size, content=b"\0", level=web.level)
@@ -294,13 +294,13 @@ def fuzz_recipe(data: bytes) -> None:
 
 
 def seal(text: bytes) -> bytes:
-    """Any bytes in the form of a sealed document."""
+    """Return a sealed document with any bytes."""
     text += b'"checksum": "blake3:'
     return text + data_id(text + b"0" * 64 + b'"\n}\n').hex().encode() + b'"\n}\n'
 
 
 def fuzz_manifest(data: bytes) -> None:
-    """A manifest, as it is and sealed."""
+    """Decode a manifest, as it is and sealed."""
     call(manifest.decode_manifest, data, SNAPSHOT)
     found = call(manifest.decode_manifest, seal(data), SNAPSHOT)
     if found is not None:
@@ -310,7 +310,7 @@ def fuzz_manifest(data: bytes) -> None:
 
 
 def fuzz_header(data: bytes) -> None:
-    """The header of a store, as it is and sealed."""
+    """Decode the header of a store, as it is and sealed."""
     for one in (data, seal(data)):
         path = scratch(layout.HEADER, one)
         found = call(find.read_header, os.path.dirname(path))
@@ -322,7 +322,7 @@ def fuzz_header(data: bytes) -> None:
 
 
 def fuzz_mark(data: bytes) -> None:
-    """A mark with any tags and time, any sealed document as one, and as retired IDs."""
+    """Decode a mark with any tags and time, and any document as a mark and as retired IDs."""
     source = Bytes(data)
     forgotten_ns, tags = source.number(9), source.part()
     text = {"format": 1, "id": SNAPSHOT, "number": 1, "pinned": False}
@@ -340,7 +340,7 @@ def fuzz_mark(data: bytes) -> None:
 
 
 def fuzz_parity(data: bytes) -> None:
-    """A parity file whose headers and pages are sealed, and a pack that is read by its help."""
+    """Read a pack by a parity file whose headers and pages are sealed."""
     source = Bytes(data)
     name = bytes(32)
     size, segments, rows = source.number(3), source.number(1), source.number(1)
@@ -366,7 +366,7 @@ def fuzz_parity(data: bytes) -> None:
 
 
 def fuzz_frozen(data: bytes) -> None:
-    """A record of frozen copies, sealed."""
+    """Read a sealed record of frozen copies."""
     source = Bytes(data)
     length, raw = source.number(2), source.number(1) & 1
     if raw:
@@ -386,7 +386,7 @@ def fuzz_frozen(data: bytes) -> None:
 
 
 def fuzz_tensors(data: bytes) -> None:
-    """The headers of a file that claims anything about its tensors, which are zeros."""
+    """Read the headers of a file that claims anything about its tensors, which are zeros."""
     first, *others = data.split(ZEROS)[:5]
     runs = [bytes(int.from_bytes(one[:3], "little") % 200_000) + one[3:] for one in others]
     whole = first + b"".join(runs)
@@ -412,7 +412,7 @@ def fuzz_tensors(data: bytes) -> None:
 
 
 def _look_closely(whole: bytes) -> None:
-    """What only archives have: small tensors' own places, and pickles."""
+    """Read the parts that only archives have: places of small tensors, and pickles."""
     found = described(lambda offset, length: whole[offset : offset + length], len(whole))
     assert found is None or found
     assert len({one.name for one in found or ()}) == len(found or ())
@@ -422,7 +422,7 @@ def _look_closely(whole: bytes) -> None:
 
 
 def fuzz_pickle(data: bytes) -> None:
-    """What a checkpoint says that ``torch.save`` has pickled."""
+    """Read the pickle of a checkpoint of ``torch.save``."""
     for key, one in torch_pickle.read(data).items():
         assert isinstance(key, str)
         assert len(one.name.encode(errors="surrogatepass")) <= headers.NAME_BYTES_MAX
@@ -435,7 +435,7 @@ def fuzz_pickle(data: bytes) -> None:
 
 
 def value(source: Bytes) -> object:
-    """Anything that can stand in a cell of a table."""
+    """Return a value that a cell of a table may hold."""
     kind = source.number(1) % 6
     if kind == 0:
         return source.take(32)
@@ -451,7 +451,7 @@ def value(source: Bytes) -> object:
 
 
 def fuzz_rows(data: bytes) -> None:
-    """Rows of the catalog that hold anything: SQLite keeps whatever it is given."""
+    """Read rows of the chunk index that hold anything, because SQLite keeps values of any type."""
     source = Bytes(data)
     with contextlib.closing(chunk_index.ChunkIndex("", write=True)) as made:
         columns = {"pack": 3, "chunk": 7, "snapshot": 5, "pack_check": 4, "lost_chunk": 1}
@@ -464,7 +464,7 @@ def fuzz_rows(data: bytes) -> None:
                     row,
                 )
         made._db.commit()
-        # Callers ask for IDs that trees and recipes name, which are bytes whatever the rows hold.
+        # Callers ask for IDs that trees and recipes name. These are bytes, whatever the rows hold.
         ids = [
             chunk_id
             for (chunk_id,) in made._db.execute("SELECT id FROM chunk")
@@ -487,7 +487,7 @@ def fuzz_rows(data: bytes) -> None:
 
 
 def catalog_errors() -> tuple[type[Exception], ...]:
-    """What ``ciuic.catalog.listing`` takes for a row that is to be made anew."""
+    """Return the errors after which ``ciuic.catalog.listing`` makes a row again."""
     import msgspec
 
     return msgspec.MsgspecError, UnicodeDecodeError
@@ -497,7 +497,7 @@ def catalog_errors() -> tuple[type[Exception], ...]:
 
 
 def fuzz_config(data: bytes) -> None:
-    """A configuration: settings, or an error that names file and line."""
+    """Parse a configuration: it gives settings, or an error that names the file and line."""
     path = scratch("ciuic.conf", data)
     for read in (read_store_path, load_settings):
         try:
@@ -509,7 +509,7 @@ def fuzz_config(data: bytes) -> None:
 
 
 def fuzz_words(data: bytes) -> None:
-    """Policies, durations, sizes, budgets, times, names in the store, paths in manifests."""
+    """Parse policies, durations, sizes, budgets, times, names in the store, paths in manifests."""
     text = data.decode("utf-8", "surrogateescape")
     for parse in (parse_policy, parse_duration_s, parse_size_bytes, parse_budget):
         with contextlib.suppress(ValueError):
@@ -529,7 +529,7 @@ def fuzz_words(data: bytes) -> None:
 
 
 def fuzz_request(data: bytes) -> None:
-    """What a client may say to the daemon."""
+    """Parse a request of a client to the daemon."""
     try:
         request = control.parse_request(data)
         if isinstance(request, control.SnapshotRequest):
@@ -539,7 +539,7 @@ def fuzz_request(data: bytes) -> None:
 
 
 def fuzz_reply(data: bytes) -> None:
-    """What a daemon may answer to a client."""
+    """Parse a reply of the daemon to a client."""
     try:
         daemon, client = socket.socketpair()
         with client:
@@ -553,24 +553,24 @@ def fuzz_reply(data: bytes) -> None:
 
 
 class _Client:
-    """A connection that says what it was given, in pieces, and keeps what it is told."""
+    """A connection that sends given bytes in pieces, and keeps the bytes that it receives."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.told = b""
 
     def settimeout(self, _duration_s: float) -> None:
-        """Never waits."""
+        """Ignore the time limit, because nothing waits."""
 
     def recv(self, _length: int) -> bytes:
-        """The next piece."""
+        """Return the next piece."""
         size = 1 + (self._data[0] if self._data else 0)
         piece, self._data = self._data[:size], self._data[size:]
         return piece
 
 
 def fuzz_daemon(data: bytes) -> None:
-    """A client of the daemon: one line at most comes out, and nothing is kept beyond the limit."""
+    """Serve a client of the daemon: it returns at most one line, and reads up to the limit."""
     server = object.__new__(Server)
     server._clock = ManualClock(0)
     client = _Client(data * (1 + len(data) % 7 * 40))

@@ -1,4 +1,4 @@
-"""Every saved fuzzing input again: no defect, no runaway, and none is left out."""
+"""Every saved fuzzing input runs again: none finds a defect or takes too much work."""
 
 import tracemalloc
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.fuzz.targets import MEMORY_BYTES_MAX, TARGETS
 CORPUS = Path(__file__).parent / "corpus"
 CORPUS_BYTES_MAX = 300_000
 LINES_MAX = 200_000
-"""How many lines of ciuic an input of 2 KiB may run: the dearest that is known takes a third."""
+"""Lines of ciuic that an input of 2 KiB may run. The costliest known input runs a third."""
 
 
 def inputs(target: str) -> list[bytes]:
@@ -31,9 +31,9 @@ def test_the_corpus_stays_small():
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
-def test_the_corpus_costs_neither_time_nor_memory(target):
+def test_the_corpus_takes_little_time_and_memory(target):
     work = TARGETS[target]
-    work(b"")  # what is imported late is no cost of an input
+    work(b"")  # a late import does not count as work of an input
     for data in inputs(target):
         run_at_most(LINES_MAX, lambda data=data: work(data))
         tracemalloc.start()
