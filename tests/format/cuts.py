@@ -1,6 +1,6 @@
-"""Where files are cut, written from docs/format.md alone: section 20, and nothing of ciuic.
+"""Cuts files as section 20 of docs/format.md says, written from that page and without ciuic.
 
-Slow and short: it follows the page's pseudocode line by line.
+It is slow and short, because it follows the page's pseudocode line by line.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ GEAR = [gear(byte) for byte in range(256)]
 
 
 def cuts_by_content(data, masks, size, average, least):
-    """The lengths of a stretch's chunks; ``masks`` by their number of bits."""
+    """Return the lengths of the chunks of a stretch. ``masks`` are by their number of bits."""
     lengths = []
     while data:
         lengths.append(first_chunk(data, masks, size, average, least))
@@ -52,7 +52,7 @@ def first_chunk(data, masks, size, average, least):
 
 
 def cuts_by_tensor(tensors, size, file_bytes):
-    """The lengths of a file's chunks; ``tensors`` as first byte and end, in order."""
+    """Return the lengths of a file's chunks. ``tensors`` are first bytes and ends, in order."""
     bounds = [0]
     for first, end in stretches(tensors):
         bounds += [first, end]

@@ -1,12 +1,11 @@
-"""Make the golden store: once for each version of the format, then never again.
+"""Makes the golden store, once for each version of the format.
 
     python -m tests.format.make_golden
 
-writes tests/format/golden: a store, and what its snapshots must restore to, as seen by the
-operating system and not by ciuic. Of four snapshots the first is pinned, the second lies in the
-trash, the third is gone for good and its ID retired, and the last has a file that is spelled by
-slices. The source lies in a fixed place, and everything in it but inode numbers and change times
-is the same on every run.
+writes tests/format/golden: a store, and what its snapshots must restore to, as the operating system
+shows it, without ciuic. It has four snapshots. The first is pinned, the second is in the trash, the
+third is purged and its ID retired, and the fourth has a file whose recipe has slices. The source is
+at a fixed path. Everything in it except inode numbers and change times is the same on every run.
 """
 
 import hashlib
@@ -56,7 +55,7 @@ def put(name: bytes, data: bytes) -> None:
 
 
 def bf16(count: int) -> bytes:
-    """Weights in two bytes each: the upper halves of floats."""
+    """Return weights of two bytes each: the upper halves of floats."""
     noise = random.Random(7)
     floats = struct.pack(f"<{count}f", *[noise.gauss(0, 0.02) for _ in range(count)])
     halves = bytearray(2 * count)
@@ -65,7 +64,7 @@ def bf16(count: int) -> bytes:
 
 
 def fill() -> None:
-    """The source of the first snapshot."""
+    """Write the source of the first snapshot."""
     put(b"empty", b"")
     put(b"notes.txt", b"learning rate 3e-4\n")
     put(b"train.log", b"".join([b"step %d loss %.4f\n" % (n, 2 / n) for n in range(1, 9000)]))
@@ -89,7 +88,7 @@ def fill() -> None:
 
 
 def change() -> None:
-    """What happens until the second one."""
+    """Change the source for the second snapshot."""
     put(b"train.log", b"".join([b"step %d loss %.4f\n" % (n, 2 / n) for n in range(1, 9100)]))
     os.unlink(os.path.join(SOURCE, b"latest"))
     os.symlink(b"shards/00", os.path.join(SOURCE, b"latest"))
@@ -98,7 +97,7 @@ def change() -> None:
 
 
 def patch() -> None:
-    """What happens until the third one."""
+    """Change the source for the third snapshot."""
     with open(os.path.join(SOURCE, b"weights.bin"), "r+b") as file:
         file.seek(PATCH_AT)
         file.write(PATCH)
@@ -106,7 +105,7 @@ def patch() -> None:
 
 
 def settle() -> None:
-    """Times of everything, deepest first."""
+    """Set the times of everything, deepest first."""
     for directory, directories, files in os.walk(SOURCE, topdown=False):
         for name in sorted(files + directories):
             set_time(os.path.join(directory, name))
@@ -119,7 +118,7 @@ def set_time(path: bytes) -> None:
 
 
 def survey(top: bytes) -> dict[str, dict[str, object]]:
-    """What a restored tree must be like: by path, in hex, relative to its top."""
+    """Return what a restored tree must have, by path relative to its top, in hex."""
     paths = [top]
     for directory, directories, files in os.walk(top):
         paths += [os.path.join(directory, name) for name in directories + files]
@@ -142,7 +141,7 @@ def survey(top: bytes) -> dict[str, dict[str, object]]:
 
 
 def main() -> None:
-    """Make it."""
+    """Make the golden store."""
     shutil.rmtree(GOLDEN, ignore_errors=True)
     shutil.rmtree(os.path.dirname(SOURCE), ignore_errors=True)
     store = GOLDEN / "store"
@@ -179,7 +178,7 @@ def main() -> None:
         if name not in KEPT:
             path = store / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    # As version control will give them back.
+    # These are the modes that version control gives them.
     for directory, _, files in os.walk(store):
         os.chmod(directory, 0o755)
         for name in files:

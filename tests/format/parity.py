@@ -1,6 +1,6 @@
-"""Repairs a pack by its parity: from docs/format.md, "Parity and copies", and nothing of ciuic.
+"""Repairs a pack by its parity, written from docs/format.md, "Parity and copies", without ciuic.
 
-Slow and short: one sector at a time, and the field's arithmetic by a table of logarithms.
+It is slow and short: one sector at a time, and arithmetic by a table of logarithms.
 """
 
 import struct
@@ -52,7 +52,7 @@ def read_header(file, pack):
 
 
 def read_sums(file, at, count, pack):
-    """One copy of the table; None for each sum on a page that is damaged."""
+    """Return one copy of the table, with None for each sum on a damaged page."""
     sums = []
     for page in range(-(-count // 511)):
         length = 8 * min(511, count - 511 * page)
@@ -67,7 +67,7 @@ def read_sums(file, at, count, pack):
 
 
 def repair(damaged, file, pack):
-    """The pack as it was, from what is left of it and of its parity file."""
+    """Return the original pack, from what is left of it and of its parity file."""
     size, segments, rows, sector, segment = read_header(file, pack)
     in_pack, per = -(-size // sector), segment // sector
     count = in_pack + rows * per
@@ -96,7 +96,7 @@ def repair(damaged, file, pack):
 
 
 def solve(segments, words, lost, checks, used):
-    """Gauss: as many equations as sectors are lost."""
+    """Solve by Gaussian elimination, with one equation for each lost sector."""
     equations = []
     for row in used[: len(lost)]:
         right = checks[row]

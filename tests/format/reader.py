@@ -2,10 +2,10 @@
 
     python reader.py STORE SNAPSHOT TARGET
 
-restores every root of a snapshot below TARGET: the root /data/run to TARGET/data/run. It proves
-that the page is complete. To get data out of a store without ciuic, copy this program.
-Section numbers are those of docs/format.md. It is written to be understood, not to be fast, and
-needs the three packages below.
+restores every root of a snapshot below TARGET: the root /data/run to TARGET/data/run. This program
+proves that the page is complete. To get data out of a store without ciuic, copy it. Section numbers
+are those of docs/format.md. It is written to be understood, not to be fast, and it needs the three
+packages below.
 """
 
 import argparse
@@ -49,31 +49,31 @@ MARK_MAX = 1024 * 1024
 
 
 class FormatError(Exception):
-    """What was read is damaged, or needs a reader that knows more."""
+    """The bytes are damaged, or need a newer reader."""
 
 
 # Section 3: hashes, checksums, msgpack, paths
 
 
 def identify(kind: int, plain: bytes) -> bytes:
-    """ID of a chunk."""
+    """Return the ID of a chunk."""
     if kind == DATA:
         return blake3(plain).digest()
     return blake3(plain, derive_key_context=CONTEXTS[kind]).digest()
 
 
 def pack_identity(footer: bytes) -> bytes:
-    """ID of a pack."""
+    """Return the ID of a pack."""
     return footer[-16:-8] + blake3(footer, derive_key_context=PACK_CONTEXT).digest()[:24]
 
 
 def xxh3(data: bytes) -> int:
-    """Checksum against bit rot."""
+    """Return a checksum, which detects bit rot."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def unpack_msgpack(data: bytes) -> Any:
-    """The value in ``data``: arrays, integers and binaries, nothing else."""
+    """Return the value in ``data``, which may have arrays, integers and binaries."""
     value, end = _msgpack_value(data, 0, 0)
     if end != len(data):
         raise FormatError("bytes behind the end of a node")
@@ -122,7 +122,7 @@ def _msgpack_number(data: bytes, at: int, form: str) -> tuple[int, int]:
 
 
 def unescape_path(text: str) -> bytes:
-    """The bytes of a path that stands in JSON."""
+    """Return the bytes of a path in JSON."""
     if re.search(r"\\(?!x[0-9a-f]{2})", text):
         raise FormatError(f"{text!r} is not an escaped path")
     parts = re.split(r"\\x([0-9a-f]{2})", text)
@@ -137,7 +137,7 @@ def unescape_path(text: str) -> bytes:
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """A JSON document that carries its own checksum."""
+    """Return a JSON document, whose checksum is in itself."""
     head, digits, tail = data[:-68], data[-68:-4], data[-4:]
     if tail != b'"\n}\n' or not head.endswith(b'"checksum": "blake3:'):
         raise FormatError("not a sealed document, or cut short")
@@ -157,7 +157,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_header(data: bytes) -> dict[str, Any]:
-    """The store's header; refuses what this reader does not know."""
+    """Return the store's header, unless it needs a feature that this reader does not have."""
     try:
         document = json.loads(data)
         version, required = document["format"], document["required"]
@@ -189,7 +189,7 @@ class Frame:
 
 
 def parse_frame(data: bytes) -> Frame:
-    """Header and table at the start of ``data``."""
+    """Return the header and table at the start of ``data``."""
     if len(data) < FRAME.size or data[:4] != b"CiF1":
         raise FormatError("no frame starts here")
     _, kind, codec, flags, count, plain, stored, further, delta_base, payload_sum, own_sum = (
@@ -217,7 +217,7 @@ def parse_frame(data: bytes) -> Frame:
 
 
 def frames_of_pack(data: bytes, name: str) -> list[tuple[int, Frame]]:
-    """Offset and header of each frame, from the footer or, if it is lost, by walking."""
+    """Yield the offset and header of each frame, from the footer or, if it is lost, by a walk."""
     try:
         return _frames_of_footer(data, name)
     except FormatError:
@@ -232,7 +232,7 @@ def _frames_of_footer(data: bytes, name: str) -> list[tuple[int, Frame]]:
 
 
 def frames_of_end(end: bytes, size: int, name: str) -> list[tuple[int, Frame]]:
-    """Offset and header of each frame, from footer and trailer of a pack of this size."""
+    """Return the offset and header of each frame, from a pack's footer, trailer and size."""
     if len(end) < TRAILER.size:
         raise FormatError("a pack has no footer")
     offset, length, count, own_sum, magic = TRAILER.unpack(end[-TRAILER.size :])
@@ -281,7 +281,7 @@ def _walked(data: bytes) -> Iterator[tuple[int, Frame]]:
 
 
 def ends_of_segment(data: bytes) -> dict[str, tuple[int, bytes]]:
-    """The size of each pack that an index segment lists, and its footer and trailer."""
+    """Return the size, footer and trailer of each pack that an index segment lists."""
     magic, count, flags = SEGMENT.unpack(data[: SEGMENT.size])
     if magic != b"CIUICSG1" or flags:
         raise FormatError("not an index segment, or one of a later version")
@@ -298,7 +298,7 @@ def ends_of_segment(data: bytes) -> dict[str, tuple[int, bytes]]:
 
 
 def decode_payload(codec: int, stored: bytes, plain_length: int, delta_base: bytes = b"") -> bytes:
-    """The plain bytes of a payload."""
+    """Return the plain bytes of a payload."""
     if codec == 0:
         plain = stored
     elif codec == 1:
@@ -336,7 +336,7 @@ def _is_empty_frame(stored: bytes) -> bool:
     frame = zstandard.ZstdDecompressor().decompressobj()
     at = 0
     while at < len(stored) and not frame.eof:
-        # In small pieces: a few bytes may decode to millions.
+        # Decode in small pieces, because a few bytes may decode to millions.
         if frame.decompress(stored[at : at + 64]):
             return False
         at += 64
@@ -377,7 +377,7 @@ def _join_planes(stored: bytes, plain_length: int) -> bytes:
 
 
 def _taken(stored: bytes, at: int, length: int) -> bytes:
-    """Exactly this number of bytes."""
+    """Return exactly this number of bytes."""
     if at + length > len(stored):
         raise FormatError("a payload is cut short")
     return stored[at : at + length]
@@ -496,7 +496,7 @@ def _column(coding: int, stored: bytes, length: int, size: int) -> bytes:
 
 @dataclass
 class Entry:
-    """One name in a directory; fields in the order of the table in section 12."""
+    """A name in a directory. The fields are in the order of the table in section 12."""
 
     name: bytes
     mode: int
@@ -519,7 +519,7 @@ _INTEGER_BITS |= {"level": 63, "link_device": 64, "device": 64}
 
 
 def make_entry(record: Any) -> Entry:
-    """An entry from its array."""
+    """Return an entry, from its array."""
     try:
         entry = Entry(*record[:14])
         entry.xattrs = [(name, value) for name, value in entry.xattrs]
@@ -540,7 +540,7 @@ def make_entry(record: Any) -> Entry:
 
 
 def check_content(entry: Entry) -> None:
-    """Refuse what an entry of its type does not have."""
+    """Refuse fields that an entry of its type does not have."""
     kind, length = stat.S_IFMT(entry.mode), len(entry.content)
     if entry.mode >> 16 or entry.state > SKIPPED or (entry.size and kind != stat.S_IFREG):
         raise FormatError("an entry's mode, state or size is not allowed")
@@ -557,7 +557,7 @@ def check_content(entry: Entry) -> None:
 
 
 def check_xattrs(names: list[Any]) -> None:
-    """Refuse names of extended attributes that have a NUL, or are not in order, each once."""
+    """Refuse names of extended attributes that have a NUL, are not sorted, or are repeated."""
     if any(not isinstance(name, bytes) or b"\0" in name for name in names):
         raise FormatError("the name of an extended attribute is not binary, or has a NUL")
     if any(name <= last for last, name in itertools.pairwise(names)):
@@ -565,7 +565,7 @@ def check_xattrs(names: list[Any]) -> None:
 
 
 def check_name(name: bytes, last: bytes) -> None:
-    """Refuse a name that no directory has, or not behind ``last``."""
+    """Refuse a name that no directory has, and one that does not follow ``last``."""
     if name in {b".", b".."} or b"/" in name or b"\0" in name or len(name) > NAME_MAX:
         raise FormatError(f"{name!r} can't be a name")
     if name <= last:
@@ -573,12 +573,12 @@ def check_name(name: bytes, last: bytes) -> None:
 
 
 def is_same_file(first: Entry, other: Entry) -> bool:
-    """Whether two entries of one inode can be names of one file."""
+    """Return whether two entries of one inode can be names of one file."""
     return replace(first, name=b"", ctime=0) == replace(other, name=b"", ctime=0)
 
 
 def check_roots(paths: list[bytes]) -> None:
-    """Refuse what can't be the roots of a snapshot."""
+    """Refuse roots that no snapshot has."""
     for path in paths:
         if not path.startswith(b"/") or path != b"/" + os.path.normpath(path).lstrip(b"/"):
             raise FormatError(f"the root {path!r} is not in its plain form")
@@ -592,7 +592,7 @@ def check_roots(paths: list[bytes]) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a chunk lies: the frame at ``offset`` of a pack, and the stretch of its plain bytes."""
+    """The place of a chunk: the frame at ``offset`` of a pack, and the range of its plain bytes."""
 
     pack: str
     offset: int
@@ -602,7 +602,7 @@ class Place:
 
 
 class Store:
-    """A store that is read."""
+    """A store, open for reading."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -626,11 +626,11 @@ class Store:
                 start += length
 
     def snapshots(self) -> list[str]:
-        """IDs of all snapshots, also of those that are forgotten."""
+        """Return the IDs of all snapshots, including forgotten ones."""
         return [name[:-5] for name in self._names("snapshots", r"cs-[0-9a-f]{6,64}\.json")]
 
     def latest(self) -> str | None:
-        """ID of the snapshot that was committed last; None in a store without any."""
+        """Return the ID of the snapshot that was committed last; None if there is none."""
         manifests = {}
         for snapshot in self.snapshots():
             with contextlib.suppress(FormatError):
@@ -641,7 +641,7 @@ class Store:
         return latest_of(manifests)
 
     def _names(self, directory: str, form: str) -> list[str]:
-        # Copies lose directories that are empty.
+        # Copying a store may lose empty directories.
         path = os.path.join(self.path, directory)
         names = sorted(os.listdir(path)) if os.path.isdir(path) else []
         return [
@@ -651,7 +651,7 @@ class Store:
         ]
 
     def manifest(self, snapshot: str) -> dict[str, Any]:
-        """A snapshot's manifest."""
+        """Return a snapshot's manifest."""
         with open(os.path.join(self.path, "snapshots", f"{snapshot}.json"), "rb") as file:
             data = file.read(MANIFEST_MAX + 1)
         if len(data) > MANIFEST_MAX:
@@ -664,7 +664,7 @@ class Store:
         return document
 
     def labels(self, snapshot: str) -> tuple[list[str], bool]:
-        """Tags and pin of a snapshot, by its newest mark; a mark that can't be read is a pin."""
+        """Return the tags and pin in the newest mark; an unreadable mark is a pin."""
         mark = self._newest_mark(snapshot)
         if mark is None:
             manifest = self.manifest(snapshot)
@@ -672,11 +672,11 @@ class Store:
         return mark.get("tags", self.manifest(snapshot)["tags"]), mark["pinned"]
 
     def is_forgotten(self, snapshot: str) -> bool:
-        """Whether the newest mark says so: the snapshot is then not listed. Section 25."""
+        """Return whether the newest mark says so; the snapshot is then not listed. Section 25."""
         return (self._newest_mark(snapshot) or {}).get("forgotten_ns") is not None
 
     def lost(self) -> list[str]:
-        """Snapshots without a manifest that did not go by right. Sections 13 and 25."""
+        """Return the lost snapshots: without a manifest, and not purged. Sections 13 and 25."""
         with open(os.path.join(self.path, "ciuic-store.json"), "rb") as file:
             store = read_header(file.read())["store_id"]
         form = r"(cs-[0-9a-f]{6,64})"
@@ -723,7 +723,7 @@ class Store:
         return document
 
     def chunk(self, kind: int, name: bytes) -> bytes:
-        """The bytes of a chunk, from any pack that has them intact."""
+        """Return the bytes of a chunk, from any pack that has them intact."""
         problem = f"chunk {name.hex()[:12]} is in no pack"
         for place in self._places.get(name, []):
             try:
@@ -742,7 +742,8 @@ class Store:
         frame = place.frame
         if self._last[0] == (place.pack, place.offset):
             return self._last[1]
-        # The footer's copy of the header counts: the one in front of the payload may be damaged.
+        # The header comes from the footer, because the header in front of the payload may be
+        # damaged.
         with open(os.path.join(self.path, "packs", place.pack), "rb") as file:
             file.seek(place.offset + frame.header_length)
             payload = file.read(frame.stored_length)
@@ -782,7 +783,7 @@ class Store:
             yield from self._leaves(kind, child[2], level - 1)
 
     def entries(self, content: bytes, level: int) -> Iterator[Entry]:
-        """A directory's entries."""
+        """Yield a directory's entries."""
         last = b""
         for entry in map(make_entry, self._leaves(TREE, content, level)):
             check_name(entry.name, last)
@@ -790,7 +791,7 @@ class Store:
             yield entry
 
     def root(self, tree: str) -> Entry:
-        """The entry of a root's own directory."""
+        """Return the entry of a root's own directory."""
         if not re.fullmatch("[0-9a-f]{64}", tree):
             raise FormatError("a root's node is not an ID in lower-case hex digits")
         records = self._node(TREE, bytes.fromhex(tree), 0)
@@ -799,9 +800,9 @@ class Store:
         return make_entry(records[0])
 
     def pieces(self, entry: Entry) -> Iterator[tuple[int, bytes, int | None]]:
-        """Length, chunk ID and start in it of each piece of a file.
+        """Yield the length, chunk ID and start in the chunk of each piece of a file.
 
-        A hole has an empty ID. No start: the piece must be all of the chunk.
+        A hole has an empty ID. A piece without a start must be the entire chunk.
         """
         if not entry.content:
             if entry.size:
@@ -825,7 +826,7 @@ class Store:
 
 
 def latest_of(manifests: dict[str, dict[str, Any]]) -> str | None:
-    """Which of these snapshots was committed last. Section 13."""
+    """Return the snapshot that was committed last. Section 13."""
 
     def later(names: Iterable[str]) -> str | None:
         return max(names, key=lambda name: (manifests[name]["taken_ns"], name), default=None)
@@ -854,10 +855,10 @@ def _shared_lock(path: str) -> int | None:
 
 
 class Restorer:
-    """Writes entries into directories that no other program changes meanwhile.
+    """Writes entries into directories that no other program may change meanwhile.
 
     Attributes:
-        problems: Path and reason of everything that is not as the snapshot has it.
+        problems: The path of everything that differs from the snapshot, with the reason.
     """
 
     def __init__(self, store: Store) -> None:
@@ -867,7 +868,7 @@ class Restorer:
         self.problems: list[tuple[bytes, str]] = []
 
     def restore(self, snapshot: str, target: bytes) -> None:
-        """Every root of a snapshot, into the directory ``target``."""
+        """Restore every root of a snapshot into the directory ``target``."""
         roots = self._store.manifest(snapshot)["roots"]
         check_roots([unescape_path(root["path"]) for root in roots])
         for root in roots:
@@ -880,7 +881,7 @@ class Restorer:
             self.place(self._store.root(root["tree"]), place)
 
     def place(self, entry: Entry, path: bytes) -> None:
-        """One entry and all below it."""
+        """Restore an entry and everything below it."""
         try:
             kind = stat.S_IFMT(entry.mode)
             key = (entry.link_device, entry.inode)
@@ -960,7 +961,7 @@ class Restorer:
 
 
 def main() -> int:
-    """Restore as the command line says; 1 if anything is not as the snapshot has it."""
+    """Restore as the command line says; return 1 if anything differs from the snapshot."""
     parser = argparse.ArgumentParser(description="Restore a snapshot of a ciuic store.")
     parser.add_argument("store")
     parser.add_argument("snapshot", help="its ID, or 'latest'")

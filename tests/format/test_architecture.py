@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md: every file, folder and name of the code that it mentions exists."""
+"""ARCHITECTURE.md: every file, folder and name of code in it exists."""
 
 import ast
 import re
@@ -14,13 +14,13 @@ DRAWN = re.findall(r"^ {6}([a-z/ ]+?)  +\S", PAGE, re.MULTILINE)
 
 
 def found(path: str) -> Path:
-    """The place of a path, which may begin in the repository or in the package."""
+    """Return the place of a path, which is relative to the repository or to the package."""
     full = REPOSITORY / path
     return full if full.exists() else REPOSITORY / "ciuic" / path
 
 
 def names(source: str) -> set[str]:
-    """Every function, class, and method with its class, that a module defines."""
+    """Return every function, class and method of a module; methods have their class in front."""
     tree = ast.parse(source)
     kinds = (ast.FunctionDef, ast.ClassDef)
     found_names = {node.name for node in tree.body if isinstance(node, kinds)}
@@ -42,7 +42,7 @@ def test_each_name_is_where_the_page_says(name: str, path: str) -> None:
 
 
 def test_the_page_names_the_places_that_a_stranger_looks_for() -> None:
-    """The expressions above find something: a page without places would pass otherwise."""
+    """Otherwise, the tests above would pass for a page without places."""
     assert len(PATHS) > 40
     assert {name for name, _ in PLACES} >= {
         "Store.commit",

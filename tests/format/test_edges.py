@@ -1,4 +1,4 @@
-"""docs/format.md: what ciuic accepts beyond the rules, and what it refuses at their edges."""
+"""docs/format.md: what ciuic accepts beyond the rules, and what it only just refuses."""
 
 import json
 
@@ -34,7 +34,7 @@ TEN, THREE = b"ten bytes.", b"abc"
 
 
 def resealed(text):
-    """The same document with a seal that holds, whatever was done to it."""
+    """Return a document with a correct seal, whatever the test has changed in it."""
     zeros = text[:-68] + "0" * 64 + text[-4:]
     return (zeros[:-68] + data_id(zeros.encode()).hex() + zeros[-4:]).encode()
 
@@ -52,7 +52,7 @@ def frame(*chunks, number=0, delta_bases=()):
 
 
 def listed_at(directory, offsets):
-    """A pack whose footer lists two frames, of 118 and 111 bytes, at these offsets."""
+    """Return a pack whose footer lists two frames, of 118 and 111 bytes, at these offsets."""
     frames = [
         PackedFrame(at, one, one.encode_header())
         for at, one in zip(offsets, (frame(TEN), frame(THREE)), strict=True)
@@ -63,7 +63,7 @@ def listed_at(directory, offsets):
 
 
 def stored(kind, node):
-    """Read nodes from one that is given as its items."""
+    """Return a function that reads a node, which has these items."""
     data = nodes.encode_node(node)
     return node_id(kind, data), lambda _kind, _id: data
 
@@ -103,15 +103,15 @@ class TestDocuments:
         assert manifest('"host"', '"later": [{"a": 1}, {"a": 1}], "host"').summary.files == 3
 
     @pytest.mark.parametrize("number", ["1.0", "1e0", '"1"', "true"])
-    def test_a_number_of_another_form_is_refused(self, number):
+    def test_a_number_that_is_no_json_integer_is_refused(self, number):
         with pytest.raises(CorruptionError):
             manifest('"format": 1,', f'"format": {number},')
 
-    def test_a_later_format_with_a_sound_seal_is_no_damage(self):
+    def test_a_later_format_with_a_correct_seal_is_not_damage(self):
         with pytest.raises(UnknownFormatError):
             manifest('"format": 1,', '"format": 2,')
 
-    def test_a_later_format_without_a_sound_seal_is_damage(self):
+    def test_a_later_format_without_a_correct_seal_is_damage(self):
         data = block("json", "manifest").replace('"format": 1,', '"format": 2,').encode()
         with pytest.raises(CorruptionError):
             decode_manifest(data, "cs-1a2b3c")
@@ -201,7 +201,7 @@ class TestFramesAndPacks:
     @pytest.mark.parametrize(
         ("at", "data"), [(20, b"\2"), (21, b"\1"), (24, bytes(32)), (140, b"\1"), (8, b"\1")]
     )
-    def test_a_frame_whose_delta_bases_have_no_room_is_not_used(self, at, data):
+    def test_a_frame_whose_table_is_too_small_for_its_delta_bases_is_not_used(self, at, data):
         header = bytearray(frame(TEN, number=99, delta_bases=(ID, OTHER)).encode_header())
         header[at : at + len(data)] = data
         header = header[:108] if at == 8 else header
@@ -239,7 +239,7 @@ class TestFramesAndPacks:
 
 class TestPayloads:
     @pytest.mark.parametrize("more", [b"m", b"more", from_hex("zstd")])
-    def test_what_follows_a_zstd_frame_is_refused(self, more):
+    def test_bytes_after_a_zstd_frame_are_refused(self, more):
         plain = b"step 1 loss 2.5\n" * 8
         assert codec.decode(1, from_hex("zstd"), len(plain)) == plain
         with pytest.raises(CorruptionError):
@@ -253,7 +253,7 @@ class TestPayloads:
         inner = dense_delta.encode(
             new[8:16], bytes(8), DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
         )
-        # Header and gaps take 7 and 6 bytes.
+        # The header takes 7 bytes, and the gaps take 6.
         with pytest.raises(CorruptionError):
             codec.decode(4, whole[:13] + bytes(inner), 32, old)
         with pytest.raises(reader.FormatError):
@@ -271,7 +271,7 @@ class TestLists:
         with pytest.raises(CorruptionError):
             list(tree_nodes.iter_tree(get, node, 1))
 
-    def test_a_start_of_zero_may_be_written_out(self):
+    def test_a_start_of_zero_may_be_explicit(self):
         node, get = stored(RECIPE, [0, [[3, ID, 0]]])
         (piece,) = recipe_nodes.iter_pieces(get, entry(size_bytes=3, content=node, level=1))
         assert piece == recipe_nodes.Piece(3, ID)
@@ -291,7 +291,7 @@ class TestLists:
             list(recipe_nodes.pieces_from(get, top, 5000))
 
     @pytest.mark.parametrize("names", [(b"b", b"a"), (b"a", b"a"), (b"",), (b"..",), (b"a/b",)])
-    def test_names_out_of_order_and_names_that_no_file_has_are_refused(self, names):
+    def test_unsorted_names_and_names_that_no_file_has_are_refused(self, names):
         with pytest.raises(CorruptionError):
             tree_leaf(*[entry(name) for name in names])
 
@@ -340,5 +340,5 @@ class TestLists:
             entry(size_bytes=5),
         ],
     )
-    def test_what_a_reader_may_refuse_and_ciuic_does_not(self, lax):
+    def test_ciuic_accepts_some_values_that_a_reader_may_refuse(self, lax):
         assert tree_leaf(lax) == [lax]

@@ -1,4 +1,4 @@
-"""docs/format.md: every example is what the code reads, and what it writes, byte for byte."""
+"""docs/format.md: ciuic reads every example, and writes it byte for byte."""
 
 import itertools
 import json
@@ -59,7 +59,7 @@ def block(kind, name):
 
 
 def from_hex(name):
-    """The bytes of an example; what follows a ``#`` is a remark."""
+    """Return the bytes of an example; a ``#`` begins a remark."""
     return bytes.fromhex("".join([line.split("#")[0] for line in block("hex", name).splitlines()]))
 
 
@@ -69,7 +69,7 @@ def rows(name):
 
 @pytest.fixture
 def store(tmp_path):
-    """The store that stands in the page."""
+    """The store that is on the page."""
     path = tmp_path / "store"
     for name in (layout.PACKS, layout.SNAPSHOTS, layout.TEMPORARY):
         (path / name).mkdir(parents=True)
@@ -179,7 +179,7 @@ def tensor_cuts(tensors, size, file_bytes):
     return [len(chunk) for _, chunk in chunks]
 
 
-def test_what_is_rewritten_in_place():
+def test_files_that_are_rewritten_in_place():
     listed = {(int(at), bytes.fromhex(magic)) for at, magic, _ in rows("rewritten")}
     assert listed == {*MAGICS}
     for at, magic in listed:
@@ -217,7 +217,7 @@ def test_the_marks(store):
     assert reader.Store(str(store)).labels("cs-1a2b3c") == (["before-refactor"], True)
 
 
-def test_ciuic_forgets_and_brings_back_as_the_page_says(store):
+def test_ciuic_forgets_and_restores_snapshots_as_the_page_says(store):
     data = block("json", "mark-forgotten").encode()
     mark = decode_mark(data, "cs-1a2b3c", 1)
     assert json.loads(data)["forgotten"] == rfc3339(mark.forgotten_ns)
@@ -251,7 +251,7 @@ def test_the_retired_ids(store):
     assert ids == ["cs-222222"]
 
 
-def test_the_digits_of_a_seal_stand_where_the_page_says():
+def test_the_digits_of_a_seal_are_where_the_page_says():
     data = seal({"checksum": ""})
     assert data[-4:] == b'"\n}\n'
     assert data[-68:-4] == data_id(data[:-68] + b"0" * 64 + data[-4:]).hex().encode()
@@ -350,7 +350,7 @@ def test_the_byte_planes_with_pairs():
     stored = from_hex("pairs")
     assert bytes(codec.decode(codec.PLANES, stored, len(plain))) == plain
     assert reader.decode_payload(2, stored, len(plain)) == plain
-    # Another release of zstandard may spell its frames in another way.
+    # Another release of zstandard may encode a frame to other bytes.
     columns = (Column(1, ZSTD), Column(1, PAIRS, 0x7F))
     again = bytes(planes.encode(plain, Plan(2, 0, columns, 1.0)))
     assert again[14 + 17 :][:5] == stored[14 + 17 :][:5] == bytes.fromhex("7f14000000")
@@ -404,7 +404,7 @@ def test_the_sparse_deltas(name, width, old, new):
     if width == 1:
         assert again == stored
         return
-    # Two numbers are too few to find out how to store their differences: the page has it simple.
+    # With two numbers, the encoder has too little to choose a coding. The page uses a simple one.
     plan = DeltaPlan(2, 0, b"", ((0, RAW_PLANES),), 1.0)
     old_two, new_two = bytes.fromhex("803f803f"), bytes.fromhex("823f7f3f")
     assert again[:14] + bytes(dense_delta.encode(new_two, old_two, plan)) == stored
@@ -428,7 +428,7 @@ def test_the_sparse_delta_with_a_skip():
         ("sparse-bytes-none", 1, "3838b8007e38", "3838b8007e38"),
     ],
 )
-def test_sparse_deltas_of_which_no_element_has_changed(name, width, old, new):
+def test_sparse_deltas_without_a_changed_element(name, width, old, new):
     reference, plain, stored = bytes.fromhex(old), bytes.fromhex(new), from_hex(name)
     assert bytes(codec.decode(codec.SPARSE, stored, len(plain), reference)) == plain
     assert reader.decode_payload(4, stored, len(plain), reference) == plain
@@ -436,7 +436,7 @@ def test_sparse_deltas_of_which_no_element_has_changed(name, width, old, new):
 
 
 def payloads():
-    """Number of the codec, example, plain length and delta base of each example of a payload."""
+    """Return the codec, example, plain length and delta base of each example payload."""
     return [
         (1, "zstd", 128, b""),
         (2, "planes", 6, b""),
@@ -455,10 +455,11 @@ def payloads():
 
 
 @pytest.mark.parametrize(("number", "name", "plain_bytes", "reference"), payloads())
-def test_payloads_that_are_cut_short_or_go_on_are_refused(number, name, plain_bytes, reference):
+def test_payloads_that_are_too_short_or_too_long_are_refused(number, name, plain_bytes, reference):
     stored = from_hex(name)
     assert len(reader.decode_payload(number, stored, plain_bytes, reference)) == plain_bytes
-    # What follows a zstd frame is ignored, as the page says; the last column of pairs ends in one.
+    # A column of pairs ignores bytes after its zstd frame, as the page says, and the last one ends
+    # in such a frame.
     longer = [] if name in {"zstd", "pairs"} else [stored + b"\0"]
     for wrong in (*[stored[:end] for end in range(len(stored))], *longer):
         with pytest.raises(CorruptionError):
@@ -521,7 +522,7 @@ def test_the_reader_of_this_page_decodes_what_ciuic_encodes(dtype):
 
 
 def decoded(kind, name):
-    """A node of the page, its ID, and a function that reads nodes from the page."""
+    """Return a node of the page, its ID, and a function that reads nodes from the page."""
     store = {
         node_id(kind, data): data
         for kind, one in ((RECIPE, "recipe-leaf"), (TREE, "tree-leaf"), (TREE, "tree-root"))
@@ -666,7 +667,7 @@ def check_restored(path):
     assert os.stat(path).st_mtime_ns == 1_781_533_800_000_000_000
 
 
-def test_no_example_of_the_page_is_left_out():
+def test_every_example_of_the_page_is_tested():
     here = Path(__file__)
     source = here.read_text() + here.with_name("test_parity_page.py").read_text()
     assert [name for _, name in BLOCKS if f'"{name}"' not in source] == []

@@ -1,4 +1,4 @@
-"""A permanent store of format 1: the current code reads it exactly."""
+"""The golden store of format 1 never changes, and the current code reads it exactly."""
 
 import json
 import os
@@ -31,14 +31,14 @@ LISTED = (FIRST, NEWEST)
 
 @pytest.fixture
 def store(tmp_path):
-    """A copy: version control keeps no empty directories, and opening a store makes a catalog."""
+    """A copy, because version control keeps no empty directories, and opening creates an index."""
     path = tmp_path / "store"
     shutil.copytree(GOLDEN / "store", path)
     (path / layout.TEMPORARY).mkdir()
     return str(path)
 
 
-def test_it_is_listed(store):
+def test_the_golden_store_is_listed(store):
     with open_store(store) as opened:
         listed = list_snapshots(opened)
     for one, expected in zip(reversed(listed), LISTED, strict=True):
@@ -48,14 +48,14 @@ def test_it_is_listed(store):
         assert one.pinned == (expected is FIRST)
 
 
-def test_it_is_verified(store):
+def test_the_golden_store_is_verified(store):
     with open_store(store) as opened:
         report = verify_all(opened, checksum=True, clock=SystemClock())
     assert report.ok
     assert len(report.snapshots) == len(LISTED)
 
 
-def test_what_was_forgotten_can_be_brought_back_and_what_is_gone_can_not(store):
+def test_the_forgotten_snapshot_can_be_brought_back_and_the_purged_one_cannot(store):
     with open_store(store, write=True) as opened:
         (one,) = opened.trash.read()
         assert one.id == FORGOTTEN["id"]
@@ -66,7 +66,7 @@ def test_what_was_forgotten_can_be_brought_back_and_what_is_gone_can_not(store):
         assert opened.trash.retired.ids() == {EXPECTED["retired"]}
 
 
-def test_its_parity_is_sound_and_gives_back_what_is_damaged(store, tmp_path):
+def test_the_parity_is_sound_and_repairs_damage(store, tmp_path):
     with open_store(store) as opened:
         packs = opened.pack_files()
     for name, size in packs.items():
@@ -74,10 +74,10 @@ def test_its_parity_is_sound_and_gives_back_what_is_damaged(store, tmp_path):
         with open(os.path.join(store, layout.PACKS, layout.pack_name(name)), "r+b") as file:
             file.seek(size // 2)
             file.write(b"damage")
-    test_it_is_restored(store, tmp_path, NEWEST)
+    test_the_golden_store_is_restored(store, tmp_path, NEWEST)
 
 
-def test_it_has_a_file_of_slices(store):
+def test_the_golden_store_has_a_file_of_slices(store):
     with open_store(store) as opened:
         root = opened.manifest(NEWEST["id"]).roots[0]
         top = read_root(opened.reader.node, root.tree)
@@ -88,7 +88,7 @@ def test_it_has_a_file_of_slices(store):
 
 
 @pytest.mark.parametrize("expected", EXPECTED["snapshots"], ids=lambda one: one["id"])
-def test_it_is_restored(store, tmp_path, expected):
+def test_the_golden_store_is_restored(store, tmp_path, expected):
     target = os.fsencode(tmp_path / "target")
     os.mkdir(target)
     if expected is FORGOTTEN:
@@ -97,20 +97,20 @@ def test_it_is_restored(store, tmp_path, expected):
     with open_store(store) as opened:
         manifest = opened.manifest(expected["id"])
         report = restore(opened, manifest, RestoreRequest((ROOT,), target), clock=SystemClock())
-    # Files of root's can't be given to root by anybody else.
+    # Only root can give files to root.
     assert {one.what.split(" ")[0] for one in report.failed} <= {"owner"}
     assert not report.damaged
     assert survey(os.path.join(target, os.path.basename(ROOT))) == expected["tree"]
 
 
 @pytest.mark.parametrize("expected", LISTED, ids=lambda one: one["id"])
-def test_the_reader_restores_it(store, tmp_path, expected):
+def test_the_reader_restores_the_golden_store(store, tmp_path, expected):
     target = os.fsencode(tmp_path / "target")
     reader.Restorer(reader.Store(store)).restore(expected["id"], target)
     assert survey(target + ROOT) == expected["tree"]
 
 
-def test_it_holds_every_codec_and_extended_attributes(store):
+def test_the_golden_store_has_every_codec_and_extended_attributes(store):
     places = reader.Store(store)._places.values()
     assert {place.frame.codec for found in places for place in found} == {0, 1, 2}
     with open_store(store) as opened:
@@ -121,7 +121,7 @@ def test_it_holds_every_codec_and_extended_attributes(store):
     assert {one.state for one in entries.values()} == {CONSISTENT}
 
 
-def test_a_snapshot_can_be_added_to_it(store, tmp_path):
+def test_a_snapshot_can_be_added_to_the_golden_store(store, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     shard = b"shard 1\n"
@@ -134,8 +134,8 @@ def test_a_snapshot_can_be_added_to_it(store, tmp_path):
         assert len(list_snapshots(opened)) == len(LISTED) + 1
 
 
-def test_the_parents_vouch_for_one_another(store):
-    """The parent of the newest one was purged by right; that of the one in the trash is lost."""
+def test_a_manifest_shows_whether_its_parent_was_purged_or_lost(store):
+    """The parent of the newest snapshot was purged. The parent of the one in the trash is lost."""
     assert FORGOTTEN["parent"] == FIRST["id"]
     assert NEWEST["parent"] == EXPECTED["retired"]
     assert reader.Store(store).lost() == []

@@ -1,4 +1,4 @@
-"""docs/guarantees.md: every guarantee has a test, and every named test exists."""
+"""docs/guarantees.md: every guarantee has a test, and every test that it names exists."""
 
 import ast
 import re

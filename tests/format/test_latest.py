@@ -1,4 +1,4 @@
-"""The latest snapshot: the program and an independent reader agree."""
+"""ciuic and the independent reader agree on the latest snapshot."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ parents = st.one_of(st.none(), st.integers(0, 14), st.just("gone"))
 
 @given(st.lists(st.tuples(st.integers(0, 6), parents), max_size=12))
 def test_both_agree_whatever_times_and_parents_say(drawn):
-    """Parents that are gone, that are not there yet, and that go round in circles."""
+    """Parents may be removed, not yet present, or in circles."""
     found = []
     for number, (taken_ns, parent) in enumerate(drawn):
         named = f"cs-{parent:06x}" if isinstance(parent, int) else parent
@@ -56,7 +56,7 @@ def test_both_agree_on_a_store_whose_clock_was_ahead(box: Box) -> None:
     clock.set_back(YEAR_S)
     known = [take() for _ in range(3)]
     assert latest() == known[2]
-    # If the snapshot of the future that the others name is gone, the times decide.
+    # If the snapshot from the future that the others name is removed, the times decide.
     for name in (known[2], ahead[1]):
         with open_store(str(box.store), write=True) as store:
             store.trash.forget([name], clock.now_ns())

@@ -1,4 +1,4 @@
-"""docs/format.md, "Parity and copies": ciuic writes its examples, and it is enough to repair."""
+"""docs/format.md, "Parity and copies": ciuic writes its examples, and it suffices for a repair."""
 
 import os
 import random
@@ -17,7 +17,7 @@ PACK_BYTES = 64 * 1024 * 1024
 
 
 def parity_of(path, data, pack, share=0.04):
-    """The parity file that ciuic writes for a pack with these bytes."""
+    """Return the parity file that ciuic writes for a pack with these bytes."""
     path.write_bytes(data)
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""The format without ciuic: a reader made from docs/format.md restores a whole snapshot."""
+"""A reader that was written from docs/format.md alone restores an entire snapshot."""
 
 import ast
 import hashlib
@@ -36,7 +36,7 @@ NOT_UTF8 = b"\xff\xfe odd \x80\n name\\x41"
 
 
 def fill(top):
-    """One of everything that a directory can hold."""
+    """Write an entry of every kind."""
     noise = random.Random(20)
     os.makedirs(os.path.join(top, b"deep", b"er", b"est"))
     os.mkdir(os.path.join(top, b"no entries"))
@@ -75,7 +75,7 @@ def put(top, name, data):
 
 
 def set_metadata(top):
-    """Modes and times that nothing gives by itself; extended attributes where there are any."""
+    """Set unusual modes and times, and extended attributes where the file system has them."""
     os.chmod(os.path.join(top, b"small"), 0o4755)
     os.chmod(os.path.join(top, b"empty"), 0 if os.geteuid() == 0 else 0o400)
     os.chmod(os.path.join(top, b"no entries"), 0o1777)
@@ -85,7 +85,7 @@ def set_metadata(top):
     if os.geteuid() == 0:
         os.mknod(os.path.join(top, b"null"), stat.S_IFCHR | 0o666, os.makedev(1, 3))
         os.chown(os.path.join(top, b"one byte more"), 1234, 70_000)
-        # The owner is set before the mode: changing it clears these bits.
+        # A change of the owner clears these bits, so the owner is set before the mode.
         for name in (b"fifo", b"null"):
             os.chown(os.path.join(top, name), 1234, 70_000)
             os.chmod(os.path.join(top, name), 0o6620)
@@ -101,7 +101,7 @@ def set_metadata(top):
 
 
 def survey(top):
-    """All that two trees must have in common, by path, and the groups of hard links."""
+    """Return everything that must be equal in two trees, by path, and the groups of hard links."""
     found, names = {}, defaultdict(set)
     paths = [top]
     for directory, directories, files in os.walk(top):
@@ -131,7 +131,7 @@ def survey(top):
 
 @pytest.fixture(scope="module")
 def taken(tmp_path_factory):
-    """A source, a store with one snapshot of it, and the snapshot's ID."""
+    """A source, a store with one snapshot of it, and the ID of the snapshot."""
     directory = tmp_path_factory.mktemp("taken")
     source, store = os.fsencode(directory) + b"/so\xfcrce", str(directory / "store")
     os.mkdir(source)
@@ -145,7 +145,7 @@ def taken(tmp_path_factory):
 
 @pytest.fixture
 def copied(taken, tmp_path):
-    """A copy of that store, without its catalog and locks, to be damaged."""
+    """Copy that store, without its chunk index and locks, so that a test can damage it."""
     source, store, snapshot = taken
     path = tmp_path / "copied"
     for name in (layout.PACKS, layout.SNAPSHOTS):
@@ -214,12 +214,12 @@ def test_integers_may_be_wider_than_they_need_to_be(wide):
 
 
 @pytest.mark.parametrize("data", ["", "92", "c0", "c405aa", "a161", "80", "ca00000000", "0000"])
-def test_what_no_node_holds_is_refused(data):
+def test_values_that_no_node_has_are_refused(data):
     with pytest.raises(reader.FormatError):
         reader.unpack_msgpack(bytes.fromhex(data))
 
 
-def test_a_whole_snapshot_comes_back(taken, tmp_path):
+def test_an_entire_snapshot_is_restored(taken, tmp_path):
     source, path, snapshot = taken
     store = reader.Store(path)
     assert store.snapshots() == [snapshot]
@@ -279,7 +279,7 @@ def test_without_footers_packs_are_walked(copied):
     assert unreadable(path, snapshot) == set()
 
 
-def test_damage_costs_what_the_page_says_and_no_more(copied):
+def test_damage_loses_what_the_page_says_and_no_more(copied):
     _, path, snapshot = copied
     store = reader.Store(str(path))
     root = root_entry(store, snapshot)
@@ -287,13 +287,13 @@ def test_damage_costs_what_the_page_says_and_no_more(copied):
     _, chunk, _ = next(iter(store.pieces(entry)))
     (place,) = store._places[chunk]
     assert unreadable(path, snapshot) == set()
-    # The header in front of the payload: the footer has a copy.
+    # Damage the header in front of a payload. The footer has a copy.
     flip(path / layout.PACKS / place.pack, place.offset + 20)
     assert unreadable(path, snapshot) == set()
-    # The payload: the files that need it.
+    # Damage the payload. The files that need it are lost.
     flip(path / layout.PACKS / place.pack, place.offset + place.frame.header_length)
     assert unreadable(path, snapshot) == {b"weights"}
-    # The magic of a pack: nothing.
+    # Damage the magic of a pack. Nothing is lost.
     flip(path / layout.PACKS / place.pack, 0)
     assert unreadable(path, snapshot) == {b"weights"}
 
@@ -305,7 +305,7 @@ def flip(path, offset):
 
 
 def unreadable(path, snapshot):
-    """Files in the root's own directory whose content is lost."""
+    """Return the files in the root's own directory whose content is lost."""
     store = reader.Store(str(path))
     root = root_entry(store, snapshot)
     found = set()
@@ -327,7 +327,7 @@ def test_the_reader_is_a_program(tmp_path):
     store, target = str(GOLDEN / "store"), str(tmp_path / "target")
     command = [sys.executable, reader.__file__, store, snapshot["id"], target]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    # An ordinary user is told that the files can't be given to root.
+    # For an ordinary user, the reader reports that it cannot give the files to root.
     assert (run.returncode, run.stderr) == (0, "") or os.geteuid() != 0
     assert survey_of_golden(os.fsencode(target) + GOLDEN_ROOT) == snapshot["tree"]
 
@@ -356,10 +356,10 @@ def test_an_empty_store_that_lost_its_empty_directories_has_no_snapshots(taken, 
         assert opened.manifests.files() == {}
 
 
-def test_what_has_the_name_of_a_pack_and_is_none_is_not_opened(copied):
+def test_a_non_file_with_the_name_of_a_pack_is_not_opened(copied):
     _, path, snapshot = copied
     os.mkfifo(path / layout.PACKS / ("0" * 64))
     (path / layout.PACKS / ("1" * 64)).mkdir()
-    (path / layout.SNAPSHOTS / "notes.txt").write_text("somebody else's")
+    (path / layout.SNAPSHOTS / "notes.txt").write_text("a file of a user")
     assert reader.Store(str(path)).snapshots() == [snapshot]
     assert unreadable(path, snapshot) == set()
