@@ -1,4 +1,4 @@
-"""The checkpoints of a run over their whole life: all kept ones can be read."""
+"""The checkpoints of a training over its life: every kept one can be read."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ STEPS = st.sampled_from(["step", "step", "step", "rename", "rewind", "base", "fo
 
 
 class Life:
-    """A training that writes one tensor file, and the store that follows it."""
+    """A training that writes one tensor file, and a store with snapshots of it."""
 
     def __init__(self, directory: Path, seed: int, chain_cost: float) -> None:
         self.box = Box(directory, chunk_bytes=CHUNK)
@@ -34,7 +34,7 @@ class Life:
         self.deltas = 0
 
     def step(self, what: str) -> None:
-        """One thing that happens."""
+        """Do one step."""
         if what == "forget" and len(self.known) > 1:
             name = list(self.known)[int(self.dice.integers(len(self.known) - 1))]
             now_ns = self.box.clock.now_ns()
@@ -53,7 +53,7 @@ class Life:
             }
 
     def save(self, what: str) -> None:
-        """Train a little, or go back to what was, and write the file, perhaps a new one."""
+        """Train a little, or go back to an earlier state, and write the file or a new one."""
         if what == "rewind":
             self.weights = self.saved[int(self.dice.integers(len(self.saved)))]
         else:
@@ -67,7 +67,7 @@ class Life:
         (self.box.source / f"step_{self.number}.bin").write_bytes(self.weights.tobytes())
 
     def check(self) -> None:
-        """Everything that is kept comes back, and is found sound."""
+        """Check that every kept snapshot is sound and restores exactly."""
         for name, files in self.known.items():
             entries = self.box.entries(name)
             with open_store(str(self.box.store)) as store:
@@ -86,7 +86,7 @@ class Life:
     st.integers(0, 1000),
     st.sampled_from([2.0, 4.0, 100.0]),
 )
-def test_whatever_becomes_of_a_chain_what_is_kept_reads_back(steps, seed, chain_cost):
+def test_every_kept_checkpoint_of_a_chain_reads_back(steps, seed, chain_cost):
     with tempfile.TemporaryDirectory() as directory:
         life = Life(Path(directory), seed, chain_cost)
         for what in steps:
@@ -94,8 +94,8 @@ def test_whatever_becomes_of_a_chain_what_is_kept_reads_back(steps, seed, chain_
         life.check()
 
 
-def test_the_life_that_is_tried_has_chains():
-    """Or all of the above would prove nothing."""
+def test_the_simulated_life_has_chains():
+    """Otherwise, the test above would prove nothing."""
     with tempfile.TemporaryDirectory() as directory:
         life = Life(Path(directory), 1, 4.0)
         for what in ["step", "rename", "step", "forget", "prune", "rewind", "step"]:

@@ -1,4 +1,4 @@
-"""Cuts by content: every byte once, for any block sizes, and the same cuts from the same start."""
+"""Cuts by content have every byte once, and do not depend on the sizes of the blocks read."""
 
 import random
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from ciuic.chunking.content import AVERAGE_BYTES, IS_COMPILED, LEAST_BYTES, Cont
 
 KIB = 1024
 SIZES = ((4096, 1024, 256), (4096, 4096, 4096), (5000, 2048, 64), (9973, 256, 128))
-"""Longest, average and least; also longest ones that are odd, and averages that are rare."""
+"""Maximum, average and minimum length, with odd maximums and rare averages among them."""
 
 
 @st.composite
 def contents(draw: st.DrawFn) -> bytes:
-    """Noise, text and runs of one byte, one behind the other."""
+    """Noise, text and runs of one byte, one after another."""
     parts = []
     for kind, length in draw(
         st.lists(st.tuples(st.sampled_from("ntr"), st.integers(0, 30_000)), max_size=4)
@@ -33,7 +33,7 @@ def contents(draw: st.DrawFn) -> bytes:
 
 
 def lengths(data: bytes, sizes: tuple[int, int, int], blocks: Sequence[int] = ()) -> list[int]:
-    """Of the chunks of ``data``, read in blocks of these lengths and the rest in one."""
+    """Return the lengths of the chunks of ``data``, read in blocks of these lengths."""
     ends = [one for one in accumulate(blocks) if one < len(data)]
     bounds = [0, *ends, len(data)]
     view = memoryview(data)
@@ -60,7 +60,7 @@ def test_any_division_into_blocks_gives_the_same_cuts(
 
 
 @given(contents(), st.sampled_from(SIZES), st.data())
-def test_from_a_cut_on_cuts_are_those_of_a_file_that_begins_there(
+def test_cuts_after_a_cut_are_those_of_a_file_that_begins_there(
     data: bytes, sizes: tuple[int, int, int], draws: st.DataObject
 ) -> None:
     found = lengths(data, sizes)
@@ -69,7 +69,7 @@ def test_from_a_cut_on_cuts_are_those_of_a_file_that_begins_there(
 
 
 @given(contents(), contents(), st.sampled_from(SIZES), st.integers(1, 10_000))
-def test_blocks_that_do_not_touch_are_cut_apart(
+def test_separate_ranges_are_cut_separately(
     one: bytes, other: bytes, sizes: tuple[int, int, int], apart: int
 ) -> None:
     far = len(one) + apart
@@ -81,7 +81,7 @@ def test_blocks_that_do_not_touch_are_cut_apart(
 
 
 @given(st.integers(0, 2**32), st.integers(0, 200_000), st.binary(min_size=1, max_size=300))
-def test_an_insertion_costs_a_few_chunks(seed: int, at: int, inserted: bytes) -> None:
+def test_an_insertion_changes_only_a_few_chunks(seed: int, at: int, inserted: bytes) -> None:
     sizes = (4096, 1024, 256)
     data = random.Random(seed).randbytes(256 * KIB)
     old = set(accumulate(lengths(data, sizes)))
@@ -89,7 +89,7 @@ def test_an_insertion_costs_a_few_chunks(seed: int, at: int, inserted: bytes) ->
         one - len(inserted) for one in accumulate(lengths(data[:at] + inserted + data[at:], sizes))
     ]
     fresh = [one for one in new if at < one and one not in old]
-    # Two sequences of cuts fall in step with a chance of about a half at each.
+    # Two sequences of cuts meet again at each cut with a chance of about a half.
     assert len(fresh) <= 25
     assert len(data) in new
 
@@ -109,8 +109,8 @@ def spelled(cuts: str) -> list[int]:
     return [int(one) for one in cuts.split()]
 
 
-def test_cuts_are_those_of_every_version_before() -> None:
-    """Another version of the library, or another library, must not cut otherwise."""
+def test_cuts_are_those_of_all_earlier_versions() -> None:
+    """Another version of the library, or another library, must make the same cuts."""
     assert IS_COMPILED
     noise = random.Random(16).randbytes(6 * 1024 * KIB)
     assert lengths(noise, (1024 * KIB, 256 * KIB, 64 * KIB)) == spelled(NOISE_CUTS)
@@ -120,7 +120,7 @@ def test_cuts_are_those_of_every_version_before() -> None:
     assert lengths(bytes(10_000), (4096, 1024, 256)) == [4096, 4096, 1808]
 
 
-def test_every_length_that_a_header_may_have_is_taken() -> None:
+def test_every_length_that_a_header_may_have_works() -> None:
     for average in (AVERAGE_BYTES.start, AVERAGE_BYTES.stop - 1):
         for least in (LEAST_BYTES.start, LEAST_BYTES.stop - 1):
             if least <= average:

@@ -1,4 +1,4 @@
-"""Two stores over their lives: what is copied restores equal on both sides."""
+"""A store and its copy over their lives: a copied snapshot restores equally from both."""
 
 import os
 import tempfile
@@ -22,7 +22,7 @@ STEPS = st.sampled_from([*HERE, "forget there", "prune there"])
 
 
 class TwoLives:
-    """A store that follows a changing tensor and small files, and its copy."""
+    """A store with snapshots of a changing tensor and small files, and its copy."""
 
     def __init__(self, directory: Path, seed: int, chain_cost: float) -> None:
         self.box = Box(directory, chunk_bytes=CHUNK)
@@ -82,7 +82,7 @@ class TwoLives:
         return report
 
     def check(self) -> None:
-        """Both stores have exactly what they should, and every file of it."""
+        """Check that both stores have exactly the expected snapshots, and every file of them."""
         assert set(self.copied) >= set(self.here) - self.gone
         for box, names in ((self.box, self.here), (self.there, self.copied)):
             assert {one.id for one in box.snapshots()} == set(names)
@@ -97,7 +97,7 @@ class TwoLives:
 @given(
     st.lists(STEPS, min_size=3, max_size=14), st.integers(0, 1000), st.sampled_from([2.0, 100.0])
 )
-def test_whatever_becomes_of_both_stores_each_restores_what_it_lists(steps, seed, chain_cost):
+def test_each_store_restores_what_it_lists_whatever_happens_to_both(steps, seed, chain_cost):
     with tempfile.TemporaryDirectory() as directory:
         lives = TwoLives(Path(directory), seed, chain_cost)
         for what in steps:
@@ -106,8 +106,8 @@ def test_whatever_becomes_of_both_stores_each_restores_what_it_lists(steps, seed
         lives.check()
 
 
-def test_the_lives_that_are_tried_send_deltas_and_more_than_once():
-    """Or all of the above would prove nothing."""
+def test_the_simulated_lives_send_deltas_more_than_once():
+    """Otherwise, the test above would prove nothing."""
     with tempfile.TemporaryDirectory() as directory:
         lives = TwoLives(Path(directory), 1, 100.0)
         for what in ["take", "take", "copy", "forget there", "take", "prune there", "copy", "take"]:

@@ -1,4 +1,4 @@
-"""Any bytes in a mark and in a record of retired IDs raise only errors of ciuic."""
+"""Any bytes in a mark or in a record of retired IDs raise only errors of ciuic."""
 
 import pytest
 from hypothesis import assume, example, given
@@ -30,16 +30,16 @@ def sealed(**changes):
     st.one_of(st.none(), st.integers(0, 2**63 - 1)),
     st.booleans(),
 )
-def test_a_mark_says_what_was_written(tags, pinned, forgotten_ns, purged):
+def test_a_mark_reads_back_as_written(tags, pinned, forgotten_ns, purged):
     mark = Mark(tuple(tags), pinned, forgotten_ns, purged and forgotten_ns is not None)
     assert decode_mark(encode_mark(mark, NAME, 7), NAME, 7) == mark
 
 
-def test_a_mark_of_tags_and_a_pin_alone_is_of_a_listed_snapshot():
+def test_a_mark_with_only_tags_and_a_pin_means_a_listed_snapshot():
     assert decode_mark(sealed(tags=["x"], pinned=True), NAME, 7) == Mark(("x",), pinned=True)
 
 
-def test_a_mark_says_when_its_snapshot_was_forgotten_also_to_a_person():
+def test_a_mark_shows_when_its_snapshot_was_forgotten_in_readable_form():
     assert f'"forgotten": "{rfc3339(NOW_NS)}"'.encode() in SEALED
 
 
@@ -67,14 +67,14 @@ def test_a_time_that_no_clock_shows_is_refused(moment):
     assert (found is not None) == (0 <= moment < 2**63)
 
 
-def test_what_was_never_forgotten_can_not_be_purged():
+def test_a_snapshot_that_was_never_forgotten_cannot_be_purged():
     with pytest.raises(CorruptionError, match="not forgotten"):
         decode_mark(sealed(purged=True), NAME, 7)
 
 
 @pytest.mark.parametrize(("name", "number"), [("cs-0123ac", 7), (NAME, 8), ("", 7), ("../x", 7)])
 def test_the_mark_of_another_snapshot_is_refused(name, number):
-    """Somebody renamed files: none of them may come back as another."""
+    """A user may have renamed files. No snapshot may come back as another one."""
     with pytest.raises(CorruptionError, match="says that it is"):
         decode_mark(sealed(id=name, number=number), NAME, 7)
 
@@ -82,7 +82,7 @@ def test_the_mark_of_another_snapshot_is_refused(name, number):
 @pytest.mark.parametrize(
     "name", ["", "cs-12345", "cs-ABCDEF", "0123ab", "cs-0123ab\n", "cs-0123ab/"]
 )
-def test_a_record_of_what_is_no_id_is_damage(name):
+def test_a_record_of_invalid_ids_is_damage(name):
     with pytest.raises(CorruptionError, match="not a snapshot ID"):
         decode_retired(seal({"format": 1, "ids": ["cs-0123ab", name], "checksum": ""}))
 
@@ -100,7 +100,7 @@ def test_hostile_records_of_ids(data):
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_under_a_right_seal(data):
+def test_any_bytes_under_a_correct_seal(data):
     for text in (data, b'{"format": 1, "ids": ["' + data + b'"],', b'{"format": 1, "' + data):
         call(decode_mark, seal_text(text), NAME, 7)
         call(decode_retired, seal_text(text))

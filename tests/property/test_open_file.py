@@ -1,4 +1,4 @@
-"""Open files of a mount: any reads in any order, holes, and what is decoded for them."""
+"""Open files of a mount: any reads in any order, holes, and the chunks that are decoded."""
 
 import errno
 import itertools
@@ -36,7 +36,7 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
-    """A file of 50 chunks with two holes, and a slice from a change in its middle."""
+    """Store a file of 50 chunks with two holes. A change in its middle makes slices."""
     box = Box(tmp_path_factory.mktemp("stored"), chunk_bytes=CHUNK)
     content = bytearray(random.Random(drawn_seed()).randbytes(50 * CHUNK - 777))
     path = box.source / "file"
@@ -58,7 +58,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
 
 
 class Counted(Chunks):
-    """Counts the chunks that are read and decoded."""
+    """Counts the chunks that a mount reads and decodes."""
 
     def __init__(self, stored: Stored) -> None:
         super().__init__(stored.store.reader)
@@ -66,7 +66,7 @@ class Counted(Chunks):
 
     @property
     def reads(self) -> int:
-        """How many so far."""
+        """Return the number of reads so far."""
         return len(self._read_ids)
 
     def _read(
@@ -109,10 +109,10 @@ def test_any_reads_return_the_bytes_of_the_file(
     steps=st.lists(st.integers(1, 2 * CHUNK), min_size=1, max_size=40),
     swaps=st.lists(st.integers(0, 38)),
 )
-def test_reads_one_after_another_in_almost_that_order(
+def test_reads_in_nearly_sequential_order_return_the_bytes(
     stored: Stored, start: int, steps: list[int], swaps: list[int]
 ) -> None:
-    """The kernel has several requests under way at once."""
+    """The kernel sends several requests at once."""
     begins = list(itertools.accumulate(steps, initial=start))
     ranges = list(itertools.pairwise(begins))
     for at in swaps:
@@ -164,7 +164,7 @@ def test_each_chunk_is_decoded_once_by_a_sequential_reader(stored: Stored) -> No
 
     assert found == stored.content
     holes = sum(end - begin for begin, end in HOLES) // CHUNK
-    assert chunks.reads <= 50 - holes + 2  # and the pieces around the change
+    assert chunks.reads <= 50 - holes + 2  # and the slices around the change
 
 
 def test_holes_are_found(stored: Stored) -> None:

@@ -1,7 +1,7 @@
-"""Any bytes in a store: every parser returns, or raises an error of ciuic.
+"""For any bytes in a store, every parser returns, or raises an error of ciuic.
 
-Random bytes hardly ever come past a checksum, so most tests here make hostile content and give
-it checksums that are right, as somebody who can write to the store would.
+Random bytes hardly ever pass a checksum. So most tests here give hostile content correct checksums,
+as an attacker with write access to the store would.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ u16, u32, u64 = [st.integers(0, 2**bits - 1) for bits in (16, 32, 64)]
 
 
 def call(parse, *arguments):
-    """The result, or None for one of the errors that a parser may raise."""
+    """Return the result, or None after an error that a parser may raise."""
     try:
         return parse(*arguments)
     except REFUSED:
@@ -51,7 +51,7 @@ def opened(data):
 
 @st.composite
 def mutations(draw, valid):
-    """``valid`` with some bytes changed, cut out, put in, or cut off."""
+    """Return ``valid`` with some bytes changed, removed or inserted, or its end cut off."""
     data = bytearray(valid)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
@@ -72,7 +72,7 @@ def mutations(draw, valid):
 
 @st.composite
 def frames(draw):
-    """Any frame that a writer may write."""
+    """Draw any frame that a writer may write."""
     sizes = draw(st.lists(st.integers(1, 1000), min_size=1, max_size=5))
     chunks = tuple([(draw(ids), size) for size in sizes])
     kind = draw(st.sampled_from(sorted(kinds.KINDS)))
@@ -83,7 +83,7 @@ def frames(draw):
 
 
 def sealed_header(fields, table):
-    """Header and table of any content with a checksum that is right."""
+    """Draw a header and table of any content with a correct checksum."""
     bare = frame._HEADER.pack(frame.MAGIC, *fields, 0)[:-8]
     return bare + checksum(bare + table).to_bytes(8, "little") + table
 
@@ -164,7 +164,7 @@ def test_changed_zstd_payloads(changed):
 
 @st.composite
 def pairs(draw):
-    """What may stand in a column of pairs."""
+    """Draw the content of a column of pairs."""
     low, high = draw(st.binary(max_size=20)), draw(st.binary(max_size=20))
     low = draw(st.sampled_from([low, zstandard.compress(low)]))
     high = draw(st.sampled_from([b"", high, zstandard.compress(high)]))
@@ -213,7 +213,7 @@ PLANS = {
 
 @given(st.sampled_from(sorted(PLANS)), st.binary(min_size=1, max_size=40), st.data())
 def test_changed_byte_planes(width, part, data):
-    """Payloads as they are written, all codings in them, with some bytes changed."""
+    """Payloads as ciuic writes them, of every coding, with some bytes changed."""
     plain = part * 30
     stored = bytes(planes.encode(plain, PLANS[width]))
     assert bytes(codec.decode(codec.PLANES, stored, len(plain))) == plain
@@ -254,7 +254,7 @@ def peak_bytes(work):
         tracemalloc.stop()
 
 
-def test_a_zstd_bomb_is_refused_before_it_is_unpacked():
+def test_a_zstd_bomb_is_refused_before_it_is_decoded():
     bomb = zstandard.compress(bytes(128 * 1024 * 1024))
     assert len(bomb) < 20_000
     length = len(bomb).to_bytes(4, "little")
@@ -289,7 +289,7 @@ def test_a_zstd_frame_without_its_size_is_refused():
 
 
 def valid_pack(parts, kind=kinds.DATA):
-    """A pack of one frame a part: its ID and its bytes."""
+    """Return the ID and the bytes of a pack that has one frame for each part."""
     data, packed = pack.MAGIC, []
     for part in parts:
         one, payload = frame.encode_frame(kind, [(kinds.chunk_id_of(kind, part), part)])
@@ -318,7 +318,7 @@ def test_any_bytes_as_a_pack(data, name):
 
 
 @given(parts.flatmap(lambda some: st.tuples(st.just(some), mutations(valid_pack(some)[1]))))
-def test_changed_packs_show_only_what_was_in_them(changed):
+def test_a_changed_pack_yields_only_chunks_that_were_in_it(changed):
     some, data = changed
     name, _, packed = valid_pack(some)
     assume(data != valid_pack(some)[1])
@@ -337,7 +337,7 @@ def test_changed_packs_show_only_what_was_in_them(changed):
     st.sampled_from([0, 1]),
 )
 def test_hostile_footers(listed, before, behind, miscounted):
-    """A footer that is whole and says anything."""
+    """A footer with a correct checksum that says anything."""
     footer = b"".join([at.to_bytes(8, "little") + one.encode_header() for at, one in listed])
     footer += behind
     start = len(pack.MAGIC) + before
@@ -367,7 +367,7 @@ names = st.binary(min_size=1, max_size=8).filter(
 u20 = st.integers(0, 2**20 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
 contents = st.one_of(
-    # Type, whether it has a size, content, level.
+    # The type, whether it has a size, the content, the level.
     st.tuples(st.just(0o100000), st.just(1), st.just(b"") | ids, st.integers(0, 9)),
     st.tuples(st.just(0o040000), st.just(0), st.just(b"") | ids, st.integers(0, 8)),
     st.tuples(st.just(0o120000), st.just(0), st.just(b"to"), st.just(0)),
@@ -411,7 +411,7 @@ entries = st.builds(
 
 
 class Memory:
-    """Nodes in a dictionary, by their ID."""
+    """Nodes in a dictionary, by ID."""
 
     def __init__(self):
         self.nodes = {}
@@ -515,7 +515,7 @@ CUT_BY_CONTENT = header.Header(1, [], "0" * 32, "now", header.Chunking.of("conte
 
 
 def seal_text(text):
-    """Any bytes in the form of a sealed document."""
+    """Return a sealed document with any bytes."""
     head = text + b'"checksum": "blake3:'
     digest = data_id(head + b"0" * 64 + b'"\n}\n').hex().encode()
     return head + digest + b'"\n}\n'
@@ -528,7 +528,7 @@ def resealed(document):
 
 @st.composite
 def changed_documents(draw, valid):
-    """A sealed document in which some values are of any type and size."""
+    """Draw a sealed document in which some values have any type and size."""
     document = json.loads(valid)
     for _ in range(draw(st.integers(1, 3))):
         place = document
@@ -547,7 +547,7 @@ def test_any_bytes_as_a_sealed_document(data):
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_under_a_seal_that_is_right(data):
+def test_any_bytes_under_a_correct_document_seal(data):
     for text in (data, b'{"id": "' + data + b'",', b'{"format": 1, "' + data + b'": 1,'):
         call(sealed.unseal, seal_text(text), header.Header)
         call(manifest.decode_manifest, seal_text(text), SUMMARY.id)
@@ -604,7 +604,7 @@ def test_any_text_as_a_path(text):
     path = call(manifest._unescaped, text)
     if path is not None and "\\x" not in text:
         assert manifest._escaped(path) == text
-    # What is escaped without need is read, and not written in this way again.
+    # ciuic reads needless escapes, and does not write them again.
     assert path is None or manifest._unescaped(manifest._escaped(path)) == path
 
 
@@ -630,7 +630,7 @@ def test_any_header(tmp_path_factory, data):
 
 
 @given(st.text(max_size=80))
-def test_names_in_the_store(name):
+def test_any_names_of_files_in_the_store(name):
     packed = layout.parse_pack_name(name)
     assert packed is None or layout.pack_name(packed) == name
     snapshot = layout.parse_manifest_name(name)

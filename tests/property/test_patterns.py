@@ -1,4 +1,4 @@
-"""Exclude patterns against a plain implementation of the rules, one character at a time."""
+"""Exclude patterns, compared with a simple implementation that reads one character at a time."""
 
 import os
 import re
@@ -14,7 +14,7 @@ PIECES = ["a", "b", "/", "?", "*", "*", "*a", "**", "**/", "[ab]", "[!a]", "[/b]
 
 
 def is_left_out(pattern, path):
-    """By trying every way to read a path."""
+    """Return whether a pattern excludes a path, by trying every way to match them."""
     tokens = re.findall(r"(?<![^/])\*\*/|\*\*|\[.*?\]|.", pattern)
 
     @cache
@@ -45,7 +45,7 @@ def is_left_out(pattern, path):
     st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=3),
 )
 @settings(max_examples=2000)
-def test_a_pattern_leaves_out_what_a_plain_reading_of_it_does(pattern, parts):
+def test_a_pattern_excludes_what_the_simple_implementation_excludes(pattern, parts):
     bare = "/" + pattern.strip("/")
     path = "/" + "/".join(parts)
     directory, name = os.path.split(os.fsencode(path))
@@ -70,7 +70,7 @@ def test_no_pattern_takes_forever(pattern, path):
 @pytest.mark.filterwarnings("error")
 @given(st.text("[]!^-&~|\\\\*?/a5\n\udcff", max_size=12))
 @settings(max_examples=2000)
-def test_a_pattern_is_read_or_refused(pattern):
+def test_any_pattern_is_accepted_or_refused(pattern):
     try:
         Exclusions([pattern]).match_path(b"/a", b"5]")
     except ValueError as error:

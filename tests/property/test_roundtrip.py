@@ -1,4 +1,4 @@
-"""Any directory: two snapshots of it can be restored exactly."""
+"""Two snapshots of any directory can be restored exactly."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ from tests.kit.box import Box
 from tests.kit.trees import differences, photograph
 
 CHUNK_BYTES = 4096
-"""As small as a store allows, so that small files have recipes too."""
+"""The smallest length that a store allows, so that small files have recipes too."""
 
 
 class File(NamedTuple):
-    """Stretches of data, and holes between them; ``copies`` are further names."""
+    """Ranges of data with holes between them. ``copies`` are further names."""
 
     pieces: tuple[tuple[int, bytes], ...]
     tail: int
@@ -40,7 +40,7 @@ class Pipe(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """Names and what they stand for; ``links`` are pairs of a new name and a number of a file."""
+    """Names and their entries. ``links`` are pairs of a new name and the number of a file."""
 
     items: dict[bytes, "Node"]
     mode: int
@@ -86,7 +86,7 @@ HARD_LINKS = st.lists(st.tuples(st.integers(0, 20), NAMES), max_size=3)
 
 
 def build(node: Node, path: bytes) -> None:
-    """Make what is described; directories get their times when all in them is there."""
+    """Create the described tree. Directories get their times after their entries."""
     if isinstance(node, Directory):
         os.mkdir(path)
         for name, inner in node.items.items():
@@ -113,7 +113,7 @@ def build_file(node: File, path: bytes) -> None:
 
 
 def finish(node: Node, path: bytes) -> None:
-    """Modes and times of directories, innermost first."""
+    """Set the modes and times of directories, innermost first."""
     if isinstance(node, Directory):
         for name, inner in node.items.items():
             finish(inner, path + b"/" + name)
@@ -135,7 +135,7 @@ def add_hard_links(top: bytes, wanted: list[tuple[int, bytes]]) -> None:
 
 
 def change(top: bytes, other: Directory, removed: set[int]) -> None:
-    """Another state: some entries gone, others added, some replaced by something else."""
+    """Return another state: some entries are removed, some added, some replaced."""
     for number, name in enumerate(sorted(os.listdir(top))):
         path = top + b"/" + name
         if number in removed or name in other.items:
@@ -154,7 +154,7 @@ def change(top: bytes, other: Directory, removed: set[int]) -> None:
     links=HARD_LINKS,
     removed=st.sets(st.integers(0, 5), max_size=3),
 )
-def test_two_states_of_a_tree_come_back_exactly(
+def test_two_states_of_a_tree_are_restored_exactly(
     first: Directory, second: Directory, links: list[tuple[int, bytes]], removed: set[int]
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="ciuic-test-") as directory:
@@ -171,7 +171,7 @@ def test_two_states_of_a_tree_come_back_exactly(
         assert box.verify().ok
         out = Path(directory) / "out"
         for number, (name, photo) in enumerate(photos.items()):
-            # The last two go over what is there, the others into a fresh place.
+            # The last two restores overwrite the source, and the others go to new directories.
             place = out / str(min(number, 1))
             report = box.restore(snapshot=name, to=place, overwrite=True, delete=True)
             note(f"{name}: {report.as_json()}")

@@ -1,4 +1,4 @@
-"""Cuts by tensors: every byte once, the same for the same tensors, for any file."""
+"""Cuts by tensor have every byte once, and equal tensors have equal cuts, for any file."""
 
 from itertools import accumulate, pairwise
 
@@ -20,7 +20,7 @@ FILES += [safetensors({"a": b"1" * 9, "b": b"2"})]
 
 @st.composite
 def layouts(draw: st.DrawFn) -> list[Span]:
-    """Tensors small and large, close together and apart."""
+    """Small and large tensors, close together and apart."""
     lengths = st.sampled_from([0, 1, 100, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, 3_000_000])
     pairs = draw(st.lists(st.tuples(lengths, lengths.filter(bool)), min_size=1, max_size=12))
     ends = list(accumulate([gap + length for gap, length in pairs]))
@@ -28,7 +28,7 @@ def layouts(draw: st.DrawFn) -> list[Span]:
 
 
 def all_cuts(chunker: TensorChunker, end: int) -> list[int]:
-    """Every cut before ``end``, and it."""
+    """Return every cut before ``end``, and ``end``."""
     found = [0]
     while found[-1] < end:
         found.append(min(chunker.after(found[-1]), end))
@@ -44,7 +44,7 @@ def test_cuts_are_the_same_however_a_file_is_read(
     cuts = all_cuts(chunker, end)
 
     assert all(0 < other - one <= size_bytes for one, other in pairwise(cuts))
-    # One draw for all pieces: there may be thousands.
+    # One draw serves all pieces, because there may be thousands.
     share = data.draw(st.integers(0, 2**16 - 1))
     for one, other in pairwise(cuts):
         for inside in (one, one + (share * (other - one) >> 16), other - 1):
@@ -74,15 +74,15 @@ def test_a_large_tensor_is_cut_from_its_own_first_byte(spans: list[Span], size_b
 
 
 @given(layouts(), SIZE_BYTES)
-def test_chunks_are_no_crumbs(spans: list[Span], size_bytes: int) -> None:
+def test_chunks_are_not_tiny(spans: list[Span], size_bytes: int) -> None:
     end = spans[-1].offset_bytes + spans[-1].length_bytes
     count = len(all_cuts(TensorChunker(spans, size_bytes), end))
-    # A stretch is a tensor or a run of at least the small size, or lies next to one.
+    # Each stretch is a tensor or a run of at least the small size, or is next to one.
     assert count <= 4 + 4 * (end // SMALL_BYTES) + end // size_bytes
 
 
 @given(layouts(), SIZE_BYTES, st.integers(1, 1_000_000))
-def test_a_longer_header_moves_all_cuts_by_as_much(
+def test_a_longer_header_moves_all_cuts_by_the_same_distance(
     spans: list[Span], size_bytes: int, shift: int
 ) -> None:
     moved = [Span(start + shift, length) for start, length, *_ in spans]
@@ -94,7 +94,7 @@ def test_a_longer_header_moves_all_cuts_by_as_much(
 
 
 @given(st.sampled_from(FILES), st.data())
-def test_whatever_a_file_says_its_layout_is_sound_or_none(file: bytes, data: st.DataObject) -> None:
+def test_any_file_has_a_sound_layout_or_none(file: bytes, data: st.DataObject) -> None:
     changed = bytearray(
         file[: data.draw(st.integers(0, len(file)))] if data.draw(st.booleans()) else file
     )
@@ -149,6 +149,6 @@ def test_small_tensors_that_lie_together_have_a_width_if_all_have_the_same() -> 
     ):
         assert width_at([same[0], other], 0) == 0
         assert width_at([same[0]._replace(element=""), other], 0) == 0
-    # What comes after them is a stretch of its own.
+    # The bytes after them are a stretch of their own.
     behind = Span(2 * half, SMALL_BYTES, 2, "c", "BF16")
     assert width_at([same[0], Span(half, half, 0, "b", ""), behind], 2 * half) == 2

@@ -1,4 +1,4 @@
-"""Recipes of changed files: for any changes, every byte is the new one."""
+"""Recipes of changed files have the new bytes everywhere, for any changes."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,13 @@ from ciuic.store.records.recipe_nodes import Piece
 from ciuic.system.hashing import data_id
 
 LEFT_MIN = 0.25
-"""Less than this of a region is not worth keeping. See
-ciuic/snapshot/read/changed_ranges.py."""
+"""A region keeps old pieces only above this share. See ciuic/snapshot/read/changed_ranges.py."""
 
 CHUNK_BYTES = st.sampled_from([8, 64, 400])
 
 
 class Uneven(FixedChunker):
-    """Cuts at multiples counted from each of some offsets to the next one."""
+    """Cuts at multiples that are counted anew from each of some offsets."""
 
     def __init__(self, size_bytes: int, bounds: set[int]) -> None:
         super().__init__(size_bytes)
@@ -45,24 +44,24 @@ class Uneven(FixedChunker):
 
 @st.composite
 def chunkers(draw: st.DrawFn, chunk_bytes: int) -> Chunker:
-    """The fixed rule, or cuts anywhere between."""
+    """The fixed rule, or cuts at any offsets."""
     return Uneven(chunk_bytes, draw(st.sets(st.integers(1, 12 * chunk_bytes), max_size=12)))
 
 
 class Chunks:
-    """What a store would hold."""
+    """The chunks that a store would hold."""
 
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
 
     def add(self, data: bytes) -> bytes:
-        """A chunk's ID."""
+        """Add a chunk; return its ID."""
         name = data_id(data)
         self.data[name] = data
         return name
 
     def cut(self, piece: Piece) -> bytes:
-        """A piece's bytes; those that no chunk has fail."""
+        """Return a piece's bytes; fail if its chunk does not have them."""
         if not piece.id:
             assert piece.start_bytes == 0
             return bytes(piece.length_bytes)
@@ -71,13 +70,13 @@ class Chunks:
         return data
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
-        """A file's bytes."""
+        """Return a file's bytes."""
         return b"".join([self.cut(one) for one in pieces])
 
 
 @st.composite
 def recipes(draw: st.DrawFn, chunks: Chunks, chunk_bytes: int) -> list[Piece]:
-    """Whole chunks, slices of some, short chunks and holes, in any order."""
+    """Draw entire chunks, slices, short chunks and holes, in any order."""
     pieces = []
     noise = draw(st.randoms(use_true_random=False))
     for _ in range(draw(st.integers(0, 12))):
@@ -86,7 +85,7 @@ def recipes(draw: st.DrawFn, chunks: Chunks, chunk_bytes: int) -> list[Piece]:
             pieces.append(Piece(draw(st.integers(1, 3 * chunk_bytes)), b""))
             continue
         length = draw(st.integers(1, chunk_bytes)) if kind == "short" else chunk_bytes
-        # Slices of one chunk are where neighbours could be joined by mistake.
+        # Adjacent slices of one chunk could be joined by mistake.
         data = (bytes(range(256)) * 2)[:length] if kind == "same" else noise.randbytes(length)
         start = length_cut = 0
         if kind in {"slice", "same"}:
@@ -98,7 +97,7 @@ def recipes(draw: st.DrawFn, chunks: Chunks, chunk_bytes: int) -> list[Piece]:
 
 @st.composite
 def changes(draw: st.DrawFn, old_size: int) -> tuple[int, list[ByteRange]]:
-    """A new length and what has changed: nothing, all, or ranges that may touch one another."""
+    """Draw a new length and the changes: none, all, or ranges that may touch."""
     longer = st.integers(old_size, 2 * old_size + 40)
     new_size = draw(st.one_of(st.just(old_size), st.integers(0, old_size), longer))
     if draw(st.integers(0, 9)) == 0:
@@ -112,7 +111,7 @@ def changes(draw: st.DrawFn, old_size: int) -> tuple[int, list[ByteRange]]:
 
 
 def _with_growth(changed: Sequence[ByteRange], old_size: int, new_size: int) -> Iterator[ByteRange]:
-    """All beyond the old end has changed."""
+    """Everything beyond the old end counts as changed."""
     for start, length in changed:
         end = min(start + length, old_size)
         if start < end:
@@ -122,7 +121,7 @@ def _with_growth(changed: Sequence[ByteRange], old_size: int, new_size: int) -> 
 
 
 def changed_bytes(old: bytes, new_size: int, changed: Sequence[ByteRange]) -> bytes:
-    """The new content: other bytes wherever something has changed, and nowhere else."""
+    """Return the new content: it has other bytes in the changed ranges, and only there."""
     new = bytearray(old[:new_size].ljust(new_size, b"\xee"))
     for start, length in changed:
         for at in range(start, start + length):
@@ -133,7 +132,7 @@ def changed_bytes(old: bytes, new_size: int, changed: Sequence[ByteRange]) -> by
 def spelled(
     chunks: Chunks, plan: Sequence[Kept | Gap], new: bytes, chunker: Chunker
 ) -> list[Piece]:
-    """The recipe that comes of a plan: gaps are read, and cut where any read cuts."""
+    """Return the recipe of a plan: gaps are read, and cut where every read cuts."""
     pieces = []
     for one in plan:
         if isinstance(one, Kept):
@@ -148,7 +147,7 @@ def spelled(
 
 
 def check_plan(plan: Sequence[Kept | Gap], new_size: int) -> None:
-    """All of the file in order, and no two gaps that touch."""
+    """Check that a plan covers the file in order, and has no two gaps that touch."""
     at = 0
     last_is_gap = False
     for one in plan:
@@ -161,7 +160,7 @@ def check_plan(plan: Sequence[Kept | Gap], new_size: int) -> None:
 
 
 def inside(ranges: Sequence[ByteRange | Gap | Kept], start: int, end: int) -> list[int]:
-    """Of each range that reaches into a region, the bytes that are in it."""
+    """Return the part of each range that is in a region."""
     parts = [
         min(one.offset_bytes + one.length_bytes, end) - max(one.offset_bytes, start)
         for one in ranges
@@ -172,7 +171,7 @@ def inside(ranges: Sequence[ByteRange | Gap | Kept], start: int, end: int) -> li
 def check_regions(
     plan: Sequence[Kept | Gap], changed: Sequence[ByteRange], new_size: int, chunker: Chunker
 ) -> None:
-    """A region is read as a whole, or exactly what has changed of it; then enough is kept."""
+    """Check that a region is read entirely, or only its changes, with enough of it kept."""
     gaps = [one for one in plan if isinstance(one, Gap)]
     end = 0
     while end < new_size:
@@ -188,7 +187,7 @@ def check_regions(
 
 
 @given(st.data(), CHUNK_BYTES)
-def test_what_is_kept_and_what_is_read_make_the_new_file(
+def test_kept_pieces_and_read_ranges_make_the_new_file(
     data: st.DataObject, chunk_bytes: int
 ) -> None:
     chunks = Chunks()
@@ -247,7 +246,7 @@ def test_reused_pieces_of_a_file_cut_by_content_are_whole_existing_chunks(
 
 
 @given(st.data(), CHUNK_BYTES, st.integers(1, 12))
-def test_a_file_may_change_for_generations(
+def test_a_file_may_change_in_many_snapshots(
     data: st.DataObject, chunk_bytes: int, generations: int
 ) -> None:
     chunks = Chunks()
@@ -261,7 +260,7 @@ def test_a_file_may_change_for_generations(
         plan = list(plan_changes(pieces, changed, new_size, chunker=chunker))
         pieces = spelled(chunks, plan, new, chunker)
         assert chunks.whole(pieces) == new
-        # Nothing that went before, read or kept, can make a recipe grow without end.
+        # No sequence of reads and reuse makes a recipe grow without end.
         at = 0
         counts: dict[int, int] = {}
         for one in pieces:
@@ -273,7 +272,7 @@ def test_a_file_may_change_for_generations(
         assert max(counts.values(), default=0) <= ITEMS_MAX
 
 
-def test_what_has_not_changed_is_taken_over_as_it_is() -> None:
+def test_unchanged_pieces_are_reused_as_they_are() -> None:
     chunks = Chunks()
     whole, tail = chunks.add(bytes(range(64))), chunks.add(b"tail")
     pieces = [Piece(64, whole), Piece(1000, b""), Piece(5, whole, 9), Piece(4, tail)]
@@ -283,7 +282,7 @@ def test_what_has_not_changed_is_taken_over_as_it_is() -> None:
     assert [one.piece for one in plan if isinstance(one, Kept)] == pieces
 
 
-def test_neighbours_are_joined_if_one_goes_on_where_the_other_ends() -> None:
+def test_adjacent_slices_are_joined_if_the_second_continues_the_first() -> None:
     name = Chunks().add(bytes(range(64)))
     joined = [Piece(9, name, 1), Piece(20, name, 10), Piece(3, b""), Piece(4, b"")]
     apart = [Piece(5, name, 40), Piece(5, name, 50), Piece(5, name, 2), Piece(9, name, 7)]
@@ -313,7 +312,7 @@ def test_a_region_that_has_changed_is_cut_like_any_read() -> None:
     ]
 
 
-def test_a_region_that_is_down_to_crumbs_is_read_as_a_whole() -> None:
+def test_a_region_of_tiny_pieces_is_read_entirely() -> None:
     chunks = Chunks()
     pieces = [Piece(400, chunks.add(bytes([number]) * 400)) for number in range(3)]
     crumbs = [ByteRange(400 + 5 * number, 1) for number in range(ITEMS_MAX // 2 + 1)]
