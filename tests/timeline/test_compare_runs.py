@@ -23,7 +23,7 @@ def log_steps(path: Path, steps: range, rate: float) -> None:
 
 @pytest.fixture
 def trained(box: Box) -> tuple[Box, list[str]]:
-    """Two directories with 60 steps each, of which the best is at 30; a snapshot every 20."""
+    """Two directories with 60 steps each, the best at step 30, and a snapshot every 20 steps."""
     ids = []
     for name, rate in (("run-a", 0.1), ("run-b", 0.2)):
         (box.source / name).mkdir()
@@ -39,7 +39,7 @@ def trained(box: Box) -> tuple[Box, list[str]]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of the library; the second has one step more."""
+    """Two runs of the library. The second has one more step."""
     store = tmp_path_factory.mktemp("runs") / "store"
     for run, rate, count in (("one", 0.1, 3), ("two", 0.2, 4)):
         with SnapshotManager(store, run=run) as manager:
@@ -52,7 +52,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-def test_directories_are_compared_by_their_place_in_them(trained: tuple[Box, list[str]]) -> None:
+def test_files_are_compared_by_their_path_inside_each_directory(
+    trained: tuple[Box, list[str]],
+) -> None:
     box, ids = trained
     runs = [str(box.source / name) for name in ("run-a", "run-b")]
 
@@ -110,7 +112,7 @@ def test_the_best_snapshot_of_each_run_is_compared(
     assert [one["step"] for one in found.document["snapshots"]] == [20 * place + 19] * 2
 
 
-def test_runs_of_the_library_are_named_and_their_settings_compared(saved: Path) -> None:
+def test_runs_of_the_library_are_compared_by_name_with_their_settings(saved: Path) -> None:
     found = ciuic("--store", saved, "compare", "--runs", "one", "two", "--best", "loss", "--json")
     assert found.code == 0, found.err
     document = found.document
@@ -132,7 +134,7 @@ def test_runs_of_the_library_are_named_and_their_settings_compared(saved: Path) 
     assert row["name"] == "w"
 
 
-def test_what_was_logged_before_a_rollback_and_undone_is_left_out(box: Box) -> None:
+def test_log_lines_that_a_rollback_undid_are_left_out(box: Box) -> None:
     log = box.source / "run" / "train.jsonl"
     log_steps(log, range(30), 0.0)
     log_steps(log, range(10, 15), 5.0)
@@ -157,7 +159,7 @@ def test_a_run_by_a_tag_has_the_snapshots_with_the_tag(trained: tuple[Box, list[
     assert [one["last_step"] for one in found["runs"]] == [39, 59]
 
 
-def test_wrong_names_are_refused_with_what_there_is(
+def test_unknown_names_are_refused_with_the_existing_names(
     trained: tuple[Box, list[str]], saved: Path
 ) -> None:
     box, _ = trained

@@ -1,4 +1,4 @@
-"""Logs of training programs -> curves and moments, whatever the lines hold."""
+"""Logs of training programs become curves and moments, whatever the lines hold."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ JUNK = st.sampled_from([b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"loss": 1}',
 
 
 def write(path: Path, lines: list[bytes]) -> list[int]:
-    """Write lines; returns the offset of the end of each."""
+    """Write lines; return the offset of the end of each."""
     ends, at = [], 0
     for line in lines:
         at += len(line) + 1
@@ -31,7 +31,7 @@ def write(path: Path, lines: list[bytes]) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(records=RECORDS, junk=st.lists(JUNK, max_size=4), keys=st.lists(st.integers(0, 4000)))
-def test_moments_are_what_a_plain_search_finds(tmp_path_factory, records, junk, keys):
+def test_moments_are_those_that_a_simple_search_finds(tmp_path_factory, records, junk, keys):
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
     records = sorted(records, key=lambda record: record[2])
     lines = [
@@ -48,7 +48,7 @@ def test_moments_are_what_a_plain_search_finds(tmp_path_factory, records, junk, 
 
     for offset in keys:
         before = [record for record, end in zip(records, ends, strict=True) if end <= offset]
-        if offset > path.stat().st_size:  # the log was begun anew since it had this length
+        if offset > path.stat().st_size:  # the program has started the log again since
             before = []
         assert (before[-1][0] if before else None) == step_at(log.at_offset.get(offset))
     for time_ns in times:
@@ -67,7 +67,7 @@ def step_at(moment) -> int | None:
     return None if moment is None else moment.step
 
 
-def test_the_value_of_a_moment_is_the_last_one_before_it(tmp_path):
+def test_the_value_at_a_moment_is_the_last_one_before_it(tmp_path):
     path = tmp_path / "log.jsonl"
     lines = [
         b'{"step": 1, "loss": 3, "eval": 9}',
@@ -79,7 +79,8 @@ def test_the_value_of_a_moment_is_the_last_one_before_it(tmp_path):
     log = read_log(bytes(path), ["loss", "eval"], Moments(offsets_bytes=ends, steps=[1, 2, 7]))
 
     assert [log.at_offset[end].values for end in ends] == [(3, 9), (2, 9), (2.5, None)]
-    assert log.at_step[1].values == (2.5, None)  # the training went back, and logged it again
+    # The training was rolled back, and logged this step again.
+    assert log.at_step[1].values == (2.5, None)
     assert log.at_step[7].step == 2
     assert (log.first_step, log.last_step, log.rollbacks) == (1, 2, 1)
     assert [[tuple(point) for point in part] for part in log.curves[0].points()] == [
@@ -122,7 +123,7 @@ def test_a_thinned_curve_keeps_its_extremes_its_order_and_its_bound(count, peak,
         assert steps == sorted(steps)
 
 
-def test_fields_are_found_also_in_objects_and_the_loss_is_drawn_first(tmp_path):
+def test_fields_in_nested_objects_are_found_and_the_loss_is_drawn_first(tmp_path):
     path = tmp_path / "log.jsonl"
     write(
         path, [b'{"step": 1, "lr": 1, "time": 3}', b'{"step": 2, "val": {"loss": 1}, "ok": true}']
@@ -144,7 +145,7 @@ def test_a_log_may_hold_any_time(tmp_path):
     assert {at: moment.step for at, moment in log.at_time.items()} == {4 * 10**9: 1, 6 * 10**9: 3}
 
 
-def test_fields_are_searched_until_there_are_enough(tmp_path):
+def test_the_search_for_fields_ends_when_there_are_enough(tmp_path):
     lines = [{f"f{number}-{line}": 1 for number in range(5000)} for line in range(200)]
     write(tmp_path / "log", [json.dumps(line).encode() for line in lines])
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""A log that was begun anew since a snapshot: its length in the snapshot says nothing about it."""
+"""A log that was started again after a snapshot. Its length in the snapshot then means nothing."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def lines(steps: range, loss: float, **more: object) -> str:
 
 
 @pytest.mark.parametrize("count", [5, 20_000], ids=["small", "longer than what is read of it"])
-def test_a_snapshot_of_an_earlier_log_is_where_that_log_ends(box: Box, count: int) -> None:
+def test_a_snapshot_of_an_earlier_log_is_placed_where_that_log_ends(box: Box, count: int) -> None:
     log = box.source / "train.jsonl"
     log.write_text(lines(range(1, count + 1), 9.5, note="longer lines than those that come later"))
     earlier = box.take().id
@@ -47,7 +47,7 @@ def test_a_snapshot_of_an_earlier_log_is_where_that_log_ends(box: Box, count: in
     assert [one["metrics"]["loss"] for one in compared] == [9.5, 0.1]
 
 
-def test_a_damaged_log_of_another_beginning_gives_no_step(box: Box) -> None:
+def test_a_damaged_log_with_another_beginning_gives_no_step(box: Box) -> None:
     log = box.source / "train.jsonl"
     content = lines(range(50), 9.5)
     log.write_text(content)
@@ -101,7 +101,7 @@ def test_a_log_of_whole_chunks_slices_and_holes_is_compared_byte_by_byte(box: Bo
     assert found.entry.size_bytes == len(CONTENT)
 
 
-def test_many_snapshots_of_a_log_read_it_about_once_and_no_chunk_of_the_store(
+def test_many_snapshots_of_a_log_cause_about_one_read_of_it_and_read_no_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunk_bytes, count = 4 * KIB, 40

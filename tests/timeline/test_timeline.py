@@ -21,7 +21,7 @@ def log_steps(path: Path, steps: range, *, loss: float, **more: object) -> None:
 
 
 def placed(outcome: Outcome) -> list[tuple[str, int | None, str | None]]:
-    """Return ID, step, and how it was found, of each snapshot, oldest first."""
+    """Return the ID and step of each snapshot, and how the step was found, oldest first."""
     assert outcome.code == 0, outcome.err
     found = outcome.document["snapshots"]
     return [(one["id"], one["step"], one["placed_by"]) for one in found[::-1]]
@@ -29,7 +29,7 @@ def placed(outcome: Outcome) -> list[tuple[str, int | None, str | None]]:
 
 @pytest.fixture
 def trained(box: Box) -> tuple[Box, Path, list[str]]:
-    """A log that three snapshots hold: of 0..9, of 0..19, and after a rollback to 5."""
+    """A log that three snapshots have: steps 0..9, steps 0..19, and after a rollback to 5."""
     log = box.source / "train.jsonl"
     ids = []
     for steps in (range(10), range(10, 20), range(5, 12)):
@@ -52,7 +52,9 @@ def test_a_snapshot_is_at_the_step_where_its_log_ends(trained: tuple[Box, Path, 
     assert document["field"] == "loss"
 
 
-def test_a_log_outside_the_roots_places_snapshots_by_its_times(box: Box, tmp_path: Path) -> None:
+def test_snapshots_are_placed_by_the_times_of_a_log_outside_the_roots(
+    box: Box, tmp_path: Path
+) -> None:
     log = tmp_path / "train.jsonl"
     (box.source / "a").write_text("x")
     first = box.take()
@@ -93,7 +95,7 @@ def test_states_and_pins_are_shown_and_the_chart_names_the_field(
     assert found.err == ""
 
 
-def test_whole_is_only_what_was_read_and_the_rest_is_counted(
+def test_only_checked_snapshots_are_shown_as_whole_and_the_others_are_counted(
     trained: tuple[Box, Path, list[str]],
 ) -> None:
     box, log, _ = trained
@@ -147,7 +149,7 @@ def test_a_log_that_cannot_be_read_is_one_sentence(box: Box, arguments, message)
         assert len(found.err.splitlines()) == 2
 
 
-def test_snapshots_without_a_step_and_a_store_without_snapshots_are_named(box: Box) -> None:
+def test_snapshots_without_a_step_and_an_empty_store_are_named(box: Box) -> None:
     empty = box.ciuic("timeline")
     (box.source / "a").write_text("x")
     box.take()
@@ -161,7 +163,7 @@ def test_snapshots_without_a_step_and_a_store_without_snapshots_are_named(box: B
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, list[str]]:
-    """Three snapshots of the library; the first layer grows by 1 % a save, the other stays."""
+    """Three snapshots of the library. Each save grows the first layer by 1 %; the other stays."""
     store = tmp_path / "library"
     grows, stays = np.ones(4096, np.float32), np.ones(16, np.float32)
     ids = []
@@ -264,7 +266,7 @@ def test_compare_names_tensors_that_cannot_be_read(box: Box) -> None:
     assert "some tensors can't be read" in found.err
 
 
-def test_a_field_that_no_log_has_names_those_that_it_has(
+def test_an_unknown_field_is_refused_with_the_existing_fields(
     trained: tuple[Box, Path, list[str]],
 ) -> None:
     box, log, _ = trained
@@ -274,7 +276,7 @@ def test_a_field_that_no_log_has_names_those_that_it_has(
     assert "fields with numbers: loss\n" in found.err
 
 
-def test_a_log_that_was_begun_anew_places_no_snapshot_that_held_more_of_it(
+def test_a_log_that_was_started_again_places_no_snapshot_that_had_more_of_it(
     trained: tuple[Box, Path, list[str]],
 ) -> None:
     box, log, ids = trained
