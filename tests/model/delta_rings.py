@@ -1,4 +1,4 @@
-"""Two writers that store the same chunks as deltas, each against other chunks, as a model.
+"""A model of two writers that store the same chunks as deltas against different chunks.
 
 docs/protocol.md, "Deltas of several writers". Chunks are letters. A copy sends the frames of its
 source in order, and a frame is a chunk with its delta base. Each frame is a pack of its own. In a
@@ -24,16 +24,16 @@ ENDLESS: Final = CHAIN_MAX + 1
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules. Without any one of them, a walk finds a chunk that can't be decoded."""
+    """The rules. If any one is missing, a walk finds a chunk that cannot be decoded."""
 
     shorter_chain_wins: bool = True
-    """A delta that is recorded is replaced by another delta only if that has a shorter chain."""
+    """A recorded delta is replaced by another delta only if the other has a shorter chain."""
     settle_what_is_built: bool = True
-    """When an index was built from packs in any order, it chooses among all copies anew."""
+    """After an index was built from packs in any order, it chooses again among all copies."""
     replace_by_same_bases: bool = True
-    """A delta goes only if a copy without base stays, or a delta against the same base."""
+    """A prune removes a delta only if a copy without a base or a delta with the same base stays."""
     stop_at_half: bool = True
-    """A copy sends a delta only if both parts of its chain are at most half as long as may be."""
+    """A copy sends a delta only if each part of its chain has at most half the permitted length."""
 
 
 class Frame(NamedTuple):
@@ -50,7 +50,7 @@ Index = tuple[Frame, ...]
 
 
 class Writer(NamedTuple):
-    """A process that copies a snapshot: what it sends, and how far it is.
+    """A process that copies a snapshot: what it sends, and its progress.
 
     ``choice`` is the frame that it is about to store. ``own`` is its index, in a bucket.
     """
@@ -75,7 +75,7 @@ class State(NamedTuple):
 
 
 def lengths(frames: Iterable[Frame]) -> dict[str, int]:
-    """The fewest deltas that each chunk takes, of all its copies."""
+    """Return the length of the shortest delta chain of each chunk, over all its copies."""
     options = set(frames)
     found: dict[str, int] = {one.chunk: 0 for one in options if not one.base}
     for _ in range(CHAIN_MAX):
@@ -87,7 +87,7 @@ def lengths(frames: Iterable[Frame]) -> dict[str, int]:
 
 
 def added(rules: Rules, index: Index, frame: Frame) -> Index:
-    """The index with one frame more."""
+    """Return the index with one more frame."""
     rows = {one.chunk: one for one in index}
     old = rows.get(frame.chunk)
     if old is not None:
@@ -103,7 +103,7 @@ def added(rules: Rules, index: Index, frame: Frame) -> Index:
 
 
 def built(rules: Rules, order: Iterable[Frame]) -> Index:
-    """An index that is built from packs in this order."""
+    """Return an index that is built from packs in this order."""
     frames = list(order)
     index: Index = ()
     for frame in frames:
@@ -120,7 +120,7 @@ def built(rules: Rules, order: Iterable[Frame]) -> Index:
 
 
 def explore(rules: Rules, first: State) -> tuple[int, str]:
-    """Visit every state; returns their number, and what could not be decoded (empty: nothing)."""
+    """Visit every state; return their number, and an undecodable chunk (empty: none)."""
     seen = {first}
     waiting = [first]
     lost_in = cache(lambda packs, chunks: _lost(rules, packs, chunks))
@@ -140,13 +140,13 @@ def explore(rules: Rules, first: State) -> tuple[int, str]:
 
 
 def _needed(state: State) -> frozenset[str]:
-    """The chunks of committed snapshots, and the delta bases that any copy of these has."""
+    """Return the chunks of committed snapshots, and the delta bases of all their copies."""
     done = [writer for writer in state.writers if writer.is_done]
     return frozenset(frame.chunk for writer in done for frame in writer.sends)
 
 
 def _lost(rules: Rules, packs: Packs, needed: frozenset[str]) -> str:
-    """What is lost if the index is built again, now or after a prune."""
+    """Return the chunk that is lost if the index is rebuilt, now or after a prune."""
     for left in _pruned(rules, packs, needed):
         for order in itertools.permutations(sorted({frame for _, frame in left})):
             index = built(rules, order)
@@ -156,7 +156,7 @@ def _lost(rules: Rules, packs: Packs, needed: frozenset[str]) -> str:
 
 
 def _pruned(rules: Rules, packs: Packs, needed: frozenset[str]) -> Iterator[Packs]:
-    """The packs, and what a prune may leave of them if no writer is at work."""
+    """Yield the packs, and every set that a prune may leave while no writer works."""
     wanted = set(needed)
     for _ in packs:
         wanted |= {frame.base for _, frame in packs if frame.chunk in wanted and frame.base}
@@ -191,7 +191,7 @@ def _step(rules: Rules, state: State, me: Writer) -> Iterator[tuple[Packs, Index
     packs, index = state.packs, state.index
     seen = me.own if state.is_bucket else index
     if me.recorded < len(me.stored):
-        # Before anything else, or later: packs are recorded several together.
+        # A writer records several packs together, now or later.
         frame = me.stored[me.recorded]
         mine = me._replace(recorded=me.recorded + 1)
         if state.is_bucket:

@@ -1,4 +1,4 @@
-"""The protocol of many writers on one store, as a model that is small enough to walk exhaustively.
+"""A model of the protocol of many writers on one store, small enough for an exhaustive walk.
 
 docs/decisions/0019-many-writers.md states the protocol and argues for it. Here each kind of process
 is a generator that sends one request at a time and gets the answer. ``explore`` visits every state
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Session = str
-"""The ID that a process commits under."""
+"""The ID under which a process commits."""
 What = Literal["forget", "undo", "pin", "purge"]
 Prefix = Literal["packs", "segments", "leases", "commits", "marks", "verdicts"]
 
@@ -67,7 +67,7 @@ class Commit(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The number-th thing said about a snapshot; the last one counts, and ``purge`` is the end."""
+    """A mark of a snapshot, by number. The last one counts, and ``purge`` is final."""
 
     snapshot: Session
     number: int
@@ -94,7 +94,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of the protocol. Without any one of them, a walk finds a lost chunk."""
+    """The rules of the protocol. If any one is missing, a walk finds a lost chunk."""
 
     lease_before_reading: bool = True
     heed_condemned: bool = True
@@ -116,16 +116,16 @@ class Rules:
 
 
 class Read(NamedTuple):
-    """List and read all objects of a prefix; what ``digest`` makes of them is the answer."""
+    """List and read all objects of a prefix. The answer is the result of ``digest``."""
 
     prefix: Prefix
     digest: Callable[[Any], Any]
 
 
 class Put(NamedTuple):
-    """Create an object. A commit, mark or verdict whose key exists already stays as it is.
+    """Create an object. An existing commit, mark or verdict is not replaced.
 
-    The answer is the object that is there afterwards.
+    The answer is the object that has the key afterwards.
     """
 
     prefix: Prefix
@@ -141,11 +141,11 @@ class Delete(NamedTuple):
 
 Request = Read | Put | Delete
 Process = Generator[Request, Any, Any]
-"""Ends with None, or with the name and arguments of what it goes on as."""
+"""It returns None, or the name and arguments of the process that continues it."""
 
 
 class Runner(NamedTuple):
-    """A process at one moment: what it is, and the answers that it got."""
+    """A process at one moment: its role, and the answers that it has received."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -153,7 +153,7 @@ class Runner(NamedTuple):
 
 
 def condemned(commits: Iterable[Commit], verdicts: Iterable[Verdict]) -> Packs:
-    """The packs that no session may rely on."""
+    """Return the packs on which no session may rely."""
     judged: dict[Session, Packs] = {}
     for verdict in verdicts:
         judged[verdict.session] = judged.get(verdict.session, frozenset()) | verdict.deleted
@@ -162,37 +162,37 @@ def condemned(commits: Iterable[Commit], verdicts: Iterable[Verdict]) -> Packs:
 
 
 def listed(segments: Iterable[Segment]) -> Packs:
-    """The packs that segments list."""
+    """Return the packs that segments list."""
     return frozenset[Pack]().union(*(segment.packs for segment in segments))
 
 
 def naming_packs(commits: Iterable[Commit]) -> frozenset[Commit]:
-    """The condemnations."""
+    """Return the condemnations."""
     return frozenset(commit for commit in commits if commit.packs)
 
 
 def deleted(verdicts: Iterable[Verdict]) -> Packs:
-    """The packs that are gone, or will be soon."""
+    """Return the packs that are deleted or will be."""
     return frozenset[Pack]().union(*(verdict.deleted for verdict in verdicts))
 
 
 def last_marks(marks: Iterable[Mark]) -> dict[Session, Mark]:
-    """The mark of each snapshot that counts."""
+    """Return the last mark of each snapshot."""
     return {mark.snapshot: mark for mark in sorted(marks, key=lambda mark: mark.number)}
 
 
 class Roles:
-    """The processes, as far as the rules let them keep to the protocol."""
+    """The processes. They follow the protocol as far as the rules say."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
 
     def name(self, session: Session, chunk: str) -> Pack:
-        """The name of a new pack."""
+        """Return the name of a new pack."""
         return Pack(session if self._rules.unique_pack_names else "S0", chunk)
 
     def is_gone(self, mark: Mark | None) -> bool:
-        """No chunk of the marked snapshot is needed any more."""
+        """Return whether no chunk of the marked snapshot is needed any more."""
         if mark is None:
             return False
         return mark.what == "purge" or (
@@ -200,13 +200,13 @@ class Roles:
         )
 
     def needs(self, snapshots: Iterable[Commit], marks: Iterable[Mark]) -> frozenset[str]:
-        """The chunks that snapshots need."""
+        """Return the chunks that snapshots need."""
         last = last_marks(marks)
         kept = [one.chunks for one in snapshots if not self.is_gone(last.get(one.session))]
         return frozenset[str]().union(*kept)
 
     def writer(self, session: Session, wanted: frozenset[str]) -> Process:
-        """Take a snapshot: store the chunks that no listed, uncondemned pack has; commit."""
+        """Take a snapshot: store the chunks that no listed, uncondemned pack has; then commit."""
         if self._rules.lease_before_reading:
             yield Put("leases", session)
         packs = yield Read("segments", listed)
@@ -259,7 +259,7 @@ class Roles:
         return "finish", session, damaged
 
     def pruner(self, session: Session, snapshot: Session) -> Process:
-        """Purge a forgotten snapshot, and condemn what no snapshot needs and needless copies."""
+        """Purge a forgotten snapshot; condemn unneeded packs and redundant copies."""
         yield Put("leases", session)
         mark = yield Read("marks", lambda marks: last_marks(marks).get(snapshot))
         if mark is not None and mark.what == "forget" and self._rules.purge_before_condemning:
@@ -286,7 +286,7 @@ class Roles:
         return "condemn", session, useless | orphans
 
     def condemn(self, session: Session, packs: Packs) -> Process:
-        """Commit what is condemned, end the lease, and delete what no session needs after all."""
+        """Commit the condemnation, end the lease, and delete the packs that no session needs."""
         if not packs:
             return "end_lease", session
         mine = Commit(session, "condemned", packs=packs)
@@ -304,7 +304,7 @@ class Roles:
         return "judge", session, packs
 
     def judge(self, session: Session, packs: Packs) -> Process:
-        """Delete the condemned packs, except those without which a needed chunk would be lost."""
+        """Delete the condemned packs, except packs that hold the last copy of a needed chunk."""
         every = yield Read("segments", listed)
         commits = yield Read("commits", lambda commits: commits)
         others = [commit for commit in commits if commit.session != session]
@@ -322,7 +322,7 @@ class Roles:
 
     @staticmethod
     def _without_others(every: Packs, packs: Packs, shut: Packs, need: frozenset[str]) -> Packs:
-        """The condemned packs whose chunk is needed and is in no other pack."""
+        """Return the condemned packs that hold the last copy of a needed chunk."""
         elsewhere = chunks(every - packs - shut)
         return frozenset(
             pack for pack in packs & every if pack.chunk in need and pack.chunk not in elsewhere
@@ -334,7 +334,7 @@ class Roles:
             yield Delete("packs", pack)
 
     def sweeper(self, session: Session) -> Process:
-        """Delete a verdict and its condemnation, when nothing shows that either is of use."""
+        """Delete a verdict and its condemnation, if no object shows a use for either."""
         verdicts = yield Read(
             "verdicts", lambda found: frozenset(one for one in found if one.session == session)
         )
@@ -354,7 +354,7 @@ class Roles:
             yield Delete("verdicts", verdict)
 
     def merger(self, session: Session) -> Process:
-        """Replace all segments by one. It needs no lease: only what it says counts, not when."""
+        """Replace all segments by one. This needs no lease, because only the content counts."""
         old = yield Read("segments", lambda segments: segments)
         commits = yield Read("commits", naming_packs)
         dead = yield Read(
@@ -379,7 +379,7 @@ class Roles:
         yield Put("segments", merged)
 
     def abort(self, session: Session) -> Process:
-        """Go on when the answer to a commit never came."""
+        """Continue without an answer to a commit."""
         if self._rules.decide_before_lease_ends:
             yield Put("commits", Commit(session, "revoked"))
         return "end_lease", session
@@ -413,12 +413,12 @@ LOST: Final = "lost"
 
 
 def chunks(packs: Iterable[Pack]) -> frozenset[str]:
-    """The chunks in packs."""
+    """Return the chunks in packs."""
     return frozenset(pack.chunk for pack in packs)
 
 
 def answer(rules: Rules, place: Place, request: Request) -> tuple[Place, Any]:
-    """What a place is after a request, and what it answers."""
+    """Return the place after a request, and the answer."""
     objects = getattr(place, request.prefix)
     if isinstance(request, Read):
         return place, request.digest(objects)
@@ -434,7 +434,7 @@ def answer(rules: Rules, place: Place, request: Request) -> tuple[Place, Any]:
 
 
 def _present(rules: Rules, objects: frozenset[Any], value: Any) -> Any:
-    """The object under the key of another."""
+    """Return the object that has the key of another one."""
     if isinstance(value, Mark):
         numbered = rules.number_marks
         same = [
@@ -449,14 +449,14 @@ def _present(rules: Rules, objects: frozenset[Any], value: Any) -> Any:
 
 
 def _is_kept(rules: Rules, value: Any) -> bool:
-    """An object that has the key stays there."""
+    """Return whether an object that has the key already stays."""
     if isinstance(value, Mark):
         return rules.number_marks
     return rules.one_verdict if isinstance(value, Verdict) else rules.create_commits_if_absent
 
 
 def lost_chunk(place: Place) -> str:
-    """What a snapshot lost that was not purged; empty: nothing."""
+    """Return the chunk that an unpurged snapshot has lost; empty: none."""
     damaged = frozenset[Pack]().union(*(commit.damaged for commit in place.commits))
     there = chunks((listed(place.segments) & place.packs) - damaged)
     last = last_marks(place.marks)
@@ -468,25 +468,25 @@ def lost_chunk(place: Place) -> str:
 
 
 class Loss(NamedTuple):
-    """What was lost, and the steps that led there."""
+    """A lost chunk, and the steps that led to the loss."""
 
     what: str
     steps: list[str]
 
 
 class Walk(NamedTuple):
-    """What a walk found."""
+    """The result of a walk."""
 
     states: int
     loss: Loss | None
 
 
 class State(NamedTuple):
-    """A moment of the whole system."""
+    """A state of the entire system."""
 
     place: Place
     late: int
-    """How many requests may still be held back."""
+    """The number of requests that may still be held back."""
     held: tuple[Put | Delete, ...]
     """Requests that take effect later."""
     runners: tuple[Runner, ...]
@@ -495,7 +495,7 @@ class State(NamedTuple):
 def explore(
     rules: Rules, place: Place, runners: Iterable[Runner], late: int = 0, states_max: int = 0
 ) -> Walk:
-    """Visit every state that can be reached, until a chunk is lost.
+    """Visit every reachable state, until a chunk is lost.
 
     Args:
         rules: The rules that the processes keep.
@@ -534,7 +534,7 @@ def _way(before: dict[State, tuple[State, str] | None], state: State) -> list[st
 
 
 class _Walker:
-    """The steps that can follow a state."""
+    """Finds the steps that can follow a state."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -542,7 +542,7 @@ class _Walker:
         self._next: dict[Runner, Request | Runner | None] = {}
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """Each step, in words, and the state after it."""
+        """Yield each step, in words, and the state after it."""
         for runner in state.runners:
             request = self._request(runner)
             others = list(state.runners)
@@ -570,7 +570,7 @@ class _Walker:
         return self._settled(runner._replace(answers=(*runner.answers, got)))
 
     def _settled(self, runner: Runner) -> Runner | None:
-        """The runner, or what it goes on as if it has no request left."""
+        """Return the runner, or the process that continues it if it has no request left."""
         found = self._peek(runner)
         while isinstance(found, Runner):
             if found.name == LOST:

@@ -1,4 +1,4 @@
-"""The life of one snapshot's marks, as a model that is small enough to walk exhaustively.
+"""A model of the life of one snapshot's marks, small enough for an exhaustive walk.
 
 docs/protocol.md states the rules. Each process is a generator that sends one request at a time and
 gets the answer. ``explore`` visits every state that any interleaving reaches. A process that never
@@ -21,12 +21,12 @@ class Store(NamedTuple):
     has_manifest: bool = True
     is_retired: bool = False
     chunks: bool = True
-    """The packs have what the snapshot needs."""
+    """The packs have every chunk that the snapshot needs."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules. Without any one of them, a walk finds a broken promise."""
+    """The rules. If any one is missing, a walk finds a broken promise."""
 
     create_if_absent: bool = True
     purge_by_mark: bool = True
@@ -91,7 +91,7 @@ class _Roles:
         return self._change(allowed, "forgotten", looks=False)
 
     def prune(self) -> Process:
-        """Plan, purge, delete, and remove the packs; a second prune finishes a first one."""
+        """Plan, purge, delete, and remove packs. A second prune finishes a first one."""
         number, state = yield _look
         if (yield lambda store: (store, not store.has_manifest and not store.is_retired)):
             return "refused"  # the manifest is lost
@@ -129,14 +129,14 @@ class _State(NamedTuple):
     store: Store
     runners: tuple[_Runner, ...]
     said: frozenset[str] = frozenset()
-    """What was reported as done: ``undo`` or ``pin``, while it still has to be true."""
+    """The command reported as done, ``undo`` or ``pin``, as long as its effect must last."""
 
 
 FORGOTTEN: Final = Store(frozenset({(1, "forgotten")}))
 
 
 def explore(rules: Rules, store: Store, names: Iterable[str]) -> tuple[int, str]:
-    """Visit every state; return how many there are, and the first broken promise, if any."""
+    """Visit every state; return their number, and the first broken promise, if any."""
     first = _State(store, tuple(sorted(map(_Runner, names))))
     seen, waiting = {first}, [first]
     while waiting:
@@ -164,7 +164,7 @@ def _stepped(rules: Rules, state: _State, index: int) -> _State:
     moved = runner._replace(answers=(*runner.answers, answer))
     said = state.said
     if newest(store) != newest(state.store) and newest(store)[1] == "forgotten":
-        said -= {"undo"}  # another process has forgotten it again, as it may
+        said -= {"undo"}  # another process may forget the snapshot again
     try:
         process.send(answer)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""Copies of one snapshot to a bucket, prunes that revoke them, and its purge, as a model.
+"""A model of copies of one snapshot to a bucket, prunes that revoke them, and its purge.
 
 docs/protocol.md, "Leases, condemnation, verdicts", points 5 to 9. Several sessions may commit under
 one key, so a tombstone there is replaced. One chunk is at stake: it is in the old pack, and a
@@ -17,23 +17,23 @@ _FREE: Final = ""
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules. Without any one of them, a walk finds a lost chunk."""
+    """The rules. If any one is missing, a walk finds a lost chunk."""
 
     change_tombstones: bool = True
-    """A prune replaces a tombstone that is there already."""
+    """A prune replaces an existing tombstone."""
     read_key_before_packs: bool = True
     compare_tombstones: bool = True
     """A copier replaces only the tombstone that it has read."""
     condemned_before_packs: bool = True
     close_after_deleting: bool = True
     read_key_before_lease: bool = True
-    """A copier that is revoked at its first step has read no tombstone that it may replace."""
+    """A copier that is revoked at its first step may replace no tombstone, as it has read none."""
     leave_marker: bool = True
     """A prune that deletes the lease of a copier leaves a note of it."""
     tombstone_at_purge: bool = True
     """A purge leaves a tombstone if there is a copier's lease, or such a note."""
     refuse_retired: bool = True
-    """A copier that has its lease asks whether the ID is retired."""
+    """A copier checks, once it has its lease, whether the ID is retired."""
     clean_notes_of_retired: bool = True
     """A note is deleted only if the ID is retired."""
     clean_notes_behind_tombstones: bool = True
@@ -66,12 +66,12 @@ class Store(NamedTuple):
 
     @property
     def is_listed(self) -> bool:
-        """Whether users see the snapshot."""
+        """Return whether users see the snapshot."""
         return self.key == MANIFEST and not self.is_purged
 
     @property
     def is_shut(self) -> bool:
-        """Whether no session may rely on the old pack."""
+        """Return whether no session may rely on the old pack."""
         return any(one not in self.judged or one in self.deleting for one in self.condemned)
 
 
@@ -94,7 +94,7 @@ class Pruner(NamedTuple):
 
 
 class Purger(NamedTuple):
-    """A process that removes the snapshot for good; from the step "other" on, the other one."""
+    """A process that purges the snapshot; from the step "other" on, a second snapshot."""
 
     name: str
     step: str = "mark"
@@ -113,7 +113,7 @@ State = tuple[Store, tuple[Process, ...]]
 
 
 def explore(rules: Rules, store: Store, processes: tuple[Process, ...]) -> tuple[int, str]:
-    """Visit every state; returns their number, and how the chunk was lost (empty: never)."""
+    """Visit every state; return their number, and how the chunk was lost (empty: never)."""
     first = (store, processes)
     seen: dict[State, str] = {first: ""}
     waiting = [first]
@@ -179,7 +179,7 @@ def _copy(rules: Rules, store: Store, me: Copier) -> tuple[Store, Copier] | None
             is_same = store.key == me.key or (
                 not rules.compare_tombstones and MANIFEST not in {store.key, me.key}
             )
-            # Who has read a manifest has no tombstone to replace, and creates what has gone.
+            # A copier that has read a manifest has no tombstone to replace, so it creates the key.
             if (me.key != MANIFEST and is_same) or (store.key == _FREE and me.key == MANIFEST):
                 return store._replace(key=MANIFEST), ahead
             return store, ahead

@@ -1,4 +1,4 @@
-"""Deltas of several writers: no interleaving makes a chunk undecodable, and each rule is needed."""
+"""No interleaving of several writers makes a delta undecodable, and each rule is needed."""
 
 import dataclasses
 
@@ -6,10 +6,10 @@ import pytest
 
 from tests.model.delta_rings import Frame, Rules, State, Writer, built, explore
 
-# Each stores what the other makes a delta against as a delta.
+# Each writer stores as a delta what is the delta base of the other.
 ONE = Writer("A", (Frame("z"), Frame("x", "z"), Frame("y", "x")))
 OTHER = Writer("B", (Frame("w"), Frame("y", "w"), Frame("x", "y")))
-# One has a chunk without base, the other at the end of the longest chain.
+# One writer has a chunk without a base, and the other has it at the end of the longest chain.
 BASE = Writer("C", (Frame("e"), Frame("f", "e"), Frame("g", "f")), is_done=True)
 SHORT = Writer("A", (Frame("y"), Frame("x", "y")))
 LONG = Writer("B", (Frame("g"), Frame("m", "g"), Frame("y", "m")))
@@ -40,7 +40,7 @@ def test_no_interleaving_of_writers_makes_a_chunk_undecodable(
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
-def test_without_a_rule_of_deltas_a_chunk_can_not_be_decoded(rule: str) -> None:
+def test_without_any_one_rule_of_deltas_a_chunk_cannot_be_decoded(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
     assert any(
         explore(rules, begun(*writers, is_bucket=is_bucket))[1]

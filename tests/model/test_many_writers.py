@@ -1,4 +1,4 @@
-"""Many writers on one store: no interleaving loses a chunk, and every rule is needed.
+"""No interleaving of many writers on one store loses a chunk, and every rule is needed.
 
 docs/decisions/0019-many-writers.md. With CIUIC_LONG=1 every walk goes to its end, also those with a
 request that is held back.
@@ -22,13 +22,13 @@ from tests.model.many_writers import (
 
 LONG = bool(os.environ.get("CIUIC_LONG"))
 SHORT_STATES = 20_000
-"""The length of a walk with a late request that is not a long one."""
+"""Maximum number of states of a short walk with a late request."""
 LONG_STATES = 1_000_000
-"""The length of a long walk that has too many states to end."""
+"""Maximum number of states of a long walk, which cannot visit all of them."""
 
 
 def stored(*snapshots: str, forgotten: tuple[str, ...] = ()) -> Place:
-    """A store with the snapshots S0, S1 and so on; each stored its own chunks."""
+    """Return a store with the snapshots S0, S1 and so on. Each one stored its own chunks."""
     place = Place()
     for number, chunks in enumerate(snapshots):
         name = f"S{number}"
@@ -62,13 +62,13 @@ def reader(snapshot: str, tries: int) -> Runner:
 
 
 REWRITER = Runner("rewriter", ("R1", Pack("S0", "a")))
-# Its name comes after S0, so of two copies a pruner keeps the damaged one.
+# The name sorts after S0, so a pruner keeps the damaged one of two copies.
 REPAIRER = Runner("repairer", ("T1", Pack("S0", "a")))
 OLD = stored("a", forgotten=("S0",))
 TWO_COPIES = stored("a", "a")
 CONDEMNED = OLD._replace(
     commits=OLD.commits | {Commit("P0", "condemned", packs=OLD.packs)}
-)  # by a pruner that was killed then
+)  # by a pruner that was then killed
 FINISHER = Runner("finish", ("P0", OLD.packs))
 
 SCENARIOS: dict[str, tuple[Place, list[Runner]]] = {
@@ -124,7 +124,7 @@ def test_no_interleaving_loses_a_chunk(scenario: str, late: int) -> None:
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_many_states_of_all_processes_at_once_lose_no_chunk(late: int) -> None:
-    """Two writers, two pruners, a reader, undo and pin; the walk ends before it has seen all."""
+    """Two writers, two pruners, a reader, undo and pin. The walk does not visit all states."""
     runners = [writer("W1"), writer("W2"), pruner("P1"), pruner("P2"), reader("S1", 3)]
     place = stored("a", "a", forgotten=("S0",))
     runners += [mark("undo"), mark("pin")]
@@ -133,7 +133,7 @@ def test_many_states_of_all_processes_at_once_lose_no_chunk(late: int) -> None:
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
-def test_without_a_rule_a_chunk_is_lost(rule: str) -> None:
+def test_without_any_one_rule_a_chunk_is_lost(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
     about = {
         name: one for name, one in SCENARIOS.items() if ("repair" in name) == ("damaged" in rule)

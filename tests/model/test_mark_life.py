@@ -1,4 +1,4 @@
-"""Forget, undo, pin and prune at once, without a lock: no interleaving breaks a promise."""
+"""No interleaving of forget, undo, pin and prune without a lock breaks a promise."""
 
 import dataclasses
 
@@ -24,6 +24,6 @@ def test_no_interleaving_breaks_a_promise(scenario: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
-def test_without_a_rule_a_promise_is_broken(rule: str) -> None:
+def test_without_any_one_rule_a_promise_is_broken(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
     assert any(explore(rules, store, names)[1] for store, names in SCENARIOS.values())

@@ -1,9 +1,9 @@
-"""A store against a dictionary: after any operations, a snapshot equals the source of its time.
+"""A store is compared with a dictionary: each snapshot equals the source of its time.
 
-Hypothesis draws the steps: files change, snapshots are taken, forgotten, brought back, pinned,
-pruned; processes are killed at a durable step; packs rot; the catalog goes. The dictionary has a
-photograph of the source for each snapshot, and after every step the store must list the same
-snapshots, and give back one of them to the bit. A long run: HYPOTHESIS_PROFILE=ci.
+Hypothesis draws the steps: files change; snapshots are taken, forgotten, brought back, pinned and
+pruned; processes are killed at a durable step; packs rot; the chunk index is lost. The dictionary
+has the state of the source for each snapshot. After every step, the store must list the same
+snapshots, and restore one of them bit for bit. A long run: HYPOTHESIS_PROFILE=ci.
 """
 
 import contextlib
@@ -66,25 +66,25 @@ Photos = dict[bytes, Photo]
 
 
 def content(seed: int, size: int) -> bytes:
-    """Bytes that do not shrink, the same ones for the same arguments: what is stored once."""
+    """Return incompressible bytes. Equal arguments give equal bytes, which are stored once."""
     return random.Random(seed).randbytes(size)
 
 
 @dataclasses.dataclass
 class Expected:
-    """What the model knows of one snapshot."""
+    """What the model knows about one snapshot."""
 
     photos: Photos
     chunks: frozenset[bytes] = frozenset()
-    """IDs of every piece of every file, those of pieces that are holes among them."""
+    """The IDs of every piece of every file, including holes."""
     pinned: bool = False
     tags: tuple[str, ...] = ()
     spoiled: bool = False
-    """It was there when a pack without parity was damaged: what it lacks must be named."""
+    """A pack without parity was damaged during its life, so lost paths must be named."""
 
 
 def expected_of(source: Path, tags: tuple[str, ...] = ()) -> Expected:
-    """What a snapshot must be that is taken now."""
+    """Return what a snapshot must have that is taken now."""
     files = [one.read_bytes() for one in source.rglob("*") if one.is_file()]
     chunks = {
         data_id(data[at : at + CHUNK_BYTES])
@@ -95,7 +95,7 @@ def expected_of(source: Path, tags: tuple[str, ...] = ()) -> Expected:
 
 
 def killed_at(step: int, work: Callable[[], object]) -> bool:
-    """Do ``work`` in a process that is killed just before its durable step of this number."""
+    """Run ``work`` in a process that is killed just before its durable step of this number."""
     pid = os.fork()
     if pid == 0:
         left = [step]
@@ -124,7 +124,7 @@ def killed_at(step: int, work: Callable[[], object]) -> bool:
 
 
 def patiently(work: Callable[..., Any]) -> Callable[..., Any]:
-    """A damaged catalog may end a command, which then works when it is given once more."""
+    """Repeat a command once: a damaged chunk index may end it, and the next run then works."""
 
     @functools.wraps(work)
     def tried(*arguments: Any, **named: Any) -> Any:
@@ -137,10 +137,10 @@ def patiently(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def only_if(has: Callable[["StoreMachine"], Any]) -> Callable[..., Callable[..., None]]:
-    """A step that does nothing in a store that has not what it needs.
+    """Make a step do nothing if the store lacks what it needs.
 
-    Not a precondition: where a kill hits is not the same in each run, so that the steps which are
-    possible after it are not either, and hypothesis then takes the drawing itself for unreliable.
+    A precondition would not do: a kill hits another place in each run, so other steps are possible
+    after it, and hypothesis then calls the test unreliable.
     """
 
     def decorated(step: Callable[..., None]) -> Callable[..., None]:
@@ -155,7 +155,7 @@ def only_if(has: Callable[["StoreMachine"], Any]) -> Callable[..., Callable[...,
 
 
 class PatientBox(Box):
-    """A box whose commands are given once more if the catalog is damaged."""
+    """A box that repeats a command once if the chunk index is damaged."""
 
     take = patiently(Box.take)
     restore = patiently(Box.restore)
@@ -164,7 +164,7 @@ class PatientBox(Box):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The store, and beside it what must be in it."""
+    """The store, and the model of its content."""
 
     @initialize(parity=st.sampled_from([0.0, PARITY]))
     def begin(self, parity: float) -> None:
@@ -176,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.trash: dict[str, Expected] = {}
         self.gone: set[str] = set()
         self.random = random.Random(1)
-        # Two snapshots that share one file and not the other: every step has something to do.
+        # Two snapshots share one file but not the other, so that every step has work to do.
         self.write("b", 1, 20_000)
         for seed in (2, 3):
             self.write("a", seed, 70_000)
@@ -267,13 +267,13 @@ class StoreMachine(RuleBasedStateMachine):
             self._tick()
             expected = expected_of(self.box.source)
             report = self.box.take()
-            # Of an inode with several names the first one is told.
+            # A warning names the first name of an inode with several names.
             inode = self._path(name).stat().st_ino
             assert inode in {os.stat(one.path).st_ino for one in report.trouble}
         self._took(report.id, expected)
 
     def _tick(self) -> None:
-        """A file that changes twice within one tick of the kernel's clock looks unchanged."""
+        """Wait: a file that changes twice within one tick of the kernel's clock looks unchanged."""
         time.sleep(0.005)
 
     def _took(self, name: str, expected: Expected) -> None:
@@ -288,7 +288,7 @@ class StoreMachine(RuleBasedStateMachine):
         new = [one for one in self.box.snapshots() if one.id not in self.live]
         assert len(new) <= 1
         for one in new:
-            # Only the clock of the one that was killed has moved on.
+            # Only the clock of the killed process has advanced.
             self.box.clock.advance(max(0, one.taken_ns - self.box.clock.now_ns()) / 1e9)
             self._took(one.id, expected)
 
@@ -446,7 +446,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @patiently
     def _prune(self, trash_s: float) -> bool:
-        """Returns whether it was done: it refuses where it can't tell what is needed."""
+        """Return whether it pruned. A prune refuses if it cannot find out what is needed."""
         clock = self.box.clock
         with open_store(str(self.box.store), write=True) as store:
             try:
@@ -541,7 +541,8 @@ class StoreMachine(RuleBasedStateMachine):
         path = self.box.store / "snapshots" / f"{name}.json"
         before = path.read_bytes()
         damage(path, where, "flip")
-        # A run that was killed right behind its commit has left no copy; a repair adds it.
+        # A run that was killed right after its commit has left no copy of the manifest. A repair
+        # adds it.
         if (self.box.store / "parity" / path.name).exists():
             self._check(name, self.live[name])
             self._repair()
@@ -569,7 +570,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._check(name, self.live[name])
 
     def _check(self, name: str, expected: Expected) -> bool:
-        """Restore a snapshot: every path is right or named; returns whether any was named."""
+        """Restore a snapshot; check that each wrong path is named; return whether there was one."""
         with tempfile.TemporaryDirectory(dir=self.directory) as out:
             try:
                 report = self.box.restore(to=Path(out), snapshot=name)
@@ -596,7 +597,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def same(found: Photos, expected: Photos, *, links: bool = True) -> set[bytes]:
-    """Paths that differ, or that only one side has."""
+    """Return the paths that differ, or that only one side has."""
 
     def seen(photos: Photos, path: bytes) -> Photo | None:
         photo = photos.get(path)
@@ -606,12 +607,12 @@ def same(found: Photos, expected: Photos, *, links: bool = True) -> set[bytes]:
 
 
 def is_within(path: bytes, named: bytes) -> bool:
-    """A directory that lacks something has another time than it should."""
+    """Return whether a path is in a damaged directory, whose time may then differ."""
     return path == named or path.startswith(named + b"/") or named.startswith(path + b"/")
 
 
 def damage(path: Path, where: int, how: str) -> None:
-    """What disks do to a file."""
+    """Damage a file as a disk does."""
     size = path.stat().st_size
     if how == "gone":
         path.unlink()
@@ -627,7 +628,7 @@ def damage(path: Path, where: int, how: str) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_the_store_is_what_the_model_says():
+def test_the_store_has_what_the_model_says():
     long = os.environ.get("HYPOTHESIS_PROFILE") == "ci"
     run_state_machine_as_test(
         StoreMachine,
@@ -636,7 +637,7 @@ def test_the_store_is_what_the_model_says():
             stateful_step_count=60 if long else 25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            # What is stored has random names and real times, so that no run is quite like another.
+            # Stored files have random names and real times, so no two runs are equal.
             phases=(Phase.generate,),
             database=None,
             report_multiple_bugs=False,

@@ -1,4 +1,4 @@
-"""Copies that are revoked, purged and made again: no interleaving loses a chunk.
+"""No interleaving of copies that are revoked, purged and made again loses a chunk.
 
 With CIUIC_LONG=1, a further walk has six processes at once.
 """
@@ -27,7 +27,7 @@ CLEANER, SWEEPER = Cleaner("K"), Cleaner("S", "sweep")
 FREE = Store()
 REVOKED = Store(key="tombstone of P0 for C0")
 SHARED = Store(has_other=True)
-# A prune has revoked a copier, which is about to commit, and another snapshot needed the pack.
+# A prune has revoked a copier that is about to commit, and another snapshot needed the pack.
 DISMISSED = Store(key="tombstone of P0 for C1", was_dismissed=True)
 PAUSED = Copier("C1", "commit", has_old=True)
 
@@ -57,6 +57,6 @@ def test_no_interleaving_of_copies_and_prunes_loses_a_chunk(
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
-def test_without_a_rule_of_copies_a_chunk_is_lost(rule: str) -> None:
+def test_without_any_one_rule_of_copies_a_chunk_is_lost(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
     assert any(explore(rules, store, processes)[1] for store, processes in WALKS)
