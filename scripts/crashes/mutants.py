@@ -521,7 +521,7 @@ MUTANTS: Final = (
         "ciuic/codec/choose_delta.py",
         "if len(stored) <= bytes_max and round_trips(codec, stored, old, plain):",
         "if len(stored) <= bytes_max:",
-        "tests/unit/test_dense_delta.py::test_what_does_not_come_back_is_not_kept",
+        "tests/unit/test_dense_delta.py::test_a_delta_that_does_not_decode_to_the_chunk_is_not_kept",
     ),
     Mutant(
         "a reflink copy from before the freeze is trusted without a look at its file",

@@ -1,4 +1,4 @@
-"""``snapshot_interval = auto``: which interval is chosen, and why."""
+"""``snapshot_interval = auto``: which interval ciuic chooses, and why."""
 
 import contextlib
 import math
@@ -37,7 +37,7 @@ def facts(
 
 
 def test_a_training_that_fails_more_often_gets_more_snapshots():
-    # sqrt(2 * 12 s * 10 d) = 76 min; with nine failures a tenth of the time, 24 min.
+    # sqrt(2 * 12 s * 10 d) = 76 min. Nine failures make the time between them a tenth: 24 min.
     assert choose(facts(), BOUNDS_S, DAY_S).interval_s == HOUR_S
     often = choose(facts(failures=9), BOUNDS_S, HOUR_S)
     assert often.interval_s == 20 * MINUTE_S
@@ -49,7 +49,7 @@ def test_a_snapshot_that_costs_more_is_taken_less_often():
     assert choose(facts(cost_s=300.0), BOUNDS_S, HOUR_S).interval_s == 6 * HOUR_S
 
 
-def test_what_changes_fast_does_not_fill_the_disk():
+def test_fast_changes_do_not_fill_the_disk():
     # 10 GiB each, kept for a week, and 1 TiB free: half of it holds 51 snapshots.
     found = choose(
         facts(cost_s=1, failures=9, stored_bytes=10 * 2**30, free_bytes=2**40), BOUNDS_S, HOUR_S
@@ -60,7 +60,7 @@ def test_what_changes_fast_does_not_fill_the_disk():
     assert choose(by_count, BOUNDS_S, HOUR_S).interval_s == 5 * MINUTE_S
 
 
-def test_the_bounds_are_said_and_an_interval_that_is_about_right_stays():
+def test_the_bounds_are_reported_and_an_interval_that_is_nearly_right_stays():
     found = choose(facts(cost_s=10_000.0), (10 * MINUTE_S, 2 * HOUR_S), HOUR_S)
     assert found.interval_s == 2 * HOUR_S
     assert found.why.endswith("is beyond the maximum")
@@ -105,7 +105,7 @@ def test_it_stays_within_the_bounds_and_settles(
         ("30m", None),
     ],
 )
-def test_the_configuration_says_auto_and_within_which_bounds(tmp_path, text, bounds_s):
+def test_the_configuration_has_auto_and_its_bounds(tmp_path, text, bounds_s):
     path = tmp_path / "ciuic.conf"
     path.write_text(f"snapshot_interval = {text}\n")
     settings = load_settings(str(path))
@@ -132,7 +132,9 @@ def test_a_wrong_auto_is_refused(tmp_path, text, said):
     assert ":1: snapshot_interval: " in caught.value.message
 
 
-def test_a_bucket_has_an_interval_too_and_no_disk_that_fills_up(tmp_path, monkeypatch):
+def test_a_store_in_a_bucket_gets_an_interval_too_and_has_no_disk_that_fills_up(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "ciuic.conf"
     path.write_text("snapshot_interval = auto\nsnapshot_dir = s3://bucket/run7\n")
     settings = load_settings(str(path))

@@ -14,7 +14,7 @@ def test_a_buffer_is_given_out_again_and_to_one_user_at_a_time():
     assert pool.take() is first
 
 
-def test_a_child_that_was_forked_has_buffers_of_its_own():
+def test_a_forked_child_has_buffers_of_its_own():
     pool = BufferPool(4096)
     buffer = pool.take()
     buffer[:6] = b"parent"

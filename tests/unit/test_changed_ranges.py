@@ -1,4 +1,4 @@
-"""Planning a recipe: which pieces of the old one are kept, and which ranges are read."""
+"""Planning a recipe: which old pieces ciuic keeps, and which ranges it reads."""
 
 import pytest
 
@@ -46,10 +46,10 @@ def test_a_slice_of_a_slice_counts_from_the_beginning_of_its_chunk():
     ]
 
 
-def test_neighbouring_slices_of_one_chunk_become_one():
+def test_adjacent_slices_of_one_chunk_become_one():
     pieces = [Piece(4096, A), Piece(MIB - 4096, A, 4096)]
     assert plan(pieces, [], MIB) == [Kept(0, Piece(MIB, A))]
-    # The same chunk twice in a row is not one stretch of it.
+    # The same chunk twice in a row is not one slice of it.
     assert len(plan([Piece(4096, A)] * 2, [], 8192)) == 2
 
 
@@ -62,12 +62,12 @@ def test_holes_stay_holes_and_are_cut_anywhere():
     ]
 
 
-def test_an_append_reads_the_last_block_and_what_follows():
+def test_an_append_reads_the_last_block_and_the_new_ones():
     found = plan([*THREE[:2], Piece(5000, C)], [(2 * MIB + 4096, 10 * MIB - 4096)], 12 * MIB)
     assert found == [
         Kept(0, Piece(MIB, A)),
         Kept(MIB, Piece(MIB, B)),
-        Gap(2 * MIB, 10 * MIB),  # 4096 bytes are too little to be kept of a region
+        Gap(2 * MIB, 10 * MIB),  # 4096 bytes of a region are too few to keep
     ]
 
 
@@ -77,7 +77,7 @@ def test_a_shorter_file_ends_in_a_slice():
     assert plan(THREE, [], 0) == []
 
 
-def test_a_region_down_to_crumbs_is_read_whole_and_its_neighbours_are_not():
+def test_a_region_of_tiny_pieces_is_read_entirely_and_its_neighbors_are_not():
     crumbs = [(MIB + at * 16 * KIB, 4096) for at in range(ITEMS_MAX // 2 + 1)]
     assert plan(THREE, crumbs, 3 * MIB) == [
         Kept(0, Piece(MIB, A)),
@@ -88,7 +88,7 @@ def test_a_region_down_to_crumbs_is_read_whole_and_its_neighbours_are_not():
     assert sum(one.length_bytes for one in fewer if isinstance(one, Gap)) == ITEMS_MAX // 2 * 4096
 
 
-def test_a_region_of_which_little_is_left_is_read_whole():
+def test_a_region_with_little_left_is_read_entirely():
     most = MIB - 200 * KIB
     assert plan(THREE, [(MIB, most)], 3 * MIB)[1] == Gap(MIB, MIB)
     assert plan(THREE, [(MIB, MIB // 2)], 3 * MIB)[1] == Gap(MIB, MIB // 2)
@@ -99,7 +99,7 @@ def test_the_end_of_a_long_gap_counts_in_the_region_that_it_ends_in():
     assert found == [Gap(0, 2 * MIB), Kept(2 * MIB, Piece(MIB, HOLE))]
 
 
-def test_what_is_beyond_the_old_recipe_is_read_to_the_last_byte():
+def test_bytes_beyond_the_old_recipe_are_all_read():
     assert plan(THREE, [], 3 * MIB + 1)[-1] == Gap(3 * MIB, 1)
 
 
@@ -117,16 +117,14 @@ def test_gaps_of_whole_regions_are_one_gap_that_a_fresh_read_would_cut_the_same_
         ([Piece(MIB, A), Piece(5000, B)], [], [0]),
     ],
 )
-def test_only_whole_chunks_in_their_places_are_what_a_full_read_must_find(
-    pieces, changed, expected
-):
+def test_a_full_read_must_find_only_the_entire_chunks_in_their_places(pieces, changed, expected):
     size = sum(one.length_bytes for one in pieces)
     ranges = [ByteRange(*one) for one in changed]
     found = unchanged_chunks(pieces, ranges, size, chunker=FixedChunker(MIB), chunk_bytes=MIB)
     assert [one.offset_bytes for one in found] == expected
 
 
-def test_a_recipe_that_was_cut_by_another_rule_is_taken_over_slice_by_slice():
+def test_a_recipe_of_another_chunking_is_reused_slice_by_slice():
     chunker = TensorChunker([Span(5000, MIB), Span(5000 + MIB, MIB)], MIB)
     changed = [ByteRange(5000, MIB)]
     assert list(plan_changes(THREE, changed, 3 * MIB, chunker=chunker)) == [
@@ -138,7 +136,7 @@ def test_a_recipe_that_was_cut_by_another_rule_is_taken_over_slice_by_slice():
     assert list(plan_changes(THREE, [], 3 * MIB, chunker=chunker)) == plan(THREE, [], 3 * MIB)
 
 
-def test_nothing_is_expected_of_chunks_that_a_fresh_read_would_cut_elsewhere():
+def test_a_full_read_need_not_find_chunks_that_it_would_cut_elsewhere():
     chunker = TensorChunker([Span(5000, 200_000), Span(2 * MIB, 500_000)], MIB)
     pieces = [Piece(5000, A), Piece(200_000, B), *THREE]
     size = sum(one.length_bytes for one in pieces)

@@ -1,4 +1,4 @@
-"""The chunk index: a cache of the places of chunks, and when it is not trusted."""
+"""The chunk index: a cache of the places of chunks, and when ciuic does not trust it."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ def index(path):
 
 
 def frames_of(*groups):
-    """Frames of a pack, each with the chunks of one group of contents."""
+    """Return the frames of a pack. Each has the chunks of one group of contents."""
     packed, at = [], len(pack.MAGIC)
     for group in groups:
         one, _ = frame.encode_frame(kinds.DATA, [(data_id(part), part) for part in group])
@@ -43,7 +43,7 @@ def name_of(number):
     return bytes([number]) * 32
 
 
-def test_chunks_are_found_where_they_were_put(index):
+def test_chunks_are_found_at_their_recorded_places(index):
     packed = frames_of([b"one", b"three"], [b"four"])
     index.add_pack(name_of(1), 1000, packed)
     found = index.places([data_id(b"three"), data_id(b"four"), data_id(b"none")])
@@ -57,7 +57,7 @@ def test_chunks_are_found_where_they_were_put(index):
     assert index.totals() == (12, 1000, 3)
 
 
-def test_more_ids_than_a_query_may_have(index):
+def test_more_ids_than_fit_into_one_query(index):
     parts = [b"%d" % number for number in range(1700)]
     index.add_pack(name_of(1), 9, frames_of(parts))
     ids = [data_id(part) for part in parts]
@@ -66,7 +66,7 @@ def test_more_ids_than_a_query_may_have(index):
     assert index.known([]) == set()
 
 
-def test_a_pack_that_is_removed_takes_its_chunks_with_it(index):
+def test_removing_a_pack_removes_its_chunks(index):
     index.add_pack(name_of(1), 1, frames_of([b"one"]))
     index.add_pack(name_of(2), 2, frames_of([b"two"]))
     index.remove_pack(name_of(1))
@@ -75,14 +75,14 @@ def test_a_pack_that_is_removed_takes_its_chunks_with_it(index):
     assert index.packs() == {name_of(2): 2}
 
 
-def test_a_pack_that_is_added_again_replaces_what_was_said_of_it(index):
+def test_a_pack_that_is_added_again_replaces_its_old_rows(index):
     index.add_pack(name_of(1), 1, frames_of([b"one"], [b"two"]))
     index.add_pack(name_of(1), 2, frames_of([b"two"]))
     assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
     assert index.packs() == {name_of(1): 2}
 
 
-def test_what_is_not_committed_is_gone_after_closing(path):
+def test_uncommitted_changes_are_lost_after_closing(path):
     index = ChunkIndex(path, write=True)
     index.add_pack(name_of(1), 1, frames_of([b"one"]))
     index.commit()
@@ -93,13 +93,13 @@ def test_what_is_not_committed_is_gone_after_closing(path):
     again.close()
 
 
-def test_what_is_rolled_back_is_gone(index):
+def test_rolled_back_changes_are_lost(index):
     index.add_pack(name_of(1), 1, frames_of([b"one"]))
     index.rollback()
     assert index.packs() == {}
 
 
-def test_readers_see_what_was_committed_while_a_writer_works(index, path):
+def test_readers_see_the_committed_state_while_a_writer_works(index, path):
     index.add_pack(name_of(1), 1, frames_of([b"one"]))
     index.commit()
     reader = ChunkIndex(path, write=False)
@@ -110,7 +110,7 @@ def test_readers_see_what_was_committed_while_a_writer_works(index, path):
     reader.close()
 
 
-def test_a_reader_changes_nothing_and_makes_nothing(path):
+def test_a_reader_changes_nothing_and_creates_nothing(path):
     with pytest.raises(StoreError):
         ChunkIndex(path, write=False)
     assert not os.path.exists(path)
@@ -121,7 +121,7 @@ def test_a_reader_changes_nothing_and_makes_nothing(path):
     reader.close()
 
 
-def test_what_is_recorded_last_of_a_snapshot_counts(index):
+def test_the_last_record_of_a_snapshot_counts(index):
     index.put_snapshot("cs-000001", 10, 20, 30, b"summary")
     index.put_snapshot("cs-000001", 11, 21, 31, b"another")
     assert index.snapshots() == {"cs-000001": (11, 21, b"another")}
@@ -132,7 +132,7 @@ def test_what_is_recorded_last_of_a_snapshot_counts(index):
     "data",
     [b"this is no database, but it is quite long" * 100, b"SQLite format 3\x00" + bytes(4080)],
 )
-def test_a_file_that_is_no_database_is_damage(path, write, data):
+def test_a_file_that_is_not_a_database_is_damage(path, write, data):
     with open(path, "wb") as file:
         file.write(data)
     with pytest.raises(IndexDamagedError):
@@ -204,7 +204,7 @@ def test_checks_outlive_the_rows_of_packs_that_are_recorded_again(index):
 
 
 @pytest.mark.parametrize("how", ["removed", "written again"])
-def test_the_check_of_a_pack_that_is_gone_or_replaced_is_forgotten(index, how):
+def test_the_check_of_a_removed_or_replaced_pack_is_forgotten(index, how):
     index.add_pack(name_of(1), 100, frames_of([b"one"]))
     index.put_check(name_of(1), 5, 100, "damaged")
     if how == "removed":
@@ -214,7 +214,7 @@ def test_the_check_of_a_pack_that_is_gone_or_replaced_is_forgotten(index, how):
     assert index.checks() == {}
 
 
-def test_chunks_that_are_dropped_are_stored_again(index):
+def test_dropped_chunks_are_stored_again(index):
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     index.drop_chunks([data_id(b"one"), data_id(b"none")])
     assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
@@ -223,7 +223,7 @@ def test_chunks_that_are_dropped_are_stored_again(index):
 
 
 @pytest.mark.parametrize("row", ["1, 2, 3, 'x'", "x'00', 'a', 3, 'x'", "x'00', 1, 3, x'00'"])
-def test_a_check_that_cannot_be_is_damage(index, path, row):
+def test_an_impossible_check_is_damage(index, path, row):
     db = sqlite3.connect(path)
     db.execute(f"INSERT INTO pack_check VALUES ({row})")
     db.commit()
@@ -232,7 +232,7 @@ def test_a_check_that_cannot_be_is_damage(index, path, row):
         index.checks()
 
 
-def test_what_was_dropped_is_lost_until_it_is_stored_again(index):
+def test_dropped_chunks_are_lost_until_they_are_stored_again(index):
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     index.drop_chunks([data_id(b"one"), data_id(b"two")])
     assert index.lost_chunks() == {data_id(b"one"), data_id(b"two")}
@@ -247,7 +247,7 @@ def test_lost_chunks_stay_lost_when_packs_are_recorded_again(index):
     index.clear()
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
-    # Repaired by writing the pack again under its name.
+    # A repair has written the pack again under its name.
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     assert index.lost_chunks() == set()
 
@@ -267,7 +267,7 @@ def test_many_packs_are_removed_with_their_chunks_and_checks(index):
     assert len(index.packs()) == 2
 
 
-def test_chunks_move_to_a_new_pack_and_the_rest_of_the_old_ones_goes(index):
+def test_chunks_move_to_a_new_pack_and_the_other_chunks_of_the_old_packs_are_removed(index):
     old, other, new = (
         frames_of([b"one", b"two"]),
         frames_of([b"three"]),
@@ -286,7 +286,7 @@ def test_chunks_move_to_a_new_pack_and_the_rest_of_the_old_ones_goes(index):
     assert index.checks() == {}
 
 
-def test_all_chunks_come_in_the_order_of_their_ids(index):
+def test_all_chunks_are_yielded_in_the_order_of_their_ids(index):
     parts = [b"%d" % number for number in range(30)]
     index.add_pack(name_of(1), 9, frames_of(parts))
     rows = [row for some in index.chunk_ids() for row in some]
@@ -294,7 +294,7 @@ def test_all_chunks_come_in_the_order_of_their_ids(index):
     assert index.known([data_id(b"3")]) == {data_id(b"3")}
 
 
-def test_what_a_difference_builds_on_is_recorded(index):
+def test_the_base_of_a_delta_is_recorded(index):
     packed = frames_of([b"one"], [b"two"])
     base = data_id(b"two")
     delta = packed[0]._replace(frame=packed[0].frame._replace(delta_bases=(base,)))
@@ -303,8 +303,8 @@ def test_what_a_difference_builds_on_is_recorded(index):
     assert index.places([base])[base].delta_bases == ()
 
 
-def test_a_difference_from_what_is_not_there_is_not_known(index):
-    """A writer that has its bytes stores them again."""
+def test_a_delta_against_a_missing_base_is_not_found(index):
+    """A writer that has the bytes of the chunk stores them again."""
     one, two, three = [data_id(name) for name in (b"one", b"two", b"three")]
     packed = frames_of([b"one"], [b"two"])
     deltas = [
@@ -317,7 +317,7 @@ def test_a_difference_from_what_is_not_there_is_not_known(index):
     assert index.known([one, two, three]) == {one, two, three}
 
 
-def test_a_ring_of_differences_is_not_known(index):
+def test_a_ring_of_deltas_is_not_found(index):
     packed = frames_of([b"one"], [b"two"])
     names = [data_id(b"one"), data_id(b"two")]
     deltas = [
@@ -332,8 +332,8 @@ def test_a_ring_of_differences_is_not_known(index):
     assert index.known([*names, data_id(b"three")]) == {data_id(b"three")}
 
 
-def test_of_two_differences_the_one_that_was_stored_last_is_given(index):
-    """A chunk that can be read is not stored again."""
+def test_the_later_of_two_deltas_is_returned(index):
+    """A writer does not store a readable chunk again."""
     (packed,) = frames_of([b"one"])
     for number, reference in enumerate((b"lost", b"two")):
         delta = packed._replace(frame=packed.frame._replace(delta_bases=(data_id(reference),)))
@@ -344,7 +344,7 @@ def test_of_two_differences_the_one_that_was_stored_last_is_given(index):
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_of_two_places_the_one_without_a_base_is_returned(index, order):
+def test_a_place_without_a_base_is_preferred(index, order):
     (alone,) = frames_of([b"one"])
     delta = alone._replace(frame=alone.frame._replace(delta_bases=(data_id(b"two"),)))
     packs = {1: alone, 2: delta}
@@ -357,8 +357,8 @@ WAYS = [one for count in (2, 3) for one in itertools.permutations(("", "two", "t
 
 
 @pytest.mark.parametrize("ways", WAYS, ids="-".join)
-def test_of_a_chunk_that_a_pack_holds_in_several_ways_one_is_given_with_its_reference(index, ways):
-    """And not the place of one with the reference of another."""
+def test_one_of_several_copies_in_a_pack_is_returned_with_its_own_base(index, ways):
+    """It is not the place of one copy with the delta base of another."""
     (alone,) = frames_of([b"one"])
     name = data_id(b"one")
     packed = [
@@ -382,8 +382,8 @@ def test_of_a_chunk_that_a_pack_holds_in_several_ways_one_is_given_with_its_refe
     assert given() == (expected, "" if "" in ways else ways[-1])
 
 
-def test_a_signal_ends_a_query_that_takes_long_and_the_index_can_be_used_again(index):
-    """A query over all chunks of a large store takes seconds, and returns nothing until its end."""
+def test_a_signal_ends_a_long_query_and_the_index_stays_usable(index):
+    """A query over all chunks of a large store takes seconds before it returns anything."""
     too_late = []
 
     def give_up():

@@ -31,7 +31,7 @@ def utc_ns(*parts):
     return int(datetime(*parts, tzinfo=UTC).timestamp()) * NS
 
 
-def test_the_systems_clock_goes_forward():
+def test_the_system_clock_goes_forward():
     clock = SystemClock()
     first_ns, first_s = clock.now_ns(), clock.monotonic_s()
     clock.sleep(0.001)
@@ -62,14 +62,14 @@ def test_documents_have_microseconds_and_an_offset(berlin):
         ("2026-06-15", utc_ns(2026, 6, 15, 22) - 1),
     ],
 )
-def test_a_time_means_the_last_instant_that_it_can_mean(berlin, text, last_ns):
+def test_a_time_means_the_last_instant_that_matches_it(berlin, text, last_ns):
     assert from_local_text(text) == last_ns
 
 
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "14:30", "2026-13-01", "2026-06-15 25:00", "cs-1"]
 )
-def test_what_is_no_time_is_none(text):
+def test_invalid_times_are_none(text):
     assert from_local_text(text) is None
 
 
@@ -79,22 +79,22 @@ def test_years_that_no_clock_shows_are_valid_times(text):
 
 
 @given(st.integers(0, 4 * 10**18))
-def test_what_a_list_shows_finds_the_snapshot(taken_ns):
+def test_the_time_in_a_list_finds_the_snapshot(taken_ns):
     found = from_local_text(local_time_text(taken_ns))
-    # In the hour that summer time's end repeats, a local time is two times.
+    # In the hour that repeats when daylight saving time ends, a local time means two times.
     assert found is not None
     assert taken_ns <= found < taken_ns + NS or abs(found - taken_ns) <= 7201 * NS
 
 
 @given(st.integers(0, 4 * 10**18))
-def test_what_documents_show_is_the_time_to_the_microsecond(taken_ns):
+def test_documents_show_the_time_to_the_microsecond(taken_ns):
     found = from_local_text(rfc3339(taken_ns))
     assert found is not None
     assert found >= taken_ns
     assert found - taken_ns < NS
 
 
-def test_a_moment_is_of_the_future_if_it_is_more_than_a_minute_ahead():
+def test_a_time_is_in_the_future_if_it_is_more_than_a_minute_ahead():
     now_ns = utc_ns(2026, 6, 15, 14, 30)
     assert is_future(now_ns + 60 * NS + 1, now_ns)
     assert not is_future(now_ns + 60 * NS, now_ns)

@@ -1,4 +1,4 @@
-"""Codecs: which is chosen, and which bytes are refused."""
+"""Codecs: which one ciuic chooses, and which bytes it refuses."""
 
 import random
 import threading
@@ -52,14 +52,14 @@ def test_each_kind_of_data_gets_its_codec_and_comes_back(plain, number):
     assert (stored is plain) == (number == codec.RAW)
 
 
-def test_numbers_shrink_more_than_by_zstd():
+def test_numbers_shrink_more_than_with_zstd():
     for plain in (floats("<f4"), bfloat16()):
         _, stored = codec.encode(plain)
         assert len(stored) < 0.98 * len(zstandard.compress(plain, 3))
 
 
 def numbers(kind):
-    """Arrays that zstd shrinks well by itself, and an eighth less well than they could be."""
+    """Return arrays that zstd shrinks well, but to an eighth more than byte planes do."""
     dice = np.random.default_rng(3)
     values = np.frombuffer(floats("<f4"), "<f4").copy()
     if kind == "rounded to bf16":
@@ -87,7 +87,7 @@ def test_numbers_that_zstd_shrinks_well_shrink_more_in_planes(kind):
 
 @pytest.mark.parametrize("zeros", [1, 4])
 def test_numbers_are_found_wherever_zeros_lie_among_them(zeros):
-    """Also where these are all that the first sample sees."""
+    """This holds even if the first sample sees only zeros."""
     values = np.random.default_rng(5).normal(0, 0.02, SIZE).astype("<f4").reshape(zeros * 4, -1)
     values[:, :1024] = 0
     number, stored = codec.encode(values.tobytes())
@@ -96,7 +96,7 @@ def test_numbers_are_found_wherever_zeros_lie_among_them(zeros):
     assert bytes(codec.decode(number, stored, values.nbytes)) == values.tobytes()
 
 
-def test_what_is_made_of_many_things_is_not_asked_for_numbers():
+def test_mixed_content_is_not_searched_for_numbers():
     plain = numbers("<i4")
     assert codec.encode(plain, is_mixed=True)[0] == codec.ZSTD
 
@@ -115,7 +115,7 @@ def test_a_view_into_a_buffer_is_encoded_as_its_bytes():
     assert codec.encode(view)[1] == codec.encode(plain)[1]
 
 
-def test_a_codec_that_is_not_known_is_refused_by_its_number():
+def test_an_unknown_codec_is_refused_by_its_number():
     with pytest.raises(UnknownFormatError, match="codec 77"):
         codec.decode(77, b"", 0)
 
@@ -137,14 +137,14 @@ def test_a_raw_payload_of_a_wrong_length_is_damage(plain_bytes):
     ],
     ids=["empty", "garbage", "cut short", "another length", "no length"],
 )
-def test_a_zstd_payload_that_is_none_is_damage(stored):
+def test_an_invalid_zstd_payload_is_damage(stored):
     with pytest.raises(CorruptionError):
         codec.decode(codec.ZSTD, stored, 5)
 
 
 EMPTY = zstandard.compress(b"")
 LONG = bytes.fromhex("28b52ffd805800000000")
-"""The header of a frame with a window of 2 MiB and a content size of 0."""
+"""The header of a zstd frame with a window of 2 MiB and a content size of 0."""
 LAST_BLOCK = bytes.fromhex("010000")
 
 
@@ -174,7 +174,7 @@ LAST_BLOCK = bytes.fromhex("010000")
     ],
 )
 def test_a_zstd_payload_of_no_bytes_is_exactly_one_frame(stored, is_sound):
-    """The library does not look into a frame that says it holds nothing."""
+    """The library does not decode a frame whose header says that it is empty."""
     as_column = payload(2, (1, 1, stored), (1, 0, b""), rest=b"x")
     for number, whole, plain in ((codec.ZSTD, stored, b""), (codec.PLANES, as_column, b"x")):
         if is_sound:
@@ -276,12 +276,12 @@ def test_byte_planes_by_hand():
     ],
 )
 @pytest.mark.parametrize("plain_bytes", [4, 0, 1])
-def test_byte_planes_that_are_none_are_damage(stored, plain_bytes):
+def test_invalid_byte_planes_are_damage(stored, plain_bytes):
     with pytest.raises(CorruptionError):
         codec.decode(codec.PLANES, stored, plain_bytes)
 
 
-def test_numbers_that_begin_anywhere_shrink_as_much():
+def test_numbers_shrink_as_much_at_any_offset():
     plain = floats("<f4")
     best = len(codec.encode(plain)[1])
     for behind in (1, 2, 3):
@@ -305,7 +305,7 @@ def test_a_column_comes_back_whatever_its_values(coding, base):
 
 
 @pytest.mark.parametrize("at", [0, 3, 5000, SIZE - 5000, -1])
-def test_a_fault_while_encoding_costs_a_raw_payload_and_no_more(monkeypatch, at):
+def test_a_fault_while_encoding_only_causes_a_raw_payload(monkeypatch, at):
     plain, encode = floats("<f4"), planes.encode
 
     def faulty(*arguments):
@@ -317,7 +317,7 @@ def test_a_fault_while_encoding_costs_a_raw_payload_and_no_more(monkeypatch, at)
     assert codec.encode(plain) == (codec.RAW, plain)
 
 
-def test_threads_do_not_share_what_must_not_be_shared():
+def test_threads_do_not_share_encoders():
     plains = [text()[at:] for at in range(4)] + [floats("<f4")[at * 4 :] for at in range(4)]
     wrong = []
 
@@ -350,7 +350,7 @@ def test_a_header_with_a_wrong_width_costs_little(width):
 
 
 def a_little_later(plain, dtype):
-    """The same numbers after a training step."""
+    """Return the same numbers after a training step."""
     later = np.frombuffer(plain, dtype).copy()
     later *= 1.001
     return later.tobytes()

@@ -1,4 +1,4 @@
-"""The comparison of numpy with the compiled core: a short form, and proof that it finds faults."""
+"""A short comparison of numpy with the compiled core, and a proof that it finds faults."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.kit.chance import drawn_seed
 from tests.kit.cores import VARIANTS
 
 
-def test_numpy_and_the_core_answer_the_same():
+def test_numpy_and_the_core_give_the_same_results():
     if not VARIANTS:
         pytest.skip("the compiled core is not built")
 
@@ -18,7 +18,7 @@ def test_numpy_and_the_core_answer_the_same():
 
 
 class Faulty:
-    """The core with one function that does not work: it leaves its output as it is."""
+    """The core with one broken function, which does not write its output."""
 
     def __init__(self, functions: object, name: str, answer: object) -> None:
         self._functions = functions
@@ -46,7 +46,7 @@ class Faulty:
         ("parity_add", None),
     ],
 )
-def test_a_function_that_does_not_work_is_found(name, answer):
+def test_a_broken_function_is_found(name, answer):
     if not VARIANTS:
         pytest.skip("the compiled core is not built")
     functions, targets = VARIANTS[0]

@@ -1,4 +1,4 @@
-"""The compiled core and numpy store the same bytes, read each other's, and refuse the same."""
+"""The compiled core and numpy store equal bytes, read each other's, and refuse the same ones."""
 
 import functools
 import random
@@ -25,7 +25,7 @@ class Payload(NamedTuple):
 
 @st.composite
 def plain_bytes(draw, most=300):
-    """Bytes of all kinds: noise, runs, numbers with few exponents, and long ones now and then."""
+    """Draw bytes: noise, runs, or numbers with few exponents, and sometimes many of them."""
     size = draw(st.one_of(st.integers(0, most), st.integers(2000, 9000)), label="size")
     chance = random.Random(draw(st.integers(0, 9999), label="seed"))
     kind = draw(st.sampled_from(["noise", "zeros", "few", "floats", "halves"]), label="kind")
@@ -82,7 +82,7 @@ def deltas(draw):
 
 
 def outcome(decode: Callable[[memoryview, int], memoryview], stored: bytes, size: int) -> object:
-    """The decoded bytes, or the sentence that refuses them."""
+    """Return the decoded bytes, or the message of the refusal."""
     try:
         return bytes(decode(memoryview(stored), size))
     except CorruptionError as error:
@@ -267,7 +267,7 @@ PLAN = bytes([4, 2, 0, 0, 1, 0, 0, 1, 1, 5])
     ],
     ids=repr,
 )
-def test_columns_that_form_no_element_are_refused(variant, plan):
+def test_columns_that_make_up_no_element_are_refused(variant, plan):
     functions, targets = variant
 
     with pytest.raises(ValueError, match="do not form an element"):
@@ -340,7 +340,7 @@ def test_too_few_columns_or_none_are_refused(variant):
 
 
 def packed(width: int, count: int, shift: int = 0, own: int = 0) -> bytes:
-    """Classes as the core takes them; all exponents are in class ``own``."""
+    """Return classes as the core takes them, with all exponents in class ``own``."""
     return bytes([width, count, *[shift] * 8, *[own] * 256])
 
 
@@ -373,7 +373,7 @@ def test_impossible_classes_are_refused(variant, classes):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_differences_that_do_not_fit_their_buffers_are_refused(variant):
+def test_deltas_that_do_not_fit_their_buffers_are_refused(variant):
     functions, targets = variant
     classes = packed(4, 2)
 
@@ -484,7 +484,7 @@ def test_gaps_that_do_not_fit_their_elements_are_refused(variant):
     ids=repr,
 )
 def test_gaps_that_lead_beyond_the_end_are_found(variant, gaps, fits):
-    """Damage, not a fault of ciuic: the answer is False."""
+    """This is damage, not a fault of ciuic, so the answer is False."""
     functions, _ = variant
     size = 2 * len(gaps[0])
 

@@ -37,7 +37,7 @@ def conf(tmp_path):
 
 
 def refusal(path: str) -> ConfigError:
-    """The error that both readers of the file raise, or that only the whole check finds."""
+    """Return the error that both readers of the file raise, or that only the full check raises."""
     with pytest.raises(ConfigError) as caught:
         load_settings(path)
     return caught.value
@@ -95,7 +95,7 @@ def test_a_password_in_a_url_is_not_quoted(conf, line):
     assert "secret" not in str(refusal(conf(f"{line}\n")))
 
 
-def test_the_file_that_users_already_have_is_understood(conf):
+def test_an_older_configuration_file_is_understood(conf):
     settings = load_settings(
         conf(
             "snapshot_interval = 1h\n"
@@ -293,7 +293,7 @@ def test_a_key_unlike_all_others_gets_no_hint(conf):
     assert "Did you mean" not in refusal(conf("zzz = 1\n")).hint
 
 
-def test_files_that_can_not_be_a_configuration_are_refused_at_once(tmp_path):
+def test_files_that_cannot_be_a_configuration_are_refused_at_once(tmp_path):
     missing = tmp_path / "missing"
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -356,14 +356,14 @@ def test_any_value_of_any_key_raises_only_a_config_error(tmp_path_factory, key, 
         assert settings.snapshot_interval_s >= 1
 
 
-def test_the_file_asked_for_wins_over_the_variable_and_that_over_the_system(tmp_path):
+def test_the_option_wins_over_the_variable_and_the_variable_over_the_system_file(tmp_path):
     assert find_config("/x", {"CIUIC_CONFIG": "/y"}) == "/x"
     assert find_config(None, {"CIUIC_CONFIG": "/y"}) == "/y"
     system = find_config(None, {"CIUIC_CONFIG": ""})
     assert system in {None, *SYSTEM_PATHS}
 
 
-def test_the_system_file_is_found_under_its_old_name_too(tmp_path, monkeypatch):
+def test_the_system_file_is_also_found_under_its_old_name(tmp_path, monkeypatch):
     new, old = str(tmp_path / "ciuic.conf"), str(tmp_path / "ciuric.conf")
     monkeypatch.setattr("ciuic.config.load.SYSTEM_PATHS", (new, old))
     assert find_config(None, {}) is None
@@ -373,7 +373,7 @@ def test_the_system_file_is_found_under_its_old_name_too(tmp_path, monkeypatch):
     assert find_config(None, {}) == new
 
 
-def test_checking_the_whole_file_imports_only_what_list_imports():
+def test_checking_the_entire_file_imports_only_what_list_imports():
     program = (
         "import sys; from ciuic.config.load import load_settings; load_settings(sys.argv[1]);"
         "print(*{'pydantic', 'ciuic.retention', 'ciuic.source.exclusions', 'ciuic.model'}"
@@ -392,7 +392,7 @@ def test_the_store_can_be_read_although_another_value_is_wrong(conf):
 
 
 @given(st.text(max_size=40).filter(lambda text: "[" not in text))
-def test_a_pattern_without_a_character_set_is_never_wrong(text):
+def test_a_pattern_without_a_character_set_is_always_valid(text):
     Exclusions([text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")])
 
 

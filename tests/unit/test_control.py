@@ -1,5 +1,4 @@
-"""The control socket: its messages, its server against hostile clients, its client against
-hostile servers."""
+"""The control socket: its messages, and hostile clients and servers."""
 
 import errno
 import json
@@ -58,7 +57,7 @@ REPORT = TakeReport(
 
 
 class Recorder:
-    """Services that remember what they were asked for; jobs wait for ``outcome``."""
+    """Services that record their requests. Jobs wait for ``outcome``."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -119,7 +118,7 @@ def answer(client):
         return json.loads(replies.readline())
 
 
-def test_a_request_and_its_parse_are_inverse():
+def test_a_request_is_parsed_back_to_itself():
     line = encode_line({"do": "snapshot", "base": True, "tags": ["a", "b"]})
     assert parse_request(line) == SnapshotRequest(base=True, tags=("a", "b"))
     assert parse_request(b'{"do": "reload"}') == SimpleRequest("reload")
@@ -162,14 +161,14 @@ def test_any_bytes_make_the_parser_raise_only_a_usage_error(line):
 
 
 @pytest.mark.parametrize("kind", [BusyError, StoreFullError, ConfigError, CorruptionError])
-def test_an_error_arrives_in_its_own_class(kind):
+def test_an_error_keeps_its_class(kind):
     sent = kind("it went wrong", hint="Do this.")
     got = error_from_document(error_document(sent)["error"])
     assert type(got) is kind
     assert (got.message, got.hint) == ("it went wrong", "Do this.")
 
 
-def test_a_private_class_of_errors_arrives_as_its_public_base():
+def test_a_private_error_class_becomes_its_public_base():
     class _InnerError(CorruptionError):
         def __init__(self) -> None:
             super().__init__("inner")
@@ -183,11 +182,11 @@ def test_a_private_class_of_errors_arrives_as_its_public_base():
 @pytest.mark.parametrize(
     "document", [None, [], {}, {"kind": "exception"}, {"kind": 3, "message": 4}]
 )
-def test_an_error_of_no_known_kind_is_still_an_error(document):
+def test_an_error_of_unknown_kind_is_still_an_error(document):
     assert type(error_from_document(document)) is CiuicError
 
 
-def test_a_snapshot_comes_back_as_the_document_that_the_command_prints(store, services):
+def test_the_answer_to_a_snapshot_is_the_document_that_the_command_prints(store, services):
     assert request_snapshot(store, base=True, tags=("x", "y")) == json.loads(
         json.dumps(REPORT.as_json())
     )
@@ -206,7 +205,7 @@ def test_roots_of_any_bytes_arrive_unchanged(store, services):
     assert services.jobs[1].scope is None
 
 
-def test_a_root_with_characters_that_are_no_bytes_is_refused(store, services):
+def test_a_root_with_characters_that_no_path_has_is_refused(store, services):
     with connect(store) as client:
         client.sendall(encode_line({"do": "snapshot", "roots": ["/\u20ac"]}))
         assert answer(client)["error"]["kind"] == "usage"
@@ -261,7 +260,7 @@ def test_without_a_listening_daemon_the_answer_is_none(tmp_path):
     assert request_snapshot(str(tmp_path)) is None
 
 
-def test_a_moment_without_threads_costs_one_client(store, monkeypatch):
+def test_a_moment_without_free_threads_costs_one_client(store, monkeypatch):
     start = threading.Thread.start
 
     def refused(thread):
@@ -314,7 +313,7 @@ def test_a_server_does_not_remove_a_socket_that_is_not_its_own(tmp_path, service
     second.close()
 
 
-def test_a_missing_store_can_not_be_served(tmp_path, services):
+def test_a_missing_store_cannot_be_served(tmp_path, services):
     with pytest.raises(StoreError, match="cannot listen"):
         Server(str(tmp_path / "missing"), services, SystemClock())
 
@@ -325,7 +324,7 @@ def test_a_request_that_is_too_long_is_refused(store):
         assert "longer than" in answer(client)["error"]["message"]
 
 
-def test_clients_that_hang_up_early_or_send_nonsense_do_no_harm(store):
+def test_clients_that_disconnect_early_or_send_nonsense_do_no_harm(store):
     for line in (b"", b"half a line", b"\n", b"\x00\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n{}\n"):
         with connect(store) as client:
             client.sendall(line)
@@ -341,12 +340,12 @@ def test_a_request_that_trickles_in_has_one_deadline_as_a_whole(store, monkeypat
             time.sleep(0.02)
 
 
-def test_more_clients_than_places_are_turned_away_and_places_come_back(store, services):
+def test_clients_beyond_the_limit_are_refused_and_places_become_free_again(store, services):
     services.outcome = None
     waiting = [connect(store) for _ in range(16)]
     for client in waiting:
         client.sendall(encode_line({"do": "snapshot"}))
-    # The first word to each says that it has its place.
+    # The first message to each client says that it has a place.
     assert all(client.recv(1000) for client in waiting)
     with pytest.raises(BusyError, match="too many clients"):
         request_status(store)
@@ -389,7 +388,7 @@ def test_a_stranger_may_ask_for_the_status_and_nothing_else(store, services):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to speak as another user")
-def test_idle_clients_of_another_user_do_not_keep_root_out(store):
+def test_idle_clients_of_another_user_do_not_block_root(store):
     os.chmod(os.path.join(store, "control.sock"), 0o666)
     parents = [store, *[str(one) for one in Path(store).parents if one.stat().st_mode & 0o1 == 0]]
     modes = [os.stat(path).st_mode for path in parents]

@@ -26,7 +26,7 @@ def load(directory, text) -> Settings:
     return load_settings(str(path))
 
 
-def test_a_section_has_what_it_sets_and_all_else_from_the_top(tmp_path):
+def test_a_copy_section_inherits_the_keys_that_it_does_not_set(tmp_path):
     settings = load(tmp_path, COPIES)
     assert [
         (
@@ -64,7 +64,7 @@ def test_a_section_has_what_it_sets_and_all_else_from_the_top(tmp_path):
         ("[copy nas]\nto = s3://bucket/c\nstore_endpoint = http://x", 4, "unencrypted"),
     ],
 )
-def test_a_copy_that_can_not_be_is_refused_by_its_line(tmp_path, text, line, said):
+def test_an_impossible_copy_is_refused_with_its_line(tmp_path, text, line, said):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, f"snapshot_paths = /srv\n{text}\n")
     assert f"ciuic.conf:{line}: " in caught.value.message
@@ -73,7 +73,7 @@ def test_a_copy_that_can_not_be_is_refused_by_its_line(tmp_path, text, line, sai
 
 
 @pytest.mark.parametrize("pattern", ["/mnt/nas", "/mnt/nas/ciuic", "ciuic", "/mnt/*"])
-def test_a_copy_below_a_root_is_fine_if_a_pattern_leaves_it_out(tmp_path, pattern):
+def test_a_copy_below_a_root_is_accepted_if_a_pattern_excludes_it(tmp_path, pattern):
     text = f"snapshot_paths = /\nexclude_patterns = {pattern}\ncopies = /mnt/nas/ciuic\n"
     assert load(tmp_path, text).copies
     with pytest.raises(ConfigError, match="is inside /, so snapshots would contain it"):

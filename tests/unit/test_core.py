@@ -1,4 +1,4 @@
-"""The compiled core: how it is loaded, and that its checksums and parity are those of Python."""
+"""The compiled core: how it is loaded, and that it computes the checksums and parity of Python."""
 
 import mmap
 import random
@@ -22,7 +22,7 @@ BUFFER_BYTES = 64 * 1024
 
 
 def test_the_core_is_built_here():
-    """Continuous integration allows no skip for this reason: there, the core must be built."""
+    """Continuous integration must build the core, so it allows no skip for this reason."""
     if not VARIANTS:
         pytest.skip("the compiled core is not built: .venv/bin/pip install -e .")
 
@@ -40,7 +40,7 @@ def test_the_portable_core_uses_no_vector_instructions():
     assert found.is_chosen
 
 
-def test_the_core_can_be_kept_from_wider_vectors_than_those_of_avx2():
+def test_the_core_can_be_limited_to_the_vectors_of_avx2():
     if not VARIANTS:
         pytest.skip("the compiled core is not built")
     here = core.load("").core
@@ -56,7 +56,7 @@ def test_the_core_can_be_switched_off():
     assert core.load("off") == (None, "switched off by CIUIC_CORE", True)
 
 
-def test_a_core_of_other_sources_is_not_used():
+def test_a_core_that_was_built_from_other_sources_is_not_used():
     if not VARIANTS:
         pytest.skip("the compiled core is not built")
 
@@ -66,7 +66,7 @@ def test_a_core_of_other_sources_is_not_used():
 
 
 def test_without_the_extension_the_reason_is_given():
-    """A path entry that is None in ``sys.modules`` is how Python marks a module as missing."""
+    """Python marks a module as missing by None in ``sys.modules``."""
     program = (
         "import sys; sys.modules['ciuic._core'] = None\n"
         "from ciuic.system.core import state; print(state().core, state().what)"
@@ -114,7 +114,7 @@ def test_checksums_are_those_of_the_package(seed, size, step, skip):
 
 @st.composite
 def packs(draw):
-    """A shape, and the lengths in which the bytes of a pack arrive: whole sectors but the last."""
+    """Draw a shape, and lengths of parts of a pack: whole sectors, except the last one."""
     sector = draw(st.sampled_from([512, 1024, 4096]), label="sector")
     segments, rows = draw(st.integers(1, 40)), draw(st.integers(1, 9))
     shape = Shape(segments, rows, sector, sector * draw(st.integers(1, 12), label="sectors"))
@@ -183,7 +183,7 @@ def test_a_pack_that_does_not_fit_its_shape_is_refused(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_rows_of_another_length_number_or_kind_are_refused(variant):
+def test_rows_of_wrong_length_number_or_type_are_refused(variant):
     add, targets = variant.functions.gf_add, variant.targets
 
     with pytest.raises(ValueError, match="differ in length"):
@@ -221,6 +221,6 @@ def test_bytes_that_do_not_fit_are_not_copied(variant, at, length):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_bytes_are_not_copied_to_what_can_not_be_written(variant):
+def test_bytes_are_not_copied_to_a_read_only_buffer(variant):
     with pytest.raises((TypeError, BufferError)):
         variant.functions.copy(bytes(10), 0, b"x")

@@ -1,4 +1,4 @@
-"""New files by the compiled core: as Python makes them, or refused and removed again."""
+"""The compiled core writes new files as Python does, or refuses and removes them."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def made(compiled: Core | None, wanted: list[tuple[bytes, int, int]]) -> list[tuple[object, ...]]:
-    """What is in a directory after the files were written together and got their names."""
+    """Write the files together and rename them; return what the directory then has."""
     with tempfile.TemporaryDirectory() as path:
         directory = DirectoryHandle(os.open(path, os.O_RDONLY), os.fsencode(path))
         files = TemporaryFiles(Ledger(RestoreReport(), None))
@@ -77,7 +77,7 @@ def made(compiled: Core | None, wanted: list[tuple[bytes, int, int]]) -> list[tu
 
 
 @given(contents)
-def test_files_are_as_they_are_wanted_with_the_core_and_without(
+def test_files_are_as_requested_with_and_without_the_core(
     wanted: list[tuple[bytes, int, int]],
 ) -> None:
     expected = [
@@ -88,7 +88,7 @@ def test_files_are_as_they_are_wanted_with_the_core_and_without(
         assert made(compiled, wanted) == expected
 
 
-def test_a_name_that_is_taken_is_left_alone(functions: Functions, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_changed(functions: Functions, tmp_path: Path) -> None:
     (tmp_path / "outside").write_bytes(b"outside")
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -105,7 +105,7 @@ def test_a_name_that_is_taken_is_left_alone(functions: Functions, tmp_path: Path
     assert (inside / "new").read_bytes() == b"new"
 
 
-def test_a_file_that_can_not_be_completed_is_removed(functions: Functions, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_completed_is_removed(functions: Functions, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     own = (os.getuid(), os.getgid(), 0)
     with opened(tmp_path) as fd:
@@ -125,7 +125,7 @@ def test_a_file_that_can_not_be_completed_is_removed(functions: Functions, tmp_p
     assert os.listdir(tmp_path) == ["short"]
 
 
-def test_only_root_gives_a_file_away(functions: Functions, tmp_path: Path) -> None:
+def test_only_root_can_give_a_file_to_another_user(functions: Functions, tmp_path: Path) -> None:
     with opened(tmp_path) as fd:
         found = functions.files_create([(fd, b"given", b"x", 0o4755, OTHER_USER, OTHER_USER, 7)])
     if os.geteuid():
@@ -159,7 +159,7 @@ def test_renaming_ends_at_the_first_failure(compiled: Core | None, tmp_path: Pat
         (2**40, b"a", b"", 0, 0, 0, 0),
     ],
 )
-def test_what_is_no_file_is_refused_before_anything_is_written(
+def test_an_invalid_file_is_refused_before_anything_is_written(
     functions: Functions, tmp_path: Path, file: tuple[int, bytes, bytes, int, int, int, int]
 ) -> None:
     with opened(tmp_path) as fd:

@@ -1,4 +1,4 @@
-"""Small files that the compiled core reads: as Python reads them, or left to Python."""
+"""The compiled core reads small files as Python does, or leaves them to Python."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 
 
 def wanted(directory: int, name: bytes, *, frozen: bool = False) -> Wanted:
-    """The file as a walk has just listed it."""
+    """Return the file as a walk lists it."""
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     return Wanted(directory, name, status.st_size, True, frozen)
 
@@ -67,7 +67,7 @@ def read(compiled: Core, directory: int, *names: bytes, frozen: bool = False) ->
 
 
 def by_python(directory: int, name: bytes) -> Still:
-    """The file as ``read_small`` reads it."""
+    """Return the file as ``read_small`` reads it."""
     small = read_small(directory, name, owned=True)
     assert small is not None
     status = ReadStatus(*[getattr(small.status, field) for field in ReadStatus._fields])
@@ -155,7 +155,7 @@ def test_no_read_is_torn_while_a_program_writes_all_the_time(
     assert not is_failed
 
 
-def test_a_reader_lets_go_of_every_file(compiled: Core, directory: int, tmp_path: Path) -> None:
+def test_a_reader_closes_every_file(compiled: Core, directory: int, tmp_path: Path) -> None:
     names = [b"%d" % number for number in range(100)]
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(name)
@@ -167,7 +167,7 @@ def test_a_reader_lets_go_of_every_file(compiled: Core, directory: int, tmp_path
     assert not [line for line in locks if any(inode in line for inode in inodes)]
 
 
-def test_what_took_the_place_of_a_file_is_left_to_python(
+def test_an_entry_that_has_replaced_a_file_is_left_to_python(
     compiled: Core, directory: int, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(b"secret")
@@ -183,7 +183,7 @@ def test_what_took_the_place_of_a_file_is_left_to_python(
         assert read_together(asked) == [None] * len(asked)
 
 
-def test_a_file_that_has_grown_or_shrunk_is_whole_or_left_to_python(
+def test_a_file_that_has_grown_or_shrunk_is_read_completely_or_left_to_python(
     compiled: Core, directory: int, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
@@ -211,7 +211,7 @@ def test_more_files_than_the_buffer_holds_are_read_in_several_calls(
     assert [None if one is None else one.data for one in found] == data
 
 
-def test_the_access_time_of_an_own_file_stays(
+def test_the_access_time_of_ones_own_file_stays(
     compiled: Core, directory: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -234,7 +234,7 @@ def test_the_access_time_of_an_own_file_stays(
         (2**40, b"a", 1, 0),
     ],
 )
-def test_what_is_no_file_or_has_no_room_is_refused(
+def test_invalid_files_and_buffers_are_refused(
     functions: Functions, directory: int, tmp_path: Path, file: tuple[int, bytes, int, int]
 ) -> None:
     (tmp_path / "good").write_bytes(b"good")

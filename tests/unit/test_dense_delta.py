@@ -1,4 +1,4 @@
-"""Deltas: any two versions come back exactly, and only a delta that saves bytes is used."""
+"""Dense deltas: any two versions are decoded exactly, and only a delta that saves bytes is used."""
 
 import random
 
@@ -44,7 +44,7 @@ def there_and_back(plain, reference, width, skip):
 
 
 @given(st.data(), st.integers(0, 300), st.sampled_from(WIDTHS))
-def test_any_two_versions_come_back(data, size, width):
+def test_any_two_versions_are_decoded_exactly(data, size, width):
     plain = data.draw(st.binary(min_size=size, max_size=size))
     reference = data.draw(st.binary(min_size=size, max_size=size))
     skip = data.draw(st.integers(0, min(width - 1, size)))
@@ -58,15 +58,15 @@ def test_any_two_versions_come_back(data, size, width):
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 0x7FFF, 0x8000, 0xFFFF])
-def test_every_16_bit_pattern_comes_back(step):
-    """NaN payloads, denormals, both zeros and infinities among them."""
+def test_every_16_bit_pattern_is_decoded_exactly(step):
+    """NaN payloads, denormals, both zeros and infinities are among them."""
     plain = np.arange(1 << 16, dtype="<u2")
     reference = plain + np.uint16(step)
     assert there_and_back(plain.tobytes(), reference.tobytes(), 2, 0) == plain.tobytes()
 
 
 @pytest.mark.parametrize("width", [4, 8])
-def test_random_bits_come_back(width):
+def test_random_bits_are_decoded_exactly(width):
     special = np.array([0, 0x7F800001, 0xFFC00000, 0x80000000, 1, 0x7FF0000000000001], "<u8")
     noise = np.random.default_rng(3).integers(0, 1 << 63, 4096, dtype=np.uint64)
     plain, reference = np.concatenate([special, noise]), np.concatenate([special[::-1], noise + 1])
@@ -82,14 +82,14 @@ def test_random_bits_come_back(width):
     ],
     ids=["fp32", "bf16", "fp64"],
 )
-def test_what_has_moved_a_little_is_a_delta_and_takes_less(old, new):
+def test_slightly_changed_numbers_become_a_delta_that_takes_less(old, new):
     stored = encoded(new, old)
     assert stored is not None
     assert len(stored) <= 0.85 * len(codec.encode(new)[1])
     assert bytes(codec.decode(codec.DELTA, stored, len(new), old)) == new
 
 
-def test_what_saves_little_is_a_delta_only_for_who_lets_much_be_read():
+def test_a_delta_that_saves_little_is_used_only_if_much_may_be_read():
     old, new = weights().tobytes(), moved(weights(), 1e-3).tobytes()
     assert encoded(new, old, chain_cost=3.0) is None
     stored = encoded(new, old, chain_cost=8.0)
@@ -97,7 +97,7 @@ def test_what_saves_little_is_a_delta_only_for_who_lets_much_be_read():
     assert 0.85 < len(stored) / len(codec.encode(new)[1]) < 0.95
 
 
-def test_numbers_of_two_bytes_gain_by_their_classes():
+def test_classes_make_deltas_of_two_byte_numbers_smaller():
     old, new = bfloat16(weights()), bfloat16(moved(weights(), 1e-3))
     plan = dense_delta.probe(new, old, 2, 0)
     assert 2 <= len(plan.cuts) <= 5
@@ -105,8 +105,8 @@ def test_numbers_of_two_bytes_gain_by_their_classes():
     assert len(dense_delta.encode(new, old, plan)) < 0.95 * len(one)
 
 
-def test_in_a_file_of_noise_unchanged_elements_are_found():
-    """Not only numbers: pages of a database."""
+def test_unchanged_elements_are_found_in_a_file_of_noise():
+    """This holds for other data than numbers too, such as pages of a database."""
     old = random.Random(4).randbytes(SIZE)
     new = old[:1000] + b"changed" + old[1007:]
     stored = encoded(new, old, number=codec.SPARSE)
@@ -119,8 +119,8 @@ def test_unlike_versions_give_no_delta():
     assert encoded(weights(seed=5).tobytes(), weights(seed=6).tobytes()) is None
 
 
-def test_what_moves_between_rows_of_zeros_is_a_delta():
-    """Also where these are all that the first look sees."""
+def test_numbers_that_change_between_rows_of_zeros_become_a_delta():
+    """This holds even if the first sample sees only zeros."""
     old = weights(size=SIZE).reshape(4, -1).copy()
     old[:, :1024] = 0
     new = moved(old.ravel()).reshape(4, -1)
@@ -130,19 +130,19 @@ def test_what_moves_between_rows_of_zeros_is_a_delta():
     assert len(stored) < 0.8 * len(codec.encode(new.tobytes())[1])
 
 
-def test_small_chunks_stand_alone():
+def test_small_chunks_are_no_deltas():
     assert encoded(bytes(60 * 1024), bytes(60 * 1024)) is None
 
 
-def test_a_reference_of_another_length_is_none():
+def test_a_chunk_of_another_length_is_not_a_delta_base():
     assert encoded(moved(weights()).tobytes(), weights().tobytes()[:-4]) is None
 
 
-def test_a_reference_that_cannot_be_had_is_none():
+def test_an_unreadable_chunk_is_not_a_delta_base():
     assert encoded(moved(weights()).tobytes(), None) is None
 
 
-def test_the_first_reference_that_does_is_taken():
+def test_the_first_suitable_delta_base_is_taken():
     old, new = weights().tobytes(), moved(weights()).tobytes()
     references = [
         Older(lambda: None, 0, SIZE),
@@ -155,14 +155,14 @@ def test_the_first_reference_that_does_is_taken():
     assert found.base_number == 2
 
 
-def test_a_difference_that_is_not_worth_it_is_none():
+def test_a_delta_that_saves_too_little_is_not_made():
     old, new = weights().tobytes(), moved(weights()).tobytes()
     length = len(encoded(new, old))
     assert encoded(new, old, worth_bytes=length) is not None
     assert encoded(new, old, worth_bytes=length - 1) is None
 
 
-def test_what_may_cost_no_more_is_not_even_read():
+def test_a_delta_base_that_could_not_save_anything_is_not_read():
     def read():
         raise AssertionError("it was read")
 
@@ -171,7 +171,7 @@ def test_what_may_cost_no_more_is_not_even_read():
     assert codec.encode_delta(plain, [Older(read, int(2.05 * alone), SIZE)], 2.0) is None
 
 
-def test_nothing_is_read_for_less_room_than_a_difference_can_be_expected_to_take():
+def test_no_delta_base_is_read_if_the_delta_is_unlikely_to_fit():
     reads = []
     plain = moved(weights()).tobytes()
     alone = len(codec.encode(plain)[1])
@@ -185,7 +185,7 @@ def test_nothing_is_read_for_less_room_than_a_difference_can_be_expected_to_take
         assert len(reads) == (bytes_min == 0)
 
 
-def test_all_that_is_read_stays_within_the_bound():
+def test_the_bytes_read_stay_within_the_limit():
     old, new = weights().tobytes(), moved(weights()).tobytes()
     alone = len(codec.encode(new)[1])
     small = len(encoded(new, old, chain_cost=100))
@@ -195,7 +195,7 @@ def test_all_that_is_read_stays_within_the_bound():
         assert (stored is not None) == (room > 0) or abs(room) < alone / 8
 
 
-def test_what_does_not_come_back_is_not_kept(monkeypatch):
+def test_a_delta_that_does_not_decode_to_the_chunk_is_not_kept(monkeypatch):
     old, new = weights().tobytes(), moved(weights()).tobytes()
     broken = moved(weights(), seed=7).tobytes()
     monkeypatch.setattr(dense_delta, "decode", lambda *_: memoryview(broken))
@@ -209,7 +209,7 @@ GOOD = bytes(
 )
 
 
-def test_the_delta_that_the_damaged_ones_are_made_from_is_one():
+def test_the_delta_behind_the_damaged_ones_is_valid():
     assert bytes(codec.decode(codec.DELTA, GOOD, 9, b"abcdefgX?")) == b"abcdefgh!"
 
 
@@ -233,6 +233,6 @@ def test_the_delta_that_the_damaged_ones_are_made_from_is_one():
         (GOOD, b"abcdefgX??"),
     ],
 )
-def test_a_delta_that_is_none_is_damage(stored, reference):
+def test_an_invalid_delta_is_damage(stored, reference):
     with pytest.raises(CorruptionError):
         codec.decode(codec.DELTA, stored, 9, reference)

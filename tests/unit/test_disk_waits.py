@@ -1,4 +1,4 @@
-"""How long the processes of trainings wait for the disk: real processes, and the real kernel."""
+"""The time that processes of trainings wait for the disk: real processes on the real kernel."""
 
 import mmap
 import os
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def counted() -> Iterator[None]:
-    """The kernel counts disk waits."""
+    """Skip the test unless the kernel counts disk waits."""
     yield from counted_waits()
 
 
@@ -41,7 +41,7 @@ def running(process: subprocess.Popen[bytes]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("begin", ["wait()", IN_A_THREAD], ids=["first thread", "another thread"])
-def test_a_job_that_waits_for_the_disk_is_seen_and_other_programs_are_not(
+def test_a_job_that_waits_for_the_disk_counts_and_other_programs_do_not(
     tmp_path: Path, counted: None, begin: str
 ) -> None:
     clock = ManualClock(0)
@@ -58,7 +58,7 @@ def test_a_job_that_waits_for_the_disk_is_seen_and_other_programs_are_not(
 
 
 def waited_us(waits: DiskWaits, pid: int) -> int:
-    """Return how long the thread of a process that waited most has waited."""
+    """Return the wait of the thread of a process that has waited longest."""
     found = waits.waited_us().items()
     return max((us for (_, name), us in found if name.startswith(f"{pid}/")), default=0)
 
@@ -82,7 +82,7 @@ def test_each_thread_of_a_training_counts_by_itself(tmp_path: Path, counted: Non
 def test_a_search_for_trainings_that_gets_stuck_stops_no_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A process that holds the lock of its memory map stops who reads its maps."""
+    """A process that holds the lock of its memory map blocks every reader of its maps."""
     clock, goes_on, searches = ManualClock(0), threading.Event(), []
 
     def search() -> list[int]:
@@ -100,7 +100,7 @@ def test_a_search_for_trainings_that_gets_stuck_stops_no_reader(
     wait_until("it was found", lambda: ("io", f"{os.getpid()}/{os.getpid()}") in waits.waited_us())
 
 
-def test_a_program_with_a_library_that_trains_models_is_a_training(tmp_path: Path) -> None:
+def test_a_program_that_has_loaded_a_training_library_is_a_training(tmp_path: Path) -> None:
     library = tmp_path / "libtorch_cpu.so"
     library.write_bytes(bytes(mmap.PAGESIZE))
     program = (
@@ -124,7 +124,7 @@ def test_a_program_with_a_library_that_trains_models_is_a_training(tmp_path: Pat
 
 
 class Contended(SystemClock):
-    """A clock whose reader waits: the disk is free then, and the training need not wait.
+    """A clock on which the training waits for the disk, except while the reader sleeps.
 
     Args:
         switch: A file that exists while the reader reads.
@@ -142,7 +142,7 @@ class Contended(SystemClock):
 
 
 def read(pacer: Pacer, clock: SystemClock, blocks: int) -> float:
-    """Read blocks of 1 MiB, 10 ms each; returns how long all of it took."""
+    """Read blocks of 1 MiB in 10 ms each; return the total time."""
     began_s = clock.monotonic_s()
     for _ in range(blocks):
         end_s = clock.monotonic_s() + 0.01
@@ -164,5 +164,5 @@ def test_readers_slow_down_while_a_job_waits_for_the_disk_because_of_them(
         with running(job):
             took_s = read(pacer, clock, 200)
         assert (pacer.waited_s > 0.2) is slows_down
-        # The lowest rate: 200 MiB at 20 MiB a second, and the moments in which it measures.
+        # At the lowest rate, 200 MiB take 10 s, and the measurements take some time too.
         assert took_s < 2 + 10 + 3

@@ -1,4 +1,4 @@
-"""The distance of two arrays: against numpy, and for the types of the formats."""
+"""The distance of two arrays, compared with numpy, for every element type of the formats."""
 
 import math
 
@@ -47,12 +47,12 @@ def bf16(*values: float) -> bytes:
     return (np.array(values, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
 
 
-def test_bf16_is_the_upper_half_of_f32() -> None:
+def test_a_bf16_is_the_upper_half_of_an_f32() -> None:
     assert compare(bf16(3, 1, -2), bf16(3, 1, 2), "BF16") == Distance(3, 2, 14.0, 16.0, 0)
 
 
 def values(element: str) -> list[float]:
-    """What each of the 256 bytes means, by their distance from zero; NaN is odd."""
+    """Return the value of each of the 256 bytes, by their distance from zero."""
     found = []
     for code in range(256):
         one = compare(bytes([code]), b"\x7f" if element == "F8_E8M0" else b"\0", element)
@@ -60,7 +60,7 @@ def values(element: str) -> list[float]:
     return found
 
 
-def test_e5m2_is_the_upper_half_of_f16() -> None:
+def test_an_e5m2_is_the_upper_half_of_an_f16() -> None:
     halves = (np.arange(256, dtype="<u2") << 8).view("<f2").astype(float)
     wanted = [abs(one) if math.isfinite(one) else math.nan for one in halves]
     np.testing.assert_array_equal(values("F8_E5M2"), wanted)
@@ -75,7 +75,9 @@ def test_e5m2_is_the_upper_half_of_f16() -> None:
         ("F8_E8M0", {0: 2**-127, 127: 1, 128: 2, 254: 2**127, 255: math.nan}),
     ],
 )
-def test_small_floats_are_what_their_formats_say(element: str, known: dict[int, float]) -> None:
+def test_small_floats_have_the_values_of_their_formats(
+    element: str, known: dict[int, float]
+) -> None:
     found = values(element)
     np.testing.assert_allclose(
         [found[code] for code in known], [float(one) for one in known.values()], rtol=1e-12
@@ -101,7 +103,7 @@ def test_elements_of_unknown_types_are_compared_as_bytes() -> None:
     assert compare(b"abc", b"abc", "") == Distance(3, 3)
 
 
-def test_stretches_of_one_tensor_add_up() -> None:
+def test_the_distances_of_parts_of_a_tensor_add_up() -> None:
     random = np.random.default_rng(2)
     before, after = random.standard_normal((2, 1000)).astype("<f4")
     whole = compare(before.tobytes(), after.tobytes(), "F32")

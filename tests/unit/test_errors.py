@@ -45,11 +45,11 @@ EXIT_CODES = {
     "TargetError": 1,
     "CancelledError": 1,
 }
-"""The public table. An error that is new needs a line here, and a thought."""
+"""The public table. Each new error needs a line here."""
 
 
 def tree(top: type[CiuicError]) -> Iterator[type[CiuicError]]:
-    """All public errors. A private one is known outside of its module as its public base."""
+    """Return all public errors. Other modules see a private error as its public base."""
     if not top.__name__.startswith("_"):
         yield top
     for below in top.__subclasses__():
@@ -83,7 +83,7 @@ def test_each_error_keeps_its_sentence_its_hint_and_its_class_over_the_socket(ki
     assert (again.message, again.hint) == (error.message, error.hint)
 
 
-def test_kinds_are_snake_case_and_no_two_are_the_same():
+def test_kinds_are_snake_case_and_unique():
     kinds = [one("x").kind for one in tree(CiuicError)]
 
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", kind) for kind in kinds)
@@ -91,7 +91,7 @@ def test_kinds_are_snake_case_and_no_two_are_the_same():
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
-def test_a_hint_is_the_class_own_unless_one_is_given(kind):
+def test_an_error_has_the_hint_of_its_class_unless_one_is_given(kind):
     assert kind("x").hint == kind.default_hint
     assert kind("x", hint="").hint == ""
     assert kind("x", hint="y").hint == "y"
@@ -99,7 +99,7 @@ def test_a_hint_is_the_class_own_unless_one_is_given(kind):
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
-def test_a_default_hint_is_a_whole_imperative_sentence(kind):
+def test_a_default_hint_is_a_complete_imperative_sentence(kind):
     hint = kind.default_hint
 
     assert hint == "" or (hint[0].isupper() and hint.endswith("."))
@@ -129,8 +129,8 @@ def test_reporting_prints_one_line_for_the_message_and_one_for_the_hint(capsys):
     assert err.splitlines() == ["ciuic: \\x1b[2J\\nbad", "       Do\\tthis."]
 
 
-def test_every_error_that_is_raised_says_something_and_hints_are_sentences():
-    """Static: a message is never empty, and a literal hint ends as a sentence does."""
+def test_every_raised_error_has_a_message_and_hints_are_sentences():
+    """This reads the source: no message is empty, and each literal hint ends like a sentence."""
     for path in [*(REPOSITORY / "ciuic").rglob("*.py"), *(REPOSITORY / "ciuicd").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in EXIT_CODES:

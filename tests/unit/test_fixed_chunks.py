@@ -1,4 +1,4 @@
-"""Chunks of one size: cut at multiples of any size, and only there."""
+"""Chunks of a fixed size: files are cut at its multiples, and only there."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ MIB = 1024 * 1024
     st.integers(0, 40 * MIB),
     st.sampled_from([4096, MIB, 4 * MIB]),
 )
-def test_blocks_end_where_chunks_do(size: int, start: int, end: int, block_bytes: int) -> None:
+def test_blocks_end_where_chunks_end(size: int, start: int, end: int, block_bytes: int) -> None:
     chunker = FixedChunker(size)
     at = start
     for _ in range(20):
@@ -32,8 +32,8 @@ def test_blocks_end_where_chunks_do(size: int, start: int, end: int, block_bytes
         at = until
 
 
-def test_a_file_is_cut_at_multiples_of_what_the_store_says(tmp_path: Path) -> None:
-    """Also where that is longer than what is read at once, or does not go into it."""
+def test_a_file_is_cut_at_multiples_of_the_length_in_the_store(tmp_path: Path) -> None:
+    """The length may be longer than one read, or not divide it."""
     size = 3 * MIB + 4096
     box = Box(tmp_path, chunk_bytes=size, chunking=FIXED)
     data = bytes(range(256)) * (2 * size // 256) + b"end"

@@ -1,4 +1,4 @@
-"""Frames: what is refused, and with which error."""
+"""Frames: what ciuic refuses, and with which error."""
 
 import struct
 
@@ -19,7 +19,7 @@ def encoded(kind=DATA, parts=PARTS):
 
 
 def resealed(header, at, data):
-    """The header with other bytes at a place and a checksum that is right for them."""
+    """Return the header with other bytes at a place, and a correct checksum."""
     changed = bytearray(header)
     changed[at : at + len(data)] = data
     own = checksum(bytes(changed[:64] + changed[72:]))
@@ -28,7 +28,7 @@ def resealed(header, at, data):
 
 
 @pytest.mark.parametrize("kind", [DATA, RECIPE, TREE])
-def test_chunks_come_back_in_their_order(kind):
+def test_chunks_are_decoded_in_their_order(kind):
     one, payload = encoded(kind)
     assert frame.parse_header(one.encode_header()) == one
     assert bytes(frame.decode_frame(one, payload)) == b"".join(PARTS)
@@ -36,13 +36,13 @@ def test_chunks_come_back_in_their_order(kind):
     assert one.total_bytes == 72 + 3 * 36 + len(payload)
 
 
-def test_a_kind_is_part_of_a_chunks_name():
+def test_the_kind_is_part_of_the_chunk_id():
     assert kinds.chunk_id_of(DATA, b"x") == data_id(b"x")
     assert kinds.chunk_id_of(TREE, b"x") == node_id(TREE, b"x")
     assert len({kinds.chunk_id_of(kind, b"x") for kind in (DATA, RECIPE, TREE)}) == 3
 
 
-def test_a_chunk_that_is_another_one_is_a_digest_error():
+def test_a_chunk_with_the_id_of_another_is_a_digest_error():
     kinds.check_chunk(DATA, data_id(b"x"), memoryview(b"x"))
     with pytest.raises(DigestError):
         kinds.check_chunk(DATA, data_id(b"x"), b"y")
@@ -79,7 +79,7 @@ def test_every_changed_byte_of_header_and_table_is_damage():
     ],
     ids=["kind 0", "kind 4", "flags", "reserved", "too long", "sum", "chunk"],
 )
-def test_a_whole_header_that_says_too_much_is_refused(at, data, error):
+def test_a_sound_header_with_impossible_values_is_refused(at, data, error):
     header = encoded()[0].encode_header()
     with pytest.raises(error):
         frame.parse_header(resealed(header, at, data))
@@ -115,7 +115,7 @@ def test_a_delta_without_a_base_is_refused():
 
 
 def test_a_payload_longer_than_its_chunks_is_refused_before_it_is_read():
-    """Its length alone would make a reader take up to 4 GiB of memory."""
+    """The length alone would make a reader allocate up to 4 GiB."""
     one, _ = encoded()
     for stored in (one.plain_bytes + 1, 2**32 - 1):
         header = resealed(one.encode_header(), 16, stored.to_bytes(4, "little"))
@@ -125,7 +125,7 @@ def test_a_payload_longer_than_its_chunks_is_refused_before_it_is_read():
     assert frame.parse_header(longest).stored_bytes == one.plain_bytes
 
 
-def test_a_codec_of_the_future_is_refused_when_it_is_decoded():
+def test_an_unknown_codec_is_refused_on_decoding():
     one, payload = encoded()
     future = frame.parse_header(resealed(one.encode_header(), 5, b"\xc8"))
     assert isinstance(future, Frame)

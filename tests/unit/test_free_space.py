@@ -1,4 +1,4 @@
-"""When too little of a file system is free."""
+"""When ciuic counts the free space of a file system as short."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_space_is_short_below_a_share_of_the_file_system_or_a_limit(
     assert not FreeSpace(wanted_bytes, total_bytes).is_below(reserve)
 
 
-def test_the_file_system_of_a_path_is_asked(tmp_path) -> None:
+def test_the_free_space_is_that_of_the_file_system_of_the_path(tmp_path) -> None:
     found = free_space(tmp_path)
     assert 0 <= found.available_bytes <= found.total_bytes
     assert is_short_of_space(tmp_path, Reserve(1.0)) is (found.available_bytes < found.total_bytes)

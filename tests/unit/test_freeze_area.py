@@ -10,7 +10,7 @@ from ciuic.source.freeze.interface import AREA_NAME
 STORE_ID = "0123456789abcdef0123456789abcdef"
 
 
-def test_the_owner_of_the_directory_above_can_not_redirect_it(tmp_path: Path) -> None:
+def test_the_owner_of_the_parent_directory_cannot_redirect_it(tmp_path: Path) -> None:
     header = tmp_path / "ciuic-store.json"
     header.write_text(STORE_ID)
     place = tmp_path / "data"
@@ -34,7 +34,7 @@ def test_the_owner_of_the_directory_above_can_not_redirect_it(tmp_path: Path) ->
     assert sorted(path.name for path in victim.iterdir()) == ["0000000000000001", "letter"]
 
 
-def test_an_area_that_became_another_users_is_not_locked(tmp_path: Path) -> None:
+def test_an_area_that_now_belongs_to_another_user_is_not_locked(tmp_path: Path) -> None:
     inner = tmp_path / "area"
     inner.mkdir(mode=0o777)
     inner.chmod(0o777)

@@ -1,4 +1,4 @@
-"""Records of reflink copies: any file is a valid record or none."""
+"""Records of reflink copies: any file is a valid record or is ignored."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def write(area, data):
         file.write(data + data_id(data))
 
 
-def test_a_record_comes_back(area):
+def test_a_record_reads_back_as_written(area):
     area.write_record(SNAPSHOT, -5, roots())
     found = area.record(SNAPSHOT)
     assert found is not None
@@ -76,7 +76,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
-def test_an_impossible_record_is_rejected_even_if_its_seal_is_right(area, change):
+def test_an_impossible_record_is_rejected_even_with_a_correct_seal(area, change):
     area.write_record(SNAPSHOT, 5, roots())
     with open(os.path.join(area.path, b"records", SNAPSHOT.encode()), "rb") as file:
         data = file.read()[:-32]
@@ -93,18 +93,18 @@ def test_an_impossible_record_is_rejected_even_if_its_seal_is_right(area, change
 @pytest.mark.parametrize(
     "text", [b"[" * 100_000, b"[]", b"\xff", b"", b'{"roots": [], "taken_ns": %s}' % (b"9" * 5000)]
 )
-def test_a_head_that_is_no_record_is_none(area, text):
+def test_an_invalid_head_of_a_record_is_ignored(area, text):
     write(area, records._MAGIC + records._HEAD.pack(len(text)) + text)
     assert area.record(SNAPSHOT) is None
 
 
-def test_a_head_that_claims_to_be_longer_than_its_file_is_none(area):
+def test_a_head_that_claims_to_be_longer_than_its_file_is_ignored(area):
     text = b'{"roots": [], "taken_ns": 1}'
     write(area, records._MAGIC + records._HEAD.pack(len(text) + 1) + text)
     assert area.record(SNAPSHOT) is None
 
 
-def test_only_names_that_ciuic_gives_count_as_copies(area):
+def test_only_files_with_names_from_ciuic_count_as_copies(area):
     for name in (b"0000000000000002", b"f" * 200, b"0x1", b"1_0", b"-000000000000001", b"a b"):
         with open(os.path.join(area.path, b"copies", name), "wb"):
             pass

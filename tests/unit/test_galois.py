@@ -1,4 +1,4 @@
-"""The code of the parity: the compiled core and numpy compute the same bytes, and both repair."""
+"""The Reed-Solomon code: the compiled core and numpy compute the same parity, and both repair."""
 
 import os
 import random
@@ -38,7 +38,7 @@ def test_numpy_and_the_core_compute_the_same_parity(variant, segments, rows):
 
 
 @given(st.data())
-def test_numpy_gives_back_any_segments_that_the_rows_can_replace(data):
+def test_numpy_restores_any_segments_that_the_rows_can_replace(data):
     segments = data.draw(st.integers(1, 12), label="segments")
     rows = data.draw(st.integers(1, 5), label="rows")
     size = data.draw(st.integers(1, 70), label="size")

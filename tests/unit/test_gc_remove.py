@@ -1,4 +1,4 @@
-"""Packs are removed in the background; a wait ends once they are gone, or with the error."""
+"""Packs are removed in the background. A wait ends once they are removed, or with the error."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ NAMES = [bytes([number]) * 32 for number in range(40)]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Packs, each with its parity."""
+    """A store that has packs, each with its parity."""
     for name in (layout.PACKS, layout.PARITY):
         (tmp_path / name).mkdir()
         for one in NAMES:
@@ -28,7 +28,7 @@ def left(store: Path, place: str) -> set[str]:
     return {path.name for path in (store / place).iterdir()}
 
 
-def test_what_was_added_is_gone_at_the_end_and_nothing_else(store: Path) -> None:
+def test_exactly_the_added_packs_are_removed_at_the_end(store: Path) -> None:
     with Removals(str(store)) as removals:
         removals.add(NAMES[:30])
         removals.add(NAMES[30:35])
@@ -45,7 +45,7 @@ def test_a_wait_for_space_ends_once_the_packs_are_removed(store: Path) -> None:
         assert left(store, layout.PARITY) == set()
 
 
-def test_no_more_of_them_wait_than_memory_has_room_for(
+def test_the_number_of_waiting_packs_is_bounded(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remove, "_WAITING_MAX", 3)
@@ -55,7 +55,7 @@ def test_no_more_of_them_wait_than_memory_has_room_for(
     assert left(store, layout.PACKS) == set()
 
 
-def test_none_goes_before_what_must_come_first_nor_without_it(store: Path) -> None:
+def test_no_pack_is_removed_before_or_without_the_step_that_must_precede(store: Path) -> None:
     held = threading.Event()
     with Removals(str(store)) as removals:
         removals.begin_with(
@@ -80,21 +80,21 @@ def test_none_goes_before_what_must_come_first_nor_without_it(store: Path) -> No
         refused(removals)
     assert len(left(store, layout.PACKS)) == len(NAMES) - 20
     with pytest.raises(StoreError, match="the disk says no"), Removals(str(store)) as removals:
-        removals.begin_with(fails)  # and there is nothing to remove
+        removals.begin_with(fails)  # and then there is nothing to remove
 
 
-def test_one_that_can_not_be_removed_is_an_error_and_spares_the_others(store: Path) -> None:
+def test_a_pack_that_cannot_be_removed_is_an_error_and_the_others_stay(store: Path) -> None:
     stuck = store / layout.PACKS / layout.pack_name(NAMES[7])
     stuck.unlink()
     stuck.mkdir()
     with pytest.raises(StoreError, match="cannot remove"), Removals(str(store)) as removals:
         removals.add(NAMES)
     assert left(store, layout.PACKS) == {stuck.name}
-    # Its parity goes after it, and not before.
+    # The parity of a pack is removed after the pack.
     assert left(store, layout.PARITY) == {stuck.name}
 
 
-def test_another_error_is_not_hidden_by_one_of_a_removal(store: Path) -> None:
+def test_an_error_of_a_removal_does_not_hide_another_error(store: Path) -> None:
     stuck = store / layout.PACKS / layout.pack_name(NAMES[0])
     stuck.unlink()
     stuck.mkdir()

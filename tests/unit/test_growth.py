@@ -1,4 +1,4 @@
-"""When the disk of a store is full."""
+"""When the disk of a store will be full."""
 
 import msgspec
 import pytest
@@ -41,7 +41,7 @@ def taken(days_ago: float, stored_bytes: int) -> SnapshotSummary:
         ([taken(2, 10), FIRST, taken(-1, 10**9), taken(5, 40)], 100),
     ],
 )
-def test_the_growth_of_the_last_week_says_when_the_disk_is_full(
+def test_the_growth_of_the_last_week_says_when_the_disk_will_be_full(
     snapshots: list[SnapshotSummary], days: float | None
 ) -> None:
     found = full_in_s(snapshots, 1000, NOW_NS)

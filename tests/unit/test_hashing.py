@@ -13,7 +13,7 @@ def test_the_address_of_file_bytes_is_the_one_that_b3sum_prints():
     assert len(data_id(DATA)) == ID_BYTES
 
 
-def test_the_same_bytes_have_another_address_in_every_domain():
+def test_the_same_bytes_have_a_different_address_in_every_domain():
     addresses = {data_id(DATA), node_id(2, DATA), node_id(3, DATA), pack_id_of(DATA)}
     assert len(addresses) == 4
 
@@ -25,7 +25,7 @@ def test_buffers_of_every_kind_hash_alike(function):
     assert function(memoryview(b"--" + DATA)[2:]) == wanted
 
 
-def test_a_kind_that_is_no_node_has_no_domain():
+def test_a_kind_other_than_nodes_has_no_domain():
     with pytest.raises(KeyError):
         node_id(1, DATA)
 

@@ -1,4 +1,4 @@
-"""The store's header: what is refused, with which error and which hint."""
+"""The store's header: what ciuic refuses, with which error and hint."""
 
 import json
 
@@ -29,7 +29,7 @@ def rewrite(store, **changes):
     (store / layout.HEADER).write_bytes(seal(document | {"checksum": ""}))
 
 
-def test_a_header_comes_back(store):
+def test_a_header_reads_back_as_written(store):
     found = read_header(str(store))
     assert found.chunking == HEADER.chunking
     assert found.encode() == HEADER.encode()
@@ -66,7 +66,7 @@ def test_missing_lengths_follow_from_the_maximum(tmp_path, size_bytes, average_b
     assert ContentChunker(found.size_bytes, found.average_bytes, found.least_bytes)
 
 
-def test_lengths_that_are_asked_for_are_recorded_and_others_are_not(tmp_path):
+def test_only_requested_lengths_are_recorded(tmp_path):
     lengths = {"chunk_bytes": 65_536, "average_bytes": 8192, "least_bytes": 8192}
     create_store(str(tmp_path / "one"), ManualClock(0), **lengths)
     assert read_header(str(tmp_path / "one")).chunking == Chunking("content", 65_536, 8192, 8192)
@@ -105,14 +105,14 @@ def content(size_bytes, average_bytes, least_bytes):
         ({"chunking": {"kind": "fixed", "size_bytes": 2**25}}, str(2**25)),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(store, changes, words):
+def test_an_unknown_feature_is_refused_by_name(store, changes, words):
     rewrite(store, **changes)
     with pytest.raises(UnknownFormatError, match=words):
         read_header(str(store))
 
 
 @pytest.mark.parametrize("field", ["required_to_write", "optional"])
-def test_features_that_a_reader_may_ignore_come_back(store, field):
+def test_features_that_a_reader_may_ignore_are_kept(store, field):
     rewrite(store, **{field: ["later", "still-later"]})
     found = read_header(str(store))
     assert getattr(found, field) == ["later", "still-later"]
@@ -121,13 +121,13 @@ def test_features_that_a_reader_may_ignore_come_back(store, field):
     assert "required_to_write" not in json.loads(HEADER.encode())
 
 
-def test_the_version_is_looked_at_before_the_checksum(store):
+def test_the_version_is_checked_before_the_checksum(store):
     (store / layout.HEADER).write_text('{"format": 3, "sealed": "in a way of the future"}')
     with pytest.raises(UnknownFormatError, match="format 3"):
         read_header(str(store))
 
 
-def test_fields_of_the_future_are_ignored(store):
+def test_unknown_fields_are_ignored(store):
     rewrite(store, owner="somebody")
     assert read_header(str(store)).chunking == HEADER.chunking
 
@@ -145,7 +145,7 @@ def test_fields_of_the_future_are_ignored(store):
         b"[" * 100000,
     ],
 )
-def test_what_is_no_header_is_damage(store, data):
+def test_an_invalid_header_is_damage(store, data):
     (store / layout.HEADER).write_bytes(data)
     with pytest.raises(CorruptionError, match=r"ciuic-store\.json"):
         read_header(str(store))

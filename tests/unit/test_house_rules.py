@@ -31,7 +31,7 @@ DURABLE_ANYWHERE = {"syncfs", "renameat2", "sync_file_range", "rename", "hardlin
 
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
-"""The signature and the body, without decorators and the docstring: neither is read as code."""
+"""This counts the signature and the body. Decorators and the docstring are not read as code."""
 
 MODULES_MAX = 15
 
@@ -140,7 +140,7 @@ def parsed(name: str) -> ast.Module:
 
 
 def each_module(but: str = "") -> Callable[[Callable[[str], None]], Callable[[], None]]:
-    """Make one test of a check of a module: for thousands of tests, pytest alone takes a minute."""
+    """Make one test that checks every module: thousands of tests would take a minute longer."""
 
     def decorated(check: Callable[[str], None]) -> Callable[[], None]:
         def test() -> None:
@@ -178,7 +178,7 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 
 def attributes(tree: ast.Module, owner: str) -> Iterator[tuple[str, int]]:
-    """Yield every ``owner.name`` in a module with its line, also names imported from ``owner``."""
+    """Yield every ``owner.name`` in a module with its line, and names imported from ``owner``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             value = node.value
@@ -202,7 +202,7 @@ def test_every_module_begins_with_a_docstring(name):
 
 
 @each_module()
-def test_all_is_sorted_and_names_only_what_is_there(name):
+def test_all_is_sorted_and_names_only_what_the_module_defines(name):
     listed = exported(parsed(name))
     if listed is None:
         return
@@ -216,7 +216,7 @@ def test_all_is_sorted_and_names_only_what_is_there(name):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             there |= {target.id for target in targets if isinstance(target, ast.Name)}
 
-    # As the linter sorts them: constants, classes, the rest.
+    # The linter sorts them too: constants, classes, other names.
     assert listed == sorted(
         set(listed), key=lambda name: (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
     )
@@ -467,7 +467,7 @@ def test_the_layers_leave_no_module_out():
         ),
     ],
 )
-def test_what_only_some_may_import_is_forbidden_to_all_others_above_the_store(name, allowed):
+def test_restricted_modules_are_forbidden_to_every_other_module_above_the_store(name, allowed):
     """The linter has no layers for this: the contract lists the modules by hand."""
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
     by_name = {contract["name"]: contract for contract in contracts["contracts"]}
@@ -501,12 +501,12 @@ NOUNS = (
     "snapshots",
 )
 A_LIMIT = re.compile(r"\{_?[A-Z_]+:?,?\}")
-"""A constant is no count: it is never 1."""
+"""A constant is not a count, because it is never 1."""
 
 
 @each_module()
 def test_messages_use_the_singular_and_the_plural(name):
-    """``counted`` does it: no message says "1 chunks"."""
+    """Use ``counted``, so that no message says "1 chunks"."""
     for match in re.finditer(rf"{COUNT}(?:{'|'.join(NOUNS)})\b", (REPOSITORY / name).read_text()):
         assert A_LIMIT.match(match[0]), match[0]
 

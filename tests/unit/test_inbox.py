@@ -1,4 +1,4 @@
-"""What waits for the daemon's main thread."""
+"""Requests that wait for the daemon's main thread."""
 
 import threading
 
@@ -15,7 +15,7 @@ def inbox() -> Inbox:
     return Inbox()
 
 
-def test_jobs_come_out_in_their_order(inbox: Inbox) -> None:
+def test_jobs_are_taken_in_their_order(inbox: Inbox) -> None:
     first, second = Job(), Job()
     inbox.put(first)
     inbox.wake()
@@ -24,7 +24,7 @@ def test_jobs_come_out_in_their_order(inbox: Inbox) -> None:
     assert [inbox.waiting(), inbox.waiting(), inbox.waiting()] == [first, second, None]
 
 
-def test_the_job_of_an_emergency_is_apart_and_wakes_the_main_thread(inbox: Inbox) -> None:
+def test_an_emergency_job_is_separate_and_wakes_the_main_thread(inbox: Inbox) -> None:
     ordinary, emergency = Job(), Job(tags=(EMERGENCY_TAG,))
     inbox.put(ordinary)
     assert not inbox.has_urgent

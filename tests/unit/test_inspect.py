@@ -22,7 +22,7 @@ PARTS = [
 
 
 def build(parts):
-    """A pack's ID, its bytes, its frames."""
+    """Return a pack's ID, bytes and frames."""
     data, packed = pack.MAGIC, []
     for chunks in parts:
         one, payload = frame.encode_frame(kinds.DATA, [(data_id(part), part) for part in chunks])
@@ -65,7 +65,7 @@ def test_a_sound_pack_is_sound(look):
 @given(
     at=st.integers(0, len(DATA) - 1), bits=st.integers(1, 255), length=st.sampled_from([1, 1, 50])
 )
-def test_any_change_is_seen_and_only_the_frames_it_hit_are_named(look, at, bits, length):
+def test_any_change_is_found_and_only_the_affected_frames_are_named(look, at, bits, length):
     end = min(at + length, len(DATA))
     check = look(DATA[:at] + bytes([one ^ bits for one in DATA[at:end]]) + DATA[end:])
     assert check.what
@@ -85,7 +85,7 @@ def test_any_change_is_seen_and_only_the_frames_it_hit_are_named(look, at, bits,
 
 
 @given(length=st.integers(0, len(DATA) - 1))
-def test_a_pack_that_was_cut_loses_what_lay_behind_the_cut(look, length):
+def test_a_truncated_pack_loses_the_frames_behind_the_cut(look, length):
     check = look(DATA[:length])
     assert not check.footer_ok
     named = lost(check)
@@ -130,7 +130,7 @@ def test_without_a_footer_frames_behind_damage_are_still_found(
     assert not lost(check) & {name for one in whole for name, _ in one.frame.chunks}
 
 
-def test_a_header_that_is_damaged_together_with_the_trailer_is_known_by_the_footers_copy(look):
+def test_a_header_damaged_together_with_the_trailer_is_known_from_the_footer(look):
     data = bytearray(DATA)
     data[FRAMES[1].offset_bytes + 20] ^= 1
     data[-1] ^= 1
@@ -140,7 +140,7 @@ def test_a_header_that_is_damaged_together_with_the_trailer_is_known_by_the_foot
 
 
 def test_a_pack_that_holds_another_pack_is_not_mistaken_for_it(look):
-    """A store in a snapshot: frames stand in a frame's payload."""
+    """A snapshot may contain a store, so the payload of a frame may contain frames."""
     inner = build([[b"inner %d" % number * 40] for number in range(5)])[1]
     parts = [[b"x" * 100], [random.Random(2).randbytes(99) + inner], [b"z" * 100]]
     name, data, frames = build(parts)
@@ -153,7 +153,7 @@ def test_a_pack_that_holds_another_pack_is_not_mistaken_for_it(look):
     assert not {data_id(parts[0][0]), data_id(parts[2][0])} & lost(look(bytes(damaged), name))
 
 
-def test_another_packs_content_under_this_name_is_seen(look):
+def test_the_content_of_another_pack_under_this_name_is_found(look):
     name, data, _ = build([[b"another"]])
     check = look(data, NAME)
     assert name != NAME
@@ -163,14 +163,14 @@ def test_another_packs_content_under_this_name_is_seen(look):
 
 
 @pytest.mark.parametrize("data", [b"", b"CIUICPK1", bytes(70_000), os.urandom(70_000)])
-def test_what_is_no_pack_at_all_is_damage(look, data):
+def test_a_file_that_is_not_a_pack_is_damage(look, data):
     check = look(data)
     assert not check.footer_ok
     assert check.what
     assert lost(check) == set()
 
 
-def test_a_pack_that_is_gone_or_no_file_is_damage(tmp_path):
+def test_a_missing_pack_or_a_non_file_is_damage(tmp_path):
     (tmp_path / "packs").mkdir()
     assert inspect_pack(str(tmp_path), NAME).what == "it is gone"
     os.mkfifo(tmp_path / "packs" / NAME.hex())
@@ -178,8 +178,8 @@ def test_a_pack_that_is_gone_or_no_file_is_damage(tmp_path):
 
 
 @pytest.mark.parametrize("has_footer", [True, False])
-def test_a_pack_made_to_waste_time_is_done_with_soon(look, has_footer):
-    """A hundred thousand frames that all claim the same megabytes are hashed a few times."""
+def test_a_pack_made_to_waste_time_takes_little_time(look, has_footer):
+    """A hundred thousand frames that claim the same megabytes are hashed a few times only."""
     one, payload = frame.encode_frame(kinds.DATA, [(data_id(b"x"), os.urandom(8_000_000))])
     header = one._replace(payload_checksum=1).encode_header()
     if has_footer:
@@ -198,7 +198,7 @@ def test_a_pack_made_to_waste_time_is_done_with_soon(look, has_footer):
         assert len(check.bad) < 3, "the frame is read where it is, and not as often as it is listed"
 
 
-def test_what_looks_like_a_long_frame_in_a_damaged_stretch_hides_none_behind_it(tmp_path):
+def test_a_false_long_frame_in_damaged_bytes_hides_no_frame_behind_it(tmp_path):
     long = frame.encode_frame(kinds.DATA, [(data_id(b"l"), os.urandom(9000))])[0].encode_header()
     parts = [[os.urandom(5000) + long + os.urandom(5000)], [os.urandom(300)], [os.urandom(9000)]]
     _, data, frames = build(parts)
@@ -215,7 +215,7 @@ def test_what_looks_like_a_long_frame_in_a_damaged_stretch_hides_none_behind_it(
         os.close(fd)
 
 
-def test_frames_larger_than_what_is_read_at_once(look):
+def test_frames_larger_than_one_read_are_inspected(look):
     parts = [[os.urandom(3_000_000)], [os.urandom(9_000_001)], [os.urandom(5_000)]]
     name, data, frames = build(parts)
     assert not look(data, name).what

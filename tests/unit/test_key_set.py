@@ -1,4 +1,4 @@
-"""The compact set of byte strings: as exact as a set, in a tenth of the memory."""
+"""The compact set of byte strings is as exact as a set, and takes a tenth of the memory."""
 
 import sys
 

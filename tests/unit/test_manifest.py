@@ -1,4 +1,4 @@
-"""Manifests: their content, and what is refused."""
+"""Manifests: their content, and what ciuic refuses."""
 
 import json
 import tracemalloc
@@ -53,7 +53,7 @@ def changed(**changes):
     return seal(document | {"checksum": ""})
 
 
-def test_a_manifest_comes_back():
+def test_a_manifest_reads_back_as_written():
     assert decode_manifest(encode_manifest(ONE), ID) == ONE
 
 
@@ -66,7 +66,7 @@ def test_a_strict_reader_of_json_can_read_it():
     assert document["taken_ns"] == 10**18 + 1
 
 
-def test_words_that_are_no_unicode_cost_no_snapshot():
+def test_text_that_is_not_unicode_costs_no_snapshot():
     odd = PathWarning(b"/a", "in flux: open for writing by \udcff\ud800 (pid 7)")
     words = msgspec.structs.replace(
         ONE, host="h\udcff", trouble=(odd,), roots=(Root(b"/gone", b"", "No \udcff"),)
@@ -90,7 +90,7 @@ def test_a_later_format_is_refused_by_its_number():
 
 
 def test_a_later_format_may_have_changed_any_field():
-    """It must not be taken for damage: that would be set aside by a repair."""
+    """It must not count as damage, because a repair puts damaged manifests into quarantine."""
     with pytest.raises(UnknownFormatError, match="format 2"):
         decode_manifest(changed(format=2, taken_ns="yesterday", roots={}), ID)
 
@@ -108,26 +108,26 @@ def test_a_later_format_may_have_changed_any_field():
         "flux_count",
     ],
 )
-def test_counts_that_nothing_has_are_damage(name, number):
+def test_impossible_counts_are_damage(name, number):
     with pytest.raises(CorruptionError):
         decode_manifest(changed(**{name: number}), ID)
 
 
 @pytest.mark.parametrize("moment", [-(1 << 63) - 1, 1 << 63, 10**30])
-def test_a_time_that_no_calendar_has_is_damage(moment):
+def test_a_time_outside_the_calendar_is_damage(moment):
     with pytest.raises(CorruptionError, match="its time is out of range"):
         decode_manifest(changed(taken_ns=moment), ID)
 
 
 @pytest.mark.parametrize("moment", [-(1 << 63), -1, (1 << 63) - 1])
-def test_the_times_at_the_ends_can_be_shown(moment):
+def test_the_first_and_last_times_can_be_shown(moment):
     summary = decode_manifest(changed(taken_ns=moment), ID).summary
     assert summary.as_json()["taken"]
     assert local_time_text(summary.taken_ns)
 
 
 def test_bytes_that_are_not_utf_8_are_damage_at_any_place():
-    """A decoder that passes over a field does not look into it."""
+    """The decoder does not check the bytes of a field that it skips."""
     text = encode_manifest(ONE).replace(b'"format"', b'"x": "\xff",\n  "format"', 1)
     sealed = text[:-68] + b"0" * 64 + text[-4:]
     data = text[:-68] + data_id(sealed).hex().encode() + text[-4:]
@@ -135,7 +135,7 @@ def test_bytes_that_are_not_utf_8_are_damage_at_any_place():
         decode_manifest(data, ID)
 
 
-def test_fields_of_the_future_are_ignored():
+def test_unknown_fields_are_ignored():
     assert decode_manifest(changed(owner={"name": "somebody"}), ID) == ONE
 
 
@@ -156,20 +156,20 @@ def test_fields_of_the_future_are_ignored():
         {"tree": ""},
     ],
 )
-def test_a_root_that_is_none_is_damage(root):
+def test_an_invalid_root_is_damage(root):
     with pytest.raises(CorruptionError):
         decode_manifest(changed(roots=[root]), ID)
 
 
 @pytest.mark.parametrize("name", ["id", "roots", "taken_ns", "kind", "parent", "tags"])
-def test_a_field_that_is_missing_is_damage(name):
+def test_a_missing_field_is_damage(name):
     document = json.loads(encode_manifest(ONE))
     del document[name]
     with pytest.raises(CorruptionError):
         decode_manifest(seal(document), ID)
 
 
-def test_a_small_file_takes_little_memory_to_read(tmp_path):
+def test_reading_a_small_file_takes_little_memory(tmp_path):
     (tmp_path / "manifest").write_bytes(b"x" * 1000)
     tracemalloc.start()
     try:

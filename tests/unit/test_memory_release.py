@@ -1,4 +1,4 @@
-"""Which memory is kept, and which is returned to the system."""
+"""Which memory the process keeps, and which it returns to the system."""
 
 import ctypes
 import subprocess
@@ -24,7 +24,7 @@ print(before, resident_bytes(), blocks[-1][0])
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not the GNU C library")
-def test_what_is_free_between_blocks_goes_back_to_the_system():
+def test_free_memory_between_blocks_is_returned_to_the_system():
     done = subprocess.run(
         [sys.executable, "-c", BLOCKS], check=True, capture_output=True, text=True, timeout=60
     )

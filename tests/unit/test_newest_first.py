@@ -1,4 +1,4 @@
-"""The order of commits, as far as times and parents show it."""
+"""The order of snapshots by their commits, as far as times and parents show it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +14,12 @@ def order(*snapshots):
     return [one.id for one in newest_first(snapshots)]
 
 
-def test_by_time_and_of_one_moment_by_id():
+def test_snapshots_are_sorted_by_time_and_then_by_id():
     assert order() == []
     assert order(summary("b", 1), summary("c", 3), summary("a", 1), summary("d", 2)) == list("cdba")
 
 
-def test_one_of_a_clock_that_was_ahead_comes_behind_what_was_taken_after_it():
+def test_a_snapshot_whose_clock_was_ahead_is_older_than_its_successors():
     ahead, before = summary("ahead", 1000, "before"), summary("before", 5)
     after = [summary(f"after-{number}", 6 + number, "ahead") for number in range(3)]
     expected = ["after-2", "after-1", "after-0", "ahead", "before"]
@@ -28,13 +28,13 @@ def test_one_of_a_clock_that_was_ahead_comes_behind_what_was_taken_after_it():
     assert order(*after, before) == ["after-2", "after-1", "after-0", "before"]
 
 
-def test_one_of_a_clock_that_was_behind_comes_before_what_was_there():
+def test_a_snapshot_whose_clock_was_behind_is_newer_than_its_parent():
     real, behind = summary("real", 1000), summary("behind", 5, "real")
     assert order(real, behind) == ["behind", "real"]
     assert order(real, behind, summary("now", 1001, "real")) == ["now", "behind", "real"]
 
 
-def test_parents_that_go_round_in_a_circle_hinder_nothing():
+def test_parents_in_a_circle_do_no_harm():
     circle = [summary("a", 1, "c"), summary("b", 2, "a"), summary("c", 3, "b")]
     assert sorted(order(*circle, summary("d", 4, "d"))) == list("abcd")
 
@@ -45,8 +45,8 @@ snapshots = st.lists(
 
 
 @given(snapshots, st.randoms(use_true_random=False))
-def test_each_is_there_once_and_none_before_its_child(drawn, rng):
-    """A parent was committed first, so it is one of a lower number; some are gone."""
+def test_each_snapshot_is_listed_once_and_after_its_child(drawn, rng):
+    """A parent was committed first, so it has a lower number. Some are removed."""
     found = [
         summary(f"{number:02}", taken_ns, None if parent is None else f"{parent % (number + 1):02}")
         for number, (taken_ns, parent) in enumerate(drawn)

@@ -1,4 +1,4 @@
-"""Nodes: how lists are cut, and the cost of a small change."""
+"""Nodes: how lists are cut into nodes, and the cost of a small change."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from ciuic.system.hashing import data_id, node_id
 
 
 class Memory:
-    """Nodes in a dictionary; ``written`` counts the new ones, ``read`` all that were read."""
+    """Nodes in a dictionary. ``written`` counts new nodes, and ``read`` counts reads."""
 
     def __init__(self):
         self.nodes = {}
@@ -71,7 +71,7 @@ def pieces_of(count):
     return [Piece(4096, data_id(b"%d" % number)) for number in range(count)]
 
 
-def test_every_field_of_an_entry_comes_back(memory):
+def test_every_field_of_an_entry_reads_back(memory):
     one = Entry(b"\xff", 0o120777, 2**32 - 1, 7, -1, 2**63 - 1, 2**64 - 1, content=b"to")
     xattrs = ((b"n", b"v"), (b"o", b""))
     other = Entry(
@@ -84,7 +84,7 @@ def test_every_field_of_an_entry_comes_back(memory):
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 2048, 2049, 5000, 40_000])
-def test_directories_of_every_size_come_back(memory, count):
+def test_directories_of_every_size_read_back(memory, count):
     names = names_of(count)
     name, level = directory(memory, names)
     assert [one.name for one in tree_nodes.iter_tree(memory.get, name, level)] == names
@@ -92,7 +92,7 @@ def test_directories_of_every_size_come_back(memory, count):
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 512, 513, 3000, 40_000])
-def test_recipes_of_every_size_come_back(memory, count):
+def test_recipes_of_every_size_read_back(memory, count):
     pieces = pieces_of(count)
     assert list(recipe_nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
 
@@ -117,7 +117,7 @@ def test_an_empty_directory_has_a_node(memory):
     assert tree_nodes.Lookup(memory.get, name, level).find(b"x") is None
 
 
-def test_one_more_file_in_a_large_directory_rewrites_one_leaf_and_what_is_above(memory):
+def test_one_more_file_in_a_large_directory_rewrites_one_leaf_and_the_nodes_above(memory):
     names = names_of(20_000)
     _, level = directory(memory, names)
     all_nodes, memory.written = memory.written, 0
@@ -126,7 +126,7 @@ def test_one_more_file_in_a_large_directory_rewrites_one_leaf_and_what_is_above(
     assert memory.written <= 2 * (level + 1)
 
 
-def test_one_changed_chunk_of_a_large_file_rewrites_one_leaf_and_what_is_above(memory):
+def test_one_changed_chunk_of_a_large_file_rewrites_one_leaf_and_the_nodes_above(memory):
     pieces = pieces_of(20_000)
     level = recipe(memory, pieces).level
     all_nodes, memory.written = memory.written, 0
@@ -174,19 +174,19 @@ def test_pieces_that_do_not_add_up_are_damage(memory, change):
         (5, b"x" * 32, b""),
     ],
 )
-def test_pieces_that_no_file_has_are_damage(memory, piece):
+def test_impossible_pieces_are_damage(memory, piece):
     name = memory.raw(RECIPE, 0, [piece])
     with pytest.raises(CorruptionError):
         list(recipe_nodes.iter_pieces(memory.get, entry(b"f", size_bytes=5, content=name, level=1)))
 
 
-def test_slices_come_back(memory):
+def test_slices_read_back(memory):
     name = data_id(b"chunk")
     pieces = [Piece(4096, name), Piece(1, b""), Piece(7, name, 1), Piece(2**40, name, 2**63 - 1)]
     assert list(recipe_nodes.iter_pieces(memory.get, recipe(memory, pieces))) == pieces
 
 
-def test_a_piece_has_one_spelling_so_that_equal_files_have_equal_ids(memory):
+def test_a_piece_has_one_encoding_so_that_equal_files_have_equal_ids(memory):
     whole = recipe(memory, [Piece(5, data_id(b"chunk")), Piece(9, b"")])
     assert memory.raw(RECIPE, 0, [[5, data_id(b"chunk")], [9, b""]]) == whole.content
     slices = recipe(memory, [Piece(5, data_id(b"chunk"), 300), Piece(9, b"")])
@@ -243,7 +243,7 @@ def test_towers_of_nodes_are_refused_at_their_top(memory, top):
     ],
     ids=range(10),
 )
-def test_what_is_no_node_is_damage(memory, data):
+def test_an_invalid_node_is_damage(memory, data):
     name = memory.put(TREE, data)
     with pytest.raises(CorruptionError):
         list(tree_nodes.iter_tree(memory.get, name, 0))
@@ -267,7 +267,7 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize("change", OUT_OF_RANGE, ids=" ".join)
-def test_values_that_no_file_has_are_damage(memory, change):
+def test_impossible_values_are_damage(memory, change):
     one = msgspec.structs.replace(entry(b"a"), **change)
     name = memory.raw(TREE, 0, [entry(b"0"), one])
     with pytest.raises(CorruptionError, match="out of range"):
@@ -277,7 +277,7 @@ def test_values_that_no_file_has_are_damage(memory, change):
 
 
 def stacked(memory, kind, leaf, count):
-    """Eight levels; each names the one below it ``count`` times, as entries or pieces."""
+    """Return eight levels. Each names the level below it ``count`` times, as entries or pieces."""
     below = memory.raw(kind, 0, leaf)
     for level in range(1, nodes.LEVEL_MAX + 1):
         below = memory.raw(kind, level, [[1, b"a", below]] * count)
@@ -286,14 +286,14 @@ def stacked(memory, kind, leaf, count):
 
 
 @pytest.mark.parametrize("leaf", [[], [entry(b"a")], [entry(b"b"), entry(b"a")]], ids=len)
-def test_a_tree_that_names_its_nodes_over_and_over_is_refused_at_once(memory, leaf):
+def test_a_tree_that_repeats_its_nodes_endlessly_is_refused_at_once(memory, leaf):
     top = stacked(memory, TREE, leaf, 100)
     with pytest.raises(CorruptionError, match=r"in order|empty"):
         list(tree_nodes.iter_tree(memory.get, top, nodes.LEVEL_MAX))
     assert memory.read <= 2 + nodes.LEVEL_MAX
 
 
-def test_a_recipe_whose_nodes_hold_nothing_is_refused_at_once(memory):
+def test_a_recipe_of_empty_nodes_is_refused_at_once(memory):
     for leaf in ([], [[1, b""]]):
         top = stacked(memory, RECIPE, leaf, 100)
         one = entry(b"f", size_bytes=5, content=top, level=nodes.LEVEL_MAX + 1)
@@ -303,7 +303,7 @@ def test_a_recipe_whose_nodes_hold_nothing_is_refused_at_once(memory):
 
 
 @pytest.mark.parametrize("kind", [TREE, RECIPE])
-def test_an_index_that_names_nothing_is_refused(memory, kind):
+def test_an_empty_index_node_is_refused(memory, kind):
     top = memory.raw(kind, 1, [])
     one = entry(b"f", size_bytes=1, content=top, level=2)
     walk = (
@@ -315,7 +315,7 @@ def test_an_index_that_names_nothing_is_refused(memory, kind):
         list(walk)
 
 
-def test_a_missing_leaf_is_named_and_what_comes_before_it_is_had(memory):
+def test_a_missing_leaf_is_named_after_the_entries_before_it(memory):
     names = names_of(20_000)
     name, level = directory(memory, names)
     leaf = tree_nodes.Lookup(memory.get, name, level).find(names[-1])

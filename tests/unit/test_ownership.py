@@ -81,7 +81,9 @@ def test_every_command_refuses_it_in_one_sentence(box: Box, command: str) -> Non
     assert f"chmod -R go-w {box.store}" in outcome.err
 
 
-def test_a_shared_store_is_used_by_who_says_so(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_store_is_used_if_the_user_says_so(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (box.source / "file").write_bytes(b"x")
     box.take()
     box.store.chmod(0o777)
@@ -95,7 +97,7 @@ def test_a_shared_store_is_used_by_who_says_so(box: Box, monkeypatch: pytest.Mon
     assert what == f"other users can write to {box.store}, which {ALLOW_SHARED} allows"
 
 
-def test_what_is_no_store_is_called_that_and_not_shared(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_not_called_shared(tmp_path: Path) -> None:
     directory = tmp_path / "directory"
     directory.mkdir()
     (directory / "file").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""The pacer: how it slows readers down, on a simulated machine and with pressure files."""
+"""The pacer slows readers down: on a simulated machine, and with pressure files."""
 
 import itertools
 import os
@@ -21,7 +21,7 @@ DISK = ("io", "disk")
 
 
 class Machine(ManualClock):
-    """A machine on which others wait: for a share of the time, and more while a reader reads.
+    """A machine on which other programs wait for a share of the time, and longer beside a reader.
 
     Args:
         usual: The share without the reader.
@@ -54,11 +54,11 @@ def pacer_of(machine: Machine, limit: float = 0.1) -> Pacer:
 
 
 def go_on() -> None:
-    """Never stops a wait."""
+    """Never stop a wait."""
 
 
 def read(machine: Machine, pacer: Pacer, blocks: int, *, block_s: float = 0.01) -> float:
-    """Read blocks, each in a time; returns how long all of it took."""
+    """Read blocks, each in this time; return the total time."""
     began_s = machine.monotonic_s()
     for _ in range(blocks):
         machine.read(block_s)
@@ -66,7 +66,7 @@ def read(machine: Machine, pacer: Pacer, blocks: int, *, block_s: float = 0.01) 
     return machine.monotonic_s() - began_s
 
 
-def test_nothing_waits_where_nobody_else_does():
+def test_nothing_waits_if_no_other_program_waits():
     machine = Machine(usual=0.0, added=0.0)
     pacer = pacer_of(machine)
 
@@ -75,7 +75,7 @@ def test_nothing_waits_where_nobody_else_does():
     assert pacer.rate_bytes is None
 
 
-def test_a_reader_that_disturbs_slows_down_until_it_adds_no_more_than_the_limit():
+def test_a_reader_that_disturbs_others_slows_down_until_it_adds_no_more_than_the_limit():
     machine = Machine(usual=0.0, added=0.8)
     pacer = pacer_of(machine)
     read(machine, pacer, 500)
@@ -87,7 +87,7 @@ def test_a_reader_that_disturbs_slows_down_until_it_adds_no_more_than_the_limit(
     assert pacer.waited_s > 0
 
 
-def test_what_others_wait_without_the_reader_does_not_slow_it_down():
+def test_waits_that_the_reader_does_not_cause_do_not_slow_it_down():
     machine = Machine(usual=0.7, added=0.02)
     pacer = pacer_of(machine)
     duration_s = read(machine, pacer, 4000)
@@ -96,20 +96,20 @@ def test_what_others_wait_without_the_reader_does_not_slow_it_down():
     assert pacer.rate_bytes is None
 
 
-def test_a_busy_time_of_others_that_ends_does_not_hide_what_the_reader_adds():
+def test_the_end_of_other_load_does_not_hide_what_the_reader_adds():
     machine = Machine(usual=0.9, added=0.0)
     pacer = pacer_of(machine)
     read(machine, pacer, 2000)
     assert pacer.rate_bytes is None
 
-    # The others now wait for the reader alone: as long as before, in all.
+    # The others now wait only because of the reader, and in total as long as before.
     machine.usual, machine.added = 0.0, 0.9
     read(machine, pacer, 3000)
     assert pacer.rate_bytes is not None
 
 
 class Loaders(Machine):
-    """A machine whose waiting programs are replaced by new ones, again and again.
+    """A machine whose waiting programs are replaced by new ones again and again.
 
     Args:
         epoch_s: How long each of them runs.
@@ -142,7 +142,7 @@ def test_programs_that_begin_while_it_reads_count_only_once_a_probe_has_measured
     assert slow_s > 0.7 * took_s, "from the first probe of each on"
 
 
-def test_it_reads_fast_again_once_it_disturbs_no_more():
+def test_a_reader_is_fast_again_once_it_disturbs_no_others():
     machine = Machine(usual=0.0, added=0.8)
     pacer = pacer_of(machine)
     read(machine, pacer, 500)
@@ -197,7 +197,7 @@ def test_a_wait_ends_at_once_when_the_snapshot_is_stopped():
 
 
 def test_readers_in_several_threads_share_one_rate_and_their_wait_counts_once():
-    """Threads of a snapshot call it at the same time; the pressure never ends."""
+    """Several threads of a snapshot call the pacer at once, and the pressure never ends."""
 
     class Squeezed:
         def __init__(self) -> None:
@@ -274,7 +274,7 @@ def test_the_counter_in_a_pressure_file_makes_a_reader_wait(tmp_path):
 
 
 def fake_proc(tmp_path: Path, own: str, pids: dict[str, str]) -> Path:
-    """Make a procfs and cgroups; ``pids`` has the processes of each cgroup."""
+    """Make a procfs and cgroups. ``pids`` has the processes of each cgroup."""
     proc, mount = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text(f"1:cpu:/\n0::{own}\n")
@@ -319,7 +319,7 @@ def test_alone_in_its_cgroup_a_daemon_looks_at_all_others_and_not_at_its_own(tmp
     }
 
 
-def test_beside_others_in_its_cgroup_the_machine_as_a_whole_counts(tmp_path):
+def test_a_daemon_with_others_in_its_cgroup_looks_at_the_entire_machine(tmp_path):
     own = "/user.slice"
     proc = fake_proc(tmp_path, own, {"user.slice": f"{os.getpid()}\n1\n", "other": ""})
     (proc / "1").mkdir()
@@ -327,7 +327,7 @@ def test_beside_others_in_its_cgroup_the_machine_as_a_whole_counts(tmp_path):
     assert groups(pressure_of_others(str(proc)), tmp_path) == {"proc/pressure"}
 
 
-def test_a_hook_of_the_daemon_in_its_cgroup_is_no_other(tmp_path):
+def test_a_hook_in_the_cgroup_of_the_daemon_is_not_another_program(tmp_path):
     own = "/ciuicd.service"
     members = f"{os.getpid()}\n77\n"
     proc = fake_proc(tmp_path, own, {"ciuicd.service": members, "other": ""})
@@ -336,7 +336,7 @@ def test_a_hook_of_the_daemon_in_its_cgroup_is_no_other(tmp_path):
     assert groups(pressure_of_others(str(proc)), tmp_path) == {"cgroup/other"}
 
 
-def test_without_cgroups_the_machine_as_a_whole_counts_and_without_psi_nothing(tmp_path):
+def test_without_cgroups_the_entire_machine_counts_and_without_psi_nothing(tmp_path):
     proc = fake_proc(tmp_path, "/ciuicd.service", {"ciuicd.service": f"{os.getpid()}\n"})
     (proc / "self" / "mountinfo").write_text("20 1 0:1 / / rw - ext4 /dev/vda rw\n")
     assert groups(pressure_of_others(str(proc)), tmp_path) == {"proc/pressure"}

@@ -1,4 +1,4 @@
-"""Packs: read from the footer, or scanned from the start."""
+"""Packs: ciuic reads their frames from the footer, or by a walk from the start."""
 
 import os
 import struct
@@ -16,7 +16,7 @@ PARTS = [b"a" * 300, bytes(range(256)), b"c"]
 
 @pytest.fixture
 def example(tmp_path):
-    """A pack of three frames: its ID, its bytes, its frames; written where it can be opened."""
+    """Write a pack of three frames; return its ID, bytes and frames."""
     data, packed = pack.MAGIC, []
     for part in PARTS:
         one, payload = frame.encode_frame(kinds.DATA, [(data_id(part), part)])
@@ -42,7 +42,7 @@ def reading(tmp_path):
 
 
 def with_footer(data, footer, count):
-    """The pack with another footer, whose checksum is right, and its new ID."""
+    """Return the pack with another footer, which has a correct checksum, and its new ID."""
     footer += bytes(16)
     start = int.from_bytes(data[-32:-24], "little")
     trailer = struct.pack("<QIIQ8s", start, len(footer), count, checksum(footer), b"CIUICEND")
@@ -55,16 +55,14 @@ def test_the_footer_and_a_walk_agree(example, reading):
     assert reading(pack_file.walk_frames, data) == packed
 
 
-def test_the_name_binds_every_frame(example):
+def test_the_name_depends_on_every_frame(example):
     name, _, packed = example
     footer = b"".join([one.offset_bytes.to_bytes(8, "little") + one.header for one in packed])
     assert pack_id_of(footer + bytes(16)) == name
     assert pack.encode_footer(packed[:2], 100, bytes(16))[0] != name
 
 
-def test_a_pack_that_is_cut_anywhere_has_no_footer_and_gives_the_frames_before_the_cut(
-    example, reading
-):
+def test_a_truncated_pack_has_no_footer_and_yields_the_frames_before_the_cut(example, reading):
     name, data, packed = example
     ends = [one.offset_bytes + one.frame.total_bytes for one in packed]
     for length in [*range(0, len(data), 13), len(data) - 1]:
@@ -74,7 +72,7 @@ def test_a_pack_that_is_cut_anywhere_has_no_footer_and_gives_the_frames_before_t
         assert reading(pack_file.walk_frames, data[:length]) == whole
 
 
-def test_every_changed_byte_behind_the_frames_is_noticed(example, reading):
+def test_every_changed_byte_after_the_frames_is_found(example, reading):
     name, data, packed = example
     start = int.from_bytes(data[-32:-24], "little")
     for at in range(start, len(data)):
@@ -99,7 +97,7 @@ def test_a_walk_ends_at_a_damaged_header(example, reading):
 
 
 @pytest.mark.parametrize("offset", [0, 7, 10**6, 2**63, 2**64 - 1])
-def test_a_footer_that_lists_a_frame_elsewhere_is_refused(example, reading, offset):
+def test_a_footer_that_lists_a_frame_at_another_place_is_refused(example, reading, offset):
     _, data, packed = example
     footer = offset.to_bytes(8, "little") + packed[0].header
     changed, name = with_footer(data, footer, 1)
@@ -108,7 +106,7 @@ def test_a_footer_that_lists_a_frame_elsewhere_is_refused(example, reading, offs
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-def test_a_footer_of_another_number_of_frames_is_refused(example, reading, count):
+def test_a_footer_with_another_number_of_frames_is_refused(example, reading, count):
     _, data, packed = example
     footer = b"".join([one.offset_bytes.to_bytes(8, "little") + one.header for one in packed])
     changed, name = with_footer(data, footer, count)
@@ -125,7 +123,7 @@ def test_a_footer_with_half_an_entry_is_refused(example, reading):
 
 
 @pytest.mark.parametrize("data", [b"", b"CIUICPK1", b"CIUICPK1" + bytes(31)])
-def test_a_file_that_is_too_short_is_no_pack(data, reading):
+def test_a_file_that_is_too_short_is_not_a_pack(data, reading):
     with pytest.raises(CorruptionError, match="cut short"):
         reading(pack_file.read_footer, data, bytes(32))
     assert reading(pack_file.walk_frames, data) == []

@@ -1,4 +1,4 @@
-"""A pack in a bucket is read in few requests."""
+"""ciuic reads a pack in a bucket in few requests."""
 
 import os
 
@@ -15,7 +15,7 @@ PACK = PackId(bytes(range(32)))
 
 
 class CountingPlace(DirectoryPlace):
-    """A directory that notes what is read."""
+    """A place in a directory that records its reads."""
 
     asked: tuple = ()
 
@@ -37,7 +37,7 @@ def opened(place, tmp_path, data):
 
 @pytest.mark.parametrize("size", [128 * KIB, 2048 * KIB])
 @pytest.mark.parametrize("offsets", [(8, 100_000), (100_000, 8)], ids=["forward", "backward"])
-def test_a_small_pack_is_one_request_in_any_order_of_reading(place, tmp_path, offsets, size):
+def test_a_small_pack_takes_one_request_in_any_order_of_reading(place, tmp_path, offsets, size):
     data = os.urandom(size)
     pack = opened(place, tmp_path, data)
 
@@ -47,7 +47,7 @@ def test_a_small_pack_is_one_request_in_any_order_of_reading(place, tmp_path, of
     assert len(place.asked) == 1
 
 
-def test_of_a_pack_whose_end_is_read_first_only_the_end_is_read(place, tmp_path):
+def test_reading_the_end_of_a_pack_first_reads_only_the_end(place, tmp_path):
     data = os.urandom(2048 * KIB)
     pack = opened(place, tmp_path, data)
 
@@ -67,7 +67,7 @@ def test_a_large_pack_is_read_in_parts_that_grow(place, tmp_path):
 
 
 def put_many(place, tmp_path, data, count):
-    """Put packs of this content, and open each as its reader does."""
+    """Put packs with this content, and open each as its reader does."""
     packs = PackObjects(place, Segments(place, str(tmp_path)))
     ids = [PackId(number.to_bytes(32, "big")) for number in range(count)]
     for pack_id in ids:
@@ -75,7 +75,7 @@ def put_many(place, tmp_path, data, count):
     return [packs.open(pack_id) for pack_id in ids]
 
 
-def test_packs_that_fit_into_memory_are_one_request_each(place, tmp_path):
+def test_packs_that_fit_into_memory_take_one_request_each(place, tmp_path):
     data = os.urandom(500 * KIB)
     opened_packs = put_many(place, tmp_path, data, 100)
 
@@ -86,7 +86,7 @@ def test_packs_that_fit_into_memory_are_one_request_each(place, tmp_path):
     assert len(place.asked) == 100
 
 
-def test_small_reads_of_many_packs_in_turn_take_bounded_memory_and_no_whole_packs_again(
+def test_small_reads_of_many_packs_in_turn_take_bounded_memory_and_read_no_entire_pack_again(
     place, tmp_path
 ):
     data = os.urandom(2048 * KIB)
@@ -99,6 +99,7 @@ def test_small_reads_of_many_packs_in_turn_take_bounded_memory_and_no_whole_pack
         in_memory = sum(len(part) for pack in opened_packs for part in pack._parts.values())
         assert in_memory <= 64 * 1024 * KIB
 
-    # The first turn does not know that it will be too much. The last packs stay in the second one.
+    # The first turn cannot know that the packs exceed the memory. The last packs stay for the
+    # second one.
     assert turns[0] == 100 * len(data)
     assert turns[2] - turns[0] <= 2 * 100 * 256 * KIB + 40 * len(data)

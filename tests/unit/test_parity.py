@@ -1,4 +1,4 @@
-"""Parity: damage within reach is repaired exactly, and no file is trusted."""
+"""Parity repairs damage within its reach exactly, and ciuic trusts no parity file."""
 
 import contextlib
 import mmap
@@ -35,7 +35,7 @@ BLOCK = 4096
 
 
 class Kept:
-    """A pack, its parity, and what the pack was."""
+    """A pack, its parity, and the original bytes of the pack."""
 
     def __init__(self, directory: Path, size: int, share: float = 0.04) -> None:
         self.directory = directory
@@ -63,7 +63,7 @@ class Kept:
             return reader.read(len(self.data), 0)
 
     def harm(self, begin: int, length: int) -> None:
-        """Every byte of a stretch turns into another one."""
+        """Change every byte of a range."""
         harm(self.pack, begin, length)
 
     def restore(self) -> None:
@@ -86,12 +86,12 @@ def kept(request, tmp_path) -> Kept:
     return Kept(tmp_path, request.param)
 
 
-def test_a_sound_pack_is_read_as_it_is(kept):
+def test_a_sound_pack_is_read_unchanged(kept):
     assert kept.mended() == kept.data
     assert kept.inspect() == ""
 
 
-def test_any_stretch_within_reach_is_repaired(kept):
+def test_any_damaged_range_within_reach_is_repaired(kept):
     size, length = len(kept.data), min(len(kept.data), reach_bytes(kept.shape))
     chance = random.Random(1)
     for begin in {0, size - length, *[chance.randrange(size - length + 1) for _ in range(8)]}:
@@ -107,7 +107,7 @@ def test_a_truncated_pack_is_repaired_by_parity(kept):
         kept.restore()
 
 
-def test_a_stretch_of_zeros_is_repaired(kept):
+def test_a_range_of_zeros_is_repaired(kept):
     length = min(len(kept.data), reach_bytes(kept.shape))
     with kept.pack.open("r+b") as file:
         file.write(bytes(length))
@@ -149,7 +149,7 @@ def test_scattered_sectors_are_repaired_up_to_the_number_of_rows(tmp_path):
         kept.mended()
 
 
-def test_beyond_reach_the_rest_can_still_be_read(tmp_path):
+def test_undamaged_parts_can_be_read_if_damage_is_beyond_reach(tmp_path):
     kept = Kept(tmp_path, 3_000_000)
     kept.harm(500_000, 2 * kept.shape.parity_bytes)
 
@@ -159,7 +159,7 @@ def test_beyond_reach_the_rest_can_still_be_read(tmp_path):
             reader.read(1_000_000, 500_000)
 
 
-def test_a_pack_that_lost_more_of_its_end_than_parity_has_is_hopeless(tmp_path):
+def test_a_pack_that_lost_more_of_its_end_than_parity_covers_is_not_repaired(tmp_path):
     kept = Kept(tmp_path, 3_000_000)
     os.truncate(kept.pack, len(kept.data) - kept.shape.parity_bytes - 1)
 
@@ -175,7 +175,7 @@ def test_random_damage_within_reach_is_repaired_bit_exactly(data, tmp_path_facto
     shape = kept.shape
     per = shape.segment_bytes // shape.sector_bytes
     rows = [kept.shape.rows] * per
-    # The parity's own file is damaged too, and each sector of it that is lost is one row less.
+    # The parity file is damaged too. Each lost sector of it costs one row.
     table = 80 + 8 * (sectors := -(-size // shape.sector_bytes) + shape.rows * per)
     table += 8 * -(-sectors // 511)
     table = -(-table // 4096) * 4096
@@ -198,7 +198,7 @@ def test_random_damage_within_reach_is_repaired_bit_exactly(data, tmp_path_facto
 
 
 def rows_at(kept):
-    """Where the rows begin in the parity's file, by docs/format.md."""
+    """Return the offset of the rows in the parity file, by docs/format.md."""
     shape = kept.shape
     sums = -(-len(kept.data) // shape.sector_bytes) + shape.parity_bytes // shape.sector_bytes
     return -(-(80 + 8 * (sums + -(-sums // 511))) // BLOCK) * BLOCK
@@ -206,7 +206,7 @@ def rows_at(kept):
 
 @given(data=st.data())
 def test_any_four_blocks_of_a_pack_can_be_lost_whatever_its_length(data, tmp_path_factory):
-    """All of them, in a pack of up to four; a block of the parity that is lost counts as one."""
+    """A pack of up to four blocks can lose all. A lost block of the parity counts too."""
     size = data.draw(st.one_of(st.integers(1, 40_000), st.integers(1, 2_000_000)), label="size")
     kept = Kept(tmp_path_factory.mktemp("kept"), size, data.draw(st.sampled_from([0.001, 0.04])))
     blocks = -(-size // BLOCK)
@@ -233,7 +233,7 @@ def test_a_pack_of_four_blocks_can_be_lost_as_a_whole(tmp_path, blocks):
 
 
 @given(data=st.data())
-def test_whatever_is_damaged_the_pack_comes_back_right_or_is_refused(data, tmp_path_factory):
+def test_a_damaged_pack_is_repaired_exactly_or_refused(data, tmp_path_factory):
     kept = Kept(tmp_path_factory.mktemp("kept"), data.draw(st.integers(1, 200_000)))
     for path in (kept.pack, kept.parity):
         for _ in range(data.draw(st.integers(0, 4))):
@@ -256,7 +256,7 @@ def test_whatever_is_damaged_the_pack_comes_back_right_or_is_refused(data, tmp_p
 
 
 def has_lost_sums(kept):
-    """A page of the table is damaged in both copies, so the damaged sectors are unknown."""
+    """Return whether a page is damaged in both copies, so that its sectors are unknown."""
     with kept.parity.open("rb") as file:
         parity = Parity(file.fileno(), PACK)
         return None in [parity.sum_of(one) for one in range(parity.sectors)]
@@ -299,7 +299,7 @@ def test_a_page_that_is_damaged_in_both_tables_counts_as_lost(tmp_path):
     assert kept.mended() == kept.data
 
 
-def test_what_of_a_parity_file_that_was_cut_is_left_is_used(tmp_path):
+def test_the_rest_of_a_truncated_parity_file_is_used(tmp_path):
     kept = Kept(tmp_path, 3_000_000)
     os.truncate(kept.parity, rows_at(kept) + 2 * kept.shape.segment_bytes)
     kept.harm(200_000, 2 * kept.shape.segment_bytes - kept.shape.sector_bytes + 1)
@@ -311,7 +311,7 @@ def test_what_of_a_parity_file_that_was_cut_is_left_is_used(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"x", bytes(80), bytes(100_000), b"CIUICPR1" + b"\xff" * 500], ids=len
 )
-def test_files_that_are_no_parity_are_refused(tmp_path, content):
+def test_files_that_are_not_parity_are_refused(tmp_path, content):
     kept = Kept(tmp_path, 50_000)
     kept.parity.write_bytes(content)
 
@@ -389,7 +389,7 @@ def test_a_frame_rebuilt_from_hostile_parity_is_not_longer_than_requested(tmp_pa
 
 @pytest.mark.parametrize("share", [0.0001, 0.005, 0.01, 0.03, 0.04, 0.07, 0.3, 0.99, 1.0])
 @pytest.mark.parametrize("size", [1, 4096, 100_000, 999_999, 64 << 20, 70 << 20, 1 << 33])
-def test_shapes_hold_their_pack_and_take_their_share(share, size):
+def test_shapes_cover_their_pack_and_take_their_share(share, size):
     shape = shape_for(size, share)
 
     assert 1 <= shape.segments <= 200
@@ -402,7 +402,7 @@ def test_shapes_hold_their_pack_and_take_their_share(share, size):
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.04, 0.3, 1.0])
-def test_a_pack_that_grows_gets_the_same_parity_as_one_that_is_there(tmp_path, share):
+def test_a_growing_pack_gets_the_same_parity_as_a_finished_one(tmp_path, share):
     full = 5 * 1024 * 1024
     shape = shape_while_writing(full, share)
     data = random.Random(4).randbytes(full + 1234)
@@ -423,7 +423,7 @@ def test_a_pack_that_grows_gets_the_same_parity_as_one_that_is_there(tmp_path, s
     assert kept.inspect() == ""
 
 
-def test_a_pack_that_outgrows_its_shape_is_known_as_such():
+def test_a_pack_that_outgrows_its_shape_is_noticed():
     maker = ParityMaker(Shape(2, 1, 4096, 4096), core())
     buffer = mmap.mmap(-1, 8192)
 
@@ -461,7 +461,7 @@ def test_a_pack_gets_its_parity_while_it_is_written(tmp_path, size):
     kept.data, kept.shape = kept.pack.read_bytes(), made.shape
     write_parity(str(tmp_path), PACK, made)
 
-    # In space: the share and the tables, whatever the length; and all of it within reach.
+    # The parity takes the share and the tables, whatever the length, and covers the entire pack.
     assert made.size_bytes == len(kept.data)
     assert made.shape.parity_bytes <= 0.042 * len(kept.data) + 4096
     length = min(reach_bytes(made.shape), len(kept.data))
@@ -502,10 +502,10 @@ def test_a_helper_makes_the_same_pack_and_the_same_parity(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(("expected_mib", "is_read_back"), [(20, False), (24, True), (14, True)])
-def test_the_parity_of_a_pack_that_becomes_as_long_as_was_expected_is_not_read_back(
+def test_the_parity_of_a_pack_of_the_expected_length_is_not_read_back(
     tmp_path, expected_mib, is_read_back
 ):
-    """It shows in how it is cut: to the byte, or for the length that was expected."""
+    """The cuts show it: they are exact, or they are for the expected length."""
     frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(MIB))])
     pack = PackFile(
         str(tmp_path), SessionId(bytes(8)), parity=0.04, expected_bytes=expected_mib * MIB
@@ -535,12 +535,12 @@ def test_the_parity_of_a_pack_that_becomes_as_long_as_was_expected_is_not_read_b
 
 
 @pytest.mark.parametrize("ends", ["when more comes", "when it is completed", "when it is given up"])
-def test_a_helper_that_can_not_write_is_reported_and_leaves_nothing(tmp_path, ends):
+def test_a_helper_that_cannot_write_is_reported_and_leaves_nothing(tmp_path, ends):
     frame, payload = encode_frame(DATA, [(bytes(32), os.urandom(3 * MIB))])
     with ThreadPoolExecutor(1) as helper:
         pack = PackFile(str(tmp_path), SessionId(bytes(8)), parity=0.04, helper=helper)
         other = os.open(pack.path, os.O_RDONLY)
-        os.dup2(other, pack.fd)  # as good as a disk that refuses every write
+        os.dup2(other, pack.fd)  # works like a disk that refuses every write
         os.close(other)
         pack.add(frame, payload)
         pack.add(frame, payload)
@@ -554,7 +554,7 @@ def test_a_helper_that_can_not_write_is_reported_and_leaves_nothing(tmp_path, en
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pack_without_parity_has_none_computed(tmp_path):
+def test_no_parity_is_computed_for_a_pack_without_parity(tmp_path):
     pack = PackFile(str(tmp_path), SessionId(bytes(8)), parity=0.0)
     pack.complete()
 

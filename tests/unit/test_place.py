@@ -1,4 +1,4 @@
-"""Places in a directory and in memory keep the contract of places; tests/s3 has a real server."""
+"""Places in a directory and in memory obey the contract of places. tests/s3 has a real server."""
 
 import errno
 import fcntl
@@ -49,7 +49,7 @@ class TestMemory(Contract):
 
 
 class TestLocal(ReadsAndWrites, Creates):
-    """The client's own directory: it lists in no order and can't replace."""
+    """The client's own directory, which lists in no order and cannot replace."""
 
     @pytest.fixture
     def place(self, tmp_path):
@@ -103,7 +103,7 @@ def test_a_place_that_refuses_and_still_writes_is_found_out(tmp_path):
     assert not probe(SaysNoButWrites(str(tmp_path))).creates
 
 
-def test_a_place_that_lists_late_does_not_allow_many_writers(tmp_path):
+def test_a_place_whose_listings_are_late_does_not_allow_many_writers(tmp_path):
     found = probe(ListsLate(str(tmp_path)))
 
     assert found == Abilities(creates=True, replaces=True, lists_at_once=False)
@@ -230,7 +230,7 @@ def test_a_replacement_waits_for_another_process_for_a_bounded_time(tmp_path):
     place.replace("state", b"y", version)
 
 
-def test_names_that_could_not_be_synced_are_synced_by_the_next_call(directory_place, monkeypatch):
+def test_names_whose_sync_failed_are_synced_by_the_next_call(directory_place, monkeypatch):
     directory_place.stage("packs/a", b"x")
     directory_place.stage("snapshots/a", b"x")
     synced = []
@@ -268,7 +268,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_what_is_durable_survives_a_power_cut(tmp_path, kind):
+def test_durable_objects_survive_a_power_cut(tmp_path, kind):
     with disk(kind, tmp_path) as mounted:
         place = DirectoryPlace(str(mounted.path))
         place.put("one/put", b"put")
@@ -294,7 +294,7 @@ def test_what_is_durable_survives_a_power_cut(tmp_path, kind):
             assert place.get("four/late", 10_000) == b"late" * 1000
 
 
-def test_ranges_that_are_near_are_merged_and_others_are_not():
+def test_only_nearby_ranges_are_merged():
     ranges = [ByteRange(5 * MIB, 10), ByteRange(100, 10), ByteRange(0, 50), ByteRange(20, 10)]
 
     groups = merged_ranges(ranges)

@@ -1,4 +1,4 @@
-"""Addresses, options and credentials of places: what is understood, and what is refused."""
+"""Addresses, options and credentials of places: what ciuic understands, and what it refuses."""
 
 import os
 
@@ -115,7 +115,7 @@ def test_a_path_that_loops_is_a_store_error(tmp_path):
         open_place(str(loop), {}).get("a", 1)
 
 
-def test_the_environment_comes_before_the_usual_file(credentials):
+def test_the_environment_wins_over_the_usual_file(credentials):
     usual = {"AWS_SHARED_CREDENTIALS_FILE": str(credentials)}
 
     assert find_access_key("", {}) is None
@@ -183,7 +183,7 @@ def test_a_credentials_file_that_cannot_be_read_is_named(tmp_path):
         find_access_key(str(tmp_path / "binary"), {})
 
 
-def test_texts_show_nothing_of_a_key(credentials):
+def test_texts_never_show_a_key(credentials):
     key = find_access_key(str(credentials), {})
     place = open_place("s3://bucket/x", ENVIRONMENT)
 

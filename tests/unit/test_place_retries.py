@@ -1,4 +1,4 @@
-"""How long a place waits for a server, and what it says meanwhile."""
+"""How long a place waits for a server, and what it logs meanwhile."""
 
 import logging
 

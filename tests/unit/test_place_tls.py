@@ -17,7 +17,7 @@ KEY = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "s3cr3t"}
 
 @contextlib.contextmanager
 def serving(context=None):
-    """Serve nothing on a port of this machine; yields the port."""
+    """Serve no TLS on a port of this machine; yield the port."""
     with http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
     ) as server:
@@ -33,7 +33,7 @@ def serving(context=None):
 
 
 def answer(port):
-    """What a first request to an https:// server on this port ends with."""
+    """Return the error of a first request to an https:// server on this port."""
     place = open_place("s3://bucket/a", KEY, PlaceOptions(endpoint=f"https://127.0.0.1:{port}"))
     with pytest.raises(StoreError) as caught:
         place.get("x", 10)

@@ -1,4 +1,4 @@
-"""Whether columns join to given bytes: every core says what decoding and comparing says."""
+"""Every core decides as decoding and comparing does whether columns join to given bytes."""
 
 import random
 
@@ -17,7 +17,7 @@ CORES = [None, *VARIANTS]
 
 @st.composite
 def encoded(draw):
-    """A payload, and what it decodes to: elements of 2, 4 or 8 bytes, with bytes around them."""
+    """Draw a payload and its decoded bytes: elements of 2, 4 or 8 bytes, and others around."""
     width = draw(st.sampled_from([2, 4, 8]))
     coding = st.sampled_from([RAW, ZSTD, PAIRS])
     wide = {2: [], 4: [2], 8: draw(st.sampled_from([[2, 4], [4, 2], [1, 1, 4], [2, 2, 2]]))}[width]
@@ -45,7 +45,7 @@ def compared(stored: bytes, plain: bytes) -> bool | str:
 
 
 @given(encoded(), st.integers(0, 2**32))
-def test_one_other_byte_is_found_wherever_it_is(payload, seed):
+def test_one_different_byte_is_found_anywhere(payload, seed):
     stored, plain = payload
     chance = random.Random(seed)
     places = {0, len(plain) - 1, *[chance.randrange(len(plain)) for _ in range(4)]} if plain else ()
@@ -59,7 +59,9 @@ def test_one_other_byte_is_found_wherever_it_is(payload, seed):
 
 
 @given(encoded(), st.integers(0, 2**16), st.integers(0, 7), st.integers(-2, 2))
-def test_hostile_payloads_get_the_answer_of_decoding_and_comparing(payload, at, bit, longer):
+def test_hostile_payloads_get_the_answer_that_decoding_and_comparing_gives(
+    payload, at, bit, longer
+):
     stored, plain = payload
     hostile = bytearray(stored)
     hostile[at % len(hostile)] ^= 1 << bit
@@ -77,7 +79,7 @@ def test_hostile_payloads_get_the_answer_of_decoding_and_comparing(payload, at, 
 
 
 @pytest.mark.parametrize("compiled", CORES, ids=str)
-def test_an_encoding_that_is_not_what_it_encodes_is_found(compiled):
+def test_an_encoding_that_decodes_to_other_bytes_is_found(compiled):
     plain = np.random.default_rng(1).normal(0, 0.02, 3000).astype("<f4").tobytes()
     stored = bytes(
         planes.encode(plain, Plan(4, 0, (Column(2, RAW), Column(1, RAW), Column(1, ZSTD)), 1.0))

@@ -1,4 +1,4 @@
-"""Priorities of threads; messages about disks, with made-up directories like sysfs."""
+"""Priorities of threads, and messages about disks, with simulated sysfs directories."""
 
 import os
 import subprocess
@@ -40,19 +40,19 @@ def sysfs(tmp_path):
     return disk, show
 
 
-def test_a_disk_has_the_scheduler_in_brackets(sysfs, tmp_path):
+def test_the_scheduler_of_a_disk_is_the_name_in_brackets(sysfs, tmp_path):
     disk, show = sysfs
     assert schedulers_of(str(tmp_path), show(disk("sda", "none [bfq] kyber\n"))) == {"sda": "bfq"}
 
 
-def test_a_partition_has_that_of_its_disk(sysfs, tmp_path):
+def test_the_scheduler_of_a_partition_is_that_of_its_disk(sysfs, tmp_path):
     disk, show = sysfs
     partition = disk("nvme0n1", "[none] mq-deadline\n") / "nvme0n1p1"
     partition.mkdir()
     assert schedulers_of(str(tmp_path), show(partition)) == {"nvme0n1": "none"}
 
 
-def test_a_logical_volume_has_those_of_the_disks_below_it(sysfs, tmp_path):
+def test_the_schedulers_of_a_logical_volume_are_those_of_its_disks(sysfs, tmp_path):
     disk, show = sysfs
     below = [disk("sda", "[bfq] none\n"), disk("sdb", "[none]\n")]
     volume = disk("dm-0", "none\n")
@@ -71,7 +71,7 @@ def test_a_device_without_a_queue_and_a_missing_path_have_no_scheduler(sysfs, tm
     assert schedulers_of("/proc") == {}
 
 
-def test_the_description_tells_what_heeds_the_priority_from_what_does_not(monkeypatch):
+def test_the_description_says_which_schedulers_obey_the_priority(monkeypatch):
     disks = {
         "/a": {"sda": "bfq", "sdb": "mq-deadline"},
         "/b": {"nvme0n1": "none", "nvme1n1": "kyber"},
@@ -85,7 +85,7 @@ def test_the_description_tells_what_heeds_the_priority_from_what_does_not(monkey
     )
 
 
-def test_no_priority_wanted_means_nothing_is_done():
+def test_without_a_wanted_priority_nothing_is_done():
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert lower_priority("none") is None
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
@@ -120,7 +120,7 @@ def test_a_thread_gets_the_io_class_and_the_nice_value(monkeypatch, is_known_mac
 
 
 def test_a_system_call_that_fails_is_a_message(monkeypatch):
-    monkeypatch.setitem(priority._IO_CLASSES, "idle", (7, 0))  # there is no such class
+    monkeypatch.setitem(priority._IO_CLASSES, "idle", (7, 0))  # this class does not exist
 
     assert lower_priority("idle") == "the priority can't be lowered: [Errno 22] Invalid argument"
 
@@ -166,7 +166,7 @@ def test_a_kernel_without_groups_of_sessions_is_left_alone(tmp_path, monkeypatch
     assert not (tmp_path / "autogroup-7").exists()
 
 
-def test_a_refusal_is_told_and_a_process_that_is_gone_is_none(monkeypatch):
+def test_a_refusal_is_reported_and_an_ended_process_is_not(monkeypatch):
     def refuse(*_, **__):
         raise BlockingIOError
 

@@ -1,4 +1,4 @@
-"""Other processes answer while they can; after any failure, no caller waits or fails."""
+"""Worker processes answer while they can. After any failure, no caller waits or fails."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def processes() -> Iterator[Processes]:
 
 
 def asked(processes: Processes, request: bytes) -> bytes | None:
-    """The answer of one that is ready."""
+    """Return the answer of a process that is ready."""
     for _ in until(PATIENCE_S):
         answer = processes.ask(request)
         if answer is not None:
@@ -72,7 +72,7 @@ def test_arguments_arrive_whatever_is_in_them(processes: Processes) -> None:
     assert asked(processes, b"arguments") == b"first\0\xff second\n'\"\0" + LAST
 
 
-def test_one_that_dies_of_a_request_is_done_without(processes: Processes) -> None:
+def test_a_worker_that_dies_of_a_request_is_given_up(processes: Processes) -> None:
     assert len(pids(processes)) == 2
     assert processes.ask(b"die") is None
     assert [processes.ask(b"still there") for _ in range(4)] == [b"still there"] * 4
@@ -80,25 +80,25 @@ def test_one_that_dies_of_a_request_is_done_without(processes: Processes) -> Non
     assert [processes.ask(b"still there") for _ in range(4)] == [None] * 4
 
 
-def test_those_that_are_killed_are_done_without(processes: Processes) -> None:
+def test_killed_workers_are_given_up(processes: Processes) -> None:
     for pid in pids(processes):
         os.kill(pid, signal.SIGKILL)
     assert [processes.ask(b"still there") for _ in range(4)] == [None] * 4
 
 
-def test_an_interrupt_of_the_whole_group_leaves_them_be(processes: Processes) -> None:
+def test_an_interrupt_of_the_process_group_does_not_end_the_workers(processes: Processes) -> None:
     for pid in pids(processes):
         os.kill(pid, signal.SIGINT)
     assert asked(processes, b"still there") == b"still there"
 
 
-def test_they_end_when_they_are_closed(processes: Processes) -> None:
+def test_workers_end_when_they_are_closed(processes: Processes) -> None:
     found = pids(processes)
     processes.close()
     assert not [pid for pid in found if is_there(pid)]
 
 
-def test_only_one_imports_what_they_need(processes: Processes) -> None:
+def test_only_one_process_imports_the_modules_of_the_workers(processes: Processes) -> None:
     found = pids(processes)
     imported_by = {int(asked(processes, b"parent") or 0) for _ in range(8)}
     assert len(found) == 2
@@ -113,7 +113,7 @@ def test_workers_do_not_answer_before_they_are_ready() -> None:
         assert processes.ask(b"anybody") == b"anybody"
 
 
-def test_the_first_that_is_killed_leaves_the_others_to_answer(processes: Processes) -> None:
+def test_the_other_workers_answer_after_the_first_is_killed(processes: Processes) -> None:
     found = pids(processes)
     (first,) = {int(asked(processes, b"parent") or 0)}
     os.kill(first, signal.SIGKILL)
@@ -126,13 +126,13 @@ def test_the_first_that_is_killed_leaves_the_others_to_answer(processes: Process
     pytest.fail("a process outlives the one that it worked for")
 
 
-def test_none_is_left_unburied(processes: Processes) -> None:
+def test_no_zombie_process_is_left(processes: Processes) -> None:
     found = pids(processes)
     processes.close()
     assert not [one for one in found if Path(f"/proc/{one}").exists()]
 
 
-def test_one_that_is_stuck_is_not_waited_for(
+def test_no_caller_waits_for_a_worker_that_hangs(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ciuic.system.processes._PATIENCE_S", 0.01)
@@ -146,7 +146,7 @@ def test_one_that_is_stuck_is_not_waited_for(
     pytest.fail("a process that was stopped is still there")
 
 
-def test_a_module_that_is_not_there_is_no_failure() -> None:
+def test_a_missing_module_is_not_a_failure() -> None:
     with Processes("ciuic.no_such_module", []) as processes:
         processes.begin(LAST)
         for _ in until(PATIENCE_S):
@@ -174,7 +174,7 @@ def test_a_single_processor_is_left_to_the_caller(monkeypatch: pytest.MonkeyPatc
         assert processes.ask(b"anybody") is None
 
 
-def test_they_end_with_a_parent_that_is_killed() -> None:
+def test_workers_end_if_their_parent_is_killed() -> None:
     program = (
         "import os, sys, time\n"
         "os.sched_getaffinity = lambda _: {0, 1}\n"

@@ -26,7 +26,7 @@ def table(header, rows):
 @example(b"a\nb|c\rd\te")
 @example("caf\u00e9 \u202e \u2028 \ufeff \x85".encode())
 @example(b"\xff\xfe\xc3")
-def test_nothing_that_moves_a_cursor_survives_and_all_of_it_is_text(name):
+def test_no_control_character_survives_and_all_output_is_text(name):
     shown = printable(name)
 
     assert shown.isprintable()
@@ -34,7 +34,7 @@ def test_nothing_that_moves_a_cursor_survives_and_all_of_it_is_text(name):
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8")))
-def test_text_that_is_harmless_is_shown_as_it_is(text):
+def test_harmless_text_is_shown_unchanged(text):
     if text.isprintable():
         assert printable(text) == text
     assert printable(text) == printable(text.encode())
@@ -71,7 +71,7 @@ def test_json_gives_back_exactly_the_bytes_of_a_name(names):
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.text(max_size=3)), max_size=4))
-def test_a_table_is_one_line_for_each_row_whatever_is_in_it(rows):
+def test_a_table_has_one_line_for_each_row_whatever_the_cells_hold(rows):
     header = ("NAME", "SIZE", "X")
     lines = table(header, [(name, str(size), extra) for name, size, extra in rows])
 
@@ -79,7 +79,7 @@ def test_a_table_is_one_line_for_each_row_whatever_is_in_it(rows):
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_numbers_are_set_right_and_words_left():
+def test_numbers_are_right_aligned_and_words_left_aligned():
     assert table(("ID", "SIZE"), [("cs-1", "5 B"), ("cs-22", "1,000 B")]) == [
         "ID        SIZE",
         "cs-1       5 B",
@@ -128,7 +128,7 @@ def test_a_size_never_takes_more_than_ten_columns(size):
         (86_400 * 3 + 4 * 3600, "3 d 04 h"),
     ],
 )
-def test_durations_read_as_a_person_says_them(duration_s, text):
+def test_durations_are_shown_as_people_say_them(duration_s, text):
     assert format_duration(duration_s) == text
 
 
@@ -137,14 +137,14 @@ def test_durations_read_as_a_person_says_them(duration_s, text):
     [("30m", 1800), ("1h", 3600), ("12h", 43_200), ("7d", 604_800), ("90s", 90), ("0", 0),
      ("1.5 h", 5400), (" 2w ", 1_209_600), ("0.2s", 0.2)],
 )  # fmt: skip
-def test_durations_are_read(text, duration_s):
+def test_durations_are_parsed(text, duration_s):
     assert parse_duration_s(text) == duration_s
 
 
 @pytest.mark.parametrize(
     "text", ["", "30", "-1h", "1 hour", "h", "1h30m", "1e3s", "\u0661s", "nan", "1H"]
 )
-def test_what_is_no_duration_is_refused_with_an_example(text):
+def test_an_invalid_duration_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="30m"):
         parse_duration_s(text)
 
@@ -159,11 +159,11 @@ def test_what_is_no_duration_is_refused_with_an_example(text):
         ("3 TB", 3 * 1024**4),
     ],
 )
-def test_sizes_are_read(text, size):
+def test_sizes_are_parsed(text, size):
     assert parse_size_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1 XB", "0x10", "1,5 M", "\u0663K"])
-def test_what_is_no_size_is_refused_with_an_example(text):
+def test_an_invalid_size_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="64 MiB"):
         parse_size_bytes(text)

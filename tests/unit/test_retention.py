@@ -1,4 +1,4 @@
-"""What a retention policy keeps: examples, and a slow independent implementation."""
+"""What a retention policy keeps: examples, and a comparison with a slow implementation."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ BOTH = (*HOME, *OTHER)
 
 
 def taken(when, *, name=None, roots=HOME, pinned=False, trouble=0, parent=None):
-    """A snapshot of a moment: ``2026-06-15 14:30``, or in nanoseconds."""
+    """Return a snapshot of this time: ``2026-06-15 14:30``, or in nanoseconds."""
     if isinstance(when, str):
         when = int(datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()) * SECOND
     name = name or f"cs-{when % (1 << 64):016x}"
@@ -35,7 +35,7 @@ def decide(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
 
 
 def kept(snapshots, policy, now_ns=NOW_NS, *, damaged=()):
-    """Times of the kept snapshots, oldest first."""
+    """Return the times of the kept snapshots, oldest first."""
     decisions = decide(snapshots, policy, now_ns, damaged=damaged)
     return sorted(one.snapshot.taken_ns for one in decisions if one.keep)
 
@@ -59,7 +59,7 @@ def times(*texts):
         (" weekly:4,last:2 , 7d ", "7d, weekly:4, last:2"),
     ],
 )
-def test_policies_are_read_and_written_again(text, shown):
+def test_a_policy_is_parsed_and_written_back(text, shown):
     policy = parse_policy(text)
     assert policy.text == shown
     assert parse_policy(shown) == policy
@@ -125,7 +125,7 @@ def test_a_policy_with_a_mistake_is_refused(text, why):
 )
 @example("1d\n")
 @example("last:1\x00")
-def test_any_text_is_a_policy_that_keeps_something_or_refused(text):
+def test_any_text_is_a_policy_that_keeps_a_snapshot_or_is_refused(text):
     try:
         policy = parse_policy(text)
     except ValueError as error:
@@ -160,7 +160,7 @@ def test_hours_without_a_snapshot_do_not_count():
         assert len(kept(snapshots, f"{rule}:3")) == 3
 
 
-def test_weeks_are_those_of_iso_8601_and_know_no_year():
+def test_weeks_are_those_of_iso_8601_and_may_span_two_years():
     # 2026-01-01 is a Thursday: its week has 2025-12-29, and 2027-01-03 is in week 53 of 2026.
     snapshots = [
         taken("2025-12-28 23:59"),
@@ -175,7 +175,7 @@ def test_weeks_are_those_of_iso_8601_and_know_no_year():
     )
 
 
-def test_a_leap_day_is_a_day_and_new_year_begins_a_month():
+def test_a_leap_day_is_a_day_and_a_year_begins_with_a_month():
     snapshots = [
         taken("2028-02-28 12:00"),
         taken("2028-02-29 11:00"),
@@ -190,8 +190,8 @@ def test_a_leap_day_is_a_day_and_new_year_begins_a_month():
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
-def test_a_change_to_or_from_summer_time_changes_nothing(zone, monkeypatch):
-    """Two days around each change, a snapshot every quarter of an hour: 48 hours are 48 hours."""
+def test_daylight_saving_time_changes_nothing(zone, monkeypatch):
+    """There is a snapshot every quarter of an hour for two days around each change."""
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
@@ -208,13 +208,13 @@ def test_a_change_to_or_from_summer_time_changes_nothing(zone, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", [-(1 << 63), (1 << 63) - 1, 10**30, -(10**30), -1, 0])
-def test_times_that_no_calendar_has_are_periods_of_their_own(moment):
+def test_times_outside_the_calendar_are_periods_of_their_own(moment):
     snapshots = [taken(moment), taken("2026-06-15 12:00"), taken("2026-06-15 12:30")]
     for rule in ("hourly", "daily", "weekly", "monthly"):
         assert kept(snapshots, f"{rule}:2") == sorted({moment, taken("2026-06-15 12:30").taken_ns})
 
 
-def test_the_rules_are_united_and_each_says_its_word():
+def test_the_rules_are_combined_and_each_names_its_reason():
     snapshots = [
         taken("2026-05-30 08:00"),
         taken("2026-06-14 08:00"),
@@ -238,7 +238,7 @@ def test_the_rules_are_united_and_each_says_its_word():
     ]
 
 
-def test_a_duration_and_counts_are_united_as_well():
+def test_a_duration_and_counts_are_combined_too():
     snapshots = [
         taken("2026-04-30 08:00"),
         taken("2026-05-30 07:00"),
@@ -258,19 +258,19 @@ def test_a_duration_and_counts_are_united_as_well():
     ]
 
 
-def test_a_duration_keeps_what_is_younger_to_the_nanosecond():
+def test_a_duration_keeps_younger_snapshots_to_the_nanosecond():
     snapshots = [taken(NOW_NS - DAY + step) for step in (-1, 0, 1)] + [taken(NOW_NS)]
     assert kept(snapshots, "1d") == [NOW_NS - DAY + 1, NOW_NS]
 
 
-def test_a_snapshot_of_the_future_counts_as_young():
-    """The clock was wrong once: no snapshot may be forgotten for that."""
+def test_a_snapshot_from_the_future_counts_as_young():
+    """A clock that was wrong once must not make ciuic forget a snapshot."""
     snapshots = [taken(NOW_NS + 400 * DAY), taken(NOW_NS + DAY), taken(NOW_NS)]
     assert kept(snapshots, "1d") == [NOW_NS, NOW_NS + DAY, NOW_NS + 400 * DAY]
 
 
-def test_a_snapshot_of_the_future_replaces_no_other():
-    """The clock was ahead for a while: later snapshots must not be forgotten at once."""
+def test_a_snapshot_from_the_future_replaces_no_other():
+    """A clock that was ahead for a while must not make ciuic forget later snapshots at once."""
     ahead = [taken(NOW_NS + day * DAY) for day in range(365, 370)]
     before = [taken(NOW_NS - day * DAY) for day in range(3)]
     for policy in ("last:2", "daily:2", "2d", "last:1, 2d"):
@@ -283,7 +283,7 @@ def test_a_snapshot_of_the_future_replaces_no_other():
         assert [one.keep for one in decisions[5:]] == [True, True, False]
 
 
-def test_one_of_the_future_is_counted_as_soon_as_its_time_has_come():
+def test_a_snapshot_from_the_future_counts_once_its_time_has_come():
     snapshots = [taken(NOW_NS + DAY), taken(NOW_NS)]
     assert kept(snapshots, "last:1", NOW_NS) == [NOW_NS, NOW_NS + DAY]
     assert kept(snapshots, "last:1", NOW_NS + DAY) == [NOW_NS + DAY]
@@ -297,7 +297,7 @@ def test_a_clock_may_be_a_minute_ahead():
 
 
 def test_a_clock_that_is_behind_costs_nothing():
-    """A machine starts in 1970: its snapshots of that time stay, and so do all others."""
+    """A machine that starts in 1970 keeps its snapshots of that time, and all others."""
     real = [taken(NOW_NS - day * DAY, name=f"cs-00000{day}") for day in range(5)]
     moments = sorted(one.taken_ns for one in real)
     behind = [taken(hour * HOUR, parent="cs-000000") for hour in range(3)]
@@ -308,7 +308,7 @@ def test_a_clock_that_is_behind_costs_nothing():
     assert late[5].why == ("the newest",), "it was committed last"
 
 
-def test_snapshots_of_other_roots_are_counted_by_themselves():
+def test_snapshots_of_other_roots_are_counted_separately():
     full = taken("2026-06-15 14:00")
     part = taken("2026-06-15 14:30", roots=OTHER)
     older = taken("2026-06-15 13:00")
@@ -326,7 +326,7 @@ def test_a_pinned_snapshot_stays():
     assert kept(snapshots, "last:1") == [NOW_NS - 900 * DAY, NOW_NS - 1]
 
 
-def test_the_newest_that_is_whole_stays():
+def test_the_newest_whole_snapshot_stays():
     old, whole, damaged = taken(1), taken(2), taken(3)
     snapshots = [old, whole, damaged]
     assert kept(snapshots, "1s", damaged=[damaged.id]) == [2, 3]
@@ -341,7 +341,7 @@ def test_a_snapshot_with_warnings_counts_as_whole_only_without_a_better_one():
 
 
 def test_the_newest_whole_snapshot_of_each_set_of_roots_stays():
-    """Whole snapshots of another directory do not replace the last whole one of this directory."""
+    """A whole snapshot of another directory does not replace the last one of this one."""
     whole = [taken(NOW_NS - days * DAY) for days in (31, 30)]
     troubled = [taken(NOW_NS - hours * HOUR, trouble=3) for hours in range(1, 30)]
     other = taken(NOW_NS, roots=OTHER)
@@ -371,14 +371,14 @@ def test_a_snapshot_with_more_roots_counts_for_a_set_with_fewer():
         other.taken_ns,
         spoiled.taken_ns,
     ]
-    # A snapshot of the directory above may have left it out.
+    # A snapshot of the parent directory may have excluded this root.
     above = taken(NOW_NS - 5 * DAY, roots=(b"/",))
     assert alone.taken_ns in kept([alone, above], "1s")
-    # A set with one root less is another set: no newer snapshot has all of it.
+    # A set with one root fewer is another set, and no newer snapshot has all of it.
     assert kept([both, taken(NOW_NS)], "1s") == [both.taken_ns, NOW_NS]
 
 
-def test_many_roots_are_shortened():
+def test_a_long_list_of_roots_is_shortened():
     many = tuple(b"/root/%d" % number for number in range(5))
     decisions = decide([taken(NOW_NS - DAY, roots=many), taken(NOW_NS)], "1s")
     assert decisions[1].why == ("the only snapshot of /root/0, /root/1, /root/2 and 2 more",)
@@ -395,7 +395,7 @@ def test_the_only_snapshot_of_its_roots_stays_even_if_it_is_damaged():
 
 
 def test_another_directory_each_day_does_not_keep_all_of_them_forever():
-    """The most recent sets count: a set that is still in use stays among them."""
+    """Only the most recent sets count, and a set that is still in use is one of them."""
     whole = taken(NOW_NS - 400 * DAY)
     single = [taken(NOW_NS - day * DAY, roots=(b"/run/%d" % day,)) for day in range(2, 302)]
     now = taken(NOW_NS, trouble=1)
@@ -405,7 +405,7 @@ def test_another_directory_each_day_does_not_keep_all_of_them_forever():
     assert found[1:-1] == sorted(one.taken_ns for one in single)[-99:]
 
 
-def test_the_newest_whole_snapshot_is_not_of_the_future_if_there_is_another():
+def test_the_newest_whole_snapshot_is_not_from_the_future_if_there_is_another():
     whole, ahead = taken(NOW_NS - DAY), taken(NOW_NS + DAY)
     later = taken(NOW_NS, trouble=1, parent=ahead.id)
 
@@ -416,12 +416,12 @@ def test_the_newest_whole_snapshot_is_not_of_the_future_if_there_is_another():
         later.id: ["the newest"],
         whole.id: ["the newest without damage"],
     }
-    # It is the only snapshot without warnings; the newest of the others stays as well.
+    # It is the only snapshot without warnings. The newest of the others stays too.
     assert guarded(ahead, later) == {
         later.id: ["the newest", "the newest without damage"],
         ahead.id: ["the newest without damage"],
     }
-    # Nothing was taken after it.
+    # No snapshot was taken after it.
     assert guarded(whole, ahead) == {
         ahead.id: ["the newest"],
         whole.id: ["the newest", "the newest without damage"],
@@ -432,7 +432,7 @@ def test_without_snapshots_there_is_nothing_to_decide():
     assert decide([], "last:1") == []
 
 
-def test_the_greater_id_of_two_snapshots_of_one_moment_is_newer():
+def test_of_two_snapshots_of_one_time_the_greater_id_is_newer():
     first, second = taken(5, name="cs-00000a"), taken(5, name="cs-00000b")
     for order in ([first, second], [second, first]):
         (decision,) = [one for one in decide(order, "last:1") if one.keep]
@@ -471,7 +471,7 @@ RULES = st.dictionaries(
 
 
 def period(rule, moment):
-    """Computed with days; the program formats dates instead."""
+    """This computes with days, and the program formats dates."""
     hours = moment // HOUR
     days = hours // 24
     if rule == "hourly":
@@ -507,7 +507,7 @@ def expected(snapshots, rules, damaged):
 
 
 @given(stores(), RULES, st.sets(st.integers(0, 24)))
-def test_exactly_what_the_rules_keep_is_kept(snapshots, rules, damaged):
+def test_exactly_the_snapshots_of_the_slow_implementation_are_kept(snapshots, rules, damaged):
     damaged = {f"cs-{number:06x}" for number in damaged}
     text = ", ".join(f"{rule}:{count}" for rule, count in rules.items())
     decisions = decide(snapshots, text, damaged=damaged)
@@ -531,7 +531,7 @@ def test_a_longer_policy_keeps_all_that_a_shorter_one_keeps(snapshots, first, se
 
 @given(stores(), RULES)
 def test_a_second_run_of_a_policy_keeps_the_same_snapshots(snapshots, rules):
-    """Deciding twice forgets no more than deciding once."""
+    """Applying a policy twice forgets no more than applying it once."""
     text = ", ".join(f"{rule}:{count}" for rule, count in rules.items())
     stays = [one.snapshot for one in decide(snapshots, text) if one.keep]
     assert all(one.keep for one in decide(stays, text))
@@ -543,7 +543,7 @@ def test_a_second_run_of_a_policy_keeps_the_same_snapshots(snapshots, rules):
     st.one_of(st.just({}), RULES),
     st.sets(st.integers(0, 24)),
 )
-def test_a_duration_never_takes_what_must_stay(snapshots, hours, rules, damaged):
+def test_a_duration_never_removes_a_protected_snapshot(snapshots, hours, rules, damaged):
     damaged = {f"cs-{number:06x}" for number in damaged}
     limit_ns = NOW_NS - hours * HOUR
     text = ", ".join([f"{hours}h", *(f"{rule}:{count}" for rule, count in rules.items())])

@@ -1,4 +1,4 @@
-"""Records of retired IDs: each is written once, and merging them loses none."""
+"""Records of retired IDs: each is written once, and merging loses no ID."""
 
 import os
 import threading
@@ -30,7 +30,7 @@ def records(path: str) -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in Path(path, "retired").iterdir()}
 
 
-def test_a_record_is_never_changed_and_says_only_what_is_new(path: str) -> None:
+def test_a_record_is_never_changed_and_has_only_new_ids(path: str) -> None:
     retired = Retired(path, SESSION)
     retired.add(ids(1, 2))
     before = records(path)
@@ -75,8 +75,8 @@ def test_a_merge_that_ends_early_loses_no_id(
     assert len(records(path)) < 32
 
 
-def test_a_reader_beside_merges_misses_no_id(path: str) -> None:
-    """A record that was listed may be gone when it is read: another one says the same."""
+def test_a_reader_misses_no_id_during_merges(path: str) -> None:
+    """A listed record may be removed before it is read. Another record then has its IDs."""
     done = threading.Event()
 
     def add() -> None:
@@ -100,7 +100,9 @@ def test_a_reader_beside_merges_misses_no_id(path: str) -> None:
     assert Retired(path, OTHER).ids() == ids(*range(80))
 
 
-def test_two_that_ask_for_one_name_both_get_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_that_want_one_name_both_get_a_record(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, left = durable.create_whole, [True]
 
     def create_whole(*arguments: object, **options: object) -> None:

@@ -1,4 +1,4 @@
-"""Which files count as written in place, with files of real programs where possible."""
+"""Which files count as rewritten in place, with files of real programs where possible."""
 
 import random
 import shutil
@@ -18,7 +18,7 @@ def says(path: Path) -> bool:
     return is_rewritten(lambda at, length: data[at : at + length])
 
 
-def test_databases_are(tmp_path: Path) -> None:
+def test_databases_count_as_rewritten_in_place(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "runs.db") as database:
         database.execute("CREATE TABLE run (id)")
     database.close()
@@ -26,7 +26,7 @@ def test_databases_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs"])
-def test_images_of_file_systems_are(tmp_path: Path, program: str) -> None:
+def test_images_of_file_systems_count_as_rewritten_in_place(tmp_path: Path, program: str) -> None:
     if shutil.which(program) is None:
         pytest.skip(f"needs {program}")
     image = tmp_path / "image"
@@ -61,7 +61,7 @@ def test_images_of_file_systems_are(tmp_path: Path, program: str) -> None:
         (0, b"TDB file\n".hex()),
     ],
 )
-def test_so_is_what_begins_like_one_and_nothing_else(at: int, magic: str) -> None:
+def test_only_files_that_begin_like_such_files_count(at: int, magic: str) -> None:
     data = bytearray(random.Random(1).randbytes(80_000))
     data[510:512] = data[1080:1082] = b"ab"
     assert not is_rewritten(lambda start, length: bytes(data[start : start + length]))
@@ -72,5 +72,5 @@ def test_so_is_what_begins_like_one_and_nothing_else(at: int, magic: str) -> Non
     assert not is_rewritten(lambda start, length: bytes(data[start : start + length]))
 
 
-def test_a_file_that_has_become_shorter_is_not() -> None:
+def test_a_file_that_has_become_shorter_does_not_count() -> None:
     assert not is_rewritten(lambda _start, _length: b"")

@@ -1,4 +1,4 @@
-"""Names from step to step: which file is the last version of another."""
+"""Which file is the last version of another, by their names."""
 
 import stat
 
@@ -36,21 +36,21 @@ def names_of(*entries: Entry) -> RoleNames:
         (["step.pt"], "other.pt", None),
     ],
 )
-def test_the_last_version_has_the_likest_name_and_is_the_newest(there, wanted, found):
+def test_the_last_version_has_the_most_similar_name_and_is_the_newest(there, wanted, found):
     names = names_of(*[entry(name, number) for number, name in enumerate(there)])
     chosen = names.of_role(wanted.encode(), is_directory=False)
     assert (chosen and chosen.name.decode()) == found
     assert names.of_role(wanted.encode(), is_directory=True) is None
 
 
-def test_directories_follow_directories():
+def test_directories_are_matched_with_directories():
     names = names_of(entry("step1", 1), entry("step2", 2, mode=stat.S_IFDIR))
     chosen = names.of_role(b"step3", is_directory=True)
     assert chosen is not None
     assert chosen.name == b"step2"
 
 
-def test_a_renamed_file_is_known_by_its_ending_and_length():
+def test_a_renamed_file_is_recognized_by_its_ending_and_length():
     names = names_of(
         entry("old.pt", 1), entry("new.pt", 3), entry("b.bin", 4), entry("c.pt", 5, size_bytes=9)
     )
@@ -61,7 +61,7 @@ def test_a_renamed_file_is_known_by_its_ending_and_length():
     assert names.renamed(b"best", MIB) is None
 
 
-def test_of_many_files_the_newest_are_kept_in_mind():
+def test_only_the_newest_of_many_files_are_candidates():
     count = 20 * _RENAMED_MAX
     names = names_of(*[entry(f"a{number:b}.pt", number % 997) for number in range(count)])
     kept = names._by_suffix[b".pt"]

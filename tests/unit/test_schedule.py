@@ -22,7 +22,7 @@ def test_the_first_snapshot_is_due_at_once():
     assert next_due_ns(at(13.4), HOUR, []) == at(13.4)
 
 
-def test_a_slot_begins_on_the_full_hour_and_is_served_once():
+def test_a_slot_begins_on_the_hour_and_is_served_once():
     assert not is_due(at(13.99), HOUR, [at(13.01)])
     assert next_due_ns(at(13.4), HOUR, [at(13.01)]) == at(14)
     assert is_due(at(14), HOUR, [at(13.99)])
@@ -30,12 +30,12 @@ def test_a_slot_begins_on_the_full_hour_and_is_served_once():
 
 
 def test_restarts_do_not_shift_the_schedule():
-    # A daemon that counted from its start would be due at 13:40, 14:40, ...
+    # A daemon that counted from its start would take snapshots at 13:40, 14:40, ...
     for started in (13.1, 13.6, 13.99):
         assert next_due_ns(at(started), HOUR, [at(13.0)]) == at(14)
 
 
-def test_after_a_downtime_one_snapshot_catches_up_for_all_that_were_missed():
+def test_after_a_downtime_one_snapshot_serves_all_missed_slots():
     assert is_due(at(30.5), HOUR, [at(13)])
     assert not is_due(at(30.6), HOUR, [at(13), at(30.5)])
     assert next_due_ns(at(30.6), HOUR, [at(13), at(30.5)]) == at(31)
@@ -47,7 +47,7 @@ def test_a_snapshot_longer_than_its_slot_waits_for_the_next_one():
     assert next_due_ns(ended, HOUR, [began, ended]) == at(16)
 
 
-def test_a_clock_set_back_a_little_takes_nothing_twice():
+def test_a_clock_set_back_a_little_causes_no_second_snapshot():
     taken = [at(13), at(14)]
     assert not is_due(at(13.8), HOUR, taken)
     assert next_due_ns(at(13.8), HOUR, taken) == at(14)
@@ -70,14 +70,14 @@ def test_another_interval_needs_no_memory_of_the_old_one():
 
 
 @given(moments, intervals, st.lists(moments, max_size=5))
-def test_it_is_due_exactly_when_the_next_moment_is_now(now, interval, past):
+def test_a_snapshot_is_due_exactly_when_the_next_due_time_has_come(now, interval, past):
     due = next_due_ns(now, interval, past)
     assert is_due(now, interval, past) == (due == now)
     assert now <= due <= now + interval
 
 
 @given(moments, intervals, st.lists(moments, max_size=5))
-def test_a_snapshot_now_serves_the_slot_and_the_next_one_comes_in_time(now, interval, past):
+def test_a_snapshot_now_serves_the_slot_and_the_next_one_is_on_time(now, interval, past):
     past = [*past, now]
     assert not is_due(now, interval, past)
     due = next_due_ns(now, interval, past)

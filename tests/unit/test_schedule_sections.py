@@ -1,4 +1,4 @@
-"""``[schedule NAME]`` sections, and whose turn it is."""
+"""``[schedule NAME]`` sections, and which schedule is next."""
 
 import os
 from pathlib import Path
@@ -46,7 +46,7 @@ def refused(directory: Path, text: str) -> ConfigError:
     return caught.value
 
 
-def test_a_section_has_what_it_sets_and_all_else_from_the_top(tmp_path):
+def test_a_schedule_section_inherits_the_keys_that_it_does_not_set(tmp_path):
     settings = load(tmp_path, LAYERS)
     assert settings.schedule == "checkpoints"
     assert [
@@ -69,7 +69,7 @@ def test_a_section_has_what_it_sets_and_all_else_from_the_top(tmp_path):
     }
 
 
-def test_the_top_is_a_schedule_if_it_names_directories_or_stands_alone(tmp_path):
+def test_the_top_section_is_a_schedule_if_it_names_directories_or_is_the_only_one(tmp_path):
     alone = load(tmp_path, "snapshot_interval = 2h\n")
     assert [one.schedule for one in alone.schedules] == ["default"]
     assert (alone.snapshot_paths, alone.others) == (("/",), ())
@@ -80,7 +80,7 @@ def test_the_top_is_a_schedule_if_it_names_directories_or_stands_alone(tmp_path)
     ]
 
 
-def test_directories_and_rules_tell_which_schedule_is_meant(tmp_path):
+def test_directories_and_patterns_say_which_schedule_is_meant(tmp_path):
     settings = load(tmp_path, LAYERS)
     rules = ExcludeRules(("*.tmp",))
     assert settings.schedule_of((b"/srv/checkpoints",), rules) == "checkpoints"
@@ -127,7 +127,9 @@ def turns_of(directory: Path, *intervals: str) -> tuple[Turns, ManualClock]:
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.integers(1, 7))
-def test_no_schedule_waits_longer_than_each_other_one_once(tmp_path_factory, intervals_s, took_s):
+def test_no_schedule_waits_for_more_than_one_snapshot_of_each_other(
+    tmp_path_factory, intervals_s, took_s
+):
     turns, clock = turns_of(tmp_path_factory.mktemp("turns"), *(f"{one}s" for one in intervals_s))
     waiting: dict[str, int] = {}
     for _ in range(60):
@@ -159,7 +161,7 @@ def test_a_clock_that_was_wrong_for_a_while_changes_no_order(tmp_path):
     assert took == ["s1", "s0", "s1", "s0"]
 
 
-def test_other_directories_begin_anew_and_other_intervals_do_not(tmp_path):
+def test_new_directories_start_a_schedule_again_and_a_new_interval_does_not(tmp_path):
     turns, clock = turns_of(tmp_path, "1h", "1h")
     for state in turns:
         state.newest_ns = clock.now_ns()

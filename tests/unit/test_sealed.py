@@ -1,4 +1,4 @@
-"""Sealed documents: JSON for all readers, with a checksum for those that check it."""
+"""Sealed documents: JSON that any reader can read, with a checksum."""
 
 import json
 
@@ -19,7 +19,7 @@ class Document(msgspec.Struct):
 ONE = Document("größe", [1, 2**62])
 
 
-def test_a_document_comes_back():
+def test_a_document_reads_back_as_written():
     found = unseal(seal(ONE), Document)
     assert (found.name, found.sizes) == (ONE.name, ONE.sizes)
     assert seal(found) == seal(ONE)
@@ -33,13 +33,13 @@ def test_any_json_tool_reads_it():
     assert data.count(b"\n") == data.decode().count("\n") > 4
 
 
-def test_the_checksum_is_that_of_the_file_with_zeros_in_its_place():
+def test_the_checksum_is_that_of_the_file_with_zeros_instead_of_it():
     data = seal(ONE)
     digits = data[-68:-4]
     assert data_id(data.replace(digits, b"0" * 64)).hex().encode() == digits
 
 
-def test_every_changed_byte_is_noticed():
+def test_every_changed_byte_is_found():
     data = seal(ONE)
     for at in range(len(data)):
         changed = bytearray(data)
@@ -48,7 +48,7 @@ def test_every_changed_byte_is_noticed():
             unseal(bytes(changed), Document)
 
 
-def test_every_cut_and_every_addition_is_noticed():
+def test_every_cut_and_every_addition_is_found():
     data = seal(ONE)
     for length in range(len(data)):
         with pytest.raises(CorruptionError):
@@ -69,7 +69,7 @@ def test_a_document_of_another_type_is_refused():
         unseal(seal(ONE), Other)
 
 
-def test_fields_of_the_future_are_ignored():
+def test_unknown_fields_of_a_document_are_ignored():
     class Later(Document, kw_only=True):
         owner: str = "somebody"
         checksum: str = ""
@@ -79,14 +79,14 @@ def test_fields_of_the_future_are_ignored():
 
 
 @pytest.mark.parametrize("inside", [b"\xff", b"\xed\xa0\x80"])
-def test_text_that_is_not_utf_8_under_a_right_checksum_is_damage(inside):
+def test_text_that_is_not_utf_8_is_damage_even_with_a_correct_checksum(inside):
     head = b'{"name": "' + inside + b'", "sizes": [], "checksum": "blake3:'
     digest = data_id(head + b"0" * 64 + b'"\n}\n').hex().encode()
     with pytest.raises(CorruptionError):
         unseal(head + digest + b'"\n}\n', Document)
 
 
-def test_json_that_is_nested_without_end_is_damage():
+def test_deeply_nested_json_is_damage():
     head = b'{"sizes": ' + b"[" * 100_000 + b'"checksum": "blake3:'
     digest = data_id(head + b"0" * 64 + b'"\n}\n').hex().encode()
     with pytest.raises(CorruptionError):

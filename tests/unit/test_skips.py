@@ -1,4 +1,4 @@
-"""Which chunks are compared with their old versions, with results in any order."""
+"""Which chunks are compared with their old versions, if results come in any order."""
 
 import random
 
@@ -10,7 +10,7 @@ CHUNKS = 200
 
 
 def compared(like: set[int], workers: int, seed: int = 0) -> list[int]:
-    """Compare the chunks of one tensor, up to ``workers`` at once; results come in any order.
+    """Compare the chunks of one tensor, up to ``workers`` at once, with results in any order.
 
     Args:
         like: The chunks that are similar to their old versions.
@@ -38,29 +38,29 @@ def test_after_each_miss_more_chunks_are_skipped_up_to_a_limit() -> None:
     assert compared(set(), workers=1)[:6] == [0, 4, 12, 28, 44, 60]
 
 
-def test_after_a_chunk_that_is_like_its_old_version_every_chunk_is_compared() -> None:
+def test_after_a_chunk_that_resembles_its_old_version_every_chunk_is_compared() -> None:
     assert compared(set(range(4, CHUNKS)), workers=1) == [0, *range(4, CHUNKS)]
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
 @pytest.mark.parametrize("seed", range(50))
-def test_misses_that_are_told_together_count_once(workers: int, seed: int) -> None:
-    # 0 to 3 are misses. However many of them were begun at once, only a miss that was begun after
-    # another was told may skip more than three chunks.
+def test_misses_that_are_reported_together_count_once(workers: int, seed: int) -> None:
+    # Chunks 0 to 3 are misses. A miss may skip more than three chunks only if its comparison began
+    # after the result of another miss, however many began at once.
     begun = compared(set(range(4, CHUNKS)), workers, seed)
     assert len(set(range(CHUNKS)) - set(begun)) <= 3 + 7
 
 
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("seed", range(50))
-def test_a_tensor_that_is_never_like_its_old_version_is_seldom_read(
+def test_a_tensor_that_never_resembles_its_old_version_is_seldom_read(
     workers: int, seed: int
 ) -> None:
     rounds = len(compared(set(), workers=1))
     assert len(compared(set(), workers, seed)) <= rounds * workers
 
 
-def test_a_late_miss_does_not_take_back_a_later_result() -> None:
+def test_a_late_miss_does_not_undo_a_later_result() -> None:
     skips = Skips()
     assert not skips.should_skip(0, 0)
     assert not skips.should_skip(0, 4096)
@@ -69,7 +69,7 @@ def test_a_late_miss_does_not_take_back_a_later_result() -> None:
     assert not skips.should_skip(0, 8192)
 
 
-def test_after_some_tensors_in_vain_the_next_ones_are_not_compared() -> None:
+def test_after_several_tensors_without_success_the_next_ones_are_not_compared() -> None:
     skips = Skips()
     looked = []
     for tensor in range(12):

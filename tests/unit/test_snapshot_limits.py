@@ -1,4 +1,4 @@
-"""``threads`` and ``buffer_memory`` bound what a snapshot takes."""
+"""``threads`` and ``buffer_memory`` limit the threads and the memory of a snapshot."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 
 
 class EncodingThreads:
-    """A progress display that notes which threads encode."""
+    """A progress display that records which threads encode."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -51,7 +51,7 @@ def test_one_thread_encodes_if_one_is_configured(tmp_path: Path, source: Path) -
     assert len(seen.names) == 1
 
 
-def test_the_queue_of_the_packs_has_half_of_what_the_readers_have(
+def test_the_queue_of_packs_has_half_of_the_memory_of_the_readers(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -65,7 +65,7 @@ def test_the_queue_of_the_packs_has_half_of_what_the_readers_have(
     assert made == [4 * MIB]
 
 
-def test_the_default_memory_is_that_of_a_request_without_configuration(tmp_path: Path) -> None:
+def test_a_request_without_configuration_has_the_default_memory(tmp_path: Path) -> None:
     config = tmp_path / "ciuic.conf"
     config.write_text("")
     settings = load_settings(str(config))

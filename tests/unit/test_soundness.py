@@ -1,4 +1,4 @@
-"""Whether a checkpoint is complete, by what its own format says."""
+"""Whether a checkpoint is complete by the rules of its own format."""
 
 import io
 import struct
@@ -52,26 +52,26 @@ def compressed() -> bytes:
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_what_real_libraries_write_is_sound(name: str) -> None:
+def test_files_of_real_libraries_are_sound(name: str) -> None:
     data = saved(name)
     assert fault_of(data) == ""
     assert checksum_fault_of(data) == ""
 
 
 @given(name=st.sampled_from(SAVED), share=st.floats(0, 1, exclude_max=True))
-def test_a_file_that_is_cut_anywhere_is_broken(name: str, share: float) -> None:
+def test_a_file_that_is_truncated_anywhere_is_broken(name: str, share: float) -> None:
     data = saved(name)
     spans = layout(reader(data), len(data))
     assert spans
     end = max(span.offset_bytes + span.length_bytes for span in spans)
     kept = int(share * end)
-    # A distributed checkpoint that is cut between two of its archives looks like a shorter one.
+    # A distributed checkpoint that is cut between two archives looks like a shorter one.
     assume(not data[:kept].endswith(b"PK\x05\x06" + data[max(kept - 18, 0) : kept]))
     assert fault_of(data[:kept], b"model.pt") != ""
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
-def test_an_array_that_is_cut_anywhere_is_broken(share: float) -> None:
+def test_an_array_that_is_truncated_anywhere_is_broken(share: float) -> None:
     whole = array()
     assert fault_of(whole) == ""
     assert fault_of(whole[: int(share * len(whole))], b"a.npy") != ""
@@ -100,8 +100,8 @@ def test_an_archive_with_a_changed_byte_differs_from_its_checksum() -> None:
         assert "differs from its checksum" in checksum_fault_of(changed)
 
 
-def test_an_archive_that_was_written_without_checksums_counts_as_sound() -> None:
-    """As ``torch.serialization.set_crc32_options(False)`` writes it."""
+def test_an_archive_without_checksums_counts_as_sound() -> None:
+    """``torch.serialization.set_crc32_options(False)`` writes such archives."""
     data = torch_zip([LARGE, LARGE[::-1]])
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         sums = {info.CRC for info in archive.infolist()}

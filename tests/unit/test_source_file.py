@@ -1,4 +1,4 @@
-"""Reading a file: whether it is being written, and the effect of the reader on writers."""
+"""Reading a file: whether a program is writing it, and what the reader does to writers."""
 
 import mmap
 import os
@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[int]:
-    """The descriptor of the directory that ``path`` is in."""
+    """The descriptor of the directory of ``path``."""
     fd = os.open(tmp_path, os.O_RDONLY)
     yield fd
     os.close(fd)
@@ -77,7 +77,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 
 @contextmanager
 def other(program: str, *arguments: str | Path) -> "Iterator[subprocess.Popen[str]]":
-    """Run another process, from when it is ready until the end of the block."""
+    """Run another process until the end of the block; enter the block once it is ready."""
     with subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdin=subprocess.PIPE,
@@ -107,20 +107,22 @@ def found(directory: int) -> tuple[bool | None, bool | None]:
 
 
 @pytest.mark.parametrize("how", ["writes", "maps", "maps to read"])
-def test_who_has_a_file_open_for_writing_is_found(path: Path, directory: int, how: str) -> None:
+def test_a_process_that_has_a_file_open_for_writing_is_found(
+    path: Path, directory: int, how: str
+) -> None:
     assert found(directory) == (False, False)
     with other(OTHER, how, path):
-        # A map that is for reading holds its file as it was opened: for writing.
+        # A read-only map keeps its file open as it was opened: for writing.
         assert found(directory) == (True, True)
     assert found(directory) == (False, False)
 
 
-def test_who_only_reads_is_no_writer(path: Path, directory: int) -> None:
+def test_a_process_that_only_reads_is_not_a_writer(path: Path, directory: int) -> None:
     with other(OTHER, "reads", path):
         assert found(directory) == (False, False)
 
 
-def test_a_writer_who_comes_between_two_attempts_is_found(path: Path, directory: int) -> None:
+def test_a_writer_that_starts_between_two_attempts_is_found(path: Path, directory: int) -> None:
     opened = OpenFile(directory, b"file", owned=True)
     assert opened.has_writer is False
     with other(OTHER, "writes", path):
@@ -139,7 +141,9 @@ def test_no_writer_is_searched_for_in_a_reflink_copy(path: Path, directory: int)
 
 
 @pytest.mark.root
-def test_with_another_users_file_it_is_not_known_and_it_is_read(public_box: Box) -> None:
+def test_whether_another_users_file_has_a_writer_is_unknown_and_the_file_is_read(
+    public_box: Box,
+) -> None:
     path = public_box.source / "file"
     path.write_bytes(b"somebody's")
     path.chmod(0o644)
@@ -156,7 +160,7 @@ def test_with_another_users_file_it_is_not_known_and_it_is_read(public_box: Box)
 
 
 def test_a_writer_waits_for_the_reader_without_harm(path: Path) -> None:
-    """By default, the kernel would notify the holder of a lease by a signal that kills it."""
+    """By default, the kernel would send the holder of a lease a signal, which kills it."""
     fd = os.open(path, os.O_RDONLY)
     with other(WRITES_SOON, path) as writer:
         assert writer.stdin is not None
@@ -186,7 +190,7 @@ def locks(path: Path) -> list[str]:
     return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
 
 
-def test_a_reader_lets_go_when_it_is_done(path: Path, directory: int) -> None:
+def test_a_reader_releases_the_file_when_it_is_done(path: Path, directory: int) -> None:
     read_small(directory, b"file", owned=True)
     opened = OpenFile(directory, b"file", owned=True)
     assert locks(path) == []
@@ -194,7 +198,7 @@ def test_a_reader_lets_go_when_it_is_done(path: Path, directory: int) -> None:
 
 
 def test_a_file_is_read_while_it_is_written_all_the_time(path: Path, directory: int) -> None:
-    """Thousands of writers and readers at the same time: all of them succeed."""
+    """Thousands of writers and readers run at the same time, and all of them succeed."""
     stop = threading.Event()
     written = [0]
 
@@ -215,7 +219,7 @@ def test_a_file_is_read_while_it_is_written_all_the_time(path: Path, directory: 
     assert written[0] > 0
 
 
-def test_a_file_that_has_grown_is_no_small_one_and_is_not_cut(path: Path, directory: int) -> None:
+def test_a_file_that_has_grown_large_is_not_read_as_a_small_one(path: Path, directory: int) -> None:
     os.truncate(path, page_cache.SMALL_BYTES_MAX + 1)
     assert read_small(directory, b"file", owned=True) is None
     os.truncate(path, SMALL)
@@ -223,10 +227,10 @@ def test_a_file_that_has_grown_is_no_small_one_and_is_not_cut(path: Path, direct
     assert len(read(directory).data) == SMALL
 
 
-def test_a_rename_under_the_reader_makes_nothing_torn(
+def test_a_rename_during_a_read_does_not_make_it_torn(
     path: Path, directory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rename moves the ctime of the file that it replaces; new links do so in every attempt."""
+    """A rename changes the ctime of the replaced file, and new links change it in every attempt."""
     content = path.read_bytes()
     names = iter(range(1000))
 
@@ -293,7 +297,7 @@ RANGES = [
 
 @pytest.mark.parametrize("ranges", RANGES)
 @pytest.mark.parametrize("private", [False, True])
-def test_scattered_blocks_are_the_blocks_one_by_one(
+def test_scattered_blocks_equal_single_reads_of_them(
     path: Path, directory: int, ranges: list[ByteRange], *, private: bool
 ) -> None:
     content = os.urandom(LARGE)

@@ -1,4 +1,4 @@
-"""Sparse deltas: unchanged elements take no space, changed ones little, and all come back."""
+"""Sparse deltas: unchanged elements take no space, changed ones little, and all are decoded."""
 
 import struct
 import warnings
@@ -26,7 +26,7 @@ def bfloat16(values):
 
 
 def changed(values, share, seed=2):
-    """Some of the numbers have moved a little."""
+    """Return the numbers, with some of them changed a little."""
     dice = np.random.default_rng(seed)
     steps = dice.normal(0, 1e-4, len(values)).astype("<f4") * (dice.random(len(values)) < share)
     return values + steps
@@ -49,7 +49,7 @@ def there_and_back(plain, reference, width, skip):
 
 
 @given(st.data(), st.integers(0, 300), st.sampled_from(sparse_delta.WIDTHS))
-def test_any_two_versions_come_back_or_have_too_little_in_common(data, size, width):
+def test_any_two_versions_are_decoded_exactly_or_have_too_little_in_common(data, size, width):
     reference = data.draw(st.binary(min_size=size, max_size=size))
     plain = bytearray(reference)
     for at in data.draw(st.sets(st.integers(0, max(size - 1, 0)), max_size=size // 2)):
@@ -65,8 +65,8 @@ def test_any_two_versions_come_back_or_have_too_little_in_common(data, size, wid
 
 
 @pytest.mark.parametrize("width", sparse_delta.WIDTHS)
-def test_every_bit_pattern_comes_back(width):
-    """NaN payloads, denormals, infinities and both zeros among them; and very long gaps."""
+def test_every_bit_pattern_is_decoded_exactly(width):
+    """NaN payloads, denormals, infinities, both zeros and very long gaps are among them."""
     old = np.zeros(1 << 18, f"<u{width}")
     new = old.copy()
     special = [0x7F800001, 0xFFC00000, 0x80000000, 1, 0x7FF0000000000001, 1 << 63, 0x7FC0, 0x7E]
@@ -78,8 +78,8 @@ def test_every_bit_pattern_comes_back(width):
 
 
 @pytest.mark.parametrize("share", [1e-5, 1e-4, 1e-3, 1e-2, 0.1])
-def test_it_takes_what_there_is_to_tell(share):
-    """Which numbers have changed, by their entropy, and three bytes for what became of each."""
+def test_a_sparse_delta_takes_little_more_than_its_entropy(share):
+    """The limit is the entropy of which numbers have changed, and three bytes for each of them."""
     old = weights(SIZE // 4)
     new = changed(old, share)
     found = difference(old.tobytes(), new.tobytes())
@@ -91,8 +91,8 @@ def test_it_takes_what_there_is_to_tell(share):
     assert len(found.stored) < 80 + 1.05 * places + 3 * count
 
 
-def test_rows_of_a_table_cost_their_own_bytes_and_few_more():
-    """A sample shows neither their places nor how many are adjacent."""
+def test_changed_rows_of_a_table_take_their_own_bytes_and_few_more():
+    """A sample shows neither the places of changed rows nor how many are adjacent."""
     old = weights(SIZE // 4).reshape(256, 1024)
     new = old.copy()
     new[[3, 100, 101, 230]] = changed(old[[3, 100, 101, 230]].ravel(), 1.0).reshape(4, 1024)
@@ -112,7 +112,7 @@ def test_fine_tuned_numbers_of_two_bytes_are_sparse():
 
 @pytest.mark.parametrize(("share", "most"), [(0.003, 0.006), (0.02, 0.03), (0.14, 0.13)])
 def test_numbers_of_eight_bits_are_distinguished(share, most):
-    """As fp8 in training: neighbours don't move together, and most move to the next number."""
+    """As in training with fp8, neighbors change separately, mostly to the next number."""
     dice = np.random.default_rng(4)
     old = np.clip(dice.normal(56, 12, SIZE), 1, 126).astype(np.uint8)
     old |= dice.integers(0, 2, SIZE, dtype=np.uint8) << 7
@@ -125,7 +125,7 @@ def test_numbers_of_eight_bits_are_distinguished(share, most):
     assert len(found.stored) < most * SIZE
 
 
-def test_where_most_has_changed_it_is_no_sparse_delta():
+def test_versions_that_differ_mostly_make_no_sparse_delta():
     old = weights(SIZE // 4)
     assert difference(old.tobytes(), changed(old, 1.0).tobytes()).codec == codec.DELTA
     assert sparse_delta.encode(b"abcdef", b"xyzdef", 1, 0) is not None
@@ -137,7 +137,7 @@ GOOD = bytes(sparse_delta.encode(NEW, OLD, 4, 0) or b"")
 BYTES = bytes(sparse_delta.encode(NEW, OLD, 1, 0) or b"")
 
 
-def test_the_deltas_that_the_damaged_ones_are_made_from_are_some():
+def test_the_sparse_deltas_behind_the_damaged_ones_are_valid():
     for one in (GOOD, BYTES):
         assert bytes(codec.decode(codec.SPARSE, one, 41, OLD)) == NEW
 
@@ -178,12 +178,12 @@ def column(body, coding=0, length=None):
         ),
     ],
 )
-def test_a_sparse_delta_that_is_none_is_damage(stored, reference):
+def test_an_invalid_sparse_delta_is_damage(stored, reference):
     with pytest.raises(CorruptionError):
         codec.decode(codec.SPARSE, stored, 41, reference)
 
 
-def test_single_bytes_that_a_header_tells_of_are_taken_one_by_one():
+def test_elements_of_one_byte_in_a_header_are_compared_one_by_one():
     """Quantized weights do not look like numbers of any width."""
     old = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
     new = old.copy()

@@ -1,4 +1,4 @@
-"""What a short command imports: each module takes 0.1 ms or more of it."""
+"""The modules that a short command imports. Each takes 0.1 ms or more."""
 
 import ast
 import random
@@ -13,9 +13,9 @@ from ciuic.system.core import VARIABLE
 
 BIN = Path(sys.executable).parent
 LIST_MODULES_MAX = 94
-"""Each module takes 0.1 to 0.5 ms of every ``ciuic list``."""
+"""The most modules of ``ciuic list``. Each takes 0.1 to 0.5 ms of every run."""
 SNAPSHOT_MODULES_MAX = 164
-"""The same for every ``ciuic snapshot`` that finds nothing new."""
+"""The most modules of a ``ciuic snapshot`` that finds nothing new."""
 
 
 def loaded_after(program: str) -> set[str]:
@@ -78,7 +78,7 @@ def test_commands_that_must_feel_instant_import_nothing_heavy(arguments, tmp_pat
     assert heavy & {name.split(".")[0] for name in loaded_by(arguments, tmp_path)} == set()
 
 
-def test_a_list_imports_nothing_that_takes_writes_or_restores(tmp_path):
+def test_list_imports_nothing_that_takes_writes_or_restores(tmp_path):
     folders = ("snapshot", "restore", "verify", "maintain", "chunking", "formats", "view")
     others = tuple(f"ciuic.{folder}" for folder in folders)
     loaded = loaded_by(["list"], tmp_path)
@@ -90,7 +90,7 @@ def test_a_list_imports_nothing_that_takes_writes_or_restores(tmp_path):
 
 
 def test_a_short_command_imports_only_the_packages_that_it_needs(tmp_path):
-    """Each takes 3 to 80 ms of every ``ciuic snapshot`` that finds nothing new."""
+    """Each package takes 3 to 80 ms of every ``ciuic snapshot`` that finds nothing new."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "notes.txt").write_text("step 1\n")
@@ -117,13 +117,13 @@ def test_a_short_command_imports_only_the_packages_that_it_needs(tmp_path):
         assert heavy & ran(config, *command) == set(), command
     assert (tmp_path / "notes.txt").read_text() == "step 1\n"
     assert not {"json", "ciuic.codec.zstd", "ciuic.store.health"} & ran(config, "list")
-    # Threads, processes, and the code for large files are for those who have much to read.
+    # Only a snapshot with much to read needs threads, processes, and the code for large files.
     assert not {"concurrent.futures", "ciuic.verify.frame_checks"} & ran(config, "verify")
     (tmp_path / "notes.txt").unlink()
     assert not {"ciuic.restore.place.large_files", "dataclasses"} & ran(config, *restore)
 
 
-def test_a_snapshot_of_nothing_new_loads_nothing_that_reads_encodes_or_writes_files(tmp_path):
+def test_a_snapshot_without_changes_loads_nothing_that_reads_encodes_or_writes_files(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "weights.bin").write_bytes(bytes(range(256)) * 2000)
@@ -135,7 +135,8 @@ def test_a_snapshot_of_nothing_new_loads_nothing_that_reads_encodes_or_writes_fi
 
     loaded = ran(config, "snapshot")
 
-    # What reads and cuts files, checkpoint formats, parity, the daemon, hooks, and what they need.
+    # These are the modules that read and cut files, checkpoint formats, parity, the daemon and
+    # hooks.
     unused = {"ciuic.chunking", "ciuic.control", "ciuic.formats.zip_archive", "ciuic.source.file"}
     unused |= {"ciuic.formats.torch_pickle", "ciuic.store.parity.parity_writer", "ciuic.view"}
     unused |= {"ciuic.snapshot.bases.delta_base", "ciuic.snapshot.hook_process"}
@@ -145,7 +146,7 @@ def test_a_snapshot_of_nothing_new_loads_nothing_that_reads_encodes_or_writes_fi
     assert sum(name.startswith("ciuic.") for name in loaded) <= SNAPSHOT_MODULES_MAX
 
 
-def test_a_command_that_is_told_its_store_loads_nothing_that_reads_configurations(tmp_path):
+def test_a_command_with_an_explicit_store_loads_nothing_that_reads_configurations(tmp_path):
     store = str(tmp_path / "store")
     with_store = ["ciuic", "--store", store]
     subprocess.run([BIN / with_store[0], *with_store[1:], "init"], check=True, capture_output=True)
@@ -157,7 +158,7 @@ def test_a_command_that_is_told_its_store_loads_nothing_that_reads_configuration
 
 
 def test_numbers_that_the_compiled_core_splits_and_joins_need_no_numpy(tmp_path, monkeypatch):
-    """Loading it takes 80 ms of processor time."""
+    """Importing numpy takes 80 ms of processor time."""
     monkeypatch.delenv(VARIABLE, raising=False)
     chance = random.Random(1)
     source = tmp_path / "source"

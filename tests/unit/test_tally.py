@@ -1,4 +1,4 @@
-"""How the bytes of numbers are spread: every core says the same, and it is their entropy."""
+"""The distribution of the bytes of numbers: all cores agree, and it gives their entropy."""
 
 import math
 import random
@@ -18,7 +18,7 @@ KINDS = ("noise", "zeros", "few", "floats", "wraps")
 
 @st.composite
 def samples(draw):
-    """Bytes, the width of their elements, and bytes before the first."""
+    """Draw bytes, the width of their elements, and the number of bytes before the first."""
     size = draw(st.one_of(st.integers(0, 40), st.integers(41, 9000), st.just(59_392)))
     chance = random.Random(draw(st.integers(0, 9999)))
     kind = draw(st.sampled_from(KINDS))
@@ -37,7 +37,7 @@ def samples(draw):
 
 
 @given(samples())
-def test_every_core_and_numpy_tally_the_same(sampled):
+def test_all_cores_and_numpy_give_the_same_tally(sampled):
     sample, width, skip = sampled
     expected = columns.tally(sample, width, skip)
 
@@ -48,7 +48,7 @@ def test_every_core_and_numpy_tally_the_same(sampled):
 
 @given(samples())
 def test_a_tally_is_the_entropy_and_the_fullest_window(sampled):
-    """Against plain arithmetic: floats, and all 256 windows."""
+    """The test compares with simple arithmetic: floats, and all 256 windows."""
     sample, width, skip = sampled
     count = (len(sample) - skip) // width
     elements = [sample[skip + at * width : skip + (at + 1) * width] for at in range(count)]

@@ -1,4 +1,4 @@
-"""What a channel is told of faults that come and go, in any order."""
+"""The messages that a channel gets about faults that begin and end in any order."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ LOOKS = st.lists(st.dictionaries(st.sampled_from(KEYS), SEVERITIES), max_size=8)
 
 
 def told_of(looks: list[dict[str, str]]) -> list[list[Message]]:
-    """Return the messages of each look."""
+    """Return the messages of each check."""
     known: dict[str, str] = {}
     sent: list[Message] = []
     found = []
@@ -51,7 +51,7 @@ def test_a_channel_that_heard_all_messages_knows_what_is_wrong(looks: list[dict[
             assert severity == "warning" or alone.startswith("critical")
 
 
-def test_up_to_three_faults_are_told_apart_and_more_together() -> None:
+def test_up_to_three_faults_get_messages_of_their_own_and_more_share_one() -> None:
     few, many = dict.fromkeys("abc", "warning"), dict.fromkeys("abcd", "warning")
     assert [len(messages) for messages in told_of([few, {}])] == [3, 3]
     (began,), (ended,) = told_of([many, {}])
@@ -60,7 +60,7 @@ def test_up_to_three_faults_are_told_apart_and_more_together() -> None:
     assert began.key == ended.key
 
 
-def test_a_fault_of_a_group_that_gets_worse_is_told() -> None:
+def test_a_fault_of_a_group_that_gets_worse_is_reported() -> None:
     many = dict.fromkeys("abcd", "warning")
     _, (worse,) = told_of([many, many | {"b": "critical"}])
     assert (worse.event, worse.severity) == ("began", "critical")

@@ -25,12 +25,12 @@ from tests.kit.tensors import npy, npz, safetensors, saved, torch_zip
 KIB = 1024
 W = b"\0\0\x80\x3f" + bytes(119_992) + b"\0\0\0\x40"
 H = b"\x40\x40" + bytes(119_996) + b"\x80\x40"
-"""The tensors of what is kept in tests/kit/saved."""
+"""The tensors of the files in tests/kit/saved."""
 LARGE = bytes(range(256)) * 400
 
 
 class Source:
-    """A file's bytes, and what was read of them."""
+    """A file's bytes, and the ranges that were read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -51,7 +51,7 @@ def spans_of(data: bytes) -> tuple[Span, ...] | None:
 
 
 def large(data: bytes) -> list[bytes]:
-    """The tensors of a file that have a stretch of their own."""
+    """Return the tensors of a file that have a stretch of their own."""
     found = spans_of(data)
     assert found is not None
     return [data[at : at + size] for at, size, *_ in found if size >= 64 * KIB]
@@ -59,11 +59,11 @@ def large(data: bytes) -> list[bytes]:
 
 SAVED = {"state.pt": 0, "part.distcp": 0, "state.npz": 2, "state.safetensors": 2, "state.gguf": 2}
 SAVED |= {"state.h5": 2, "state.latest.h5": 2}
-"""And the width of the narrower one's elements, where the file tells."""
+"""This is the width of the elements of the narrower tensor, if the file has it."""
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_what_real_libraries_write_is_read(name):
+def test_files_of_real_libraries_are_read(name):
     data = saved(name)
     assert {W, H} == set(large(data))
     assert len(large(data)) == 2
@@ -73,7 +73,7 @@ def test_what_real_libraries_write_is_read(name):
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_a_file_that_is_cut_short_is_nothing_or_still_in_order(name):
+def test_a_truncated_file_has_no_layout_or_a_sound_one(name):
     data = saved(name)
     ends = {*range(0, 3000, 7), *range(len(data) - 3000, len(data), 7), len(W), 2 * len(W)}
     for end in sorted(ends):
@@ -81,7 +81,7 @@ def test_a_file_that_is_cut_short_is_nothing_or_still_in_order(name):
     assert spans_of(data[: len(W)]) is None or name == "state.gguf"
 
 
-def test_what_keras_writes_is_read():
+def test_files_of_keras_are_read():
     data = saved("state.keras")
     found = spans_of(data)
     assert sorted(one.length_bytes for one in found) == [4 * 150, 4 * 300, len(W), 4 * 150 * 300]
@@ -90,7 +90,7 @@ def test_what_keras_writes_is_read():
 
 
 def keras(weights: bytes, **members: bytes) -> bytes:
-    """What Keras saves, as far as its layout goes."""
+    """Return a file with the layout of one that Keras saves."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in ({"metadata.json": b"{}", "config.json": b"{}"} | members).items():
@@ -100,7 +100,7 @@ def keras(weights: bytes, **members: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["state.h5", "state.latest.h5"])
-def test_what_hdf5_holds_is_found_in_an_archive_of_keras(name):
+def test_hdf5_inside_a_keras_archive_is_read(name):
     within = saved(name)
     for more in ({}, {"assets": bytes(100_000)}):
         data = keras(within, **more)
@@ -113,10 +113,10 @@ def test_what_hdf5_holds_is_found_in_an_archive_of_keras(name):
 
 
 @pytest.mark.parametrize("name", ["state.h5", "state.latest.h5"])
-def test_no_byte_of_hdf5s_headers_is_trusted(name):
+def test_no_byte_of_the_headers_of_hdf5_is_trusted(name):
     data = saved(name)
     good = spans_of(data)
-    # What is not zero is mostly headers.
+    # Bytes other than zero are mostly in headers.
     places = [at for at, byte in enumerate(data) if byte]
     assert len(places) < 2000
     others = set()
@@ -129,7 +129,7 @@ def test_no_byte_of_hdf5s_headers_is_trusted(name):
     assert {None, good} < others
 
 
-def test_a_tree_of_hdf5_that_leads_back_ends():
+def test_a_circular_hdf5_tree_ends():
     data = saved("state.h5")
     first = data.index(b"TREE")
     child = first + 24 + 8
@@ -140,8 +140,8 @@ def test_a_tree_of_hdf5_that_leads_back_ends():
     assert found is None or set(found) < set(spans_of(data))
 
 
-def test_headers_of_hdf5_that_lead_to_one_another_end():
-    # The root leads to 600 objects, and each of them to the block of messages that holds it.
+def test_circular_hdf5_headers_end():
+    # The root leads to 600 objects, and each of these to the block of messages that holds it.
     root_at, block_at, block_bytes, count = 1000, 20_000, 60_000, 600
     onward = struct.pack("<HHI2Q", 0x10, 16, 0, block_at, block_bytes)
     within = struct.pack("<BBHIQ", 1, 0, 1, 1, 24) + onward
@@ -157,8 +157,8 @@ def test_headers_of_hdf5_that_lead_to_one_another_end():
         hdf5.spans(Headers(source.read, len(data)))
 
 
-def test_a_heap_of_names_that_many_groups_share_is_not_read_for_each():
-    # The root leads to 100 groups, each with a tree of its own, and names in the same megabyte.
+def test_a_heap_of_names_that_many_groups_share_is_read_once():
+    # The root leads to 100 groups. Each has its own tree, and all have names in the same megabyte.
     root_at, heap_at, heap_bytes, count = 1000, 10_000, 2**20, 100
     heap = struct.pack("<4s4xQQQ", b"HEAP", heap_bytes, 0, heap_at)
     inner_at, groups = heap_at + 32, b""
@@ -177,7 +177,7 @@ def test_a_heap_of_names_that_many_groups_share_is_not_read_for_each():
         hdf5.spans(Headers(source.read, len(data)))
 
 
-def test_what_is_made_here_is_like_what_real_libraries_write():
+def test_generated_files_resemble_those_of_real_libraries():
     tensors = [LARGE, b"small", LARGE[::-1]]
     named = dict(zip("abc", tensors, strict=True))
     for data in (torch_zip(tensors), npz(named), safetensors(named)):
@@ -186,7 +186,7 @@ def test_what_is_made_here_is_like_what_real_libraries_write():
     assert [one.offset_bytes % 64 for one in spans_of(torch_zip(tensors))[::2]] == [0, 0]
 
 
-def test_archives_one_behind_the_other_are_all_read():
+def test_consecutive_archives_are_all_read():
     data = b"".join([torch_zip([LARGE[number:]]) for number in range(5)])
     assert large(data) == [LARGE[number:] for number in range(5)]
     assert spans_of(b"x" + data) is None
@@ -194,7 +194,7 @@ def test_archives_one_behind_the_other_are_all_read():
     assert spans_of(torch_zip([LARGE]) + npz({"a": LARGE})) is None
 
 
-def test_parts_of_a_checkpoint_may_have_ten_thousand_tensors():
+def test_a_part_of_a_checkpoint_may_have_ten_thousand_tensors():
     one = saved("part.distcp")
     one = one[one.index(b"PK\x05\x06") + 22 :]
     one = one[: one.index(b"PK\x05\x06") + 22]
@@ -228,7 +228,7 @@ def test_other_files_are_recognized_by_their_first_bytes(data):
 
 
 def tables(**changes: object) -> bytes:
-    """A safetensors file of one tensor, 100 bytes from offset 0, and what is said instead."""
+    """Return a safetensors file of one tensor of 100 bytes, with other values in its table."""
     table = {"dtype": "U8", "shape": [100], "data_offsets": [0, 100]} | changes
     text = json.dumps({"a": table}).encode()
     return struct.pack("<Q", len(text)) + text + bytes(100)
@@ -302,7 +302,7 @@ NAMED["state.latest.h5"] = NAMED["state.h5"]
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_tensors_have_the_names_and_elements_that_the_headers_tell(name):
+def test_tensors_have_the_names_and_elements_in_the_headers(name):
     assert sorted(names_of(saved(name))) == NAMED[name]
 
 
@@ -331,7 +331,7 @@ def test_shapes_of_hdf5_are_those_that_were_saved():
 
 
 def datatype(kind: int, bits: int, width: int, *fields: int) -> bytes:
-    """A message of HDF5 that says of what type elements are."""
+    """Return an HDF5 message that describes the type of elements."""
     return bytes([kind, bits, 0x1F, 0]) + struct.pack("<I", width) + bytes(fields)
 
 
@@ -351,7 +351,7 @@ def datatype(kind: int, bits: int, width: int, *fields: int) -> bytes:
         (datatype(0x13, 0, 4), "", 0),
     ],
 )
-def test_elements_of_hdf5_are_those_that_it_says_bit_for_bit(kind, element, width):
+def test_element_types_of_hdf5_are_recognized_bit_for_bit(kind, element, width):
     whole = hdf5_file([LARGE])
     old = datatype(0x11, 0x20, 4, 0, 0, 32, 0, 23, 8, 0, 23, 127, 0, 0, 0)
     assert whole.count(old) == 1
@@ -362,11 +362,11 @@ def test_elements_of_hdf5_are_those_that_it_says_bit_for_bit(kind, element, widt
     assert (span.element, span.width_bytes) == ("", 0)
 
 
-def test_names_in_hdf5_that_lie_are_none_and_cost_no_tensor():
+def test_false_names_in_hdf5_are_ignored_and_cost_no_tensor():
     data = saved("state.h5")
     good = spans_of(data)
     heaps = [at for at in range(len(data)) if data.startswith(b"HEAP", at)]
-    assert len(heaps) == 4  # of the root, layers, dense and vars
+    assert len(heaps) == 4  # those of the root, layers, dense and vars
     lies = [(0, b"X"), (4, b"\1"), (8, struct.pack("<Q", 2**21)), (8, struct.pack("<Q", 0))]
     for at in heaps:
         for place, value in lies:
@@ -377,7 +377,7 @@ def test_names_in_hdf5_that_lie_are_none_and_cost_no_tensor():
         assert spans_of(patched(data, at + 24, struct.pack("<Q", 2**62))) is None
 
 
-def test_names_are_bounded_and_need_not_be_text():
+def test_names_have_a_maximum_length_and_need_not_be_utf8():
     longest = "é" * (NAME_BYTES_MAX // 2)
     for name, kept in ((longest, longest), (longest + "x", ""), ("\U0001f600", "\U0001f600")):
         assert names_of(safetensors({name: LARGE})) == [(kept, "U8")]
@@ -397,7 +397,7 @@ def test_elements_of_a_table_are_words_or_nothing():
         assert names_of(tables(dtype=dtype)) == [("a", element)]
 
 
-def test_compressed_members_and_other_archives_are_left_alone():
+def test_compressed_members_and_other_archives_have_no_layout():
     assert spans_of(zipped("archive/data/0", LARGE)) is not None
     assert spans_of(zipped("archive/data/0", LARGE, compression=zipfile.ZIP_DEFLATED)) is None
     assert spans_of(zipped("archive/image", LARGE)) is None

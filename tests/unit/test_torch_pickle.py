@@ -1,4 +1,4 @@
-"""Pickles of tensors: names and types from torch's pickles, nothing from others."""
+"""Pickles: ciuic takes names and types of tensors from those of torch, and nothing from others."""
 
 import collections
 import pickle
@@ -24,12 +24,12 @@ class Holder:
 
 @pytest.fixture
 def pickled(monkeypatch: pytest.MonkeyPatch) -> Pickles:
-    """Pickles a state as torch would."""
+    """Pickles a state as torch does."""
     return pickles_of_torch(monkeypatch)
 
 
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
-def test_tensors_are_called_by_the_keys_on_the_way_to_them(pickled: Pickles, protocol: int):
+def test_tensors_have_the_keys_on_their_path_as_names(pickled: Pickles, protocol: int):
     weight = Tensor(Storage("FloatStorage", "0", 6), 2, 3)
     average = Tensor(Storage("BFloat16Storage", "1", 6), 6)
     holder = Holder()
@@ -65,7 +65,7 @@ def test_a_state_that_holds_itself_is_walked_once(pickled: Pickles):
     assert read(pickled(state)) == {"0": Pickled("a", "F32", 1, (1,))}
 
 
-def test_names_and_ways_that_are_too_long_are_left_out(pickled: Pickles):
+def test_names_and_paths_that_are_too_long_are_left_out(pickled: Pickles):
     deep: object = Tensor(Storage("FloatStorage", "0", 1), 1)
     for _ in range(200):
         deep = [deep]
@@ -77,7 +77,7 @@ def test_names_and_ways_that_are_too_long_are_left_out(pickled: Pickles):
     assert len(read(pickled(state))["0"].name) == NAME_BYTES_MAX
 
 
-def test_what_a_pickle_would_do_is_not_done(tmp_path, pickled: Pickles):
+def test_no_code_in_a_pickle_runs(tmp_path, pickled: Pickles):
     class Exploit:
         def __reduce__(self):
             return (exec, (f"open({str(tmp_path / 'done')!r}, 'w')",))
@@ -96,7 +96,7 @@ A_TENSOR = (
 """One element, no name."""
 
 
-def test_the_tensor_that_hostile_pickles_begin_with_is_one():
+def test_the_tensor_in_front_of_hostile_pickles_is_valid():
     assert read(b"\x80\2" + A_TENSOR + b".") == {"0": Pickled("", "F32", 1, (1,))}
 
 
@@ -145,7 +145,7 @@ def test_odd_pickles_have_no_tensors(data: bytes):
 
 
 @pytest.mark.parametrize("count", [1000, 11_000])
-def test_pickles_that_would_grow_without_end_are_left_alone(
+def test_pickles_that_would_grow_endlessly_have_no_tensors(
     monkeypatch: pytest.MonkeyPatch, count: int
 ):
     monkeypatch.setattr(pickle_machine, "_VALUES_MAX", 10_000)
@@ -155,12 +155,12 @@ def test_pickles_that_would_grow_without_end_are_left_alone(
         assert bool(read(grown + A_TENSOR + b".")) == (count == 1000)
 
 
-def test_a_pickle_longer_than_any_is_not_looked_at():
+def test_a_pickle_above_the_maximum_length_is_not_read():
     assert read(b"N" + A_TENSOR + b"." + bytes(16 * 1024 * 1024)) == {}
     assert read(b"N" + A_TENSOR + b"." + bytes(15 * 1024 * 1024))
 
 
-def test_deep_nesting_is_no_recursion_and_shared_parts_are_walked_once():
+def test_deep_nesting_causes_no_recursion_and_shared_parts_are_walked_once():
     assert read(b"]" * 30_000 + A_TENSOR + b"a" * 30_000 + b".") == {}
     assert read(A_TENSOR + b"\x85" * 30_000 + b".") == {}
     assert read(A_TENSOR + b"2\x86" * 50 + b".")["0"].elements == 1
@@ -214,13 +214,13 @@ def test_the_tensors_in_the_files_of_a_distributed_checkpoint_are_found(protocol
         (5, Info("file", 0, 1)),
     ],
 )
-def test_parts_that_can_not_be_are_left_out(stored: tuple[object, object]):
+def test_impossible_parts_are_left_out(stored: tuple[object, object]):
     good = Index("b", [3]), Info("file", 0, 1)
     told = parts(pickle.dumps(Metadata(stored, good)))  # type: ignore[arg-type]
     assert told == {"file": [Part(0, 1, "b")]}
 
 
-def test_other_pickles_tell_of_no_parts():
+def test_other_pickles_have_no_parts():
     for odd in ({}, [], None, {"storage_data": 5}, Metadata, Holder):
         assert parts(pickle.dumps(odd)) == {}
     whole = pickle.dumps(Metadata((Index("a", None), Info("file", 0, 1))))
@@ -229,7 +229,7 @@ def test_other_pickles_tell_of_no_parts():
         assert parts(whole[:end]) == {}
 
 
-def test_one_object_with_many_attributes_is_not_looked_through_many_times():
+def test_an_object_with_many_attributes_is_searched_once():
     thing = Holder()
     thing.__dict__.update({f"a{number}": number for number in range(2000)})
     stored = [(Index(thing, thing), thing) for _ in range(2000)]
@@ -249,7 +249,7 @@ def real_pickles() -> list[bytes]:
 REAL = real_pickles()
 
 
-def test_archives_one_behind_the_other_have_their_own_pickles():
+def test_consecutive_archives_have_their_own_pickles():
     data = saved("part.distcp")
     found = described(lambda at, length: data[at : at + length], len(data))
     assert [(one.name, one.element, one.shape, one.length_bytes) for one in found] == [
@@ -259,7 +259,7 @@ def test_archives_one_behind_the_other_have_their_own_pickles():
     ]
 
 
-def test_numbers_that_begin_with_their_highest_byte_have_no_type():
+def test_big_endian_numbers_have_no_type():
     data = torch_zip([bytes(4)], pickle=b"\x80\2" + A_TENSOR + b".")
     for order, element in ((b"little", "F32"), (b"bigger", ""), (b"LITTLE", "")):
         other = data.replace(b"little", order)
@@ -272,7 +272,7 @@ def test_odd_escapes_in_text_do_no_harm(recwarn: pytest.WarningsRecorder):
     assert not recwarn
 
 
-def test_what_torch_writes_is_read():
+def test_pickles_of_torch_are_read():
     assert read(REAL[0]) == {
         "0": Pickled("state.w", "F32", 30_000, (200, 150)),
         "1": Pickled("state.b", "F32", 5, (5,)),
@@ -280,14 +280,14 @@ def test_what_torch_writes_is_read():
     }
 
 
-def test_a_pickle_that_is_cut_short_has_no_tensors():
+def test_a_truncated_pickle_has_no_tensors():
     for one in REAL:
         for end in range(len(one)):
             assert read(one[:end]) == {}
 
 
 @given(st.sampled_from(REAL), st.data())
-def test_whatever_a_pickle_says_it_is_read_or_left(pickle: bytes, data: st.DataObject):
+def test_any_valid_pickle_is_read_or_ignored(pickle: bytes, data: st.DataObject):
     changed = bytearray(pickle)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(pickle) - 1))
@@ -298,7 +298,7 @@ def test_whatever_a_pickle_says_it_is_read_or_left(pickle: bytes, data: st.DataO
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_left(data: bytes):
+def test_any_bytes_are_read_or_ignored(data: bytes):
     read(data)
     read(b"\x80\4" + data + b".")
     read(data + A_TENSOR + b".")

@@ -34,7 +34,7 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["30", "", "m", "-1h", "1h30m", "1 hour", "1e3s", "\u0661h"])
-def test_what_is_no_duration_is_refused_with_an_example(text):
+def test_an_invalid_duration_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="30m"):
         parse_duration_s(text)
 
@@ -57,7 +57,7 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1 EiB", "1 MiB extra", "0x10", "1,5 G"])
-def test_what_is_no_size_is_refused_with_an_example(text):
+def test_an_invalid_size_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="64 MiB"):
         parse_size_bytes(text)
 
@@ -96,7 +96,7 @@ def test_durations_for_people(seconds, text):
 
 
 @given(st.integers(0, 2**60))
-def test_what_is_printed_as_a_size_is_read_as_nearly_that_size(size):
+def test_a_printed_size_is_read_as_nearly_that_size(size):
     assert parse_size_bytes(format_bytes(size)) == pytest.approx(size, rel=0.01, abs=1)
 
 
@@ -114,7 +114,7 @@ def test_one_file_is_not_files():
 
 
 @pytest.mark.parametrize("text", ["9" * 400, f"{'9' * 300}P"])
-def test_a_size_beyond_all_numbers_is_refused(text):
+def test_an_infinite_size_is_refused(text):
     with pytest.raises(ValueError, match="more than any disk"):
         parse_size_bytes(text)
 

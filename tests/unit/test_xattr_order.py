@@ -1,4 +1,4 @@
-"""The source's extended attributes are read as the store keeps them: sorted, each name once."""
+"""ciuic reads extended attributes as the store keeps them: sorted, and each name once."""
 
 import os
 
@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 def user_xattrs(target):
-    """Without what the machine adds, such as SELinux labels."""
+    """Return the attributes without those that the machine adds, such as SELinux labels."""
     return tuple([pair for pair in read_xattrs(target) if pair[0].startswith(b"user.")])
 
 
