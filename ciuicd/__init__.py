@@ -7,9 +7,7 @@ taking       taking a snapshot by the configuration
 schedules    when each schedule is due, and whose turn it is
 followup     another snapshot once files that were being written are closed
 watch        events of these files
-practice     drills
 upkeep       forget, prune, scrub and drill between two snapshots
-damage_log   log lines for damage that scrub finds
 space        giving up reflink copies when their disk runs short of space
 alerting     alerts about what is missing or damaged, from a unit of its own
 copying      the configured copies, from a unit of its own

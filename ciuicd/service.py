@@ -50,7 +50,7 @@ from ciuicd.schedules.state import ScheduleState
 from ciuicd.schedules.turns import Turns
 from ciuicd.space import Space
 from ciuicd.taking import SnapshotTaker, newest_taken_ns
-from ciuicd.upkeep import Upkeep
+from ciuicd.upkeep.upkeep import Upkeep
 
 __all__ = ["Service"]
 

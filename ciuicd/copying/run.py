@@ -39,8 +39,8 @@ from ciuic.system.clock import Clock
 from ciuic.system.priority import lower_priority
 from ciuic.units import counted, format_bytes, format_duration
 from ciuicd.attempt import attempt, sentence
-from ciuicd.damage_log import first_few
-from ciuicd.upkeep import Upkeep
+from ciuicd.upkeep.damage_log import first_few
+from ciuicd.upkeep.upkeep import Upkeep
 
 __all__ = ["copy_all"]
 

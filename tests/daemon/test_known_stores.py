@@ -21,7 +21,7 @@ from ciuic.store.store import open_store
 from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.taking import SnapshotTaker
-from ciuicd.upkeep import Upkeep
+from ciuicd.upkeep.upkeep import Upkeep
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Machine, wait_until
 from tests.kit.filesystems import tmpfs

@@ -14,7 +14,7 @@ from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
 from ciuic.store.index.places import DrillRecord
 from ciuic.store.store import open_store
-from ciuicd.practice import is_drill_due
+from ciuicd.upkeep.practice import is_drill_due
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Machine, wait_until
 from tests.kit.damage import flip_content

@@ -20,7 +20,7 @@ from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
 from ciuic.store.store import open_store
-from ciuicd.upkeep import Upkeep
+from ciuicd.upkeep.upkeep import Upkeep
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Daemon, Machine, wait_until
 from tests.kit.damage import flip_content, pack_of
@@ -150,7 +150,7 @@ def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
         asked.set()
         return True
 
-    monkeypatch.setattr("ciuicd.upkeep.lower_priority", waits)
+    monkeypatch.setattr("ciuicd.upkeep.background.lower_priority", waits)
     return gives_way
 
 

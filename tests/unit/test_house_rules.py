@@ -129,7 +129,7 @@ ANY = {
     "ciuic/integrations/": "objects of frameworks that may not be installed",
     "ciuic/training/": "the state of a training program holds values of every type",
     "ciuicd/alerting/notices.py": "JSON, checked field by field",
-    "ciuicd/upkeep.py": "JSON",
+    "ciuicd/upkeep/outcomes.py": "JSON",
 }
 """Where ``Any`` may be a type, and why."""
 

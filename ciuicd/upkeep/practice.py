@@ -17,13 +17,65 @@ from ciuic.model import PathWarning, path_text
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_bytes, format_duration, format_files
+from ciuicd.upkeep.outcomes import Outcomes
 
-__all__ = ["is_drill_due", "practice"]
+__all__ = ["Drills", "is_drill_due", "practice"]
 
 _log = logging.getLogger(__name__)
 
 _NS: Final = 1_000_000_000
 _SCRATCH: Final = "/var/tmp"  # noqa: S108 - for a daemon without the unit, as for 'ciuic drill'
+_DRILL_AGAIN_S: Final = 86_400.0
+"""How long to wait after a drill that could not be done: a person may have to act first."""
+
+
+class Drills:
+    """Decides when to practice, and does it.
+
+    Args:
+        clock: Tells the time.
+        outcomes: Receives the outcome.
+        environ: Names the directory for restored files.
+    """
+
+    def __init__(self, clock: Clock, outcomes: Outcomes, environ: Mapping[str, str]) -> None:
+        self._clock = clock
+        self._outcomes = outcomes
+        self._environ = environ
+        self._tried_s: float | None = None
+
+    def is_due(self, settings: Settings) -> bool:
+        """Return whether a drill is due, and none was tried in the last day.
+
+        Raises:
+            CiuicError: The store failed.
+        """
+        if not settings.drill_interval_s:
+            return False
+        tried_s = self._tried_s
+        if tried_s is not None and self._clock.monotonic_s() - tried_s < _DRILL_AGAIN_S:
+            return False
+        with open_configured(settings) as store:
+            return is_drill_due(store, settings.drill_interval_s, self._clock.now_ns())
+
+    def begin(self) -> None:
+        """Count a drill as tried, even if it fails."""
+        self._tried_s = self._clock.monotonic_s()
+
+    def postpone(self) -> None:
+        """Make a drill due again."""
+        self._tried_s = None
+
+    def run(self, settings: Settings, should_stop: Callable[[], bool]) -> None:
+        """Practice.
+
+        Raises:
+            CiuicError: No drill was done.
+        """
+        report = practice(settings, clock=self._clock, environ=self._environ, cancelled=should_stop)
+        if report is not None:
+            outcome = report.outcome or None
+            self._outcomes.note("drill", ok=report.ok, snapshot=report.snapshot_id, outcome=outcome)
 
 
 def is_drill_due(store: Store, interval_s: float, now_ns: int) -> bool:
