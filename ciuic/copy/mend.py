@@ -119,7 +119,7 @@ def mend(
             other, store, request, report, clock=clock, cancelled=cancelled, progress=progress
         )
     # In a bucket, the chunk index still places them in packs that a repair has condemned.
-    still_lost = set(lost) - store.index.known(list(lost))
+    still_lost = set(lost) - store.index.usable(list(lost))
     survey = DamageSurvey(store, known_lost(store) | still_lost)
     listed = store.listed_ids()
     # Also those that the other store does not have: what they lacked may have come with another.

@@ -98,7 +98,7 @@ class Chunks:
             # The chunks of a frame by one thread: two would decode the frame twice.
             lengths = {part.piece.id: part.piece.length_bytes for part in group}
             # Of this call: it will have been told of other chunks when these are read.
-            places = self._reader.expected
+            places = self._reader.prepared
             with self._lock:
                 future = self._pool.submit(self._read_all, lengths, places)
                 self._expected.update(dict.fromkeys(lengths, future))

@@ -90,7 +90,7 @@ class _Presence:
     def add_data(self, chunk_ids: list[ChunkId]) -> None:
         """See ``Marking``."""
         if self.is_complete:
-            self.is_complete = self._index.known(chunk_ids) >= set(chunk_ids)
+            self.is_complete = self._index.usable(chunk_ids) >= set(chunk_ids)
 
     def add_node(self, node_id: ChunkId) -> bool:
         """See ``Marking``."""

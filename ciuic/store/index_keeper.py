@@ -65,7 +65,7 @@ class IndexKeeper:
         self._path = os.path.join(store_path, layout.CATALOG)
         self._write_locks = write_locks
         self._is_foreign = is_foreign(store_path)
-        self._shut: frozenset[PackId] = frozenset()
+        self._shut_packs: frozenset[PackId] = frozenset()
         self._index: ChunkIndex | None = None
         self._temporary: list[ChunkIndex] = []
 
@@ -92,15 +92,17 @@ class IndexKeeper:
                 self._index = ChunkIndex(self._path, write=False)
         return self._index
 
-    def open_for_writer(self, *, is_alone: bool, shut: frozenset[PackId] = frozenset()) -> None:
+    def open_for_writer(
+        self, *, is_alone: bool, shut_packs: frozenset[PackId] = frozenset()
+    ) -> None:
         """Open the index and bring it up to date; on a full disk, use one in memory.
 
         Args:
             is_alone: No other process changes the store.
-            shut: Packs that a prune has condemned: see ``ChunkIndex.shut``.
+            shut_packs: Packs that a prune has condemned: see ``ChunkIndex.shut_packs``.
         """
         self.writable = True
-        self._shut = shut
+        self._shut_packs = shut_packs
         self.is_alone = is_alone
         try:
             with_reserve(self._store_path, lambda: self._bring_up_to_date(self.index))
@@ -136,13 +138,13 @@ class IndexKeeper:
             self._index = None
         self._remove()
 
-    def renew(self, shut: frozenset[PackId] | None = None) -> None:
+    def renew(self, shut_packs: frozenset[PackId] | None = None) -> None:
         """Make the index agree with the packs again; after ``drop``, rebuild it.
 
         Args:
-            shut: See ``open_for_writer``; None: as before.
+            shut_packs: See ``open_for_writer``; None: as before.
         """
-        self._shut = self._shut if shut is None else shut
+        self._shut_packs = self._shut_packs if shut_packs is None else shut_packs
         self._bring_up_to_date(self.index)
 
     def from_packs(self, without: Collection[PackId] = ()) -> ChunkIndex:
@@ -257,7 +259,7 @@ class IndexKeeper:
         # Before the packs are listed: a pack that another process records later must not be missing
         # in that listing.
         index.begin()
-        index.shut = self._shut
+        index.shut_packs = self._shut_packs
         present = self._packs.sizes()
         recorded = index.packs()
         if recorded == present:
@@ -265,7 +267,7 @@ class IndexKeeper:
             return
         changed = [pack_id for pack_id, size in recorded.items() if present.get(pack_id) != size]
         # In a bucket, other machines prune, and what they delete stays shut.
-        gone = {one for one in changed if one not in present and one not in self._shut}
+        gone = {one for one in changed if one not in present and one not in self._shut_packs}
         cut = {chunk for one in changed if one in present for chunk in index.chunks_in(one)}
         self.is_rebuilt |= not recorded
         if changed:
@@ -301,7 +303,9 @@ class IndexKeeper:
                 stores them again.
         """
         # Shut packs first, so that chunks which are in others as well get their places there.
-        for pack_id, size in sorted(packs.items(), key=lambda one: (one[0] not in index.shut, one)):
+        for pack_id, size in sorted(
+            packs.items(), key=lambda one: (one[0] not in index.shut_packs, one)
+        ):
             with contextlib.suppress(CorruptionError, UnknownFormatError):
                 index.add_pack(pack_id, size, self._frames_of(pack_id, repair=repair))
         index.settle(lambda pack_id: self._frames_of(pack_id, repair=repair))

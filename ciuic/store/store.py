@@ -195,19 +195,19 @@ class Store:
         self._read_lock.take_shared()
         if access.write:
             is_alone = True
-            shut: frozenset[PackId] = frozenset()
+            shut_packs: frozenset[PackId] = frozenset()
             if access.only_adds:
                 is_alone = self._write_locks.begin_adding(access.wait_s, access.cancelled)
             else:
                 self._write_locks.take_alone(access.wait_s, access.cancelled)
             self.writable = True
             if self.bucket is not None:
-                shut = self._begin_in_bucket(self.bucket, removes=access.removes)
+                shut_packs = self._begin_in_bucket(self.bucket, removes=access.removes)
             self.manifests.files()
             with_reserve(self.path, self._make_directories)
             if is_alone:
                 self.stuck = remove_leftovers(self.path)
-            self.index_keeper.open_for_writer(is_alone=is_alone, shut=shut)
+            self.index_keeper.open_for_writer(is_alone=is_alone, shut_packs=shut_packs)
             if access.only_adds:
                 self._write_locks.share()
                 self.index_keeper.is_alone = False

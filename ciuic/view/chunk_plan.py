@@ -54,7 +54,7 @@ def group_by_frame(reader: StoreReader, parts: Iterable[Part]) -> list[list[Part
     """Return the parts that are not holes, by frame, in the order of the frames in the packs."""
     wanted = [part for part in parts if part.piece.id]
     places = reader.places(list({part.piece.id for part in wanted}))
-    reader.expect(places)
+    reader.prepare_reads(places)
     groups: dict[tuple[bytes, int], list[Part]] = {}
     for part in wanted:
         place = places.get(part.piece.id)

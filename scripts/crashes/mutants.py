@@ -476,7 +476,7 @@ MUTANTS: Final = (
     Mutant(
         "the chunk index does not learn which copy a prune keeps",
         "ciuic/store/gc/rewrite.py",
-        "        index.point(pack_id, read_frames(packs, pack_id), chunk_ids)\n",
+        "        index.replace_places(pack_id, read_frames(packs, pack_id), chunk_ids)\n",
         "        del pack_id, chunk_ids\n",
         "tests/verbs/test_prune.py::test_the_chunk_index_is_right_without_being_rebuilt",
     ),

@@ -472,7 +472,7 @@ def fuzz_rows(data: bytes) -> None:
         ]
         for ask in (
             lambda: made.places(ids),
-            lambda: made.known(ids),
+            lambda: made.usable(ids),
             made.checks,
             made.totals,
             made.lost_chunks,

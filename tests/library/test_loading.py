@@ -245,27 +245,27 @@ def test_a_chunk_is_read_straight_only_if_it_hashes_to_its_id(manager, tmp_path,
         (place,) = store.reader.places([piece.id]).values()
         out = memoryview(bytearray(piece.length_bytes))
         assert not store.reader.read_into(piece.id, out), "the reader was not told of it"
-        store.reader.expect({piece.id: place})
+        store.reader.prepare_reads({piece.id: place})
         assert store.reader.read_into(piece.id, out)
         plain = bytes(out)
         assert not store.reader.read_into(piece.id, out[:-8])
 
         long = place._replace(frame_bytes=FRAME_BYTES_MAX + 1)
-        store.reader.expect({piece.id: long})
+        store.reader.prepare_reads({piece.id: long})
         with monkeypatch.context() as patch:
             patch.setattr(OpenPacks, "read", lambda *_: pytest.fail("this much may be no memory"))
             assert not store.reader.read_into(piece.id, out)
         wrong = place._replace(offset_bytes=place.offset_bytes + 1)
-        store.reader.expect({piece.id: wrong})
+        store.reader.prepare_reads({piece.id: wrong})
         assert not store.reader.read_into(piece.id, out)
         # A sound chunk, but the wrong one.
         other = next(one for one in pieces if one.id != piece.id)
-        store.reader.expect({other.id: place._replace(length_bytes=len(out))})
+        store.reader.prepare_reads({other.id: place._replace(length_bytes=len(out))})
         assert not store.reader.read_into(other.id, out)
 
         (pack,) = [one for one in packs(store_path) if place.pack_id.hex() in one.name]
         flip_byte(pack, place.offset_bytes + place.frame_bytes - 9)
-        store.reader.expect({piece.id: place})
+        store.reader.prepare_reads({piece.id: place})
         assert not store.reader.read_into(piece.id, out)
         assert bytes(store.reader.chunk(piece.id, kind=DATA)) == plain, "parity repairs it"
 

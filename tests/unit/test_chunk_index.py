@@ -52,7 +52,7 @@ def test_chunks_are_found_at_their_recorded_places(index):
         data_id(b"three"): ChunkPlace(name_of(1), 8, first, 3, 5, kinds.DATA),
         data_id(b"four"): ChunkPlace(name_of(1), 8 + first, second, 0, 4, kinds.DATA),
     }
-    assert index.known([data_id(b"one"), data_id(b"none")]) == {data_id(b"one")}
+    assert index.usable([data_id(b"one"), data_id(b"none")]) == {data_id(b"one")}
     assert index.packs() == {name_of(1): 1000}
     assert index.totals() == (12, 1000, 3)
 
@@ -61,9 +61,9 @@ def test_more_ids_than_fit_into_one_query(index):
     parts = [b"%d" % number for number in range(1700)]
     index.add_pack(name_of(1), 9, frames_of(parts))
     ids = [data_id(part) for part in parts]
-    assert index.known([*ids, data_id(b"none")]) == set(ids)
+    assert index.usable([*ids, data_id(b"none")]) == set(ids)
     assert len(index.places(ids)) == 1700
-    assert index.known([]) == set()
+    assert index.usable([]) == set()
 
 
 def test_removing_a_pack_removes_its_chunks(index):
@@ -71,14 +71,14 @@ def test_removing_a_pack_removes_its_chunks(index):
     index.add_pack(name_of(2), 2, frames_of([b"two"]))
     index.remove_pack(name_of(1))
     index.remove_pack(name_of(3))
-    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.usable([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
     assert index.packs() == {name_of(2): 2}
 
 
 def test_a_pack_that_is_added_again_replaces_its_old_rows(index):
     index.add_pack(name_of(1), 1, frames_of([b"one"], [b"two"]))
     index.add_pack(name_of(1), 2, frames_of([b"two"]))
-    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.usable([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
     assert index.packs() == {name_of(1): 2}
 
 
@@ -175,7 +175,7 @@ def test_a_private_index_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     index = ChunkIndex("", write=True)
     index.add_pack(name_of(1), 1, frames_of([b"one"]))
-    assert index.known([data_id(b"one")])
+    assert index.usable([data_id(b"one")])
     index.close()
     assert os.listdir(tmp_path) == []
 
@@ -217,7 +217,7 @@ def test_the_check_of_a_removed_or_replaced_pack_is_forgotten(index, how):
 def test_dropped_chunks_are_stored_again(index):
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     index.drop_chunks([data_id(b"one"), data_id(b"none")])
-    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.usable([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
     index.add_pack(name_of(2), 100, frames_of([b"one"]))
     assert index.places([data_id(b"one")])[data_id(b"one")].pack_id == name_of(2)
 
@@ -246,7 +246,7 @@ def test_lost_chunks_stay_lost_when_packs_are_recorded_again(index):
     index.drop_chunks([data_id(b"one")])
     index.clear()
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
-    assert index.known([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.usable([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
     # A repair has written the pack again under its name.
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     assert index.lost_chunks() == set()
@@ -259,7 +259,7 @@ def test_many_packs_are_removed_with_their_chunks_and_checks(index):
     index.remove_packs([name_of(1), name_of(3), name_of(9)])
     assert index.packs() == {name_of(2): 2, name_of(4): 4}
     assert set(index.checks()) == {name_of(2), name_of(4)}
-    assert index.known([data_id(b"%d" % one) for one in range(1, 5)]) == {
+    assert index.usable([data_id(b"%d" % one) for one in range(1, 5)]) == {
         data_id(b"2"),
         data_id(b"4"),
     }
@@ -291,7 +291,7 @@ def test_all_chunks_are_yielded_in_the_order_of_their_ids(index):
     index.add_pack(name_of(1), 9, frames_of(parts))
     rows = [row for some in index.chunk_ids() for row in some]
     assert rows == sorted((data_id(part), kinds.DATA) for part in parts)
-    assert index.known([data_id(b"3")]) == {data_id(b"3")}
+    assert index.usable([data_id(b"3")]) == {data_id(b"3")}
 
 
 def test_the_base_of_a_delta_is_recorded(index):
@@ -312,9 +312,9 @@ def test_a_delta_against_a_missing_base_is_not_found(index):
         for old, reference in zip(packed, (two, three), strict=True)
     ]
     index.add_pack(name_of(1), 9, deltas)
-    assert index.known([one, two]) == set()
+    assert index.usable([one, two]) == set()
     index.add_pack(name_of(2), 9, frames_of([b"three"]))
-    assert index.known([one, two, three]) == {one, two, three}
+    assert index.usable([one, two, three]) == {one, two, three}
 
 
 def test_a_ring_of_deltas_is_not_found(index):
@@ -325,11 +325,11 @@ def test_a_ring_of_deltas_is_not_found(index):
         for old, reference in zip(packed, reversed(names), strict=True)
     ]
     index.add_pack(name_of(1), 9, deltas)
-    assert index.known(names) == set()
+    assert index.usable(names) == set()
     one, two = frames_of([b"three"], [b"four"])
     delta = one._replace(frame=one.frame._replace(delta_bases=(data_id(b"four"),)))
     index.add_pack(name_of(2), 9, [delta, two])
-    assert index.known([*names, data_id(b"three")]) == {data_id(b"three")}
+    assert index.usable([*names, data_id(b"three")]) == {data_id(b"three")}
 
 
 def test_the_later_of_two_deltas_is_returned(index):
@@ -340,7 +340,7 @@ def test_the_later_of_two_deltas_is_returned(index):
         index.add_pack(name_of(number), 9, [delta])
     index.add_pack(name_of(2), 9, frames_of([b"two"]))
     assert index.places([data_id(b"one")])[data_id(b"one")].delta_bases == (data_id(b"two"),)
-    assert index.known([data_id(b"one")]) == {data_id(b"one")}
+    assert index.usable([data_id(b"one")]) == {data_id(b"one")}
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
@@ -376,7 +376,7 @@ def test_one_of_several_copies_in_a_pack_is_returned_with_its_own_base(index, wa
     expected = () if "" in ways else (data_id(ways[-1].encode()),)
     index.add_pack(name_of(1), 9, packed)
     assert given() == (expected, "" if "" in ways else ways[-1])
-    index.point(name_of(1), packed, {name})
+    index.replace_places(name_of(1), packed, {name})
     assert given() == (expected, "" if "" in ways else ways[-1])
     index.move(name_of(2), 9, packed, [Emptied(name_of(1), [name])])
     assert given() == (expected, "" if "" in ways else ways[-1])

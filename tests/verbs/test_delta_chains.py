@@ -558,7 +558,7 @@ def name_first_place(box: Box, pack: bytes, content: bytes) -> None:
     """An index that is built again may name the first place of a chunk; this one always does."""
     (box.store / CATALOG).unlink()
     with open_store(str(box.store), write=True) as store:
-        store.index.point(pack, pack_frames(store.path, pack), {data_id(content)})
+        store.index.replace_places(pack, pack_frames(store.path, pack), {data_id(content)})
         store.index.commit()
 
 
@@ -581,7 +581,9 @@ def test_a_chunk_that_is_stored_again_with_another_delta_base_is_whole(box: Box)
     with open_store(str(box.store)) as store:
         assert find_snapshot(store, "latest-valid").id == names[-1]
         wanted = {data_id(saves[1]), data_id(third)}
-        assert store.reader.places(list(wanted)).keys() == store.index.known(list(wanted)) == wanted
+        assert (
+            store.reader.places(list(wanted)).keys() == store.index.usable(list(wanted)) == wanted
+        )
     name_first_place(box, first, saves[1])
     assert damaged(box, checked=True) == [names[0]]
     assert box.ciuic("scrub").code == 4
@@ -978,7 +980,7 @@ def test_a_ring_of_deltas_ends_as_damage(box: Box) -> None:
             assert store.reader.chain(data_id(content)) is None
             with pytest.raises(CorruptionError):
                 store.reader.chunk(data_id(content), kind=DATA)
-        assert store.index.known([data_id(one), data_id(other)]) == set()
+        assert store.index.usable([data_id(one), data_id(other)]) == set()
 
 
 def test_a_delta_chain_that_is_too_long_is_reported_as_damage(box: Box) -> None:

@@ -603,7 +603,7 @@ def test_a_lost_or_wrong_chunk_index_is_rebuilt(patient):
     patient.repair()
 
     with open_store(str(patient.store)) as store:
-        assert store.index.known([data_id(patient.model[: 64 * KIB])])
+        assert store.index.usable([data_id(patient.model[: 64 * KIB])])
     assert patient.is_well()
 
 

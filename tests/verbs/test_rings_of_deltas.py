@@ -106,7 +106,7 @@ def test_two_writers_that_record_a_ring_leave_an_index_without_one(
             store.index.add_pack(pack_id, pack.size_bytes, pack.frames)
             store.index.commit()
         ids = [data_id(content) for content in contents.values()]
-        assert store.index.known(ids) == set(ids)
+        assert store.index.usable(ids) == set(ids)
     taken(box, contents)
     assert_readable(box, contents)
 
@@ -123,7 +123,7 @@ def test_an_index_that_is_built_from_packs_in_any_order_has_no_ring(
             for pack_id in order:
                 store.index.add_pack(pack_id, packs[pack_id].size_bytes, packs[pack_id].frames)
             store.index.settle(lambda pack_id: packs[pack_id].frames)
-            assert store.index.known(ids) == set(ids), order
+            assert store.index.usable(ids) == set(ids), order
 
 
 def test_an_index_that_sees_deltas_before_their_bases_has_no_ring_when_it_sees_these(
@@ -140,7 +140,7 @@ def test_an_index_that_sees_deltas_before_their_bases_has_no_ring_when_it_sees_t
                 for pack_id, pack in packs:
                     store.index.add_pack(pack_id, pack.size_bytes, pack.frames)
                 store.index.settle(lambda pack_id: dict(done)[pack_id].frames)
-            assert store.index.known(ids) == set(ids), order
+            assert store.index.usable(ids) == set(ids), order
 
 
 def test_a_writer_relies_on_its_own_delta_instead_of_a_shorter_chain_in_a_condemned_pack(
@@ -151,12 +151,12 @@ def test_a_writer_relies_on_its_own_delta_instead_of_a_shorter_chain_in_a_condem
     packs = written(box, contents, stored)
     with open_store(str(box.store), write=True) as store:
         store.index.clear()
-        store.index.shut = frozenset([packs[1][0]])
+        store.index.shut_packs = frozenset([packs[1][0]])
         for pack_id, pack in packs:
             store.index.add_pack(pack_id, pack.size_bytes, pack.frames)
-        assert store.index.known(ids) == set(ids)
+        assert store.index.usable(ids) == set(ids)
         store.index.settle(lambda pack_id: dict(packs)[pack_id].frames)
-        assert store.index.known(ids) == set(ids)
+        assert store.index.usable(ids) == set(ids)
 
 
 def test_an_index_that_is_built_from_packs_prefers_chains_without_condemned_packs(
@@ -170,7 +170,7 @@ def test_an_index_that_is_built_from_packs_prefers_chains_without_condemned_pack
             order = dice.sample(done, len(done))
             condemned = frozenset(pack_id for pack_id, _ in order[:count])
             store.index.clear()
-            store.index.shut = condemned
+            store.index.shut_packs = condemned
             for pack_id, pack in order:
                 store.index.add_pack(pack_id, pack.size_bytes, pack.frames)
             store.index.settle(lambda pack_id: dict(done)[pack_id].frames)
@@ -179,9 +179,9 @@ def test_an_index_that_is_built_from_packs_prefers_chains_without_condemned_pack
                 for packed in pack.frames:
                     for chunk_id, _ in packed.frame.chunks:
                         options.setdefault(chunk_id, []).append(packed.frame.delta_bases)
-            assert store.index.known(ids) == set(shortest_chains(options)), order
-            store.index.shut = frozenset()
-            assert store.index.known(ids) == set(ids), "readers find every chunk"
+            assert store.index.usable(ids) == set(shortest_chains(options)), order
+            store.index.shut_packs = frozenset()
+            assert store.index.usable(ids) == set(ids), "readers find every chunk"
 
 
 def test_a_store_with_a_ring_survives_the_loss_of_its_index_and_a_prune(

@@ -91,7 +91,9 @@ def plan_prune(
     marks = mark_needed(store, expiry.expired, check, progress)
     packs = store.pack_files()
     usage = _measure(store, packs, marks, check, progress)
-    packs = {pack_id: size for pack_id, size in packs.items() if pack_id not in store.index.shut}
+    packs = {
+        pack_id: size for pack_id, size in packs.items() if pack_id not in store.index.shut_packs
+    }
     damaged = _known_damage(store, usage)
     choice = _choose_packs(store, usage, damaged)
     return _assemble(
@@ -216,7 +218,12 @@ def _measure(
 
     try:
         return measure_usage(
-            store.packs, store.reader, packs, marks, check=counted, shut=store.index.shut
+            store.packs,
+            store.reader,
+            packs,
+            marks,
+            check=counted,
+            shut_packs=store.index.shut_packs,
         )
     except UnreachableError as error:
         raise _unreadable(error, "a pack") from error

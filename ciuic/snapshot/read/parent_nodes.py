@@ -42,7 +42,7 @@ def can_reuse(store: Store, entry: Entry) -> bool:
         wanted = _content_of(store, entry, nodes) | nodes.keys()
     except CorruptionError:
         return False
-    return store.index.known(list(wanted)) == wanted
+    return store.index.usable(list(wanted)) == wanted
 
 
 def keep_content(store: Store, writer: StoreWriter, entry: Entry) -> None:
@@ -54,7 +54,7 @@ def keep_content(store: Store, writer: StoreWriter, entry: Entry) -> None:
         CorruptionError: It is damaged.
         StoreError: The store failed.
     """
-    if not store.index.shut:
+    if not store.index.shut_packs:
         return
     nodes: dict[ChunkId, bytes] = {}
     data = _content_of(store, entry, nodes)

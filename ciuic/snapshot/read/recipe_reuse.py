@@ -71,7 +71,7 @@ def plan_recipe(
     """Plan the recipe of a file from the changed ranges; None if the store lacks an old chunk."""
     plan = list(plan_changes(tracked.pieces, tracked.changed, size_bytes, chunker=chunker))
     wanted = {ChunkId(part.piece.id) for part in plan if isinstance(part, Kept) and part.piece.id}
-    return plan if store.index.known(list(wanted)) == wanted else None
+    return plan if store.index.usable(list(wanted)) == wanted else None
 
 
 def expected_pieces(

@@ -140,7 +140,7 @@ class LookupTask(EntryTask):
 
     def _submit(self) -> None:
         lookups, self._lookups = self._lookups, []
-        known = self._index.known([ChunkId(old.content) for old, _, _ in lookups])
+        known = self._index.usable([ChunkId(old.content) for old, _, _ in lookups])
         for old, pending, origin in lookups:
             if old.content in known:
                 pending.resolve(old)

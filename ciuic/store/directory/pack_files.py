@@ -36,7 +36,7 @@ class FilePack:
         with store_faults("read", self.name):
             return read_at(self.fd, length_bytes, offset_bytes)
 
-    def expect(self, offset_bytes: int, length_bytes: int) -> None:
+    def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
         """See ``OpenPack``: the kernel reads ahead."""
         with contextlib.suppress(OSError):
             os.posix_fadvise(self.fd, offset_bytes, length_bytes, os.POSIX_FADV_WILLNEED)

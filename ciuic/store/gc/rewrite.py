@@ -84,7 +84,7 @@ def point_at_retained(packs: Packs, index: ChunkIndex, retained: dict[ChunkId, P
     for chunk_id, pack_id in retained.items():
         chunks.setdefault(pack_id, set()).add(chunk_id)
     for pack_id, chunk_ids in chunks.items():
-        index.point(pack_id, read_frames(packs, pack_id), chunk_ids)
+        index.replace_places(pack_id, read_frames(packs, pack_id), chunk_ids)
     if retained:
         index.commit()
 

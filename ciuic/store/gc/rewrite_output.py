@@ -233,11 +233,11 @@ class PackOutput:
         for packed in frames:
             if packed.offset_bytes != end:
                 if end > begin:
-                    opened.expect(begin, end - begin)
+                    opened.read_ahead(begin, end - begin)
                 begin = packed.offset_bytes
             end = packed.offset_bytes + packed.frame.total_bytes
         if end > begin:
-            opened.expect(begin, end - begin)
+            opened.read_ahead(begin, end - begin)
 
     def payload(self, opened: OpenPack, packed: PackedFrame) -> bytes:
         """Read and check the stored payload of a frame."""

@@ -41,7 +41,7 @@ class UploadOutput:
     def announce(self, opened: OpenPack, frames: Iterable[PackedFrame]) -> None:
         """See ``Output``."""
         for packed in frames:
-            opened.expect(packed.offset_bytes, packed.frame.total_bytes)
+            opened.read_ahead(packed.offset_bytes, packed.frame.total_bytes)
 
     def payload(self, opened: OpenPack, packed: PackedFrame) -> bytes:
         """See ``Output``."""

@@ -95,7 +95,7 @@ def measure_usage(
     marks: Marks,
     *,
     check: Callable[[int], None],
-    shut: Collection[PackId] = (),
+    shut_packs: Collection[PackId] = (),
 ) -> Usage:
     """Measure the usage of all packs from their footers.
 
@@ -105,8 +105,8 @@ def measure_usage(
         sizes: Sizes of the packs to measure, by ID.
         marks: The marks of all chunks that snapshots need; their delta bases are added.
         check: Receives the number of measured packs; raises to end the work.
-        shut: Packs that another prune has condemned: their delta bases count, but their chunks do
-        not.
+        shut_packs: Packs that another prune has condemned: their delta bases count, but their
+        chunks do not.
 
     Raises:
         UnknownFormatError: A pack contains frames of a later version, whose delta bases are
@@ -118,7 +118,7 @@ def measure_usage(
     uses: list[PackUsage] = []
     repeated: set[ChunkId] = set()
     for pack_id, size in sorted(sizes.items()):
-        if pack_id in unreadable or pack_id in shut:
+        if pack_id in unreadable or pack_id in shut_packs:
             continue
         check(len(sizes))
         frames = known.pop(pack_id, None) or read_frames(packs, pack_id)

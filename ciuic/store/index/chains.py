@@ -70,15 +70,15 @@ def deltas_to_leave(
 
 
 def better_places(
-    execute: Execute, again: Collection[ChunkId], shut: Collection[int]
+    execute: Execute, again: Collection[ChunkId], shut_packs: Collection[int]
 ) -> dict[ChunkId, int]:
     """Map chunks to the number of the pack that should be their place, where another one is.
 
     Args:
         execute: Queries the chunk index.
         again: The chunks that are deltas in more than one pack.
-        shut: The numbers of packs that a prune has condemned: a chain that leads there counts only
-            if there is no other.
+        shut_packs: The numbers of packs that a prune has condemned: a chain that leads there counts
+            only if there is no other.
     """
     recorded = _recorded(execute, again)
     copies: Copies = {chunk_id: [copy] for chunk_id, copy in recorded.items()}
@@ -89,11 +89,11 @@ def better_places(
     places = _follow(execute, options)
     copies |= {chunk_id: [copy] for chunk_id, copy in places.items()}
     chosen: dict[ChunkId, _Copy] = {}
-    if shut:
+    if shut_packs:
         # First among open packs alone; then what these can't decode, with all packs.
         chosen = _shortest(
             {
-                chunk_id: [copy for copy in found if copy.pack not in shut]
+                chunk_id: [copy for copy in found if copy.pack not in shut_packs]
                 for chunk_id, found in copies.items()
             }
         )

@@ -43,11 +43,11 @@ class ChunkIndex(Records):
     """The open chunk index. All methods may be called from any thread.
 
     Attributes:
-        shut: Packs that a prune of another session has condemned. A snapshot that relied on them
-            could lose chunks, so ``known`` leaves their chunks out. Reads still find them.
+        shut_packs: Packs that a prune of another session has condemned. A snapshot that relied on
+            them could lose chunks, so ``usable`` leaves their chunks out. Reads still find them.
     """
 
-    shut: frozenset[PackId] = frozenset()
+    shut_packs: frozenset[PackId] = frozenset()
 
     def add_pack(self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame]) -> None:
         """Record a pack and its chunks. The pack must be durable before ``commit``.
@@ -63,7 +63,9 @@ class ChunkIndex(Records):
             number = cursor.lastrowid or 0
             alone, deltas = rows_of(number, frames)
             self._db.executemany(_INSERT_CHUNK, sorted(alone))
-            self._insert_deltas(number, deltas, set() if pack_id in self.shut else self._shut())
+            self._insert_deltas(
+                number, deltas, set() if pack_id in self.shut_packs else self._shut_numbers()
+            )
             # After ``clear``: chunks that a check found damaged are not in this pack.
             self._db.execute(
                 "DELETE FROM chunk WHERE id IN (SELECT id FROM lost_chunk) AND pack IN"
@@ -71,7 +73,7 @@ class ChunkIndex(Records):
                 " WHERE name = ? AND what != '')",
                 (pack_id,),
             )
-        if self.shut and pack_id not in self.shut:
+        if self.shut_packs and pack_id not in self.shut_packs:
             self._leave_shut_packs(pack_id, frames)
 
     def add_checked_pack(
@@ -113,7 +115,7 @@ class ChunkIndex(Records):
             self._db.execute("DELETE FROM pack WHERE name IN (SELECT name FROM gone)")
             self._db.execute("DROP TABLE gone")
 
-    def point(
+    def replace_places(
         self, pack_id: PackId, frames: Iterable[PackedFrame], chunk_ids: Container[ChunkId]
     ) -> None:
         """Record chunks at their places in this pack, in place of any other.
@@ -197,14 +199,14 @@ class ChunkIndex(Records):
         from ciuic.store.index.chains import better_places
 
         with self._lock, self._faults():
-            better = better_places(self._db.execute, again, self._shut())
+            better = better_places(self._db.execute, again, self._shut_numbers())
             names = dict(self._db.execute("SELECT number, name FROM pack")) if better else {}
         chunks: dict[PackId, set[ChunkId]] = {}
         for chunk_id, number in better.items():
             chunks.setdefault(names[number], set()).add(chunk_id)
         for pack_id, chunk_ids in chunks.items():
             with contextlib.suppress(CorruptionError, UnknownFormatError):
-                self.point(pack_id, frames_of(pack_id), chunk_ids)
+                self.replace_places(pack_id, frames_of(pack_id), chunk_ids)
 
     def packs(self) -> dict[PackId, int]:
         """Return the size in bytes of every recorded pack."""
@@ -223,16 +225,16 @@ class ChunkIndex(Records):
             for packed in frames
             for chunk_id, _ in packed.frame.chunks
             if chunk_id in places
-            and places[chunk_id].pack_id in self.shut
+            and places[chunk_id].pack_id in self.shut_packs
             and set(packed.frame.delta_bases) <= set(places[chunk_id].delta_bases)
         }
         if moved:
-            self.point(pack_id, frames, moved)
+            self.replace_places(pack_id, frames, moved)
 
-    def known(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
+    def usable(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that are in a pack with their whole delta chains.
 
-        Leaves out chunks in packs of ``shut``: a snapshot may not rely on them.
+        Leaves out chunks in packs of ``shut_packs``: a snapshot may not rely on them.
         """
         found = set(chunk_ids)
         deltas: dict[ChunkId, tuple[ChunkId, ...]] = {}
@@ -259,7 +261,7 @@ class ChunkIndex(Records):
         if deltas:
             whole = self._whole_chains(deltas)
             found -= {chunk_id for chunk_id in deltas if chunk_id not in whole}
-        return self._in_open_packs(found) if self.shut else found
+        return self._in_open_packs(found) if self.shut_packs else found
 
     def _in_open_packs(self, chunk_ids: set[ChunkId]) -> set[ChunkId]:
         """Return the chunks that are in no shut pack, and no part of their chains is."""
@@ -270,14 +272,16 @@ class ChunkIndex(Records):
             if not wanted:
                 break
             places = places | wanted
-        shut = {chunk_id for chunk_id, place in places.items() if place.pack_id in self.shut}
+        unusable = {
+            chunk_id for chunk_id, place in places.items() if place.pack_id in self.shut_packs
+        }
         while more := {
             chunk_id
             for chunk_id, place in places.items()
-            if chunk_id not in shut and not shut.isdisjoint(place.delta_bases)
+            if chunk_id not in unusable and not unusable.isdisjoint(place.delta_bases)
         }:
-            shut |= more
-        return chunk_ids - shut
+            unusable |= more
+        return chunk_ids - unusable
 
     def _whole_chains(self, deltas: Mapping[ChunkId, tuple[ChunkId, ...]]) -> set[ChunkId]:
         """Return the deltas whose chains lead to chunks that are not deltas."""
@@ -374,12 +378,12 @@ class ChunkIndex(Records):
             (stored,) = self._db.execute("SELECT coalesce(sum(size_bytes), 0) FROM pack").fetchone()
         return plain, stored, count
 
-    def _shut(self) -> set[int]:
-        """Return the numbers of the packs of ``shut``; the caller holds the lock."""
-        if not self.shut:
+    def _shut_numbers(self) -> set[int]:
+        """Return the numbers of the packs of ``shut_packs``; the caller holds the lock."""
+        if not self.shut_packs:
             return set()
         found = self._db.execute("SELECT number, name FROM pack")
-        return {number for number, name in found if name in self.shut}
+        return {number for number, name in found if name in self.shut_packs}
 
     def _insert_deltas(
         self,

@@ -114,7 +114,7 @@ class DeltaEncoder:
         chain = self._reader.chain(previous_id) if previous_id else None
         if chain is None or chain[0].length_bytes != len(plain):
             return None
-        if self._index.shut and not self._index.known([previous_id]):
+        if self._index.shut_packs and not self._index.usable([previous_id]):
             return None
         versions = self._candidates(previous_id, chain)
         bases = [(version.chunk_id, version) for version in versions]

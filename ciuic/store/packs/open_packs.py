@@ -93,7 +93,7 @@ class OpenPacks:
             raise CorruptionError("the frame does not have the length in the chunk index")
         return frame
 
-    def expect(self, places: Iterable[ChunkPlace]) -> None:
+    def read_ahead(self, places: Iterable[ChunkPlace]) -> None:
         """Ask for frames to be read ahead, while the caller prepares other things.
 
         Loading the decoder of the first frame takes longer than reading a hundred frames. Errors
@@ -113,7 +113,7 @@ class OpenPacks:
             length = min(end - begin, left)
             left -= length
             with contextlib.suppress(StoreError):
-                self.get(pack_id).expect(begin, length)
+                self.get(pack_id).read_ahead(begin, length)
 
     def size(self, pack_id: PackId) -> int | None:
         """Return the length of a pack; None if it is missing or unreachable."""

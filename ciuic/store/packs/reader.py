@@ -47,7 +47,7 @@ class StoreReader:
 
     Attributes:
         failures: What to do when a chunk that could not be read is read again.
-        expected: The places that ``expect`` was told of last, with those of the chains below.
+        prepared: The places that ``prepare_reads`` was given last, with those of the chains below.
         elsewhere: Is asked for a chunk that can't be read here, unless the read is to repair
             nothing; None: nothing is.
     """
@@ -68,7 +68,7 @@ class StoreReader:
         self._packs = OpenPacks(packs, passing=passing)
         self._locator = Locator(self._packs, index, index_from_packs, listed)
         self._frames = FrameReader(store_path, self._packs, listed)
-        self.expected: Mapping[ChunkId, ChunkPlace] = {}
+        self.prepared: Mapping[ChunkId, ChunkPlace] = {}
         self._too_long: set[ChunkId] = set()
 
     @property
@@ -85,7 +85,7 @@ class StoreReader:
         """Close the packs and clear the cache."""
         self._packs.close()
         self._frames.clear()
-        self.expected = {}
+        self.prepared = {}
 
     def node(self, kind: int, node_id: ChunkId) -> bytes:
         """Read and check a tree or recipe node.
@@ -120,12 +120,12 @@ class StoreReader:
             raise
 
     def read_into(self, chunk_id: ChunkId, out: memoryview, places: _Places = None) -> bool:
-        """Read and check a chunk that ``expect`` was told of: see ``read_straight``.
+        """Read and check a chunk that ``prepare_reads`` was given: see ``read_straight``.
 
         Args:
             chunk_id: The chunk, of file content.
             out: Memory for exactly the chunk. Its content is arbitrary if this returns False.
-            places: ``expected`` as it was then; None: as it is now.
+            places: ``prepared`` as it was then; None: as it is now.
 
         Returns:
             Whether ``out`` has the chunk. If not, ``chunk`` repairs it or says what is wrong.
@@ -133,7 +133,7 @@ class StoreReader:
         # Imported here: most commands read no large chunk.
         from ciuic.store.packs.straight import read_straight
 
-        return read_straight(self._packs, places or self.expected, chunk_id, out)
+        return read_straight(self._packs, places or self.prepared, chunk_id, out)
 
     def frame(
         self, place: ChunkPlace, *, repair: bool = True, keep: bool = False, header_id: bytes = b""
@@ -159,15 +159,15 @@ class StoreReader:
         return self._frames.header(place)
 
     def read_ahead(self, places: Iterable[ChunkPlace]) -> None:
-        """Read frames ahead: see ``OpenPacks.expect``."""
-        self._packs.expect(places)
+        """Read frames ahead: see ``OpenPacks.read_ahead``."""
+        self._packs.read_ahead(places)
 
-    def expect(self, places: Mapping[ChunkId, ChunkPlace]) -> None:
+    def prepare_reads(self, places: Mapping[ChunkId, ChunkPlace]) -> None:
         """Prepare for reading these chunks: read ahead, and look up their delta chains at once.
 
         A look-up for each chunk of each chain costs more than decoding a small chunk.
         """
-        self._packs.expect(places.values())
+        self._packs.read_ahead(places.values())
         known = dict(places)
         for _ in range(CHAIN_MAX):
             below = {base for place in known.values() for base in place.delta_bases} - known.keys()
@@ -175,7 +175,7 @@ class StoreReader:
             if not found:
                 break
             known |= found
-        self.expected = known
+        self.prepared = known
 
     def places(self, chunk_ids: Sequence[ChunkId]) -> dict[ChunkId, ChunkPlace]:
         """Return the places of chunks: see ``Locator.places``."""
@@ -206,7 +206,7 @@ class StoreReader:
         failure = self.failures.get(chunk_id)
         if failure is not None:
             raise CorruptionError(failure)
-        place = self.expected.get(chunk_id)
+        place = self.prepared.get(chunk_id)
         # A prune may have moved it since. It can still be read from a pack that is open.
         if place is None or not self._packs.is_open(place.pack_id):
             place = self.places([chunk_id]).get(chunk_id)

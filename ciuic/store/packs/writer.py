@@ -210,7 +210,7 @@ class StoreWriter:
 
     def _drop_if_damaged(self, kind: int, node_id: ChunkId) -> None:
         """Have a damaged node stored again. Other nodes of the same frame may be damaged too."""
-        if self._index.known([node_id]):
+        if self._index.usable([node_id]):
             try:
                 self._reader.node(kind, node_id)
             except CorruptionError:
@@ -226,7 +226,7 @@ class StoreWriter:
         self._raise_failure()
         with self._lock:  # before the index: see ``_claim``
             unclaimed = [chunk_id for chunk_id in chunk_ids if chunk_id not in self._pending]
-        return set(unclaimed) - self._index.known(unclaimed)
+        return set(unclaimed) - self._index.usable(unclaimed)
 
     def add_frame(self, frame: Frame, payload: bytes | memoryview) -> None:
         """Store a frame of another store as it is. The store lacks its chunks: see ``lacking``.
@@ -285,7 +285,7 @@ class StoreWriter:
         # the pending set, so it is always found in at least one of the two.
         with self._lock:
             unclaimed = [chunk for chunk in chunks if chunk[0] not in self._pending]
-        known = self._index.known([chunk_id for chunk_id, _ in unclaimed])
+        known = self._index.usable([chunk_id for chunk_id, _ in unclaimed])
         fresh = []
         with self._lock:
             for chunk in unclaimed:

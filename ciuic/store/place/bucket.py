@@ -226,7 +226,7 @@ class StoreInBucket:
         Raises:
             StoreError: The condemnations and verdicts can't be read.
         """
-        return self.condemned.shut()
+        return self.condemned.shut_packs()
 
     def mark(self, name: str) -> bytes:
         """Read a mark from the bucket.

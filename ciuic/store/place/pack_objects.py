@@ -109,7 +109,7 @@ class ObjectPack:
         self._end_bytes = part_end
         return part_begin, part
 
-    def expect(self, offset_bytes: int, length_bytes: int) -> None:
+    def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
         """See ``OpenPack``: the next reads in this range are larger."""
         with self._lock:
             self._expected = [*self._expected[-3:], (offset_bytes, offset_bytes + length_bytes)]

@@ -49,7 +49,7 @@ class OpenPack(Protocol):
         """
         ...
 
-    def expect(self, offset_bytes: int, length_bytes: int) -> None:
+    def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
         """Read a part ahead, if that is of use. Errors are left to the later read."""
         ...
 

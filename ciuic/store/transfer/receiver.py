@@ -127,7 +127,7 @@ class CountingReceiver:
         lacking = set(chunk_ids) - self._received
         if self._store is None:
             return lacking
-        there = self._store.index.known(list(lacking))
+        there = self._store.index.usable(list(lacking))
         for one, place in self._store.index.places(list(there)).items() if self._changed else ():
             size_bytes = self._changed.get(place.pack_id)
             if size_bytes is not None and place.offset_bytes + place.frame_bytes > size_bytes:

@@ -228,8 +228,8 @@ def _announce(pack: OpenPack, places: Sequence[ChunkPlace]) -> None:
     for offset, length in sorted(spans.items(), key=operator.itemgetter(0)):
         if offset != end:
             if end > begin:
-                pack.expect(begin, end - begin)
+                pack.read_ahead(begin, end - begin)
             begin = offset
         end = offset + length
     if end > begin:
-        pack.expect(begin, end - begin)
+        pack.read_ahead(begin, end - begin)

@@ -238,15 +238,15 @@ class _Run:
         bucket.fetch()
         # A manifest may have been lost since the plan, and a judgment can't be taken back.
         refuse_lost_manifests(store)
-        shut = bucket.condemned.shut(besides=condemnation.session) | condemnation.packs
-        store.index_keeper.renew(shut)
+        shut_packs = bucket.condemned.shut_packs(besides=condemnation.session) | condemnation.packs
+        store.index_keeper.renew(shut_packs)
         sizes = store.pack_files()
         marks = mark_needed(store, frozenset(), self._check, self._progress)
         follow_delta_bases(store.packs, sizes, marks, check=lambda _: self._check())
         packs = condemnation.packs & sizes.keys()
-        judgment = judge_packs(store, packs, sizes.keys() - shut, marks, self._check)
+        judgment = judge_packs(store, packs, sizes.keys() - shut_packs, marks, self._check)
         for pack_id, chunk_ids in judgment.elsewhere.items():
-            store.index.point(pack_id, read_frames(store.packs, pack_id), chunk_ids)
+            store.index.replace_places(pack_id, read_frames(store.packs, pack_id), chunk_ids)
         store.index.commit()
         return bucket.condemned.judge(condemnation.session, condemnation.packs - judgment.spared)
 

@@ -57,7 +57,7 @@ class Condemnation(NamedTuple):
     damaged: bool = False
 
     @property
-    def shut(self) -> frozenset[PackId]:
+    def shut_packs(self) -> frozenset[PackId]:
         """The packs on which no session may rely."""
         return self.packs if self.deleted is None else self.deleted
 
@@ -97,7 +97,7 @@ class Condemned:
                 found.append(Condemnation(session_id, said.packs, deleted, said.damaged))
         return found
 
-    def shut(self, *, besides: SessionId | None = None) -> frozenset[PackId]:
+    def shut_packs(self, *, besides: SessionId | None = None) -> frozenset[PackId]:
         """Return the packs on which no session may rely. A session asks after it has its lease.
 
         Args:
@@ -107,7 +107,7 @@ class Condemned:
             StoreError: They can't be read.
         """
         # Condemnations first: when one has been deleted meanwhile, its verdict is there already.
-        found = [one.shut for one in self.read() if one.session != besides]
+        found = [one.shut_packs for one in self.read() if one.session != besides]
         return self.deleted().union(*found)
 
     def deleted(self) -> frozenset[PackId]:
