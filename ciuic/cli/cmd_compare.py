@@ -16,7 +16,7 @@ from ciuic.cli.comparison import (
     runs_document,
 )
 from ciuic.cli.opening import find_snapshot, opened, shown_ids, warn_damaged
-from ciuic.cli.options import absolute, given, json_option, local_file
+from ciuic.cli.options import absolute, given, json_option, logs_option
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
@@ -59,15 +59,9 @@ _STEPS: Final = 10
     metavar="N",
     help="With --runs: show metrics at N steps.  [default: 10]",
 )
-@click.option(
-    "--log",
-    "logs",
-    metavar="FILE",
-    multiple=True,
-    callback=given,
-    shell_complete=local_file,
-    help="A log with a JSON object in each line, or a pattern that names several; with --runs, a"
-    " path inside each run. May be repeated.",
+@logs_option(
+    "A log with a JSON object in each line, or a pattern that names several; with --runs, a"
+    " path inside each run. May be repeated."
 )
 @click.option("--quick", is_flag=True, help="Don't compare tensors, which reads files that differ.")
 @click.option(

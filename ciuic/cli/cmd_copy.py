@@ -21,10 +21,11 @@ from ciuic.copy.labels import NOTHING_SENT
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, MissingError, StoreError, UsageError
 from ciuic.ids import SnapshotId
+from ciuic.store.addressed import absolute_address
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
 from ciuic.store.place.keys import is_url
-from ciuic.store.place.location import PlaceOptions, bucket_url, split_address
+from ciuic.store.place.location import PlaceOptions
 from ciuic.store.store import Store, open_store
 from ciuic.system import nofollow
 from ciuic.system.clock import SystemClock, local_time_text
@@ -93,7 +94,7 @@ def command(
     can interrupt copy at any moment, and run it again: it continues.
     """
     configured = session.find_copy(place)
-    path = configured.address if configured is not None else _copy_path(place)
+    path = configured.address if configured is not None else absolute_address(place)
     configured = configured or session.find_copy(path)
     if limit_bytes is None:
         limit_bytes = 0 if configured is None else configured.settings.copy_limit_bytes
@@ -131,18 +132,6 @@ def command(
         raise
     _print(report, checked, as_json=as_json, session=session)
     sys.exit(_code(report, checked))
-
-
-def _copy_path(place: str) -> str:
-    """Return the absolute path of a directory, or the URL of a bucket as this program writes it.
-
-    Raises:
-        UsageError: It is another URL.
-    """
-    if not is_url(place):
-        return os.path.abspath(place)
-    url = split_address(place)
-    return os.path.abspath(url.path) if url.scheme == "file" else bucket_url(place)
 
 
 def _refuse_itself(source: Store, copy_path: str) -> None:
@@ -316,8 +305,8 @@ def _print_summary(report: CopyReport, checked: VerifyReport | None) -> None:
     ]
     if report.forgotten:
         parts.append(f"{len(report.forgotten):,} forgotten there")
-    if report.mended_chunks:
-        parts.append(f"{counted(report.mended_chunks, 'lost chunk')} {would}sent again")
+    if report.resent_chunks:
+        parts.append(f"{counted(report.resent_chunks, 'lost chunk')} {would}sent again")
     if report.damaged_there:
         click.echo(
             f"{listed(report.damaged_there[:5], len(report.damaged_there))} in the copy"

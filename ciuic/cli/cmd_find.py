@@ -7,10 +7,9 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import list_snapshots
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.named_damage import NamedDamage
-from ciuic.cli.opening import find_snapshot, opened, shown_ids, warn_damaged
+from ciuic.cli.opening import chosen_snapshots, opened, shown_ids
 from ciuic.cli.options import given, json_option
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
@@ -47,11 +46,7 @@ def command(session: Session, *, pattern: str, snapshot_id: str | None, as_json:
     """
     _refuse_open_set(pattern)
     with opened(session) as store:
-        if snapshot_id is None:
-            chosen = list_snapshots(store)
-            warn_damaged(session, store)
-        else:
-            chosen = [find_snapshot(session, store, snapshot_id)]
+        chosen = chosen_snapshots(session, store, snapshot_id)
         damage = NamedDamage()
         found = damage.after(find_paths(store, chosen, os.fsencode(pattern), damage))
         count = _print_json(found) if as_json else _print(found, shown_ids(store))

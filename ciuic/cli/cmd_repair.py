@@ -9,14 +9,6 @@ import click
 
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
-from ciuic.cli.mending import (
-    Source,
-    header_entrance,
-    mend_from,
-    print_mended,
-    refuse_absent,
-    sources_of,
-)
 from ciuic.cli.opening import opened
 from ciuic.cli.options import (
     given,
@@ -26,8 +18,16 @@ from ciuic.cli.options import (
 )
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
+from ciuic.cli.repair_sources import (
+    Source,
+    header_entrance,
+    print_copy_repairs,
+    refuse_absent,
+    repair_from,
+    sources_of,
+)
 from ciuic.cli.session import Session
-from ciuic.copy.mend import Mended
+from ciuic.copy.repair import CopyRepair
 from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError
 from ciuic.maintain.repair.apply import apply_repair
 from ciuic.maintain.repair.entrance import repair_entrance
@@ -94,17 +94,11 @@ def command(
             quarantined = apply_repair(
                 store, plan, parity=parity, clock=clock, cancelled=cancelled, progress=shown.stage
             )
-        plan, mended = mend_from(
+        plan, given = repair_from(
             sources, store, plan, apply=apply, parity=parity, cancelled=cancelled, shown=shown
         )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
-    if as_json:
-        copies = [one.as_json() for one in mended]
-        print_json({**report.as_json(), "copies": copies, "entrance": list(entrance)})
-    else:
-        for sentence in entrance:
-            click.echo(f"repaired: {printable(sentence)}")
-        _print_report(report, mended)
+    _print(report, given, entrance, as_json=as_json)
     sys.exit(0 if report.ok else DAMAGE)
 
 
@@ -136,7 +130,7 @@ def _repair_bucket(
         if quarantined:
             patience = Patience(wait_s)
             left = len(finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled))
-    mended: list[Mended] = []
+    given: list[CopyRepair] = []
     has_copies = apply and any(bad.has_copy for bad in plan.manifests)
     if has_copies or (sources and plan.is_damaged):
         # A session of its own, which adds: it relies on no pack that was condemned before.
@@ -147,17 +141,11 @@ def _repair_bucket(
         ):
             if has_copies:
                 plan = put_back_manifests(store, plan, cancelled=cancelled)
-            plan, mended = mend_from(
+            plan, given = repair_from(
                 sources, store, plan, apply=apply, parity=0.0, cancelled=cancelled, shown=shown
             )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
-    if as_json:
-        copies = [one.as_json() for one in mended]
-        print_json({**report.as_json(), "copies": copies, "entrance": list(entrance)})
-    else:
-        for sentence in entrance:
-            click.echo(f"repaired: {printable(sentence)}")
-        _print_report(report, mended)
+    _print(report, given, entrance, as_json=as_json)
     if left:
         click.echo(
             f"{counted(left, 'session')} of other writers may rely on the damaged packs;"
@@ -177,7 +165,24 @@ def _stop_at_entrance(entrance: tuple[str, ...], *, as_json: bool) -> None:
     sys.exit(DAMAGE)
 
 
-def _print_report(report: RepairReport, mended: list[Mended]) -> None:
+def _print(
+    report: RepairReport,
+    given: Sequence[CopyRepair],
+    entrance: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what was repaired: at the entrance of the store, in it, and from copies."""
+    if as_json:
+        copies = [copy.as_json() for copy in given]
+        print_json({**report.as_json(), "copies": copies, "entrance": list(entrance)})
+        return
+    for sentence in entrance:
+        click.echo(f"repaired: {printable(sentence)}")
+    _print_report(report, given)
+
+
+def _print_report(report: RepairReport, given: Sequence[CopyRepair]) -> None:
     plan, would = report.plan, "" if report.applied else "would be "
     given = "wrote" if report.applied else "would write"
     for pack in shown_part(plan.packs):
@@ -194,7 +199,7 @@ def _print_report(report: RepairReport, mended: list[Mended]) -> None:
     if plan.stale_catalog:
         click.echo(f"the chunk index {would}rebuilt from the packs")
     _print_additions(plan, given)
-    print_mended(mended, applied=report.applied)
+    print_copy_repairs(given, applied=report.applied)
     _print_remaining(plan)
     for name in shown_part(report.quarantined, err=True):
         click.echo(f"set aside: quarantine/{name}", err=True)

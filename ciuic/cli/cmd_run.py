@@ -22,7 +22,7 @@ from ciuic.cli.guarding import (
     run_rule_command,
     say,
 )
-from ciuic.cli.options import absolute, given, logs_option, size_bytes
+from ciuic.cli.options import absolute, given, rule_logs_option, size_bytes
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, UsageError
 from ciuic.guard.job.cgroup import Cgroup, NoCgroup, create_cgroup
@@ -53,7 +53,7 @@ _WEIGHT: Final = click.IntRange(1, 10_000)
     callback=given,
     help="The name of the job in messages.  [default: the name of the program]",
 )
-@logs_option
+@rule_logs_option
 @click.option(
     "--restart",
     type=click.IntRange(0, 1000),

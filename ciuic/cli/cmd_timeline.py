@@ -9,7 +9,7 @@ from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
-from ciuic.cli.options import absolute, given, json_option, local_file
+from ciuic.cli.options import absolute, given, json_option, logs_option
 from ciuic.cli.progress import progress
 from ciuic.cli.render import brief, coloured, labels, print_json, printable
 from ciuic.cli.session import Session
@@ -59,14 +59,8 @@ _COLUMNS: Final = (
 
 
 @click.command("timeline")
-@click.option(
-    "--log",
-    "logs",
-    metavar="FILE",
-    multiple=True,
-    callback=given,
-    shell_complete=local_file,
-    help="A log with a JSON object in each line, or a pattern that names several; may be repeated.",
+@logs_option(
+    "A log with a JSON object in each line, or a pattern that names several; may be repeated."
 )
 @click.option(
     "--field",

@@ -15,7 +15,7 @@ from ciuic.cli.guarding import (
     run_rule_command,
     say,
 )
-from ciuic.cli.options import absolute, given, logs_option
+from ciuic.cli.options import absolute, given, rule_logs_option
 from ciuic.cli.session import Session
 from ciuic.errors import UsageError
 from ciuic.guard.job.command import Watched
@@ -43,7 +43,7 @@ __all__ = ["command"]
     callback=given,
     help="The name of the job in messages.  [default: 'process PID']",
 )
-@logs_option
+@rule_logs_option
 @click.pass_obj
 def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...]) -> None:
     """Watch a process that is already running, and take a snapshot when it ends.

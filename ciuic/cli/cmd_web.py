@@ -9,7 +9,7 @@ import click
 from ciuic.cli.addresses import place_options
 from ciuic.cli.cmd_doctor import subject_of
 from ciuic.cli.opening import opened
-from ciuic.cli.options import absolute, given, local_file
+from ciuic.cli.options import absolute, given, local_file, logs_option
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.config.load import read_store_path
@@ -34,14 +34,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
     help="Where to listen: 127.0.0.1:PORT, [::1]:PORT, or the path of a socket; port 0 is any free"
     " one.",
 )
-@click.option(
-    "--log",
-    "logs",
-    metavar="FILE",
-    multiple=True,
-    callback=given,
-    shell_complete=local_file,
-    help="A log of a training for the timeline, or a pattern that names several; may be repeated.",
+@logs_option(
+    "A log of a training for the timeline, or a pattern that names several; may be repeated."
 )
 @click.option(
     "--certificate",

@@ -112,6 +112,21 @@ def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] 
             click.echo(f"ciuic: {snapshot_id} counts as pinned: {printable(what)}", err=True)
 
 
+def chosen_snapshots(
+    session: Session, store: Store, snapshot_id: str | None
+) -> list[SnapshotSummary]:
+    """Return one snapshot, or without a name all of them, newest first.
+
+    Raises:
+        SnapshotNotFoundError: There is no such snapshot.
+    """
+    if snapshot_id is not None:
+        return [find_snapshot(session, store, snapshot_id)]
+    snapshots = catalog.list_snapshots(store)
+    warn_damaged(session, store)
+    return snapshots
+
+
 def shown_ids(store: Store) -> dict[SnapshotId, str]:
     """Map each ID to its form in a table: the shortest unique prefix on a terminal.
 

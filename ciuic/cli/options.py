@@ -4,9 +4,11 @@ Nothing here imports the store: help must be instant.
 """
 
 import os
+from collections.abc import Callable
 from typing import TypeVar
 
 import click
+from click.decorators import FC
 from click.shell_completion import CompletionItem
 
 from ciuic.errors import UsageError
@@ -22,6 +24,7 @@ __all__ = [
     "local_file",
     "logs_option",
     "revoke_option",
+    "rule_logs_option",
     "size_bytes",
     "trash_option",
     "wait_option",
@@ -153,13 +156,19 @@ def local_file(
     return [CompletionItem(incomplete, "file")]
 
 
-logs_option = click.option(
-    "--log",
-    "logs",
-    metavar="FILE",
-    multiple=True,
-    callback=given,
-    shell_complete=local_file,
-    help="A log of the program that the rules watch, or a pattern that names several; may be"
-    " repeated.",
+def logs_option(help_text: str) -> Callable[[FC], FC]:
+    """Return the option ``--log`` of a command."""
+    return click.option(
+        "--log",
+        "logs",
+        metavar="FILE",
+        multiple=True,
+        callback=given,
+        shell_complete=local_file,
+        help=help_text,
+    )
+
+
+rule_logs_option = logs_option(
+    "A log of the program that the rules watch, or a pattern that names several; may be repeated."
 )

@@ -6,9 +6,8 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import list_snapshots
 from ciuic.cli.chart import has_unicode
-from ciuic.cli.opening import find_snapshot, opened, warn_damaged
+from ciuic.cli.opening import chosen_snapshots, opened
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json
 from ciuic.cli.session import Session
@@ -46,11 +45,7 @@ def show_shares(
         as_json: Print one document instead of a table.
     """
     with opened(session) as store:
-        if snapshot_id is None:
-            chosen = list_snapshots(store)
-            warn_damaged(session, store)
-        else:
-            chosen = [find_snapshot(session, store, snapshot_id)]
+        chosen = chosen_snapshots(session, store, snapshot_id)
         with progress("stats", quiet=as_json) as shown:
             shown.expect(0, sum(summary.logical_bytes for summary in chosen), about=True)
             shares = find_shares(

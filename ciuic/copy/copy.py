@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 from ciuic.catalog import remember
 from ciuic.copy.choose import announce_copies, choose_snapshots
-from ciuic.copy.healing import lacks_packs, note_healed
 from ciuic.copy.labels import NOTHING_SENT, label, label_present
 from ciuic.copy.limit import BandwidthLimit
+from ciuic.copy.lost_packs import lacks_packs, note_damaged_there
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import (
     CancelledError,
@@ -174,7 +174,7 @@ def copy_snapshots(
             if ready is not None:
                 commits.add(ready)
         commits.commit()
-        note_healed(copy, request.named, report)
+        note_damaged_there(copy, request.named, report)
     except BaseException:
         receiver.abort()
         raise
@@ -254,7 +254,7 @@ class _Run:
             with suppress(CorruptionError, UnknownFormatError):
                 self._sender.send([chunk_id])
                 self._sender.finish()
-        self._report.mended_chunks = self._sender.sent.chunks - before
+        self._report.resent_chunks = self._sender.sent.chunks - before
 
     def send(self, summary: SnapshotSummary) -> _Ready | None:
         """Send all chunks of a snapshot; returns None if it is refused."""

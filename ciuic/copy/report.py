@@ -48,7 +48,7 @@ class CopyReport:
         forgotten: Snapshots that the copy has forgotten, and that were not named.
         refused: Snapshots that could not be copied, and why.
         is_damaged: One of them is refused because of damage.
-        mended_chunks: Lost chunks of the copy that were sent again.
+        resent_chunks: Lost chunks of the copy that were sent again.
         damaged_there: Snapshots of the copy that stay damaged, as far as is known.
         sent_bytes: Stored bytes of all chunks that were sent.
         stored_bytes: Bytes of the copy's new packs.
@@ -64,7 +64,7 @@ class CopyReport:
     forgotten: list[SnapshotId] = field(default_factory=list)
     refused: dict[SnapshotId, str] = field(default_factory=dict)
     is_damaged: bool = False
-    mended_chunks: int = 0
+    resent_chunks: int = 0
     damaged_there: list[SnapshotId] = field(default_factory=list)
     sent_bytes: int = 0
     stored_bytes: int = 0
@@ -80,7 +80,7 @@ class CopyReport:
     def add_present(self, there: CopiedSnapshot) -> None:
         """Add a snapshot that was there before; the chunks that it lacked were sent again."""
         self.present.append(there.id)
-        self.mended_chunks += there.chunks
+        self.resent_chunks += there.chunks
 
     def as_json(self) -> Document:
         """Return the document of ``ciuic copy --json``."""
@@ -93,7 +93,7 @@ class CopyReport:
             "refused": [
                 {"id": snapshot_id, "what": what} for snapshot_id, what in self.refused.items()
             ],
-            "mended_chunks": self.mended_chunks,
+            "mended_chunks": self.resent_chunks,
             "damaged_there": self.damaged_there,
             "sent_bytes": self.sent_bytes,
             "stored_bytes": self.stored_bytes,

@@ -1,7 +1,5 @@
 """Tree nodes, decoded once and kept while they are used, in bounded memory."""
 
-import bisect
-import operator
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
@@ -10,7 +8,7 @@ from ciuic.ids import ChunkId
 from ciuic.model import Entry
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records.kinds import TREE
-from ciuic.store.records.nodes import Child, index_children
+from ciuic.store.records.nodes import Child, child_with, index_children
 from ciuic.store.records.tree_nodes import iter_tree, leaf_entries
 
 __all__ = ["Trees"]
@@ -66,11 +64,10 @@ class Trees:
             return None
         node_id = ChunkId(directory.content)
         for level in range(directory.level, 0, -1):
-            children = self._children(node_id, level)
-            number = bisect.bisect_right(children, name, key=operator.attrgetter("first"))
-            if number == 0:
+            child = child_with(self._children(node_id, level), name)
+            if child is None:
                 return None
-            node_id = children[number - 1].id
+            node_id = child
         return self._leaf(node_id).get(name)
 
     def entries(self, directory: Entry) -> Iterator[Entry]:

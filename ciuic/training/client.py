@@ -14,7 +14,7 @@ from ciuic import errors
 from ciuic.errors import CiuicError, StoreError
 from ciuic.system.priority import set_session_nice
 
-__all__ = ["IGNORED_SIGNALS", "WriterProcess", "error_of"]
+__all__ = ["IGNORED_SIGNALS", "WriterProcess", "error_of", "settle"]
 
 Message = dict[str, Any]
 """A request or an answer: values of JSON. See ``ciuic.training.writer``."""
@@ -156,10 +156,7 @@ class WriterProcess:
                 answer: Message = json.loads(line)
                 with self._lock:
                     future = self._waiting.pop(0)
-                if "error" in answer:
-                    future.set_exception(error_of(answer["error"]))
-                else:
-                    future.set_result(answer)
+                settle(future, answer)
         self._fail_all()
 
     def _fail_all(self) -> None:
@@ -176,6 +173,14 @@ class WriterProcess:
                     " memory is short, the kernel's log says so.",
                 )
             )
+
+
+def settle(future: "Future[Message]", answer: Message) -> None:
+    """Give a request its answer: a result, or the error that it names."""
+    if "error" in answer:
+        future.set_exception(error_of(answer["error"]))
+    else:
+        future.set_result(answer)
 
 
 def error_of(written: dict[str, str]) -> CiuicError:

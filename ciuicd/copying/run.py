@@ -201,13 +201,13 @@ def _tell(copy: CopyTo, report: CopyReport, back: int) -> None:
         _log.warning("%s: %s", copy.name, note)
     if back:
         _log.info("%s: %s brought back, as here", copy.name, counted(back, "snapshot"))
-    if report.copied or report.mended_chunks:
+    if report.copied or report.resent_chunks:
         _log.info(
             "%s: %s copied%s, %s sent, %s",
             copy.name,
             counted(len(report.copied), "snapshot"),
-            f", {counted(report.mended_chunks, 'lost chunk')} sent again"
-            if report.mended_chunks
+            f", {counted(report.resent_chunks, 'lost chunk')} sent again"
+            if report.resent_chunks
             else "",
             format_bytes(report.sent_bytes),
             format_duration(report.total_s),

@@ -19,18 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import obstore
-from obstore.store import S3Store
-
 from benchmarks.tools import find_ciuic
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY, Server, ceph_server
+from tests.kit.signed_requests import make_bucket
 
 _BUCKET = "bench"
 _DISKS = 1
@@ -123,21 +119,6 @@ def _restic(server: Server, name: str) -> list[str]:
     return ["restic", "--repo", f"s3:{server.endpoint}/{_BUCKET}/{name}"]
 
 
-def _make_bucket(server: Server) -> None:
-    client = S3Store(
-        _BUCKET,
-        config={
-            "endpoint": server.endpoint,
-            "access_key_id": ACCESS_KEY,
-            "secret_access_key": SECRET_KEY,
-        },
-        client_options={"allow_http": True},
-    )
-    url = obstore.sign(client, "PUT", "", timedelta(minutes=5))
-    with urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=60):
-        pass
-
-
 def _check(top: Path, restored: Path) -> None:
     for directory, _, names in os.walk(top):
         inner = restored / Path(directory).relative_to(top)
@@ -212,7 +193,7 @@ def main() -> int:
     parser.add_argument("--list", type=int, default=0)
     options = parser.parse_args()
     with ceph_server(_DISKS) as server, tempfile.TemporaryDirectory(prefix="ciuic-bench-") as name:
-        _make_bucket(server)
+        make_bucket(server, _BUCKET)
         tools = _tools(server, Path(name), options.rclone)
         for directory in options.directories:
             _measure(tools, directory.resolve(), options.turns, Path(name))

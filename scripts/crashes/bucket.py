@@ -21,18 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-import obstore
-from obstore.store import S3Store
-
-from tests.kit.ceph import ACCESS_KEY, SECRET_KEY, Server, ceph_server
+from tests.kit.ceph import SECRET_KEY, Server, ceph_server
 from tests.kit.program import CIUIC, environment
+from tests.kit.signed_requests import make_bucket
 
 __all__ = ["stress_bucket"]
 
@@ -338,16 +334,5 @@ def _load_all(stress: _Stress) -> None:
 
 def _new_address(server: Server) -> str:
     bucket = f"stress-{os.getpid()}"
-    client = S3Store(
-        bucket,
-        config={
-            "endpoint": server.endpoint,
-            "access_key_id": ACCESS_KEY,
-            "secret_access_key": SECRET_KEY,
-        },
-        client_options={"allow_http": True},
-    )
-    url = obstore.sign(client, "PUT", "", timedelta(minutes=5))
-    with urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=60):
-        pass
+    make_bucket(server, bucket)
     return f"s3://{bucket}/store"

@@ -3,19 +3,16 @@
 import functools
 import itertools
 import os
-import urllib.request
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 
-import obstore
 import pytest
-from obstore.store import S3Store
 
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY, Server, ceph_server
 from tests.kit.machine import MIB, Machine
 from tests.kit.program import ciuic
+from tests.kit.signed_requests import make_bucket, signed_url
 
 _BUCKETS = itertools.count(1)
 
@@ -23,25 +20,10 @@ WITHOUT = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "", "H
 """The environment says nothing of use, so that only the configuration can."""
 
 
-def signed(server: Server, method: str, path: str) -> str:
-    """Return a URL with which a program without credentials may send a request."""
-    _, bucket, key = path.split("/", 2)
-    client = S3Store(
-        bucket,
-        config={
-            "endpoint": server.endpoint,
-            "access_key_id": ACCESS_KEY,
-            "secret_access_key": SECRET_KEY,
-        },
-        client_options={"allow_http": True},
-    )
-    return obstore.sign(client, method, key, timedelta(minutes=5))
-
-
 @pytest.fixture
 def sign(server: Server) -> Callable[[str, str], str]:
-    """See ``signed``."""
-    return functools.partial(signed, server)
+    """See ``signed_url``."""
+    return functools.partial(signed_url, server)
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +37,7 @@ def server() -> Iterator[Server]:
 def bucket(server: Server, worker_id: str) -> str:
     """A bucket of this worker."""
     name = f"tests-{worker_id}"
-    # The client can't make a bucket, but it can sign the request that does.
-    url = signed(server, "PUT", f"/{name}/")
-    with urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=60):
-        pass
+    make_bucket(server, name)
     return name
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ciuic.catalog import lost_snapshots
 from ciuic.copy.copy import CopyRequest, copy_snapshots
-from ciuic.copy.mend import mend
+from ciuic.copy.repair import repair_from_copy
 from ciuic.copy.report import CopyReport
 from ciuic.errors import CorruptionError
 from ciuic.maintain.prune.bucket.prune import finish_condemned, is_unfinished
@@ -133,8 +133,8 @@ def repair(machine, *, source=None, apply=True):
         if source is not None:
             with source.opened() as other:
                 damaged = [bad.id for bad in plan.manifests if not bad.has_copy]
-                mended = mend(store, other, damaged, parity=0.0, clock=machine.clock)
-                assert set(mended.healed) == set(damaged), mended
+                given = repair_from_copy(store, other, damaged, parity=0.0, clock=machine.clock)
+                assert set(given.repaired) == set(damaged), given
     return plan
 
 

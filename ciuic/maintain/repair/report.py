@@ -143,7 +143,7 @@ class RepairPlan:
         read_bytes: Bytes of packs that were read.
         pack_count: Number of packs.
         from_copies: Chunks of ``packs`` that another store has given, or has.
-        mended: Snapshots that other stores have repaired, or would repair.
+        repaired_by_copies: Snapshots that other stores have repaired, or would repair.
     """
 
     packs: tuple[BadPack, ...]
@@ -161,14 +161,14 @@ class RepairPlan:
     read_bytes: int
     pack_count: int
     from_copies: frozenset[ChunkId] = frozenset()
-    mended: tuple[SnapshotId, ...] = ()
+    repaired_by_copies: tuple[SnapshotId, ...] = ()
 
     @property
     def is_damaged(self) -> bool:
         """Whether damage was found."""
         documents = self.manifests or self.marks.damaged or self.retired
         found = self.packs or self.unreachable or self.origins or self.remaining
-        return bool(documents or found or self.mended)
+        return bool(documents or found or self.repaired_by_copies)
 
     @property
     def is_hopeless(self) -> bool:
@@ -190,7 +190,7 @@ class RepairPlan:
             or self.uncopied
             or self.marks.uncopied
             or self.stale_catalog
-            or self.mended
+            or self.repaired_by_copies
         )
 
 

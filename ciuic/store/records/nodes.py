@@ -6,6 +6,8 @@ million, or one changed block in a terabyte, therefore rewrites one leaf and the
 it. Encoding: msgpack arrays, docs/format.md, "Nodes".
 """
 
+import bisect
+import operator
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
@@ -27,6 +29,7 @@ __all__ = [
     "Node",
     "PutNode",
     "child_ids",
+    "child_with",
     "decode_node",
     "encode_node",
     "index_children",
@@ -188,6 +191,12 @@ def index_children(data: bytes, level: int) -> list[Child]:
     if not children:
         raise CorruptionError("an index node has no children")
     return children
+
+
+def child_with(children: Sequence[Child], name: bytes) -> ChunkId | None:
+    """Return the ID of the child that may have the entry of this name; None if none can."""
+    number = bisect.bisect_right(children, name, key=operator.attrgetter("first"))
+    return children[number - 1].id if number else None
 
 
 AnyNode = TypeVar("AnyNode", bound=LeveledNode)

@@ -4,7 +4,6 @@ A reader refuses every entry that no directory has, so code that walks a tree ne
 own: what it gets, a restore can create.
 """
 
-import bisect
 import operator
 import stat
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from ciuic.store.records.nodes import (
     Child,
     GetNode,
     LeveledNode,
+    child_with,
     decode_node,
     index_children,
 )
@@ -122,11 +122,10 @@ class Lookup:
         """
         node_id = self._top
         for level in range(self._level, 0, -1):
-            children = self._children(node_id, level)
-            number = bisect.bisect_right(children, name, key=operator.attrgetter("first"))
-            if number == 0:
+            child = child_with(self._children(node_id, level), name)
+            if child is None:
                 return None
-            node_id = children[number - 1].id
+            node_id = child
         return self._entries(node_id).get(name)
 
     def _children(self, node_id: ChunkId, level: int) -> list[Child]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from ciuic.errors import StoreError, UsageError
 from ciuic.system.clock import Clock
-from ciuic.training.client import error_of
+from ciuic.training.client import error_of, settle
 from ciuic.training.ranks.job import Job
 from ciuic.training.ranks.wire import Message, peer_user, receive, send
 
@@ -125,10 +125,7 @@ class RankClient:
                 answer, _ = receive(self._socket)
                 with self._lock:
                     future = self._waiting.pop(0)
-                if "error" in answer:
-                    future.set_exception(error_of(answer["error"]))
-                else:
-                    future.set_result(answer)
+                settle(future, answer)
         self._fail_all()
 
     def _fail_all(self) -> None:

@@ -11,7 +11,7 @@ import click
 from ciuic.cli.progress import Reporter
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
-from ciuic.copy.mend import Mended, foresee_mend, mend
+from ciuic.copy.repair import CopyRepair, foresee_repair, repair_from_copy
 from ciuic.errors import CancelledError, CiuicError, MissingError, StoreError, UsageError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.maintain.repair.report import RepairPlan
@@ -21,7 +21,14 @@ from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, listed
 
-__all__ = ["Source", "header_entrance", "mend_from", "print_mended", "refuse_absent", "sources_of"]
+__all__ = [
+    "Source",
+    "header_entrance",
+    "print_copy_repairs",
+    "refuse_absent",
+    "repair_from",
+    "sources_of",
+]
 
 
 _NO_SOURCE: Final = (
@@ -120,7 +127,7 @@ def refuse_absent(sources: Sequence[Source], store: Store) -> None:
                 pass
 
 
-def mend_from(
+def repair_from(
     sources: Sequence[Source],
     store: Store,
     plan: RepairPlan,
@@ -129,16 +136,16 @@ def mend_from(
     parity: float,
     cancelled: Callable[[], bool],
     shown: Reporter,
-) -> tuple[RepairPlan, list[Mended]]:
+) -> tuple[RepairPlan, list[CopyRepair]]:
     """Take what a repair can't find in the store from others, or show which have it.
 
     Returns:
-        The plan without what was mended, and what each store gave.
+        The plan without what they repaired, and what each store gave.
 
     Raises:
         CiuicError: The store failed, or that of --from.
     """
-    found: list[Mended] = []
+    found: list[CopyRepair] = []
     for source in sources:
         damaged = _damaged(plan)
         if not damaged:
@@ -146,7 +153,7 @@ def mend_from(
         try:
             with _opened(source, store) as other:
                 if apply:
-                    mended = mend(
+                    given = repair_from_copy(
                         store,
                         other,
                         damaged,
@@ -157,26 +164,26 @@ def mend_from(
                         progress=lambda _, done, count, __: shown.stage("copies", done, count),
                     )
                 else:
-                    mended = foresee_mend(store, other, damaged, _lost(plan))
-                plan = _without(plan, mended, store if apply else other)
+                    given = foresee_repair(store, other, damaged, _lost(plan))
+                plan = _without(plan, given, store if apply else other)
         except CancelledError:
             raise
         except CiuicError as error:
             if source.is_named:
                 raise
-            mended = Mended(source.address, problem=error.message)
-        found.append(mended)
+            given = CopyRepair(source.address, problem=error.message)
+        found.append(given)
     return plan, found
 
 
-def print_mended(found: Sequence[Mended], *, applied: bool) -> None:
+def print_copy_repairs(found: Sequence[CopyRepair], *, applied: bool) -> None:
     """Print what other stores gave, or have."""
     for one in found:
         where = printable(one.address)
-        if one.healed:
+        if one.repaired:
             click.echo(
                 f"taken from {where}: {counted(one.chunks, 'chunk')};"
-                f" {listed(one.healed[:5], len(one.healed))} can be restored in full again"
+                f" {listed(one.repaired[:5], len(one.repaired))} can be restored in full again"
             )
         elif one.has and not applied:
             click.echo(
@@ -193,17 +200,17 @@ def _damaged(plan: RepairPlan) -> list[SnapshotId]:
     return list(dict.fromkeys([*[one.id for one in plan.remaining], *without]))
 
 
-def _without(plan: RepairPlan, mended: Mended, holder: Store) -> RepairPlan:
-    """Return a plan without what was mended. ``holder`` has the chunks that count as found."""
+def _without(plan: RepairPlan, given: CopyRepair, holder: Store) -> RepairPlan:
+    """Return a plan without what was repaired. ``holder`` has the chunks that count as found."""
     places = holder.reader.places(sorted(_lost(plan)))
-    helped = {*mended.heals, *mended.healed}
+    helped = {*given.would_repair, *given.repaired}
     return replace(
         plan,
         from_copies=plan.from_copies | frozenset(places),
         lost=plan.lost - places.keys(),
-        mended=(*plan.mended, *sorted(helped)),
+        repaired_by_copies=(*plan.repaired_by_copies, *sorted(helped)),
         remaining=tuple([one for one in plan.remaining if one.id not in helped]),
-        manifests=tuple([bad for bad in plan.manifests if bad.id not in mended.healed]),
+        manifests=tuple([bad for bad in plan.manifests if bad.id not in given.repaired]),
     )
 
 

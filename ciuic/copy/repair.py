@@ -17,26 +17,26 @@ from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.view.damage import DamageSurvey, known_lost
 
-__all__ = ["Mended", "foresee_mend", "mend"]
+__all__ = ["CopyRepair", "foresee_repair", "repair_from_copy"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class CopyRepair:
     """What another store gave, or can give.
 
     Attributes:
         address: Its directory or URL.
         has: The damaged snapshots that it has.
-        heals: The damaged snapshots that it would repair; with ``--apply``, none.
-        healed: Those that are undamaged now; without ``--apply``, none.
+        would_repair: The damaged snapshots that it would repair; with ``--apply``, none.
+        repaired: Those that are undamaged now; without ``--apply``, none.
         chunks: Chunks that were taken.
         problem: Why some chunks were not taken; empty: all were.
     """
 
     address: str
     has: tuple[SnapshotId, ...] = ()
-    heals: tuple[SnapshotId, ...] = ()
-    healed: tuple[SnapshotId, ...] = ()
+    would_repair: tuple[SnapshotId, ...] = ()
+    repaired: tuple[SnapshotId, ...] = ()
     chunks: int = 0
     problem: str = ""
 
@@ -45,35 +45,35 @@ class Mended:
         return {
             "address": self.address,
             "has": list(self.has),
-            "heals": list(self.heals),
-            "healed": list(self.healed),
+            "heals": list(self.would_repair),
+            "healed": list(self.repaired),
             "chunks": self.chunks,
             "problem": self.problem or None,
         }
 
 
-def foresee_mend(
+def foresee_repair(
     store: Store, other: Store, damaged: Collection[SnapshotId], lost: Collection[ChunkId]
-) -> Mended:
-    """Return what ``mend`` would do. Changes nothing, and reads no content.
+) -> CopyRepair:
+    """Return what ``repair_from_copy`` would do. Changes nothing, and reads no content.
 
     Args:
-        store: See ``mend``.
-        other: See ``mend``.
-        damaged: See ``mend``.
-        lost: See ``mend``.
+        store: See ``repair_from_copy``.
+        other: See ``repair_from_copy``.
+        damaged: See ``repair_from_copy``.
+        lost: See ``repair_from_copy``.
     """
     has = other.listed_ids() & set(damaged)
     there = DamageSurvey(other, known_lost(other))
-    heals = {one for one in has if there.is_sound(one)}
+    would_repair = {one for one in has if there.is_sound(one)}
     given = other.reader.places(sorted(lost)).keys()
     here = DamageSurvey(store, set(lost))
     listed = store.listed_ids()
     for one in damaged:
         # Another snapshot may bring the chunks of one that the other store does not have.
         if one in listed and one not in has and _is_given(here, one, given):
-            heals.add(one)
-    return Mended(other.name, has=tuple(sorted(has)), heals=tuple(sorted(heals)))
+            would_repair.add(one)
+    return CopyRepair(other.name, has=tuple(sorted(has)), would_repair=tuple(sorted(would_repair)))
 
 
 def _is_given(here: DamageSurvey, snapshot_id: SnapshotId, given: Collection[ChunkId]) -> bool:
@@ -83,7 +83,7 @@ def _is_given(here: DamageSurvey, snapshot_id: SnapshotId, given: Collection[Chu
     )
 
 
-def mend(
+def repair_from_copy(
     store: Store,
     other: Store,
     damaged: Sequence[SnapshotId],
@@ -93,7 +93,7 @@ def mend(
     clock: Clock,
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = shows_nothing,
-) -> Mended:
+) -> CopyRepair:
     """Take what damaged snapshots lack from another store.
 
     Args:
@@ -123,10 +123,10 @@ def mend(
     survey = DamageSurvey(store, known_lost(store) | still_lost)
     listed = store.listed_ids()
     # Also those that the other store does not have: what they lacked may have come with another.
-    healed = tuple([one for one in sorted(damaged) if one in listed and survey.is_sound(one)])
-    chunks = report.mended_chunks + sum([one.chunks for one in report.copied])
+    repaired = tuple([one for one in sorted(damaged) if one in listed and survey.is_sound(one)])
+    chunks = report.resent_chunks + sum([one.chunks for one in report.copied])
     problem = "; ".join([f"{one}: {what}" for one, what in report.refused.items()])
-    return Mended(other.name, has, (), healed, chunks, problem)
+    return CopyRepair(other.name, has, (), repaired, chunks, problem)
 
 
 def _put_back_manifests(store: Store, other: Store, snapshot_ids: Collection[SnapshotId]) -> None:

@@ -7,7 +7,7 @@ from ciuic.ids import SnapshotId
 from ciuic.store.store import Store
 from ciuic.view.damage import DamageSurvey, known_lost
 
-__all__ = ["lacks_packs", "note_healed"]
+__all__ = ["lacks_packs", "note_damaged_there"]
 
 
 def lacks_packs(copy: Store) -> bool:
@@ -21,7 +21,7 @@ def lacks_packs(copy: Store) -> bool:
     return not copy.index.packs().items() <= copy.pack_files().items()
 
 
-def note_healed(copy: Store, named: Collection[SnapshotId], report: CopyReport) -> None:
+def note_damaged_there(copy: Store, named: Collection[SnapshotId], report: CopyReport) -> None:
     """Note which snapshots of the copy stay damaged, after everything was sent.
 
     Raises:
