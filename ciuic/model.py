@@ -321,7 +321,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "id": self.id,
             "kind": self.kind,
             "parent": self.parent,
-            "follows": [one.as_json() for one in self.follows],
+            "follows": [followed.as_json() for followed in self.follows],
             "taken": rfc3339(self.taken_ns),
             "files": self.files,
             "logical_bytes": self.logical_bytes,

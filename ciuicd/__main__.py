@@ -257,7 +257,7 @@ def _link_copies(config: str, directory: str) -> None:
         store = settings.snapshot_dir
         if is_url(store):
             store, _ = local_directory(store, os.environ, settings.place_options)
-        copies = [one.address for one in settings.copies if not is_url(one.address)]
+        copies = [copy.address for copy in settings.copies if not is_url(copy.address)]
         os.makedirs(directory, mode=0o700, exist_ok=True)
         directory = os.path.realpath(directory)
         for number, place in enumerate([store, *copies]):

@@ -38,7 +38,7 @@ def take_emergency(session: Session) -> Document | None:
     names: list[str] = []
     if session.store is None:
         with contextlib.suppress(ConfigError):  # 'ciuic snapshot' says what is wrong
-            names = [one.schedule for one in session.settings().others]
+            names = [other.schedule for other in session.settings().others]
     reports = [_take(session), *(_take(session, "--schedule", name) for name in names)]
     return reports[0] if all(reports) else None
 

@@ -140,7 +140,7 @@ def _verify(
             store, store.manifest(snapshot_id), paths, cancelled=cancelled, progress=shown
         )
     if found.damaged:
-        names = [path_text(one.path) for one in found.damaged]
+        names = [path_text(damaged.path) for damaged in found.damaged]
         raise CorruptionError(
             f"{snapshot_id} has {counted(len(names), 'damaged path')}, so nothing was changed:"
             f" {listed(names[:_NAMED_MAX], len(names))}",

@@ -119,8 +119,10 @@ def command(
     else:
         found = _compare(session, names, logs=logs, quick=quick, top=top, as_json=as_json)
     if any(
-        one.against is not None and one.against.moves is not None and one.against.moves.unread
-        for one in found.snapshots
+        compared.against is not None
+        and compared.against.moves is not None
+        and compared.against.moves.unread
+        for compared in found.snapshots
     ):
         click.echo("ciuic: some tensors can't be read: see 'ciuic verify'", err=True)
         sys.exit(DAMAGE)
@@ -150,7 +152,9 @@ def _compare(
     if as_json:
         print_json(comparison_document(found, rows))
     else:
-        heads = [short.get(one.snapshot.id, one.snapshot.id) for one in found.snapshots]
+        heads = [
+            short.get(compared.snapshot.id, compared.snapshot.id) for compared in found.snapshots
+        ]
         print_comparison(found, rows, heads)
     return found
 
@@ -171,7 +175,9 @@ def _compare_runs(
     with opened(session) as store:
         listed = list_snapshots(store)
         warn_damaged(session, store)
-        runs = [find_run(listed, path_text(absolute(one)) if "/" in one else one) for one in names]
+        runs = [
+            find_run(listed, path_text(absolute(name)) if "/" in name else name) for name in names
+        ]
         with progress("compare", quiet=as_json) as shown:
             found = compare_runs(
                 store,
@@ -195,7 +201,10 @@ def _compare_runs(
         print_json({**runs_document(found, metrics), **document})
     else:
         print_runs(found, metrics)
-        ids = [short.get(one.snapshot.id, one.snapshot.id) for one in found.chosen.snapshots]
+        ids = [
+            short.get(compared.snapshot.id, compared.snapshot.id)
+            for compared in found.chosen.snapshots
+        ]
         click.echo(f"\nThe {'last' if wanted is None else 'best'} snapshot of each")
         names = [printable(name) for name in found.names]
         print_comparison(found.chosen, rows, names, [["snapshot", *ids]])

@@ -260,7 +260,9 @@ class _Shown:
 def _verified(copy: Store, request: CopyRequest, report: CopyReport) -> VerifyReport:
     """Read every chunk of the snapshots that the command is about."""
     wanted = {*[snapshot.id for snapshot in report.copied], *report.present, *request.named}
-    there = [copy.manifest(one).summary for one in sorted(wanted & copy.listed_ids())]
+    there = [
+        copy.manifest(snapshot_id).summary for snapshot_id in sorted(wanted & copy.listed_ids())
+    ]
     clock = SystemClock()
     with progress("verify") as shown:
         return verify_snapshots(copy, there, {}, checksum=True, clock=clock, progress=shown.amount)

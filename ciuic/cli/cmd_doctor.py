@@ -133,10 +133,12 @@ def subject_of(session: Session) -> Subject:
         plan = Plan(
             roots=tuple(os.fsencode(path) for path in settings.all_paths),
             schedules=tuple(map(_schedule_of, settings.schedules)),
-            hot_snapshots=max(one.hot_snapshots for one in settings.schedules),
+            hot_snapshots=max(schedule.hot_snapshots for schedule in settings.schedules),
             io_priority=settings.io_priority,
             contacts=settings.contacts,
-            channels=tuple(one.name for one in settings.sections if one.kind == "alert"),
+            channels=tuple(
+                section.name for section in settings.sections if section.kind == "alert"
+            ),
             copies=session.copies(),
         )
     except ConfigError:

@@ -68,15 +68,16 @@ def command(
     covered = None if root is None else absolute(root)
     with opened(session) as store:
         snapshots = [
-            one
-            for one in list_snapshots(store)
-            if (tag is None or tag in one.tags) and (covered is None or covered in one.roots)
+            snapshot
+            for snapshot in list_snapshots(store)
+            if (tag is None or tag in snapshot.tags)
+            and (covered is None or covered in snapshot.roots)
         ]
         warn_damaged(session, store)
         if wanted is None:
             rows = descent(snapshots)
             if as_json:
-                print_json_array(snapshot_json(one) for one in rows)
+                print_json_array(snapshot_json(row) for row in rows)
             else:
                 print_descent(rows, shown_ids(store), graph=graph)
             return

@@ -96,7 +96,9 @@ def command(
             )
     with interruptible() as cancelled, opened(session) as store:
         snapshots = usable_snapshots(store, without_tag=SUSPECT_TAG)
-        regular = [one.taken_ns for one in snapshots if EMERGENCY_TAG not in one.tags]
+        regular = [
+            snapshot.taken_ns for snapshot in snapshots if EMERGENCY_TAG not in snapshot.tags
+        ]
         if not snapshots and since_ns is None:
             raise SnapshotNotFoundError(
                 "no snapshot has a version of any file",

@@ -116,8 +116,11 @@ def _summary_lines(manifest: Manifest, chain: SnapshotChain) -> list[tuple[str, 
         ("stored", f"{format_bytes(summary.stored_bytes)} added to the store"),
     ]
     lines += [
-        ("follows", f"{brief(one.snapshot)}, from which {printable(one.path)} was restored")
-        for one in summary.follows
+        (
+            "follows",
+            f"{brief(followed.snapshot)}, from which {printable(followed.path)} was restored",
+        )
+        for followed in summary.follows
     ]
     if summary.tags:
         lines.append(("tags", labels(summary.tags, pinned=False)))

@@ -214,7 +214,7 @@ def _of_schedule(settings: Settings, name: str, paths: tuple[str, ...]) -> Setti
         )
     found = settings.find_schedule(name)
     if found is None:
-        known = ", ".join(one.schedule for one in settings.schedules)
+        known = ", ".join(schedule.schedule for schedule in settings.schedules)
         raise UsageError(
             f"there is no schedule {printable(name)!r}", hint=f"{settings.path} has: {known}."
         )

@@ -106,9 +106,10 @@ def command(
     wanted = None if root is None else absolute(root)
     with opened(session) as store:
         snapshots = [
-            one
-            for one in list_snapshots(store)
-            if (tag is None or tag in one.tags) and (wanted is None or wanted in one.roots)
+            snapshot
+            for snapshot in list_snapshots(store)
+            if (tag is None or tag in snapshot.tags)
+            and (wanted is None or wanted in snapshot.roots)
         ]
         warn_damaged(session, store)
         with progress("timeline", quiet=as_json) as shown:

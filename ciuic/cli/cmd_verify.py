@@ -89,7 +89,9 @@ def _verify(
             click.echo("only the newest; --all verifies every snapshot", err=True)
         in_bucket = store.bucket is not None
         _print_summary(report, checksum=checksum, in_bucket=in_bucket)
-        print_holders(session, store.path, [one.id for one in report.snapshots if one.damaged])
+        print_holders(
+            session, store.path, [snapshot.id for snapshot in report.snapshots if snapshot.damaged]
+        )
     return report.ok
 
 

@@ -31,7 +31,7 @@ Rows = Sequence[tuple[tuple[str, str], list[float | None]]]
 def comparison_document(found: Comparison, rows: Rows) -> Document:
     """Return the document of ``ciuic compare --json``."""
     return {
-        "snapshots": [_snapshot_json(one) for one in found.snapshots],
+        "snapshots": [_snapshot_json(compared) for compared in found.snapshots],
         "tensors": [
             {"path": path, "name": name, "relative_distances": distances}
             for (path, name), distances in rows
@@ -109,22 +109,37 @@ def _distance(value: float | None) -> str:
 
 def _facts(snapshots: Sequence[Compared]) -> list[list[str]]:
     """Return the rows of the first table, without those that are empty for all snapshots."""
-    metrics = dict.fromkeys(name for one in snapshots for name in one.metrics)
+    metrics = dict.fromkeys(name for compared in snapshots for name in compared.metrics)
     rows = [
-        ["taken", *[local_time_text(one.snapshot.taken_ns) for one in snapshots]],
-        ["step", *["" if one.step is None else f"{one.step:,}" for one in snapshots]],
-        ["epoch", *["" if one.epoch is None else number_text(one.epoch) for one in snapshots]],
+        ["taken", *[local_time_text(compared.snapshot.taken_ns) for compared in snapshots]],
+        [
+            "step",
+            *["" if compared.step is None else f"{compared.step:,}" for compared in snapshots],
+        ],
+        [
+            "epoch",
+            *[
+                "" if compared.epoch is None else number_text(compared.epoch)
+                for compared in snapshots
+            ],
+        ],
         *[
-            [brief(name), *[_distance(one.metrics.get(name)) for one in snapshots]]
+            [brief(name), *[_distance(compared.metrics.get(name)) for compared in snapshots]]
             for name in metrics
         ],
-        ["files", *[f"{one.snapshot.files:,}" for one in snapshots]],
-        ["size", *[format_bytes(one.snapshot.logical_bytes) for one in snapshots]],
-        ["stored", *[format_bytes(one.snapshot.stored_bytes) for one in snapshots]],
-        ["tags", *[labels(one.snapshot.tags, pinned=one.snapshot.pinned) for one in snapshots]],
-        ["changed files", *[_files(one) for one in snapshots]],
-        ["moved tensors", *[_moved(one) for one in snapshots]],
-        ["distance", *[_moved_by(one) for one in snapshots]],
+        ["files", *[f"{compared.snapshot.files:,}" for compared in snapshots]],
+        ["size", *[format_bytes(compared.snapshot.logical_bytes) for compared in snapshots]],
+        ["stored", *[format_bytes(compared.snapshot.stored_bytes) for compared in snapshots]],
+        [
+            "tags",
+            *[
+                labels(compared.snapshot.tags, pinned=compared.snapshot.pinned)
+                for compared in snapshots
+            ],
+        ],
+        ["changed files", *[_files(compared) for compared in snapshots]],
+        ["moved tensors", *[_moved(compared) for compared in snapshots]],
+        ["distance", *[_moved_by(compared) for compared in snapshots]],
     ]
     return [row for row in rows if any(row[1:])]
 
@@ -154,23 +169,23 @@ def runs_document(found: RunComparison, metrics: Sequence[Metrics]) -> Document:
     return {
         "runs": [
             {
-                "run": one.run.name,
-                "directories": [path_text(place) for place in one.run.places],
-                "snapshots": len(one.run.snapshots),
-                "first": one.run.snapshots[-1].as_json()["taken"],
-                "last": one.run.snapshots[0].as_json()["taken"],
-                "last_step": one.last_step,
-                "logs": [path_text(log) for log in one.course.logs],
+                "run": compared.run.name,
+                "directories": [path_text(place) for place in compared.run.places],
+                "snapshots": len(compared.run.snapshots),
+                "first": compared.run.snapshots[-1].as_json()["taken"],
+                "last": compared.run.snapshots[0].as_json()["taken"],
+                "last_step": compared.last_step,
+                "logs": [path_text(log) for log in compared.course.logs],
             }
-            for one in found.runs
+            for compared in found.runs
         ],
         "metrics": [
             {
-                "field": one.field,
-                "steps": one.steps,
-                "values": [[_finite(value) for value in row] for row in one.values],
+                "field": metric.field,
+                "steps": metric.steps,
+                "values": [[_finite(value) for value in row] for row in metric.values],
             }
-            for one in metrics
+            for metric in metrics
         ],
     }
 
@@ -180,19 +195,22 @@ def print_runs(found: RunComparison, metrics: Sequence[Metrics]) -> None:
     runs = found.runs
     columns = [Column(name, right=True, cut=cut_middle) for name in map(printable, found.names)]
     facts = [
-        ["snapshots", *[f"{len(one.run.snapshots):,}" for one in runs]],
-        ["first", *[local_time_text(one.run.snapshots[-1].taken_ns) for one in runs]],
-        ["last", *[local_time_text(one.run.snapshots[0].taken_ns) for one in runs]],
-        ["last step", *["" if one.last_step is None else f"{one.last_step:,}" for one in runs]],
+        ["snapshots", *[f"{len(compared.run.snapshots):,}" for compared in runs]],
+        ["first", *[local_time_text(compared.run.snapshots[-1].taken_ns) for compared in runs]],
+        ["last", *[local_time_text(compared.run.snapshots[0].taken_ns) for compared in runs]],
+        [
+            "last step",
+            *["" if compared.last_step is None else f"{compared.last_step:,}" for compared in runs],
+        ],
     ]
     print_table([Column(""), *columns], [row for row in facts if any(row[1:])])
-    for one in metrics:
-        if one.steps:
-            click.echo(f"\n{printable(brief(one.field))}")
+    for metric in metrics:
+        if metric.steps:
+            click.echo(f"\n{printable(brief(metric.field))}")
             print_table(
                 [Column("STEP", right=True), *columns],
                 [
                     [f"{step:,}", *[_distance(value) for value in row]]
-                    for step, row in zip(one.steps, one.values, strict=True)
+                    for step, row in zip(metric.steps, metric.values, strict=True)
                 ],
             )

@@ -51,15 +51,15 @@ def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
 
 
 def _schedule_lines(schedules: list[object]) -> Iterator[tuple[str, str]]:
-    for one in schedules:
-        if isinstance(one, dict):
+    for schedule in schedules:
+        if isinstance(schedule, dict):
             parts = [
-                f"{one.get('name')}: {_takes_text(one)}",
-                f"next {_local(str(one.get('next')))}",
+                f"{schedule.get('name')}: {_takes_text(schedule)}",
+                f"next {_local(str(schedule.get('next')))}",
             ]
-            if isinstance(one.get("newest"), str):
-                parts.append(f"newest of {_local(one['newest'])}")
-            error = one.get("last_error")
+            if isinstance(schedule.get("newest"), str):
+                parts.append(f"newest of {_local(schedule['newest'])}")
+            error = schedule.get("last_error")
             if isinstance(error, dict):
                 parts.append(f"failed: {error.get('message')}")
             yield "takes", ", ".join(parts)

@@ -191,10 +191,10 @@ class JobEvents:
 
         with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
             before = [
-                one
-                for one in complete_ones(list_snapshots(store))
+                snapshot
+                for snapshot in complete_ones(list_snapshots(store))
                 # The tag is from an earlier run of ciuic.
-                if one.taken_ns <= self._good_ns and SUSPECT_TAG not in one.tags
+                if snapshot.taken_ns <= self._good_ns and SUSPECT_TAG not in snapshot.tags
             ]
             if not before:
                 say("no snapshot was taken before the fault")
@@ -214,9 +214,9 @@ class JobEvents:
         from ciuic.maintain.label import change_tags
 
         with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
-            for one in list_snapshots(store):
-                if one.taken_ns > self._fired_ns and SUSPECT_TAG not in one.tags:
-                    change_tags(store, one.id, add=(SUSPECT_TAG,))
+            for snapshot in list_snapshots(store):
+                if snapshot.taken_ns > self._fired_ns and SUSPECT_TAG not in snapshot.tags:
+                    change_tags(store, snapshot.id, add=(SUSPECT_TAG,))
 
 
 def oom_text(ended: Ended) -> str:

@@ -43,17 +43,17 @@ def print_descent(rows: Sequence[Descent], short: _Short, *, graph: bool) -> Non
     ]
     cells = [
         [
-            short.get(one.snapshot.id, one.snapshot.id),
-            local_time_text(one.snapshot.taken_ns),
-            one.snapshot.kind,
-            format_bytes(one.snapshot.logical_bytes),
-            _names(one.snapshot.follows, short),
-            labels(one.snapshot.tags, pinned=one.snapshot.pinned),
-            one.snapshot.note,
+            short.get(row.snapshot.id, row.snapshot.id),
+            local_time_text(row.snapshot.taken_ns),
+            row.snapshot.kind,
+            format_bytes(row.snapshot.logical_bytes),
+            _names(row.snapshot.follows, short),
+            labels(row.snapshot.tags, pinned=row.snapshot.pinned),
+            row.snapshot.note,
         ]
-        for one in rows
+        for row in rows
     ]
-    edges = [(one.snapshot.id, one.before) for one in rows] if graph else None
+    edges = [(row.snapshot.id, row.before) for row in rows] if graph else None
     _print(columns, cells, edges)
 
 
@@ -135,7 +135,7 @@ def _row(change: Change, short: _Short) -> list[str]:
 
 
 def _names(follows: Sequence[Follow], short: _Short) -> str:
-    names = dict.fromkeys(short.get(one.snapshot, one.snapshot) for one in follows)
+    names = dict.fromkeys(short.get(followed.snapshot, followed.snapshot) for followed in follows)
     return ", ".join(names)
 
 

@@ -45,10 +45,12 @@ def reading_copies(
 
     sources = [
         CopySource(
-            one.address,
-            functools.partial(open_at_address, one.address, os.environ, one.settings.place_options),
+            copy.address,
+            functools.partial(
+                open_at_address, copy.address, os.environ, copy.settings.place_options
+            ),
         )
-        for one in copies
+        for copy in copies
     ]
     through = ReadThrough(store, sources, on_first)
     store.reader.elsewhere = through

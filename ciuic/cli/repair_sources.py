@@ -197,7 +197,7 @@ def print_copy_repairs(found: Sequence[CopyRepair], *, applied: bool) -> None:
 def _damaged(plan: RepairPlan) -> list[SnapshotId]:
     """Return the snapshots that a repair leaves damaged, each once."""
     without = [bad.id for bad in plan.manifests if not bad.has_copy and not bad.in_trash]
-    return list(dict.fromkeys([*[one.id for one in plan.remaining], *without]))
+    return list(dict.fromkeys([*[remaining.id for remaining in plan.remaining], *without]))
 
 
 def _without(plan: RepairPlan, given: CopyRepair, holder: Store) -> RepairPlan:
@@ -209,7 +209,7 @@ def _without(plan: RepairPlan, given: CopyRepair, holder: Store) -> RepairPlan:
         from_copies=plan.from_copies | frozenset(places),
         lost=plan.lost - places.keys(),
         repaired_by_copies=(*plan.repaired_by_copies, *sorted(helped)),
-        remaining=tuple([one for one in plan.remaining if one.id not in helped]),
+        remaining=tuple([remaining for remaining in plan.remaining if remaining.id not in helped]),
         manifests=tuple([bad for bad in plan.manifests if bad.id not in given.repaired]),
     )
 

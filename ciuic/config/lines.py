@@ -64,7 +64,7 @@ def read_lines(path: str) -> Lines:
         if heading is not None:
             kind, name = heading[1], heading[2]
             _check_name(path, number, kind, name)
-            earlier = next((one for one in sections if one[:2] == (kind, name)), None)
+            earlier = next((section for section in sections if section[:2] == (kind, name)), None)
             if earlier is not None:
                 what = f"[{kind} {name}] begins a second time; line {earlier[2]} begins it already"
                 raise wrong_line(path, number, what, hint="Keep one of the two sections.")
@@ -82,7 +82,7 @@ def read_lines(path: str) -> Lines:
         keys[key] = Value(value, number)
     return Lines(
         {key: found.get(key, Value(text, 0)) for key, text in DEFAULTS.items()},
-        tuple(_section(path, *one) for one in sections),
+        tuple(_section(path, *section) for section in sections),
     )
 
 

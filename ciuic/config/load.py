@@ -65,8 +65,8 @@ def load_settings(path: str) -> Settings:
     settings = _checked(lines.values, path)
     _check_sections(lines.sections, path)
     schedules = _schedules(settings, lines, path)
-    hot = {one.schedule: one.hot_snapshots for one in schedules}
-    first, *others = (one._replace(hot_by_schedule=hot) for one in schedules)
+    hot = {schedule.schedule: schedule.hot_snapshots for schedule in schedules}
+    first, *others = (schedule._replace(hot_by_schedule=hot) for schedule in schedules)
     copies = _copies(settings, schedules, lines, path)
     return first._replace(sections=lines.sections, others=tuple(others), copies=copies)
 

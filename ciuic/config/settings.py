@@ -234,7 +234,9 @@ class Settings(NamedTuple):
     @property
     def all_paths(self) -> tuple[str, ...]:
         """The ``snapshot_paths`` of all schedules, each once."""
-        return tuple(dict.fromkeys(path for one in self.schedules for path in one.snapshot_paths))
+        return tuple(
+            dict.fromkeys(path for schedule in self.schedules for path in schedule.snapshot_paths)
+        )
 
     @property
     def place_options(self) -> Any:  # PlaceOptions, which only a store in a bucket needs
@@ -253,7 +255,9 @@ class Settings(NamedTuple):
         """The rules for logs: those of the file, or the default ones if it has none."""
         from ciuic.guard.rules.language import DEFAULT_RULES, parse_rule
 
-        found = {one.name: one.values for one in self.sections if one.kind == "rule"}
+        found = {
+            section.name: section.values for section in self.sections if section.kind == "rule"
+        }
         return tuple(parse_rule(*named) for named in (found or DEFAULT_RULES).items())
 
     @property
@@ -261,7 +265,7 @@ class Settings(NamedTuple):
         """Where alerts go."""
         from ciuic.guard.alerts.channels import parse_alert
 
-        found = (one for one in self.sections if one.kind == "alert")
+        found = (section for section in self.sections if section.kind == "alert")
         return tuple(parse_alert(one.name, one.values) for one in found)
 
     @property
@@ -271,22 +275,24 @@ class Settings(NamedTuple):
         from ciuic.retention import parse_policy
 
         return {
-            one.schedule: Terms(parse_policy(one.retention_policy), one.exclude_rules)
-            for one in self.schedules
+            schedule.schedule: Terms(
+                parse_policy(schedule.retention_policy), schedule.exclude_rules
+            )
+            for schedule in self.schedules
         }
 
     @property
     def copy_addresses(self) -> tuple[tuple[str, str], ...]:
         """The name and the address of each copy."""
-        return tuple((one.name, one.address) for one in self.copies)
+        return tuple((copy.name, copy.address) for copy in self.copies)
 
     def find_copy(self, text: str) -> CopyTo | None:
         """Return the copy of this name or address."""
-        return next((one for one in self.copies if text in {one.name, one.address}), None)
+        return next((copy for copy in self.copies if text in {copy.name, copy.address}), None)
 
     def find_schedule(self, name: str) -> "Settings | None":
         """Return the settings of the schedule of this name."""
-        return next((one for one in self.schedules if one.schedule == name), None)
+        return next((schedule for schedule in self.schedules if schedule.schedule == name), None)
 
     def schedule_of(self, roots: Collection[bytes], exclude: Any) -> str:  # Any: as below
         """Return the schedule of a snapshot: the first one that has these directories and rules.
@@ -296,10 +302,10 @@ class Settings(NamedTuple):
         wanted = set(roots)
         return next(
             (
-                one.schedule
-                for one in self.schedules
-                if wanted == set(map(os.fsencode, one.snapshot_paths))
-                and exclude == one.exclude_rules
+                schedule.schedule
+                for schedule in self.schedules
+                if wanted == set(map(os.fsencode, schedule.snapshot_paths))
+                and exclude == schedule.exclude_rules
             ),
             "",
         )

@@ -83,7 +83,7 @@ class Keeping:
         self, report: CopyReport, problem: str, *, is_complete: bool, is_failed: bool = False
     ) -> None:
         record, old = self.record, self.record.marks
-        there = [*[one.id for one in report.copied], *report.present, *report.forgotten]
+        there = [*[copied.id for copied in report.copied], *report.present, *report.forgotten]
         found: dict[str, int] = {one: self._marks.get(one, UNSENT) for one in there}
         found |= dict.fromkeys(report.unlabelled, UNSENT)
         if is_complete:
@@ -95,7 +95,9 @@ class Keeping:
             found = {one: found[one] for one in found if one not in report.present}
         known = self._marks.keys() | set(self._source.trash.ids())
         record.marks = {one: n for one, n in {**kept, **found}.items() if SnapshotId(one) in known}
-        record.followed = [one for one in record.followed if SnapshotId(one) in known]
+        record.followed = [
+            followed for followed in record.followed if SnapshotId(followed) in known
+        ]
         record.problem = problem
         if not is_failed:
             record.damaged = len(report.damaged_there)

@@ -40,7 +40,7 @@ def label_present(
     present = set(report.present)
     if not present:
         return
-    there = {one.id: one for one in list_snapshots(copy) if one.id in present}
+    there = {snapshot.id: snapshot for snapshot in list_snapshots(copy) if snapshot.id in present}
     has_copies = copy.manifests.copies.ids()
     for state in list_snapshots(source):
         old = there.get(state.id)
@@ -106,9 +106,11 @@ def forget_there(
     """
     gone = source.trash.used_ids()
     found = [
-        one.id
-        for one in newest_first(list_snapshots(copy))[1:]
-        if one.id in gone and not one.pinned and (one.owner.is_library or not library_only)
+        snapshot.id
+        for snapshot in newest_first(list_snapshots(copy))[1:]
+        if snapshot.id in gone
+        and not snapshot.pinned
+        and (snapshot.owner.is_library or not library_only)
     ]
     for begin in range(0, len(found), _TOGETHER):
         remember(copy, *copy.trash.forget(found[begin : begin + _TOGETHER], now_ns))

@@ -144,7 +144,7 @@ def standings(
         return ()
     known = list_snapshots(store) if snapshots is None else snapshots
     taken = {snapshot.id: snapshot.taken_ns for snapshot in known}
-    return tuple(_standing(store.path, one, taken.items(), now_ns) for one in copies)
+    return tuple(_standing(store.path, copy, taken.items(), now_ns) for copy in copies)
 
 
 def holders(store_path: str, copies: Sequence[tuple[str, str]]) -> dict[str, list[str]]:

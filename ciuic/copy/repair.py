@@ -124,7 +124,7 @@ def repair_from_copy(
     listed = store.listed_ids()
     # Also those that the other store does not have: what they lacked may have come with another.
     repaired = tuple([one for one in sorted(damaged) if one in listed and survey.is_sound(one)])
-    chunks = report.resent_chunks + sum([one.chunks for one in report.copied])
+    chunks = report.resent_chunks + sum([copied.chunks for copied in report.copied])
     problem = "; ".join([f"{one}: {what}" for one, what in report.refused.items()])
     return CopyRepair(other.name, has, (), repaired, chunks, problem)
 

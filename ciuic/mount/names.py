@@ -106,7 +106,9 @@ class Top(Directory):
         if listed == self._listed:
             return
         self._listed = listed
-        self._latest = next(iter([one.id for one in newest_first(complete_ones(summaries))]), None)
+        self._latest = next(
+            iter([snapshot.id for snapshot in newest_first(complete_ones(summaries))]), None
+        )
         self._knows_valid = False
         self._times = time_names(summaries)
         self._tags = {}

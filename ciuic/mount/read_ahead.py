@@ -23,7 +23,7 @@ def read_far_ahead(point: bytes) -> None:
         point: The mount point, resolved. It is not looked up: the process that asks for that may be
             the one that has to answer.
     """
-    device = next((one.device for one in reversed(mounts()) if one.point == point), None)
+    device = next((mount.device for mount in reversed(mounts()) if mount.point == point), None)
     if device is None:
         return
     name = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"

@@ -30,7 +30,7 @@ def full_in_s(
     taken = sorted(snapshots, key=lambda one: one.taken_ns)[1:]
     now_s = now_ns / _NS
     recent = [one for one in taken if now_s - _GROWTH_DAYS * _DAY_S <= one.taken_ns / _NS <= now_s]
-    added_bytes = sum(one.stored_bytes for one in recent)
+    added_bytes = sum(snapshot.stored_bytes for snapshot in recent)
     if not added_bytes:
         return None
     # A day at least, so that one hour does not speak for a year.

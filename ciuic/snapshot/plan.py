@@ -126,9 +126,9 @@ def full_due_ns(store: Store, request: TakeRequest, now_ns: int) -> int:
     """
     owner = Owner(this_machine(), is_library=request.origin == LIBRARY)
     series = [
-        one
-        for one in complete_ones(list_snapshots(store))
-        if one.owner.is_same(owner) and one.schedule == request.schedule
+        snapshot
+        for snapshot in complete_ones(list_snapshots(store))
+        if snapshot.owner.is_same(owner) and snapshot.schedule == request.schedule
     ]
     roots = frozenset(request.roots)
     if _full_is_due(series, request.roots, request.base_interval_s, now_ns):

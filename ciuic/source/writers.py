@@ -82,9 +82,9 @@ def find_checkpoints(suffixes: tuple[bytes, ...]) -> dict[bytes, str]:
             mapped = mapped_files(process.pid)
             trains = has_library(mapped)
             opened = {
-                os.fsencode(one.path)
-                for one in process.open_files()
-                if trains or one.mode.strip("rb")
+                os.fsencode(file.path)
+                for file in process.open_files()
+                if trains or file.mode.strip("rb")
             }
             for path in opened | (mapped if trains else set()):
                 if (

@@ -102,7 +102,9 @@ class Comparison(NamedTuple):
 
         The distances are in the order of the snapshots; None: it is equal, or unknown.
         """
-        moves = [one.against.moves if one.against else None for one in self.snapshots]
+        moves = [
+            snapshot.against.moves if snapshot.against else None for snapshot in self.snapshots
+        ]
         keys = dict.fromkeys(key for found in moves if found for key in found.distances)
         rows = [
             (key, [found.distances.get(key) if found else None for found in moves]) for key in keys
@@ -137,7 +139,7 @@ def compare(
     wanted = [(path, fields_of(path)) for path in paths]
     known = Offsets() if offsets is None else offsets
     logs = read_logs(store, snapshots, wanted, offsets=known, read=lambda _size, _path: None)
-    manifests = [store.manifest(one.id) for one in snapshots]
+    manifests = [store.manifest(snapshot.id) for snapshot in snapshots]
     found: list[Compared] = []
     for summary, manifest in zip(snapshots, manifests, strict=True):
         state, place = metrics_of(store, summary), logs.place(summary)

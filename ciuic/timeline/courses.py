@@ -125,9 +125,9 @@ class Courses:
 
     def _saved(self, store: Store, run: Run) -> dict[str, list[Point]]:
         curves: dict[str, Curve] = {}
-        for one in reversed(run.snapshots):
-            state = self.state(store, one)
-            step = step_of(one) if state is None or state.step is None else state.step
+        for snapshot in reversed(run.snapshots):
+            state = self.state(store, snapshot)
+            step = step_of(snapshot) if state is None or state.step is None else state.step
             if state is None or step is None:
                 continue
             for name, value in state.metrics.items():

@@ -143,7 +143,7 @@ def read_logs(
     Raises:
         UsageError: A log can't be read.
     """
-    unplaced = [one for one in snapshots if step_of(one) is None]
+    unplaced = [snapshot for snapshot in snapshots if step_of(snapshot) is None]
     steps = {step for step in map(step_of, snapshots) if step is not None}
     times_ns = {one.taken_ns for one in unplaced}
 
@@ -168,12 +168,12 @@ def _in_snapshots(
     ends: dict[SnapshotId, Moment | None] = {}
     with open_log(path) as file:
         beginnings = Beginnings(store, file)
-        for one in snapshots:
-            entry = offsets.get(store, one, path)
+        for snapshot in snapshots:
+            entry = offsets.get(store, snapshot, path)
             if entry is not None and beginnings.has(entry):
-                lengths[one.id] = entry.size_bytes
+                lengths[snapshot.id] = entry.size_bytes
             elif entry is not None:
-                ends[one.id] = offsets.end(store, one, path, fields)
+                ends[snapshot.id] = offsets.end(store, snapshot, path, fields)
     return lengths, ends
 
 

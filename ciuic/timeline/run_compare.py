@@ -70,7 +70,7 @@ class RunComparison(NamedTuple):
     @property
     def names(self) -> list[str]:
         """A name for each run: of directories the last part, if that tells them apart."""
-        names = [one.run.name for one in self.runs]
+        names = [compared.run.name for compared in self.runs]
         short = [os.path.basename(name) or name for name in names]
         return short if len(set(short)) == len(names) else names
 
@@ -81,7 +81,7 @@ class RunComparison(NamedTuple):
 
     def metrics(self, field: str, rows: int) -> Metrics:
         """Return the values of a field at some of the steps."""
-        curves = [one.course.curves.get(field, []) for one in self.runs]
+        curves = [compared.course.curves.get(field, []) for compared in self.runs]
         steps = steps_of(curves, rows)
         columns = [at_steps(curve, steps) for curve in curves]
         return Metrics(field, steps, [list(row) for row in zip(*columns, strict=True)])
@@ -246,7 +246,7 @@ def _side_by_side(
 
 def _fields(runs: Sequence[ComparedRun]) -> list[str]:
     counts: dict[str, int] = {}
-    for one in runs:
-        for field in one.course.curves:
+    for compared in runs:
+        for field in compared.course.curves:
             counts[field] = counts.get(field, 0) + 1
     return sorted(counts, key=lambda field: -counts[field])

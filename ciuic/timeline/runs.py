@@ -45,11 +45,13 @@ def find_run(snapshots: Sequence[SnapshotSummary], name: str) -> Run:
     path = name.encode("utf-8", "surrogateescape")
     if name.startswith("/"):
         path = path.rstrip(b"/") or b"/"
-        found = [one for one in complete if any(_is_in(path, root) for root in one.roots)]
+        found = [
+            snapshot for snapshot in complete if any(_is_in(path, root) for root in snapshot.roots)
+        ]
         places: tuple[bytes, ...] = (path,)
     else:
-        found = [one for one in complete if f"{_TAG}{name}" in one.tags]
-        found = found or [one for one in complete if name in one.tags]
+        found = [snapshot for snapshot in complete if f"{_TAG}{name}" in snapshot.tags]
+        found = found or [snapshot for snapshot in complete if name in snapshot.tags]
         places = found[0].roots if found else ()
     if not found:
         names = [path_text(run) for run in known_runs(snapshots)[:_SUGGESTED_MAX]]
@@ -65,12 +67,12 @@ def find_run(snapshots: Sequence[SnapshotSummary], name: str) -> Run:
 def known_runs(snapshots: Sequence[SnapshotSummary]) -> list[bytes]:
     """Return the names of the library's runs, and the roots of other snapshots, sorted."""
     found: set[bytes] = set()
-    for one in complete_ones(snapshots):
-        if STATE_ROOT in one.roots:
-            names = [tag.removeprefix(_TAG) for tag in one.tags if tag.startswith(_TAG)]
+    for snapshot in complete_ones(snapshots):
+        if STATE_ROOT in snapshot.roots:
+            names = [tag.removeprefix(_TAG) for tag in snapshot.tags if tag.startswith(_TAG)]
             found.update(name.encode("utf-8", "surrogateescape") for name in names)
         else:
-            found.update(one.roots)
+            found.update(snapshot.roots)
     return sorted(found)
 
 

@@ -106,7 +106,7 @@ def make_timeline(
         field,
         found.logs,
         [points for curve in curves for points in curve.points()],
-        [_marker(one, states[one.id], found.place(one)) for one in snapshots],
+        [_marker(snapshot, states[snapshot.id], found.place(snapshot)) for snapshot in snapshots],
         sum(curve.not_finite for curve in curves),
     )
 
@@ -120,7 +120,8 @@ def states_of(store: Store, snapshots: Sequence[SnapshotSummary]) -> dict[Snapsh
     # Without lost chunks no tree needs to be read: a walk over 1,000 snapshots would take long.
     survey = DamageSurvey(store, lost) if lost else None
     return {
-        one.id: _state(one, is_sound=survey is None or survey.is_sound(one.id)) for one in snapshots
+        snapshot.id: _state(snapshot, is_sound=survey is None or survey.is_sound(snapshot.id))
+        for snapshot in snapshots
     }
 
 
@@ -138,21 +139,21 @@ def _by_states(
     states: dict[SnapshotId, str],
     field: str | None,
 ) -> Timeline:
-    saved = {one.id: metrics_of(store, one) for one in snapshots}
+    saved = {snapshot.id: metrics_of(store, snapshot) for snapshot in snapshots}
     if field is None:
         names = [name for state in saved.values() if state is not None for name in state.metrics]
         field = main_field(list(dict.fromkeys(names)))
     curve = Curve()
     markers = []
-    for one in reversed(snapshots):
-        state = saved[one.id]
+    for snapshot in reversed(snapshots):
+        state = saved[snapshot.id]
         step = None if state is None else state.step
-        step = step_of(one) if step is None else step
+        step = step_of(snapshot) if step is None else step
         value = None if state is None or field is None else state.metrics.get(field)
         if step is not None and value is not None:
             curve.add(step, value)
         by = "" if step is None else BY_STATE
-        markers.append(Marker(one, states[one.id], step, value, by))
+        markers.append(Marker(snapshot, states[snapshot.id], step, value, by))
     return Timeline(field, [], curve.points(), markers[::-1], curve.not_finite)
 
 

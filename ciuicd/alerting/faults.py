@@ -59,10 +59,10 @@ def find_faults(settings: Settings, clock: Clock) -> Iterator[Fault]:
 
 def _of_store(store: Store, settings: Settings, clock: Clock) -> Iterator[Fault]:
     now_s = clock.now_ns() / _NS
-    for one in settings.schedules:
-        key = f"{_SNAPSHOT} {one.schedule}" if settings.others else _SNAPSHOT
-        yield from _of_snapshots(key, one, newest_taken_ns(one, clock), now_s)
-    every_s = max(one.snapshot_interval_s for one in settings.schedules)
+    for schedule in settings.schedules:
+        key = f"{_SNAPSHOT} {schedule.schedule}" if settings.others else _SNAPSHOT
+        yield from _of_snapshots(key, schedule, newest_taken_ns(schedule, clock), now_s)
+    every_s = max(schedule.snapshot_interval_s for schedule in settings.schedules)
     for copy in standings(store, settings.copy_addresses, clock.now_ns()):
         if copy.late_s > _LATE * every_s + _GRACE_S:
             what = f"the copy {copy.name} {copy.sentence()}; 'ciuic doctor' says what helps"
@@ -122,7 +122,7 @@ def _of_drills(store: Store, limit_s: float, now_s: float) -> Iterator[Fault]:
         what = f"the last drill failed: {last.outcome} in {last.snapshot}"
         yield Fault("drill", "critical", what)
         return
-    oldest_ns = min((one.taken_ns for one in list_snapshots(store)), default=None)
+    oldest_ns = min((snapshot.taken_ns for snapshot in list_snapshots(store)), default=None)
     since_ns = last.done_ns if last is not None else oldest_ns
     if since_ns is not None and now_s - since_ns / _NS > limit_s:
         age = format_duration(now_s - since_ns / _NS)

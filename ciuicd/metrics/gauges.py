@@ -103,11 +103,11 @@ class Metrics:
             self._set("next_snapshot_timestamp_seconds", what, next_due_ns / _NS)
         what = "How often snapshots are due."
         self._set("snapshot_interval_seconds", what, settings.snapshot_interval_s)
-        self._drop_schedules({one.schedule for one in settings.schedules})
-        for one in settings.schedules:
+        self._drop_schedules({schedule.schedule for schedule in settings.schedules})
+        for schedule in settings.schedules:
             what = "How often snapshots of a schedule are due."
-            every_s = one.snapshot_interval_s
-            self._set("schedule_interval_seconds", what, every_s, schedule=one.schedule)
+            every_s = schedule.snapshot_interval_s
+            self._set("schedule_interval_seconds", what, every_s, schedule=schedule.schedule)
         what = "When these metrics were written."
         self._set("metrics_timestamp_seconds", what, self._clock.now_ns() / _NS)
         self._set("taking", "1: a snapshot is being taken.", int(is_taking))
@@ -139,7 +139,10 @@ class Metrics:
         what = "Snapshots in the store."
         self._set("listed_snapshots", what, len(snapshots))
         now_ns = self._clock.now_ns()
-        newest_ns = max((one.taken_ns for one in snapshots if one.taken_ns <= now_ns), default=None)
+        newest_ns = max(
+            (snapshot.taken_ns for snapshot in snapshots if snapshot.taken_ns <= now_ns),
+            default=None,
+        )
         if newest_ns is not None:
             what = "When the newest snapshot began."
             self._set("last_success_timestamp_seconds", what, newest_ns / _NS)
@@ -149,11 +152,11 @@ class Metrics:
 
     def _look_at_schedules(self, settings: Settings) -> None:
         what = "When the newest snapshot that serves a schedule began."
-        for one in settings.schedules:
-            newest_ns = newest_taken_ns(one, self._clock)
+        for schedule in settings.schedules:
+            newest_ns = newest_taken_ns(schedule, self._clock)
             if newest_ns is not None:
                 name = "schedule_last_success_timestamp_seconds"
-                self._set(name, what, newest_ns / _NS, schedule=one.schedule)
+                self._set(name, what, newest_ns / _NS, schedule=schedule.schedule)
 
     def _look_at_copies(self, store: Store, settings: Settings) -> None:
         for name in ("copy_missing_snapshots", "copy_behind_seconds", "copy_damaged_snapshots"):

@@ -101,17 +101,18 @@ class ScheduleState:
         with open_configured(self.settings) as store:
             here = Owner(this_machine(), is_library=False)
             past = [
-                one
-                for one in list_snapshots(store)
-                if now_ns - _OBSERVED_NS <= one.taken_ns <= now_ns and one.owner.is_same(here)
+                snapshot
+                for snapshot in list_snapshots(store)
+                if now_ns - _OBSERVED_NS <= snapshot.taken_ns <= now_ns
+                and snapshot.owner.is_same(here)
             ]
             is_bucket = store.bucket is not None
             free_bytes = free_space(store.path).available_bytes
-        oldest_ns = min((one.taken_ns for one in past), default=now_ns)
+        oldest_ns = min((snapshot.taken_ns for snapshot in past), default=now_ns)
         return Facts(
             costs_s=[one.total_s - one.waited_s for one in self._measured],
             stored_bytes=[one.stored_bytes for one in self._measured],
-            failures=sum(EMERGENCY_TAG in one.tags for one in past),
+            failures=sum(EMERGENCY_TAG in snapshot.tags for snapshot in past),
             observed_s=(now_ns - oldest_ns) / _NS,
             # A bucket does not fill up.
             kept_s=None if is_bucket else parse_policy(self.settings.retention_policy).younger_s,

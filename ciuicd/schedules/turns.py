@@ -53,15 +53,15 @@ class Turns:
         """Use another configuration. A schedule whose directories have changed starts over."""
         known = {state.name: state for state in self._states}
         states = []
-        for one in settings.schedules:
-            state = known.pop(one.schedule, None)
-            if state is not None and state.settings.snapshot_paths == one.snapshot_paths:
-                state.settings = one
+        for schedule in settings.schedules:
+            state = known.pop(schedule.schedule, None)
+            if state is not None and state.settings.snapshot_paths == schedule.snapshot_paths:
+                state.settings = schedule
             else:
                 # The newest snapshot may lack the new roots: the next turn looks for it.
                 if state is not None:
                     self._gone.append(state.follow_ups)
-                state = ScheduleState(one, self._clock, self._wake)
+                state = ScheduleState(schedule, self._clock, self._wake)
             states.append(state)
         self._gone += [state.follow_ups for state in known.values()]
         self._states = tuple(states)

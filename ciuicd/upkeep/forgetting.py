@@ -88,7 +88,7 @@ def _log_forgotten(settings: Settings, forgotten: list[SnapshotId], copy: str) -
             "forgot %s not kept by retention_policy %s: %s; 'ciuic forget --undo ID' can bring"
             " them back for %s",
             counted(len(forgotten), "snapshot"),
-            "; ".join(dict.fromkeys(one.retention_policy for one in settings.schedules)),
+            "; ".join(dict.fromkeys(schedule.retention_policy for schedule in settings.schedules)),
             first_few(forgotten),
             format_duration(settings.trash_s),
         )

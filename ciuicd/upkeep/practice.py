@@ -87,7 +87,9 @@ def is_drill_due(store: Store, interval_s: float, now_ns: int) -> bool:
     if not snapshots or not interval_s:
         return False
     last = last_drill(store)
-    since_ns = last.done_ns if last is not None else min(one.taken_ns for one in snapshots)
+    since_ns = (
+        last.done_ns if last is not None else min(snapshot.taken_ns for snapshot in snapshots)
+    )
     return not 0 <= now_ns - since_ns < interval_s * _NS
 
 

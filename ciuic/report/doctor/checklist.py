@@ -26,7 +26,7 @@ _QUESTIONS: Final[Sequence[tuple[str, Callable[[Finding], bool]]]] = (
 def checklist(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield six findings, each about one question: the worst finding about it."""
     for question, is_about in _QUESTIONS:
-        answers = [one for one in findings if is_about(one)]
+        answers = [finding for finding in findings if is_about(finding)]
         if not answers:
             what = "not known: the check could not be made, or there is nothing to check yet"
             advice = "Name a configuration, start the daemon, and run doctor again."

@@ -89,7 +89,7 @@ def _head(facts: Facts) -> Iterator[str]:
     yield "## People"
     yield ""
     if facts.contacts:
-        yield from (f"- {one.strip()}" for one in facts.contacts.split(","))
+        yield from (f"- {contact.strip()}" for contact in facts.contacts.split(","))
     else:
         yield f"The configuration names none: set 'contacts' in {facts.config_path}."
     yield ""
@@ -176,7 +176,7 @@ def _machine(facts: Facts) -> Iterator[str]:
     yield "The store is all that is needed: its disk, or a copy of it. On another machine:"
     if facts.copies:
         yield ""
-        yield from (f"- copy: {one.address}" for one in facts.copies)
+        yield from (f"- copy: {copy.address}" for copy in facts.copies)
     yield ""
     for one in (facts.store, *facts.copies):
         yield from _reaching(one)

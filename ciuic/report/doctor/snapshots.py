@@ -70,7 +70,7 @@ def examine_snapshots(
             what = f"there is no snapshot of the schedule {schedule.name} yet"
             yield Finding(WARNING, "snapshots", what, HOW_TO_TAKE)
             continue
-        its_past = [one for one in members if not is_future(one.taken_ns, now_ns)]
+        its_past = [member for member in members if not is_future(member.taken_ns, now_ns)]
         yield from _ages(f"{schedule.name}: ", its_past, schedule, now_ns)
         its_newest = newest_first(members)[0]
         yield from _state(store, its_newest, survey)

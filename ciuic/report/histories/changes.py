@@ -58,15 +58,15 @@ def descent(snapshots: Sequence[SnapshotSummary]) -> list[Descent]:
     Args:
         snapshots: Newest first. Others do not count as what a snapshot comes from.
     """
-    listed = {one.id for one in snapshots}
+    listed = {snapshot.id for snapshot in snapshots}
     newest: dict[tuple[object, ...], SnapshotId] = {}
     found = []
-    for one in reversed(snapshots):
-        series = one.owner, one.schedule, one.roots
-        named = [*[follow.snapshot for follow in one.follows], one.parent]
+    for snapshot in reversed(snapshots):
+        series = snapshot.owner, snapshot.schedule, snapshot.roots
+        named = [*[follow.snapshot for follow in snapshot.follows], snapshot.parent]
         before = next((each for each in named if each in listed), newest.get(series))
-        found.append(Descent(one, before))
-        newest[series] = one.id
+        found.append(Descent(snapshot, before))
+        newest[series] = snapshot.id
     return found[::-1]
 
 
@@ -118,7 +118,7 @@ def _change(before: Change | None, version: Version | None) -> str | None:
 
 def _follow(snapshot: SnapshotSummary, path: bytes) -> Follow | None:
     """Return what had put this path in place before a snapshot; None: no restore had."""
-    above = [one for one in snapshot.follows if _holds(one.path, path)]
+    above = [followed for followed in snapshot.follows if _holds(followed.path, path)]
     return max(above, key=lambda one: len(one.path), default=None)
 
 

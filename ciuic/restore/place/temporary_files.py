@@ -118,8 +118,8 @@ class TemporaryFiles:
         compiled = core()
         left = files
         if compiled is not None:
-            bare = [one for one in files if self._is_bare(one[0])]
-            left = [one for one in files if not self._is_bare(one[0])]
+            bare = [file for file in files if self._is_bare(file[0])]
+            left = [file for file in files if not self._is_bare(file[0])]
             names = [self.new_name() for _ in bare]
             errors = compiled.functions.files_create(
                 [_as_new(name, *one) for name, one in zip(names, bare, strict=True)]

@@ -80,7 +80,9 @@ def _other_groups(proc: str) -> list[str]:
             parent = "/".join(branch[:depth])
             inward = branch[depth] if depth < len(branch) else None
             with os.scandir(parent) as entries:
-                found += [one.path for one in entries if one.is_dir() and one.name != inward]
+                found += [
+                    entry.path for entry in entries if entry.is_dir() and entry.name != inward
+                ]
     except OSError:
         return []
     return sorted(found) if len(found) <= _GROUPS_MAX else []

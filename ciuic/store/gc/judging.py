@@ -54,7 +54,7 @@ class _Frames:
     def sound(self) -> set[ChunkId]:
         """Return the chunks that can be decoded from these packs alone."""
         options: dict[ChunkId, list[tuple[ChunkId, ...]]] = {}
-        for packed in (one for frames in self.of.values() for one in frames):
+        for packed in (frame for frames in self.of.values() for frame in frames):
             for chunk_id, _ in packed.frame.chunks:
                 options.setdefault(chunk_id, []).append(packed.frame.delta_bases)
         return set(shortest_chains(options))

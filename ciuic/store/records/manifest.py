@@ -157,7 +157,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
             exclude_larger_than=rules.larger_than_bytes or msgspec.UNSET,
             exclude_caches=rules.caches or msgspec.UNSET,
             exclude_if_present=_escaped_all(rules.if_present) or msgspec.UNSET,
-            follows=[_FollowRecord(_escaped(one.path), one.snapshot) for one in summary.follows]
+            follows=[
+                _FollowRecord(_escaped(followed.path), followed.snapshot)
+                for followed in summary.follows
+            ]
             or msgspec.UNSET,
             store=summary.store or msgspec.UNSET,
             trouble=[
@@ -209,7 +212,10 @@ def decode_manifest(data: bytes, snapshot_id: SnapshotId) -> Manifest:
         schedule=record.schedule,
         is_complete=record.complete is not False,
         follows=tuple(
-            [Follow(_unescaped(one.path), SnapshotId(one.snapshot)) for one in record.follows or []]
+            [
+                Follow(_unescaped(followed.path), SnapshotId(followed.snapshot))
+                for followed in record.follows or []
+            ]
         ),
         store=record.store or "",
     )

@@ -196,7 +196,7 @@ class Trash:
         try:
             return self._marks.create_all(marks)
         except CommitUncertainError as error:
-            raise uncertain_forget([one.id for one in marks], error.message) from error
+            raise uncertain_forget([mark.id for mark in marks], error.message) from error
 
     def bring_back(self, snapshot_id: SnapshotId) -> Manifest:
         """Durably list a forgotten snapshot again.
@@ -239,7 +239,7 @@ class Trash:
                 deletes the rest of them.
         """
         self.retired.check()
-        left = [one for one in snapshot_ids if self._manifests.has(one)]
+        left = [snapshot_id for snapshot_id in snapshot_ids if self._manifests.has(snapshot_id)]
         while left:
             states = dict(self._states(left))
             new = [mark for mark in (self._purge(one, states.get(one)) for one in left) if mark]

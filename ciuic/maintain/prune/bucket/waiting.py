@@ -80,7 +80,7 @@ class Waiting:
         shown: list[Lease] = []
         while True:
             self._check()
-            leases = [one for one in list_leases(self._bucket.place) if one.key in wanted]
+            leases = [lease for lease in list_leases(self._bucket.place) if lease.key in wanted]
             self.left = [lease for lease in leases if not self._has_ended(lease)]
             if not self.left:
                 return True
