@@ -1,52 +1,27 @@
 """``ciuic list``."""
 
-import itertools
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import click
 
 from ciuic.catalog import HOW_TO_TAKE, list_snapshots
-from ciuic.chains import SnapshotChain, snapshot_chains
+from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
+from ciuic.cli.list_table import NONE, days, host_text, needless_columns, print_snapshots
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option
-from ciuic.cli.render import brief, labels, print_json_array, printable
+from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
-from ciuic.cli.table import Column, cut_end, cut_middle, cut_time, print_table
 from ciuic.errors import DAMAGE, UsageError
 from ciuic.ids import SnapshotId
-from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary, path_text
+from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import local_time_text
-from ciuic.units import counted, format_bytes
 
 __all__ = ["command"]
-
-_NONE: Final = "none"
-_MACHINE_DIGITS: Final = 4
-_DAY_LENGTH: Final = len("2026-06-15")
-_COLUMNS: Final = (
-    Column("ID"),
-    Column("TAKEN", cut=cut_time, least=16),
-    Column("KIND", drop=7),
-    Column("CHAIN", right=True, drop=9),
-    Column("FILES", right=True, drop=11),
-    Column("SIZE", right=True, drop=1),
-    Column("NEW", right=True, drop=10),
-    Column("STORED", right=True, drop=6),
-    Column("TROUBLE", right=True, drop=2),
-    Column("FLUX", right=True, drop=8),
-    Column("HOST", drop=5, cut=cut_end, least=6),
-    Column("ORIGIN", drop=12),
-    Column("SCHEDULE", drop=13, cut=cut_end, least=6),
-    Column("ROOTS", drop=4, cut=cut_middle),
-    Column("TAGS", drop=3, cut=cut_end, least=6),
-    Column("NOTE", drop=14, cut=cut_end, least=12),
-)
 
 
 @click.command("list")
@@ -142,11 +117,11 @@ def command(
     elif machine_readable:
         _print_lines(matching)
     elif matching:
-        left_out = _needless_columns(snapshots)
-        for day, group in _days(matching) if by_day else [("", matching)]:
+        left_out = needless_columns(snapshots)
+        for day, group in days(matching) if by_day else [("", matching)]:
             if day:
                 click.echo(day)
-            _print_snapshots(group, chains, short, left_out=left_out)
+            print_snapshots(group, chains, short, left_out=left_out)
     elif not session.damaged:
         click.echo(wanted.absence(), err=True)
 
@@ -173,9 +148,9 @@ class _Filter(NamedTuple):
         """Return whether a snapshot meets all conditions; ``path`` is not checked."""
         return (
             (self.tag is None or self.tag in summary.tags)
-            and (self.host is None or self.host in {summary.host, _host_text(summary)})
+            and (self.host is None or self.host in {summary.host, host_text(summary)})
             and (self.origin is None or self.origin == summary.origin)
-            and (self.schedule is None or self.schedule == (summary.schedule or _NONE))
+            and (self.schedule is None or self.schedule == (summary.schedule or NONE))
             and (self.root is None or self.root in summary.roots)
         )
 
@@ -245,85 +220,8 @@ def _list_path(
         sys.exit(DAMAGE)
 
 
-def _days(
-    snapshots: Sequence[SnapshotSummary],
-) -> Iterator[tuple[str, list[SnapshotSummary]]]:
-    """Yield the local days of snapshots, in their order, each with a heading."""
-    dated = itertools.groupby(snapshots, lambda one: local_time_text(one.taken_ns)[:_DAY_LENGTH])
-    for number, (day, group) in enumerate(dated):
-        found = list(group)
-        stored = format_bytes(sum(one.stored_bytes for one in found))
-        gap = "\n" if number else ""
-        yield f"{gap}{day}: {counted(len(found), 'snapshot')}, {stored} stored", found
-
-
 def _print_lines(snapshots: Sequence[SnapshotSummary]) -> None:
     """Print a line for each snapshot, for scripts: its ID, its time and its size."""
     for summary in snapshots:
         when = local_time_text(summary.taken_ns)
         click.echo(f"{summary.id}|{when}|{summary.logical_bytes}")
-
-
-def _needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
-    """Return the columns that would say the same for every snapshot of the store."""
-    hosts = {(summary.host, summary.machine) for summary in snapshots}
-    origins = {summary.origin for summary in snapshots}
-    schedules = {summary.schedule for summary in snapshots}
-    roots = {frozenset(summary.roots) for summary in snapshots}
-    counts = {
-        "HOST": len(hosts),
-        "ORIGIN": len(origins),
-        "SCHEDULE": len(schedules),
-        "ROOTS": len(roots),
-        "NOTE": 2 if any(summary.note for summary in snapshots) else 0,
-    }
-    return {name for name, count in counts.items() if count <= 1}
-
-
-def _host_text(summary: SnapshotSummary) -> str:
-    """Return the name of the machine, with digits that tell machines of one name apart."""
-    return (
-        f"{summary.host}:{summary.machine[:_MACHINE_DIGITS]}" if summary.machine else summary.host
-    )
-
-
-def _print_snapshots(
-    snapshots: Sequence[SnapshotSummary],
-    chains: Mapping[SnapshotId, SnapshotChain],
-    short: Mapping[SnapshotId, str],
-    *,
-    left_out: set[str],
-) -> None:
-    # Machine IDs are shown only where two machines have one name.
-    machines = Counter(host for host, _ in {(found.host, found.machine) for found in snapshots})
-    names = {host for host, count in machines.items() if count == 1}
-    columns = [column for column in _COLUMNS if column.name not in left_out]
-    rows = [
-        {"ID": short.get(summary.id, summary.id), **_row(summary, chains[summary.id], names)}
-        for summary in snapshots
-    ]
-    print_table(columns, [[row[column.name] for column in columns] for row in rows])
-
-
-def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str]) -> dict[str, str]:
-    """Return a snapshot's cell for each column except the ID.
-
-    ``names`` has the host names that only one machine has.
-    """
-    return {
-        "TAKEN": local_time_text(summary.taken_ns),
-        "KIND": brief(summary.kind),
-        "CHAIN": str(chain),
-        "FILES": f"{summary.files:,}",
-        "SIZE": format_bytes(summary.logical_bytes),
-        "NEW": format_bytes(summary.new_bytes),
-        "STORED": format_bytes(summary.stored_bytes),
-        "TROUBLE": str(summary.trouble_count or ""),
-        "FLUX": str(summary.flux_count or ""),
-        "HOST": brief(summary.host if summary.host in names else _host_text(summary)),
-        "ORIGIN": brief(summary.origin),
-        "SCHEDULE": brief(summary.schedule or _NONE),
-        "ROOTS": ", ".join(map(path_text, summary.roots)),
-        "TAGS": labels(summary.tags, pinned=summary.pinned),
-        "NOTE": brief(summary.note),
-    }
