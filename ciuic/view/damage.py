@@ -259,7 +259,7 @@ class DamageSurvey:
                 self._measured[chunk_id] = len(data)
         return self._measured[chunk_id]
 
-    def _is_sound(self, chunk_id: bytes, place: ChunkPlace) -> bool:
+    def _is_sound(self, chunk_id: ChunkId, place: ChunkPlace) -> bool:
         return chunk_id not in self._lost_chunks and self._fits(place)
 
     def _fits(self, place: ChunkPlace) -> bool:

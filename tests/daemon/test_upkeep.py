@@ -154,7 +154,7 @@ def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     return gives_way
 
 
-def worn_packs(machine: Machine, count: int) -> None:
+def fragmented_packs(machine: Machine, count: int) -> None:
     """Make packs of which snapshots need less than half, and only the trash the rest."""
     for number in range(count):
         take(
@@ -174,7 +174,7 @@ def test_a_prune_that_is_interrupted_again_and_again_still_ends(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
     """Planning a prune of a large store may take longer than the time between two snapshots."""
-    worn_packs(machine, 3)
+    fragmented_packs(machine, 3)
     settings = load_settings(str(machine.config))
     begun = Upkeep(ManualClock(), lambda: None, store_id=None)
     sizes = [size(machine)]
@@ -194,7 +194,7 @@ def test_a_prune_interrupted_by_the_end_of_the_daemon_is_resumed_by_the_next(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
     """By then, the expired snapshots have left the trash, so it does not show the work."""
-    worn_packs(machine, 3)
+    fragmented_packs(machine, 3)
     settings = load_settings(str(machine.config))
     cut_short = Upkeep(ManualClock(), lambda: None, store_id=None)
     before = size(machine)
@@ -218,7 +218,7 @@ def test_a_prune_interrupted_by_the_end_of_the_daemon_is_resumed_by_the_next(
 def test_a_prune_does_not_delay_the_end_of_the_daemon(
     machine: Machine, better_to_do: Callable[[], bool]
 ) -> None:
-    worn_packs(machine, 1)
+    fragmented_packs(machine, 1)
     begun = Upkeep(ManualClock(), lambda: None, store_id=None)
     before = size(machine)
     for _ in range(6):

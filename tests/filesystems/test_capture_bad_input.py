@@ -1,6 +1,6 @@
 """Copy-on-write capture under bad conditions, on real file systems, through the command line.
 
-The snapshot has the files, whatever happens to frozen copies. Each test restores its snapshot from
+The snapshot has the files, whatever happens to reflink copies. Each test restores its snapshot from
 the store alone, and compares the result with the source.
 """
 
@@ -129,14 +129,14 @@ def fill(source: Path) -> None:
 
 
 def frozen(mounted: Disk) -> list[str]:
-    """Return the names of all frozen copies on a file system, whoever owns them."""
+    """Return the names of all reflink copies on a file system, whoever owns them."""
     area = mounted.path / AREA
     found = [*area.glob("*/copies/*"), *area.glob("*/trees/*"), *area.glob("*/records/*")]
     return sorted(str(one.relative_to(area)) for one in found)
 
 
 def remove_frozen(mounted: Disk) -> None:
-    """Remove the frozen copies, as a user does who needs the space."""
+    """Remove the reflink copies, as a user does who needs the space."""
     for tree in (mounted.path / AREA).glob("*/trees/*"):
         subprocess.run(["btrfs", "subvolume", "delete", tree], check=True, capture_output=True)
     shutil.rmtree(mounted.path / AREA)
@@ -320,7 +320,7 @@ def test_a_root_that_is_a_bind_mount(place: Place, tmp_path: Path) -> None:
                 for name, one in before.items()
                 if not name.startswith(AREA.encode() + b"/")
             }
-            # The other name of model.pt is outside, and the top directory holds the frozen copies.
+            # The other name of model.pt is outside, and the top directory holds the reflink copies.
             assert differences(kept, place.kept(bound)) == []
             change(bound / "model.pt")
         place.run("verify", "--all", "--checksum")
@@ -342,7 +342,7 @@ def test_a_read_only_mount_is_captured_in_place(place: Place, mounted: Disk) -> 
     mounted.remount("rw")
     place.snapshot()
     assert place.how() == [HOW[mounted.kind]]
-    # Frozen copies that cannot be removed or replaced do no harm.
+    # Reflink copies that cannot be removed or replaced do no harm.
     mounted.remount("ro")
     place.snapshot()
     place.require_whole()
@@ -356,7 +356,7 @@ def open_to_all(directory: Path) -> None:
 
 
 def test_a_user_without_write_access_beside_the_source(mounted: Disk, tmp_path: Path) -> None:
-    """Frozen copies need a writable directory, and a source that is only readable has none."""
+    """Reflink copies need a writable directory, and a source that is only readable has none."""
     open_to_all(tmp_path)
     place = Place(mounted.path / "source", tmp_path)
     fill(place.source)
@@ -394,7 +394,7 @@ def test_a_user_gets_reflink_copies_of_his_own_source(mounted: Disk, tmp_path: P
         change(place.source / "runs" / "model.pt")
 
 
-def test_frozen_copies_that_were_deleted_by_hand(place: Place, mounted: Disk) -> None:
+def test_reflink_copies_that_were_deleted_by_hand(place: Place, mounted: Disk) -> None:
     place.snapshot()
     remove_frozen(mounted)
     change(place.source / "runs" / "model.pt")
@@ -408,7 +408,7 @@ def test_frozen_copies_that_were_deleted_by_hand(place: Place, mounted: Disk) ->
     assert differences(before, photograph(place.source)) == []
 
 
-def test_frozen_copies_that_were_partly_deleted(place: Place, mounted: Disk) -> None:
+def test_reflink_copies_that_were_partly_deleted(place: Place, mounted: Disk) -> None:
     place.snapshot()
     if mounted.kind == "btrfs":
         remove_all_frozen(mounted.path)
@@ -428,14 +428,14 @@ def test_frozen_copies_that_were_partly_deleted(place: Place, mounted: Disk) -> 
     assert differences(before, photograph(place.source)) == []
 
 
-def test_a_file_in_place_of_the_directory_of_frozen_copies(place: Place, mounted: Disk) -> None:
+def test_a_file_in_place_of_the_directory_of_reflink_copies(place: Place, mounted: Disk) -> None:
     (mounted.path / AREA).write_bytes(b"mine")
     place.snapshot()
     place.require_whole()
     assert (mounted.path / AREA).read_bytes() == b"mine"
 
 
-def test_a_symlink_in_place_of_the_directory_of_frozen_copies(
+def test_a_symlink_in_place_of_the_directory_of_reflink_copies(
     place: Place, mounted: Disk, tmp_path: Path
 ) -> None:
     elsewhere = mounted.path / "elsewhere"
@@ -625,7 +625,7 @@ def test_immutable_and_append_only_files(place: Place, mounted: Disk) -> None:
         subprocess.run(["chattr", "-a", growing], check=True)
 
 
-def test_the_next_snapshot_removes_the_frozen_copies_of_a_killed_one(
+def test_the_next_snapshot_removes_the_reflink_copies_of_a_killed_one(
     place: Place, mounted: Disk
 ) -> None:
     rng = random.Random(3)
@@ -662,7 +662,7 @@ def shape(names: list[str]) -> dict[str, int]:
     return {kind: kinds.count(kind) for kind in set(kinds)}
 
 
-def test_with_hot_snapshots_0_no_frozen_copy_stays(place: Place, mounted: Disk) -> None:
+def test_with_hot_snapshots_0_no_reflink_copy_stays(place: Place, mounted: Disk) -> None:
     place.snapshot()
     assert frozen(mounted) != []
     place.configure(hot_snapshots=0)
@@ -688,7 +688,7 @@ def test_each_schedule_keeps_its_own_number_of_hot_snapshots(place: Place, mount
     assert {os.path.basename(name) for name in records} == hot
 
 
-def test_frozen_copies_are_never_in_a_snapshot(place: Place, mounted: Disk) -> None:
+def test_reflink_copies_are_never_in_a_snapshot(place: Place, mounted: Disk) -> None:
     """Here, the root is the directory that holds them."""
     place.configure(mounted.path)
     for _ in range(3):
@@ -704,7 +704,7 @@ def test_frozen_copies_are_never_in_a_snapshot(place: Place, mounted: Disk) -> N
     place.require_whole()
 
 
-def test_a_restore_with_delete_spares_frozen_copies(place: Place, mounted: Disk) -> None:
+def test_a_restore_with_delete_spares_reflink_copies(place: Place, mounted: Disk) -> None:
     place.configure(mounted.path)
     place.snapshot()
     before = photograph(place.source)

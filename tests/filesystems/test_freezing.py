@@ -217,7 +217,7 @@ def test_the_area_is_never_part_of_a_snapshot(cow_disk: Disk) -> None:
     assert box.verify().ok
 
 
-def test_only_the_newest_frozen_copies_are_kept(cow_disk: Disk) -> None:
+def test_only_the_newest_reflink_copies_are_kept(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     box.take()
     newest = box.take().id
@@ -231,7 +231,7 @@ def test_only_the_newest_frozen_copies_are_kept(cow_disk: Disk) -> None:
     )
 
 
-def test_a_snapshot_of_another_directory_does_not_remove_frozen_copies(cow_disk: Disk) -> None:
+def test_a_snapshot_of_another_directory_does_not_remove_reflink_copies(cow_disk: Disk) -> None:
     """The next snapshot compares with them, and a rollback clones from them."""
     box = box_on(cow_disk)
     other = cow_disk.path / "home" / "other"
@@ -548,7 +548,7 @@ def test_the_next_run_removes_the_leftovers_of_a_killed_one(cow_disk: Disk) -> N
     assert "trees/cs-abcdef.0" not in found
 
 
-def test_a_cancelled_run_removes_its_frozen_copies(cow_disk: Disk) -> None:
+def test_a_cancelled_run_removes_its_reflink_copies(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     box.take()
     before = frozen_files(cow_disk, box)
@@ -652,7 +652,7 @@ def test_a_changed_reflink_copy_is_not_trusted(xfs: Disk, harm: str) -> None:
     frozen.close()
 
 
-def test_frozen_copies_can_be_released(cow_disk: Disk) -> None:
+def test_reflink_copies_can_be_released(cow_disk: Disk) -> None:
     box = box_on(cow_disk)
     snapshot = box.take().id
     with open_store(str(box.store)) as store:
@@ -779,7 +779,7 @@ def test_a_file_half_written_at_the_freeze_is_marked_whatever_happens_to_it_late
 def test_a_file_written_right_before_the_freeze_is_read_from_the_live_file(
     btrfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frozen copy may lack bytes, so ciuic neither compares with it nor restores from it."""
+    """The reflink copy may lack bytes, so ciuic neither compares with it nor restores from it."""
     box = Box(btrfs.path)
     old, new = box.source / "old.pt", box.source / "new.pt"
     old.write_bytes(os.urandom(MIB))

@@ -389,7 +389,7 @@ def test_a_reader_that_stops_in_the_middle_leaves_at_most_its_current_read(
 
 
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
-def test_no_page_of_a_frozen_copy_stays(tmp_path: Path, kind: str) -> None:
+def test_no_page_of_a_reflink_copy_stays(tmp_path: Path, kind: str) -> None:
     """A snapshot reads its reflink copies. Their pages go, and the pages of the files stay."""
     with disk(kind, tmp_path, size_mib=512) as made:
         box = Box(made.path)

@@ -171,7 +171,7 @@ def test_a_rollback_that_is_killed_leaves_files_old_or_new_and_can_be_run_again(
 
 
 @pytest.mark.parametrize("mounted", ["xfs", "btrfs"], indirect=True)
-def test_a_rollback_survives_frozen_copies_that_vanish_meanwhile(
+def test_a_rollback_survives_reflink_copies_that_vanish_meanwhile(
     mounted: Disk, rng: random.Random
 ) -> None:
     box = filled(mounted.path, rng)
@@ -194,7 +194,7 @@ def test_a_rollback_survives_frozen_copies_that_vanish_meanwhile(
 
 
 @pytest.mark.parametrize("mounted", ["xfs", "btrfs"], indirect=True)
-def test_a_whole_file_system_is_rolled_back_and_keeps_its_frozen_copies(
+def test_a_whole_file_system_is_rolled_back_and_keeps_its_reflink_copies(
     mounted: Disk, tmp_path: Path, rng: random.Random
 ) -> None:
     """The root is the mount point, so the restored directory contains the frozen area."""

@@ -362,11 +362,11 @@ def fuzz_parity(data: bytes) -> None:
             assert len(reader.read(100, max(0, size - 50))) <= 100
 
 
-# Frozen copies
+# Reflink copies
 
 
 def fuzz_frozen(data: bytes) -> None:
-    """Read a sealed record of frozen copies."""
+    """Read a sealed record of reflink copies."""
     source = Bytes(data)
     length, raw = source.number(2), source.number(1) & 1
     if raw:

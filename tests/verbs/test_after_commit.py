@@ -197,7 +197,7 @@ def on_xfs(tmp_path: Path) -> Iterator[Box]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_frozen_copies_stay_for_a_snapshot_that_the_disk_did_not_confirm(
+def test_reflink_copies_stay_for_a_snapshot_that_the_disk_did_not_confirm(
     on_xfs: Box, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     first = on_xfs.take()
