@@ -145,7 +145,7 @@ class _Stress:
         return process.returncode, out, err
 
     def source(self, number: int) -> Path:
-        """Return the directory of which a writer takes snapshots."""
+        """Return the directory that a writer takes snapshots of."""
         return self.top / f"source-{number}"
 
     def begin(self) -> None:

@@ -155,7 +155,7 @@ def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
 
 def fragmented_packs(machine: Machine, count: int) -> None:
-    """Make packs of which snapshots need less than half, and only the trash the rest."""
+    """Make packs in which less than half is needed; only the trash needs the rest."""
     for number in range(count):
         take(
             machine,

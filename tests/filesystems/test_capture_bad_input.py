@@ -129,7 +129,7 @@ def fill(source: Path) -> None:
 
 
 def frozen(mounted: Disk) -> list[str]:
-    """Return the names of all reflink copies on a file system, whoever owns them."""
+    """Return the names of all reflink copies on a file system, of any owner."""
     area = mounted.path / AREA
     found = [*area.glob("*/copies/*"), *area.glob("*/trees/*"), *area.glob("*/records/*")]
     return sorted(str(one.relative_to(area)) for one in found)

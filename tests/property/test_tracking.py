@@ -27,7 +27,7 @@ CHUNK_BYTES = st.sampled_from([8, 64, 400])
 
 
 class Uneven(FixedChunker):
-    """Cuts at multiples that are counted anew from each of some offsets."""
+    """Cuts at multiples of a length, counted from each of some offsets to the next."""
 
     def __init__(self, size_bytes: int, bounds: set[int]) -> None:
         super().__init__(size_bytes)

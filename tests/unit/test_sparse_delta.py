@@ -79,7 +79,7 @@ def test_every_bit_pattern_is_decoded_exactly(width):
 
 @pytest.mark.parametrize("share", [1e-5, 1e-4, 1e-3, 1e-2, 0.1])
 def test_a_sparse_delta_takes_little_more_than_its_entropy(share):
-    """The limit is the entropy of which numbers have changed, and three bytes for each of them."""
+    """The limit is the entropy of the changed positions, and three bytes for each."""
     old = weights(SIZE // 4)
     new = changed(old, share)
     found = difference(old.tobytes(), new.tobytes())

@@ -54,10 +54,10 @@ def test_a_program_can_go_back_in_a_directory(crowded: Box) -> None:
         library.seekdir(directory, ctypes.c_long(place))
         again = list(itertools.takewhile(bool, iter(lambda: read(directory), None)))
         library.rewinddir(directory)
-        anew = [read(directory) for _ in range(5000)]
+        again = [read(directory) for _ in range(5000)]
         library.closedir(directory)
 
     assert head[:3] == [b".", b"..", b"00000"]
     assert len(head + tail) == NAMES + 2
     assert again == tail
-    assert anew == head
+    assert again == head

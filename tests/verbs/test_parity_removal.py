@@ -16,7 +16,7 @@ def test_parity_without_a_pack_goes_and_each_new_pack_has_its_own(box: Box, tmp_
     prune(worn)
     parity = [path for path in (worn.store / "parity").iterdir() if not path.suffix]
     left = [path.name for path in parity if not (before / "parity" / path.name).exists()]
-    assert left, "no pack was written anew"
+    assert left, "no pack was rewritten"
     (before / "parity").mkdir(exist_ok=True)
     for name in left:
         shutil.copy(worn.store / "parity" / name, before / "parity" / name)

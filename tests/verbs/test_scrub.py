@@ -547,10 +547,10 @@ def test_the_search_continues_where_the_scrub_stopped(costly: Box) -> None:
     report = broken_off(costly)
     half_done, report.pending = report.pending, None
     assert half_done is not None
-    anew = copy.deepcopy(report)
-    begin_again(anew, costly)
+    again = copy.deepcopy(report)
+    begin_again(again, costly)
     report.pending = half_done
-    assert finds(anew) == finds(report) + 1
+    assert finds(again) == finds(report) + 1
     assert len(paths_of(report)) == 1
 
 

@@ -183,7 +183,7 @@ class ChunkIndex(Records):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
 
     def settle(self, frames_of: Callable[[PackId], Sequence[PackedFrame]]) -> None:
-        """Choose the places of deltas anew, after packs were added in any order: see ``chains``.
+        """Choose the places of deltas again, after packs were added in any order: see ``chains``.
 
         This looks at all deltas with several copies, and not only at those of the added packs: a
         pack may be listed before the packs of its bases, and these then decide how long the chains
