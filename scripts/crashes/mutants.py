@@ -231,7 +231,7 @@ MUTANTS: Final = (
         "ciuic/store/directory/locks.py",
         "        if self._add.try_alone():\n            self._write.sign()\n",
         "        if True:\n            self._write.sign()\n",
-        f"{_TOGETHER}test_what_removes_is_refused_while_a_process_adds",
+        f"{_TOGETHER}test_a_process_that_removes_is_refused_while_another_adds",
     ),
     Mutant(
         "a process that adds removes the unfinished files of another",

@@ -291,7 +291,7 @@ def lose_manifest(place: Place, name: str, how: str) -> None:
     "how",
     ["gone", "cut", "cut and without a catalog", "cut, set aside", "cut, set aside, no catalog"],
 )
-def test_what_is_taken_for_the_latest_says_so_if_a_newer_one_is_damaged(taken, how):
+def test_latest_warns_if_a_newer_snapshot_is_damaged(taken, how):
     newest, middle, _ = taken.ids()
     lose_manifest(taken, newest, how)
     file = taken.source / "checkpoints" / "step-1.pt"
@@ -395,7 +395,7 @@ def test_a_deleted_pack_is_exit_code_4_and_the_paths_are_named(taken):
     assert taken.run_here("list").code == 0
 
 
-def test_what_verify_found_is_known_to_latest_valid_after_what_it_names(taken):
+def test_latest_valid_knows_what_verify_found(taken):
     newest, middle, _ = taken.ids()
     shutil.rmtree(taken.store / "parity")
     (taken.store / "parity").mkdir(0o700)

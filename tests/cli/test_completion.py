@@ -144,7 +144,7 @@ def test_the_snapshot_that_is_named_says_what_there_is(bash: Bash, box: Box) -> 
     assert bash.line(f"{gone}\t") == gone
 
 
-def test_what_bash_offers_is_all_there_is_but_control_characters(bash: Bash, box: Box) -> None:
+def test_bash_offers_every_name_except_those_with_control_characters(bash: Bash, box: Box) -> None:
     source = str(box.source)
     line = bash.line(f"ciuic ls latest {source}/{_ALL}")
     assert shlex.split(line)[3:] == [
@@ -204,7 +204,7 @@ def test_the_script_is_printed_without_a_store(tmp_path: Path, shell: str) -> No
     assert done.stderr == b""
 
 
-def test_of_many_names_only_those_that_go_on_are_handed_over(box: Box) -> None:
+def test_only_names_that_continue_the_word_are_passed_to_the_shell(box: Box) -> None:
     for number in range(20_000):
         (box.source / f"step_{number}").touch()
     box.take()

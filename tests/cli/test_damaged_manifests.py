@@ -17,7 +17,7 @@ def taken_text(place: Place, name: str) -> str:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_what_looks_at_all_snapshots_names_one_that_it_could_not_read(taken, how):
+def test_commands_over_all_snapshots_name_an_unreadable_one(taken, how):
     newest, middle, oldest = taken.ids()
     lose_manifest(taken, middle, how)
 
@@ -121,7 +121,7 @@ def test_using_another_snapshot_for_a_damaged_one_changes_the_exit_code(taken, h
     assert [one["id"] for one in shown["damaged_snapshots"]] == [newest]
 
 
-def test_what_is_damaged_and_not_meant_costs_nothing(taken):
+def test_a_damaged_snapshot_does_not_affect_commands_about_others(taken):
     newest, middle, oldest = taken.ids()
     before = taken_text(taken, oldest)
     lose_manifest(taken, middle, "cut")

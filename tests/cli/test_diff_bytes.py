@@ -111,7 +111,7 @@ def test_with_tensors_the_sizes_new_content_and_the_summary_stay(tmp_path):
     ]
 
 
-def test_what_two_new_files_share_is_counted_once(tmp_path):
+def test_bytes_that_two_new_files_share_are_counted_once(tmp_path):
     place = Place(tmp_path)
     before = prepare(place)
     data = os.urandom(2_000_000)

@@ -60,7 +60,7 @@ def test_a_store_in_use_has_no_problem_and_everything_that_is_said_has_a_level_a
     assert people.err.startswith("0 problems, ")
 
 
-def test_it_changes_nothing(taken):
+def test_doctor_changes_nothing(taken):
     before = contents(taken.directory), contents(taken.source)
     taken.run("doctor")
     assert (contents(taken.directory), contents(taken.source)) == before
@@ -215,7 +215,7 @@ def test_a_newest_snapshot_that_has_lost_a_pack_is_a_problem_before_any_scrub(tm
     assert not [one for one in findings(done) if "as it should be" in one]
 
 
-def test_one_of_the_future_is_not_taken_for_the_newest(tmp_path):
+def test_a_snapshot_from_the_future_does_not_count_as_the_newest(tmp_path):
     box = Box(tmp_path)
     other = tmp_path / "other"
     other.mkdir()

@@ -226,7 +226,7 @@ def test_a_manifest_that_needs_a_feature_which_the_header_lacks_is_refused_by_na
     assert path.exists()
 
 
-def test_what_is_reserved_for_encryption_is_in_no_ones_way(
+def test_names_reserved_for_encryption_disturb_no_command(
     box: Box, tmp_path: Path, taken: str
 ) -> None:
     """A file in ``keys/`` and a field ``sealed`` mean nothing to this version."""

@@ -85,7 +85,7 @@ def test_a_dry_run_shows_each_snapshot_and_why(taken: Place) -> None:
     assert taken.ids() == known
 
 
-def test_what_is_of_the_future_and_what_is_the_last_of_its_directories(tmp_path: Path) -> None:
+def test_snapshots_from_the_future_and_the_last_ones_of_their_directories(tmp_path: Path) -> None:
     """The table says why they stay, ``latest`` is neither, and a user can forget both by name."""
     box = Box(tmp_path)
     other = tmp_path / HOSTILE_TAG
@@ -155,7 +155,7 @@ def test_a_wrong_configuration_is_reported_before_anything_is_forgotten(taken: P
         assert taken.ids() == known
 
 
-def test_what_was_just_forgotten_stays_in_the_trash_of_its_own_prune(taken: Place) -> None:
+def test_a_prune_leaves_snapshots_in_the_trash_that_the_same_command_forgot(taken: Place) -> None:
     known = taken.ids()
     foreseen = taken.run_here("forget", known[2], "--prune", "--dry-run", "--json").document
     assert foreseen["prune"]["in_trash"] == 1
@@ -168,7 +168,7 @@ def test_what_was_just_forgotten_stays_in_the_trash_of_its_own_prune(taken: Plac
 
 
 @pytest.mark.parametrize("how", ["unreadable", "full"])
-def test_what_was_forgotten_is_said_though_the_prune_after_it_failed(
+def test_forgotten_snapshots_are_reported_even_if_the_prune_after_it_fails(
     taken: Place, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     known = taken.ids()

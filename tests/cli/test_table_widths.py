@@ -182,7 +182,7 @@ def test_a_shortened_path_keeps_its_beginning_and_its_end(wide):
 @pytest.mark.parametrize(
     ("text", "width"), [("abc", 3), ("a", 1), ("検証", 4), ("e\u0301a", 2), ("", 0)]
 )
-def test_what_fits_is_not_cut(text, width):
+def test_cells_that_fit_are_not_cut(text, width):
     assert display_width(text) == width
     assert cut_end(text, width) == cut_middle(text, width) == text
 

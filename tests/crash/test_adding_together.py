@@ -93,7 +93,7 @@ def test_a_small_snapshot_is_taken_in_the_middle_of_a_large_one(box: Box, other:
         assert store.index.packs() == store.pack_files()
 
 
-def test_what_removes_is_refused_while_a_process_adds(box: Box, adding: Store) -> None:
+def test_a_process_that_removes_is_refused_while_another_adds(box: Box, adding: Store) -> None:
     newest = box.snapshots()[0].id
     for arguments in (("prune",), ("forget", newest), ("repair", "--apply"), ("pin", newest)):
         done = box.ciuic(*arguments, "--wait", "0")

@@ -222,7 +222,7 @@ def test_reflink_copies_stay_for_a_snapshot_that_the_disk_did_not_confirm(
     assert set(found[1]) == {first.id, second.id}
 
 
-def test_what_fails_before_the_commit_still_leaves_nothing(
+def test_a_failure_before_the_commit_leaves_no_snapshot(
     filled: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [one.id for one in filled.snapshots()]

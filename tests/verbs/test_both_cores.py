@@ -43,7 +43,7 @@ def trained(box: Box, step: int) -> None:
 
 
 @pytest.mark.parametrize("settings", [(OFF, ON, OFF), (ON, OFF, PORTABLE), (AVX2, PORTABLE, ON)])
-def test_each_core_reads_and_goes_on_with_what_the_other_wrote(
+def test_each_core_reads_and_continues_a_store_of_the_other(
     box: Box, tmp_path: Path, settings: tuple[str, str, str]
 ) -> None:
     if not VARIANTS:

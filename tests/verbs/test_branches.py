@@ -107,7 +107,9 @@ def test_a_restore_of_one_file_branches_that_file_alone(box: Box) -> None:
     assert (model["first"]["id"], model["before"]) == (last, ids[0])
 
 
-def test_what_changed_nothing_or_went_elsewhere_is_not_followed(box: Box, tmp_path: Path) -> None:
+def test_a_restore_that_changed_nothing_or_went_elsewhere_is_not_followed(
+    box: Box, tmp_path: Path
+) -> None:
     first, _ = grown(box, "one", "two")
     assert box.ciuic("restore", "-s", first, "-p", box.source, "-d", tmp_path / "out").code == 0
     rolled_back(box, "latest")

@@ -56,7 +56,7 @@ def test_a_delta_is_shown_with_all_its_bases(run: tuple[Box, list[bytes]]) -> No
         assert chunk.stored_bytes < 0.9 * chunk.chain[-1].frame_bytes
 
 
-def test_what_reading_costs_is_weighed_against_standing_alone(
+def test_the_cost_of_reading_a_chain_is_compared_with_a_chunk_without_base(
     run: tuple[Box, list[bytes]],
 ) -> None:
     box, _ = run

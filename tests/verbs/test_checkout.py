@@ -71,7 +71,7 @@ def test_damage_is_found_before_anything_is_changed(box: Box):
     assert len(box.snapshots()) == 1
 
 
-def test_what_is_being_written_is_not_replaced(live_box: Box):
+def test_a_file_that_is_being_written_is_not_replaced(live_box: Box):
     first, _, evil = two_versions(live_box)
 
     with (live_box.source / "model.pt").open("ab"):
@@ -87,7 +87,7 @@ def test_what_is_being_written_is_not_replaced(live_box: Box):
     assert (live_box.source / "model.pt").read_bytes() == b"good" * 5000
 
 
-def test_nothing_is_taken_if_nothing_changes_or_nothing_is_there(box: Box):
+def test_no_snapshot_is_taken_if_nothing_changes_or_the_target_is_missing(box: Box):
     first, good, _ = two_versions(box)
     assert box.ciuic("checkout", first, box.source, "--delete").code == 0
     count = len(box.snapshots())

@@ -60,7 +60,7 @@ def test_a_named_snapshot_is_listed_with_a_dozen_requests(prepared, tmp_path, wh
     assert len([key for key in place.of("snapshots/") if key.endswith(".json")]) == 1
 
 
-def test_what_was_not_fetched_for_one_snapshot_is_fetched_for_the_next_command(prepared, tmp_path):
+def test_nodes_that_one_command_did_not_need_are_fetched_for_the_next(prepared, tmp_path):
     top, one, taken = prepared
     machine = FolderMachine(top / "bucket", tmp_path / "cold")
     shown(machine, machine.place(), top, taken[-1])

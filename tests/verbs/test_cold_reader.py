@@ -89,7 +89,7 @@ def test_a_small_store_is_listed(one, tmp_path, monkeypatch):
     assert listings(place) == ["packs"]
 
 
-def test_what_no_segment_lists_is_found(one, tmp_path):
+def test_a_chunk_that_no_segment_lists_is_found(one, tmp_path):
     folder = tmp_path / "bucket/segments"
     largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
     for path in folder.iterdir():

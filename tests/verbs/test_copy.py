@@ -96,7 +96,7 @@ def test_a_copy_restores_every_snapshot_without_its_source(box: Box) -> None:
     assert_restores(boxed(box), known)
 
 
-def test_what_is_there_is_not_sent_again(box: Box) -> None:
+def test_chunks_that_the_copy_has_are_not_sent_again(box: Box) -> None:
     taken(box)
     first = document(box, "--init")
     again = document(box)
@@ -221,7 +221,9 @@ def test_a_manifest_that_can_not_be_read_is_named(box: Box) -> None:
     assert_restores(boxed(box), known)
 
 
-def test_what_the_copy_has_forgotten_is_sent_only_if_it_is_brought_back(box: Box) -> None:
+def test_a_snapshot_that_the_copy_has_forgotten_is_sent_only_if_it_is_brought_back(
+    box: Box,
+) -> None:
     known = taken(box)
     document(box, "--init")
     there = boxed(box)
@@ -314,7 +316,7 @@ def test_tags_and_pins_of_the_copy_are_its_own(box: Box) -> None:
     assert there.snapshots()[0].tags == ("t0", "kept")
 
 
-def test_what_was_said_about_a_snapshot_after_it_was_taken_is_copied_once(box: Box) -> None:
+def test_later_tags_pins_and_notes_of_a_snapshot_are_copied_once(box: Box) -> None:
     early, late = taken(box, 2)
     there = boxed(box)
     label(box, early)

@@ -56,7 +56,9 @@ def deltas(box: Box, path: Path) -> int:
     return sum(len(one or ()) > 1 for one in chains)
 
 
-def test_of_a_file_that_is_like_nothing_a_part_is_looked_at(box: Box, read: list[int]) -> None:
+def test_only_a_part_of_a_file_without_similar_version_is_compared(
+    box: Box, read: list[int]
+) -> None:
     path = box.source / "last.pt"
     path.write_bytes(torch_zip(tensors(1, 60)))
     box.take()
@@ -81,7 +83,7 @@ def test_headers_of_the_last_version_are_read_without_its_tensors(
     assert read.count(SIZE) <= 1
 
 
-def test_what_is_like_its_last_version_is_found_behind_what_is_not(box: Box) -> None:
+def test_similar_parts_are_found_behind_parts_that_are_not_similar(box: Box) -> None:
     path = box.source / "last.pt"
     unlike, like = tensors(1, 30), tensors(3, 60)
     path.write_bytes(torch_zip(unlike + like))

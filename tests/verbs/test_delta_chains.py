@@ -129,7 +129,7 @@ def test_the_last_version_is_found_by_its_role(box: Box, old: str, new: str) -> 
     assert is_delta(box, box.source / new)
 
 
-def test_what_did_not_change_is_not_looked_for(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_chunks_are_not_looked_up(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading every directory of the last snapshot twice would be slow for many directories."""
     (box.source / "a" / "b").mkdir(parents=True)
     (box.source / "a" / "b" / "x.bin").write_bytes(next(training()))
@@ -160,7 +160,7 @@ def test_new_directories_may_be_as_deep_as_a_snapshot_goes(box: Box, old: str) -
         subprocess.run(["rm", "-rf", top], check=True)
 
 
-def test_each_rank_follows_itself(box: Box) -> None:
+def test_the_files_of_each_rank_have_their_own_delta_chains(box: Box) -> None:
     """A rank's file is neither the newest of its kind nor the first."""
     ranks = [training(seed) for seed in range(3)]
     for step in (1, 2):
@@ -254,7 +254,7 @@ def test_an_array_of_numbers_without_a_header_is_known_by_its_looks(
     assert is_delta(box, box.source / "ckpt-1.data-00000-of-00001")
 
 
-def test_it_is_the_newest_version_that_is_followed(box: Box) -> None:
+def test_the_newest_version_is_the_delta_base(box: Box) -> None:
     """Not the first in the order of names."""
     saves = training(rate=1e-3)
     for step in (8, 9):

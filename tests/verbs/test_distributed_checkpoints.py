@@ -72,7 +72,7 @@ def test_each_file_of_a_checkpoint_has_names_of_its_own(box: Box) -> None:
     assert box.take().stored_bytes < 128 * 1024
 
 
-def test_what_says_the_names_is_read_once_a_directory(box: Box) -> None:
+def test_the_file_with_the_names_is_read_once_for_each_directory(box: Box) -> None:
     ranks = [state("a") for _ in range(9)]
     save(box.source / "step_1", *ranks)
     box.take()

@@ -404,7 +404,7 @@ def test_a_prefix_of_two_ids_in_the_trash_is_refused(taken: Box) -> None:
     assert trash(taken) == known[:2]
 
 
-def test_one_damaged_entry_hinders_no_other(taken: Box) -> None:
+def test_a_damaged_entry_does_not_affect_others(taken: Box) -> None:
     known = names(taken)
     forget(taken, known[0], known[1])
     flip_byte(manifest_file(taken, known[0]), 200)
@@ -468,7 +468,7 @@ def test_the_mark_of_a_later_version_is_left_alone(taken: Box) -> None:
     assert mark_file(taken, known[1]).read_bytes() == data
 
 
-def test_what_is_purged_can_not_be_brought_back(taken: Box) -> None:
+def test_a_purged_snapshot_cannot_be_brought_back(taken: Box) -> None:
     """A prune was interrupted after its first step."""
     known = names(taken)
     forget(taken, known[1])
@@ -574,7 +574,7 @@ def test_tags_and_pins_are_in_marks_and_in_the_chunk_index(copied: Box) -> None:
     assert copied.verify().ok
 
 
-def test_nothing_but_the_label_changes(taken: Box) -> None:
+def test_only_the_label_changes(taken: Box) -> None:
     name = names(taken)[0]
     before = files(taken)
     for tags in (["x"], []):

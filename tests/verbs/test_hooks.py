@@ -199,7 +199,7 @@ def test_a_dozen_megabytes_of_output_are_passed_on_in_part(box: Box) -> None:
     assert "exit status 1: last" in outcome.err
 
 
-def test_what_a_hook_prints_can_not_steer_the_terminal(box: Box) -> None:
+def test_the_output_of_a_hook_cannot_control_the_terminal(box: Box) -> None:
     with_hooks(box, before=r"printf '\033[31mred\n\377'; exit 1")
     outcome = snapshot(box)
     assert "\033" not in outcome.err

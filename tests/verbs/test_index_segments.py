@@ -117,7 +117,7 @@ def test_segments_stay_few(many, one):
     assert len(one.names("segments")) < SMALL_AT_ONCE
 
 
-def test_what_is_listed_is_in_the_bucket(one, tmp_path):
+def test_listed_packs_are_in_the_bucket(one, tmp_path):
     """Each segment comes after its packs, and before the commit."""
     source = tmp_path / "source"
     write(source, "abc")

@@ -72,7 +72,7 @@ def test_a_machine_that_never_saw_the_lost_snapshot_refuses_to_prune(bucket):
     other.check(listed=[first, third])
 
 
-def test_what_another_machine_has_purged_is_not_lost(bucket):
+def test_a_snapshot_that_another_machine_has_purged_is_not_lost(bucket):
     first, second, third = in_order(newcomer(bucket, "before"))
     one, two = newcomer(bucket, "one"), newcomer(bucket, "two")
     two.verify()
@@ -179,7 +179,7 @@ def test_a_copy_of_the_store_gives_a_manifest_back(bucket, tmp_path, damage):
     newcomer(bucket, "later").check(listed=[first, second, third])
 
 
-def test_what_was_uploaded_with_its_copies_is_put_back_from_them(bucket):
+def test_a_manifest_that_was_uploaded_with_copies_is_put_back_from_them(bucket):
     first, second, third = in_order(newcomer(bucket, "before"))
     path = bucket / f"snapshots/{second}.json"
     was = path.read_bytes()
@@ -192,7 +192,7 @@ def test_what_was_uploaded_with_its_copies_is_put_back_from_them(bucket):
     newcomer(bucket, "later").check(listed=[first, second, third])
 
 
-def test_what_was_purged_meanwhile_is_not_put_back(bucket):
+def test_a_manifest_that_was_purged_meanwhile_is_not_put_back(bucket):
     _, second, _ = in_order(newcomer(bucket, "before"))
     machine = newcomer(bucket, "one")
     machine.verify()

@@ -195,7 +195,7 @@ def test_the_only_snapshot_can_be_given_up_if_it_is_lost_and_no_other_beside_it(
     assert owner.lost() == []
 
 
-def test_one_with_a_copy_is_put_back_and_not_given_up(tmp_path: Path) -> None:
+def test_a_lost_manifest_with_a_copy_is_put_back_and_cannot_be_abandoned(tmp_path: Path) -> None:
     owner = Owner(Box(tmp_path, parity=0.04))
     name = owner.ids[1]
     owner.manifest(name).unlink()
@@ -206,7 +206,9 @@ def test_one_with_a_copy_is_put_back_and_not_given_up(tmp_path: Path) -> None:
     assert owner.comes_back(name)
 
 
-def test_one_whose_copy_is_damaged_too_is_missed_until_it_is_given_up(tmp_path: Path) -> None:
+def test_a_lost_manifest_whose_copy_is_damaged_is_reported_until_it_is_abandoned(
+    tmp_path: Path,
+) -> None:
     owner = Owner(Box(tmp_path, parity=0.04))
     name = owner.ids[1]
     flip_byte(owner.box.store / "parity" / f"{name}.json", 100)
@@ -219,7 +221,7 @@ def test_one_whose_copy_is_damaged_too_is_missed_until_it_is_given_up(tmp_path: 
     assert not (owner.box.store / "parity" / f"{name}.json").exists()
 
 
-def test_one_whose_manifest_and_copy_are_damaged_is_given_up_by_its_whole_name(
+def test_a_snapshot_whose_manifest_and_copy_are_damaged_is_abandoned_by_its_full_id(
     tmp_path: Path,
 ) -> None:
     owner = Owner(Box(tmp_path, parity=0.04))
@@ -242,7 +244,7 @@ def test_one_whose_manifest_and_copy_are_damaged_is_given_up_by_its_whole_name(
     assert owner.repair().is_damaged is False
 
 
-def test_one_with_a_damaged_manifest_and_a_sound_copy_is_forgotten_and_not_given_up(
+def test_a_snapshot_with_a_damaged_manifest_and_a_sound_copy_is_forgotten_not_abandoned(
     tmp_path: Path,
 ) -> None:
     owner = Owner(Box(tmp_path, parity=0.04))

@@ -107,7 +107,7 @@ def test_every_command_that_looks_for_damage_names_the_lost_parent(
         (box.store / "catalog.sqlite").unlink(missing_ok=True)
 
 
-def test_what_a_person_abandons_is_lost_no_longer(box: Box, chain: list[str]) -> None:
+def test_an_abandoned_snapshot_is_no_longer_lost(box: Box, chain: list[str]) -> None:
     lose(box, chain[1])
     assert lost(box) == [chain[1]]
 

@@ -95,7 +95,7 @@ def test_no_file_of_the_store_is_replaced_by_a_tag_or_a_pin(box: Box) -> None:
     assert (oldest(box).tags, oldest(box).pinned) == (("first", "x"), False)
 
 
-def test_of_many_processes_that_mark_one_snapshot_none_loses_its_change(box: Box) -> None:
+def test_no_change_is_lost_if_many_processes_mark_one_snapshot(box: Box) -> None:
     name = oldest(box).id
     racers = [
         subprocess.Popen([sys.executable, "-c", RACER, str(box.store), name, f"racer{number}"])

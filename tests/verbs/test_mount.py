@@ -147,7 +147,7 @@ def test_torch_and_safetensors_map_files_of_a_snapshot(box: Box) -> None:
         del by_map, by_file
 
 
-def test_it_is_read_only_and_says_so_to_the_kernel(box: Box) -> None:
+def test_a_mount_is_read_only_and_says_so_to_the_kernel(box: Box) -> None:
     populate(box.source)
     box.take()
 
@@ -198,7 +198,7 @@ def test_snapshots_have_names_by_id_time_and_tag_and_new_ones_appear(box: Box) -
         assert sorted(os.listdir(top / "by-tag")) == ["later"]
 
 
-def test_one_snapshot_has_its_roots_right_in_the_directory(box: Box, tmp_path: Path) -> None:
+def test_a_mount_of_one_snapshot_has_its_roots_at_the_top(box: Box, tmp_path: Path) -> None:
     other = tmp_path / "other" / "root"
     other.mkdir(parents=True)
     (other / "b").write_text("beside")

@@ -47,7 +47,7 @@ def changes(document: Any, box: Box) -> dict[str, str]:
     return {one["path"].removeprefix(top): one["change"] for one in document["changes"]}
 
 
-def test_it_says_what_is_new_changed_unchanged_and_gone(box: Box) -> None:
+def test_a_preview_names_new_changed_unchanged_and_removed_files(box: Box) -> None:
     write(box.source / "same", bytes(3 * MIB))
     write(box.source / "changes", b"1")
     write(box.source / "goes")
@@ -77,7 +77,7 @@ def test_it_says_what_is_new_changed_unchanged_and_gone(box: Box) -> None:
     assert found["read_bytes"] == 5
 
 
-def test_what_it_foretells_is_what_the_snapshot_then_does(box: Box) -> None:
+def test_the_snapshot_then_does_what_the_preview_says(box: Box) -> None:
     for number in range(40):
         write(box.source / f"d{number % 7}" / f"f{number}", os.urandom(number * 1000))
     os.link(box.source / "d0" / "f0", box.source / "again")
@@ -165,7 +165,7 @@ def test_a_store_that_can_only_be_read_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_what_can_not_be_read_is_named_before_it_costs_a_snapshot(public_box: Box) -> None:
+def test_a_preview_names_unreadable_files(public_box: Box) -> None:
     box = public_box
     for path in (box.source, box.store):
         os.chown(path, 65534, 65534)

@@ -293,7 +293,7 @@ def test_stopped_anywhere_it_leaves_every_snapshot_whole_and_goes_on_later(worn,
     assert pack_bytes(worn) == sum(one.stat().st_size for one in copy.glob("packs/*"))
 
 
-def test_it_does_stop_when_it_is_asked_to(worn):
+def test_a_prune_stops_when_it_is_asked_to(worn):
     forget(worn, names_of(worn)[0])
     with pytest.raises(CancelledError, match="nothing was removed"):
         prune(worn, after=1)

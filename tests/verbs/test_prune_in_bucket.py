@@ -105,7 +105,7 @@ def finish(world):
     return report
 
 
-def test_what_no_snapshot_needs_goes(world):
+def test_unneeded_chunks_are_removed(world):
     before = world.one.names("packs")
 
     foreseen = world.one.prune(dry_run=True)

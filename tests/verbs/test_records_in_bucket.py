@@ -121,7 +121,7 @@ def test_a_damaged_manifest_that_was_abandoned_goes_with_its_snapshot(one, first
     assert one.names("quarantine") == []
 
 
-def test_nothing_goes_while_a_manifest_is_lost(one, first, tmp_path):
+def test_no_record_is_removed_while_a_manifest_is_lost(one, first, tmp_path):
     pack = damage(tmp_path)
     (tmp_path / "away").rename(tmp_path / "source" / "b")
     repair(one)

@@ -80,7 +80,7 @@ def test_a_tensor_follows_the_one_of_its_name(
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_of_a_pickle_that_takes_too_long_to_read_the_numbers_count(
+def test_if_a_pickle_takes_too_long_to_read_the_numbers_of_tensors_count(
     box: Box, save: Save, step: int
 ) -> None:
     first = state()

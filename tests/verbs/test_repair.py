@@ -711,7 +711,7 @@ def test_a_reflink_copy_has_the_bytes(tmp_path):
 class TestCommand:
     """The output of the command."""
 
-    def test_it_says_what_it_would_do_and_then_does_it(self, patient):
+    def test_a_repair_says_what_it_would_do_and_then_does_it(self, patient):
         pack = patient.data_pack()
         flip_byte(pack, 300_000)
 
@@ -746,7 +746,7 @@ class TestCommand:
             assert document["snapshots"] == []
         assert len(done.document["quarantined"]) >= 3
 
-    def test_what_stays_damaged_is_named_with_exit_code_4(self, patient):
+    def test_lasting_damage_is_named_with_exit_code_4(self, patient):
         patient.destroy(patient.data_pack(), 100_000, 300_000)
         (patient.box.source / "model").unlink()
 

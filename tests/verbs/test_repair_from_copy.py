@@ -138,7 +138,7 @@ def test_wrong_content_under_the_right_name_is_not_taken(box: Box) -> None:
     assert [one["damaged_count"] for one in found["snapshots"]] == [1]
 
 
-def test_what_can_not_be_a_source_is_refused_before_anything_changes(pair: Box) -> None:
+def test_an_impossible_source_is_refused_before_anything_changes(pair: Box) -> None:
     flip_content(pair.store, b"changed")
     before = photograph(pair.store / "packs")
     for place, said in (
@@ -183,7 +183,7 @@ def test_snapshots_that_the_copy_lacks_are_healed_by_the_chunks_of_those_that_it
     assert pair.verify().ok
 
 
-def test_what_the_copy_lacks_as_well_stays_damaged_with_and_without_apply(pair: Box) -> None:
+def test_a_snapshot_that_the_copy_lacks_too_stays_damaged_with_and_without_apply(pair: Box) -> None:
     pair.source.mkdir()
     (pair.source / "new").write_bytes(b"new" * 9000)
     newer = pair.take().id

@@ -54,7 +54,7 @@ def newcomer(tmp_path, name="new"):
     return machine
 
 
-def test_what_a_live_file_has_is_stored_again(one, pack, tmp_path):
+def test_chunks_that_a_live_file_has_are_stored_again(one, pack, tmp_path):
     was = pack.read_bytes()
     assert not newcomer(tmp_path, "before").verify().ok
 
@@ -94,7 +94,7 @@ def test_each_chunk_is_stored_before_the_next_one_is_read(one, pack, tmp_path, m
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "footer", "all"])
-def test_what_nothing_has_is_named_and_the_rest_stays(one, pack, tmp_path, what):
+def test_chunks_that_no_source_has_are_named_and_the_rest_stays(one, pack, tmp_path, what):
     size = pack.stat().st_size
     if what == "truncated":
         os.truncate(pack, size // 2)

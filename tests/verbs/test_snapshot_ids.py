@@ -77,7 +77,7 @@ def test_short_ids_of_many_snapshots_cost_one_sort(monkeypatch: pytest.MonkeyPat
 # The commit
 
 
-def test_of_writers_that_race_for_a_name_one_gets_it(tmp_path: Path) -> None:
+def test_exactly_one_of_several_racing_writers_gets_a_name(tmp_path: Path) -> None:
     gate = threading.Barrier(8)
     outcomes: list[bytes | None] = []
 
@@ -234,7 +234,7 @@ def test_the_snapshot_command_prints_the_whole_id(tmp_path: Path) -> None:
     assert re.fullmatch(r"cs-[0-9a-f]{16}\n", done.out), done.said()
 
 
-def test_what_the_trash_shows_is_accepted(near: Box) -> None:
+def test_ids_that_the_trash_shows_are_accepted(near: Box) -> None:
     assert near.ciuic("forget", NEAR[0]).code == 0
     command = ("ciuic", "--config", near.config, "list", "--trash")
     shown = plain(on_terminal(*command)[1]).splitlines()[1].split()[0]

@@ -66,7 +66,7 @@ def test_deleted_files_count_for_all_snapshots_and_not_for_the_last(box):
     assert last["new"]["files"] == 1
 
 
-def test_what_was_renamed_counts_where_it_is_now(box):
+def test_renamed_files_count_at_their_new_place(box):
     put(box, "before/file", os.urandom(MIB))
     box.take()
     (box.source / "before").rename(box.source / "after")

@@ -30,7 +30,7 @@ def test_a_tag_names_the_newest_snapshot_that_has_it_and_moves(box: Box, tmp_pat
     assert [one["id"] for one in compared] == [ids[1], ids[2]]
 
 
-def test_what_means_something_else_is_no_tag_and_forget_takes_none(box: Box) -> None:
+def test_reserved_words_are_no_tags_and_forget_accepts_no_tag(box: Box) -> None:
     (box.source / "model").write_text("1")
     first = box.take(tags=("latest", "keep")).id
     (box.source / "model").write_text("2")

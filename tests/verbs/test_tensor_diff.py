@@ -216,7 +216,7 @@ def two_versions(box: Box) -> tuple[list[bytes], str, str]:
     return tensors, one, box.take().id
 
 
-def test_what_is_spelled_alike_is_not_read(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_with_equal_recipes_are_not_read(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, one, last = two_versions(box)
     read: set[bytes] = set()
     chunk = StoreReader.chunk

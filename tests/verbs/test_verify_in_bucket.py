@@ -65,7 +65,7 @@ def test_a_manifest_that_the_bucket_has_not_as_it_was_is_damage(one, tmp_path, d
     assert damaged(one, checksum=checksum) == {}
 
 
-def test_what_verify_found_is_repaired_from_what_this_machine_has(one, tmp_path):
+def test_damage_that_verify_found_is_repaired_from_files_of_this_machine(one, tmp_path):
     snapshot_id = min(one.ids())
     path = tmp_path / f"bucket/snapshots/{snapshot_id}.json"
     whole = path.read_bytes()

@@ -130,7 +130,9 @@ def test_a_snapshot_of_the_future_does_not_cause_later_ones_to_be_forgotten(
     assert life.names() == {last}, "its time has come, and gone"
 
 
-def test_one_of_the_future_can_be_forgotten_by_name_once_another_was_taken(life: Life) -> None:
+def test_a_snapshot_from_the_future_can_be_forgotten_by_name_once_another_was_taken(
+    life: Life,
+) -> None:
     before = life.take()
     life.clock.advance(YEAR_S)
     ahead = life.take()
@@ -143,7 +145,7 @@ def test_one_of_the_future_can_be_forgotten_by_name_once_another_was_taken(life:
     assert life.names() == {before, now}
 
 
-def test_one_of_the_future_is_not_the_newest_that_is_whole(life: Life) -> None:
+def test_a_snapshot_from_the_future_is_not_the_newest_whole_one(life: Life) -> None:
     whole = life.take()
     life.clock.advance(YEAR_S)
     ahead = life.take()

@@ -71,7 +71,7 @@ def test_a_pack_that_is_gone_or_cut_is_sent_again_by_the_next_copy(
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
-def test_what_a_scrub_found_is_known_after_another_writer_has_renewed_the_chunk_index(
+def test_results_of_a_scrub_are_known_after_another_writer_has_rebuilt_the_chunk_index(
     pair: Box, how: str
 ) -> None:
     lose(packs(pair.directory / "copy")[0], how)
@@ -91,7 +91,7 @@ def test_a_copy_whose_chunk_index_is_gone_as_well_is_looked_through(pair: Box) -
     there(pair, "verify", "--all", "--checksum")
 
 
-def test_what_the_store_does_not_have_stays_damaged_and_is_said_until_it_is_healed(
+def test_damage_that_the_store_cannot_repair_is_reported_until_it_is_repaired(
     pair: Box,
 ) -> None:
     pair.config.write_text(f"{pair.config.read_text()}copies = {pair.directory / 'copy'}\n")
