@@ -607,7 +607,7 @@ def same(found: Photos, expected: Photos, *, links: bool = True) -> set[bytes]:
 
 
 def is_within(path: bytes, named: bytes) -> bool:
-    """Return whether a path is in a damaged directory, whose time may then differ."""
+    """Return whether a path is ``named``, below it, or a directory above it."""
     return path == named or path.startswith(named + b"/") or named.startswith(path + b"/")
 
 

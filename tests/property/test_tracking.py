@@ -21,7 +21,7 @@ from ciuic.store.records.recipe_nodes import Piece
 from ciuic.system.hashing import data_id
 
 LEFT_MIN = 0.25
-"""A region keeps old pieces only above this share. See ciuic/snapshot/read/changed_ranges.py."""
+"""The smallest share of a region that is worth keeping: ciuic/snapshot/read/changed_ranges.py."""
 
 CHUNK_BYTES = st.sampled_from([8, 64, 400])
 

@@ -58,7 +58,7 @@ class Kept:
         ):
             yield one
 
-    def mended(self) -> bytes:
+    def repaired(self) -> bytes:
         with self.reader() as reader:
             return reader.read(len(self.data), 0)
 
@@ -87,7 +87,7 @@ def kept(request, tmp_path) -> Kept:
 
 
 def test_a_sound_pack_is_read_unchanged(kept):
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
     assert kept.inspect() == ""
 
 
@@ -96,14 +96,14 @@ def test_any_damaged_range_within_reach_is_repaired(kept):
     chance = random.Random(1)
     for begin in {0, size - length, *[chance.randrange(size - length + 1) for _ in range(8)]}:
         kept.harm(begin, length)
-        assert kept.mended() == kept.data
+        assert kept.repaired() == kept.data
         kept.restore()
 
 
 def test_a_truncated_pack_is_repaired_by_parity(kept):
     for length in {1, min(len(kept.data), reach_bytes(kept.shape))}:
         os.truncate(kept.pack, len(kept.data) - length)
-        assert kept.mended() == kept.data
+        assert kept.repaired() == kept.data
         kept.restore()
 
 
@@ -112,14 +112,14 @@ def test_a_range_of_zeros_is_repaired(kept):
     with kept.pack.open("r+b") as file:
         file.write(bytes(length))
 
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
 
 
 def test_bytes_after_the_end_of_a_pack_are_not_part_of_it(kept):
     with kept.pack.open("ab") as file:
         file.write(b"more")
 
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
 
 
 def test_any_part_of_a_damaged_pack_can_be_read(kept):
@@ -142,11 +142,11 @@ def test_scattered_sectors_are_repaired_up_to_the_number_of_rows(tmp_path):
         for segment in chance.sample(range(shape.segments - 1), shape.rows):
             kept.harm((segment * per + place) * shape.sector_bytes + 17, 1)
 
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
 
     kept.harm((shape.segments - 1) * shape.segment_bytes, 1)
     with pytest.raises(CorruptionError, match="more is damaged"):
-        kept.mended()
+        kept.repaired()
 
 
 def test_undamaged_parts_can_be_read_if_damage_is_beyond_reach(tmp_path):
@@ -164,7 +164,7 @@ def test_a_pack_that_lost_more_of_its_end_than_parity_covers_is_not_repaired(tmp
     os.truncate(kept.pack, len(kept.data) - kept.shape.parity_bytes - 1)
 
     with pytest.raises(CorruptionError, match="more of the pack is missing"):
-        kept.mended()
+        kept.repaired()
 
 
 @given(data=st.data())
@@ -194,7 +194,7 @@ def test_random_damage_within_reach_is_repaired_bit_exactly(data, tmp_path_facto
             at = data.draw(st.integers(0, shape.sector_bytes - 1))
             kept.harm(begin + at, data.draw(st.integers(1, shape.sector_bytes - at)))
 
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
 
 
 def rows_at(kept):
@@ -217,7 +217,7 @@ def test_any_four_blocks_of_a_pack_can_be_lost_whatever_its_length(data, tmp_pat
     for block in lost:
         kept.harm(block * BLOCK, BLOCK)
 
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
 
 
 @pytest.mark.parametrize("blocks", range(1, 8))
@@ -226,10 +226,10 @@ def test_a_pack_of_four_blocks_can_be_lost_as_a_whole(tmp_path, blocks):
     os.truncate(kept.pack, 0)
 
     if blocks <= 4:
-        assert kept.mended() == kept.data
+        assert kept.repaired() == kept.data
     else:
         with pytest.raises(CorruptionError, match="more of the pack is missing"):
-            kept.mended()
+            kept.repaired()
 
 
 @given(data=st.data())
@@ -250,8 +250,8 @@ def test_a_damaged_pack_is_repaired_exactly_or_refused(data, tmp_path_factory):
                         file.write(bytes(data.draw(st.integers(0, ZEROS))))
 
     with contextlib.suppress(CorruptionError):
-        mended = kept.mended()
-        assert mended == kept.data or has_lost_sums(kept)
+        repaired = kept.repaired()
+        assert repaired == kept.data or has_lost_sums(kept)
     kept.inspect()
 
 
@@ -270,7 +270,7 @@ def test_each_end_of_the_parity_file_is_enough(tmp_path):
         harm(kept.parity, at, length)
         kept.harm(100_000, 50_000)
 
-        assert kept.mended() == kept.data
+        assert kept.repaired() == kept.data
         assert kept.inspect()
 
         harm(kept.parity, at, length)
@@ -292,11 +292,11 @@ def test_a_page_that_is_damaged_in_both_tables_counts_as_lost(tmp_path):
         harm(kept.parity, at, 8)
     assert kept.inspect()
 
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
     kept.harm(100_000, 20_000)
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
     kept.harm(0, shape.segment_bytes - 20_000)
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
 
 
 def test_the_rest_of_a_truncated_parity_file_is_used(tmp_path):
@@ -304,7 +304,7 @@ def test_the_rest_of_a_truncated_parity_file_is_used(tmp_path):
     os.truncate(kept.parity, rows_at(kept) + 2 * kept.shape.segment_bytes)
     kept.harm(200_000, 2 * kept.shape.segment_bytes - kept.shape.sector_bytes + 1)
 
-    assert kept.mended() == kept.data
+    assert kept.repaired() == kept.data
     assert "long" in kept.inspect()
 
 
@@ -316,7 +316,7 @@ def test_files_that_are_not_parity_are_refused(tmp_path, content):
     kept.parity.write_bytes(content)
 
     with pytest.raises(CorruptionError):
-        kept.mended()
+        kept.repaired()
     assert kept.inspect()
 
 
@@ -339,12 +339,12 @@ def test_a_pack_without_parity_is_reported(tmp_path):
     assert kept.inspect() == "it is missing"
 
     with pytest.raises(CorruptionError, match="no parity"):
-        kept.mended()
+        kept.repaired()
 
     kept.parity.mkdir()
     assert kept.inspect() == "it is not a regular file"
     with pytest.raises(CorruptionError):
-        kept.mended()
+        kept.repaired()
 
 
 LIES = [
@@ -384,7 +384,7 @@ def test_a_frame_rebuilt_from_hostile_parity_is_not_longer_than_requested(tmp_pa
     kept.parity.write_bytes(header + bytes(50_000) + header)
 
     with pytest.raises(CorruptionError):
-        kept.mended()
+        kept.repaired()
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.005, 0.01, 0.03, 0.04, 0.07, 0.3, 0.99, 1.0])
@@ -419,7 +419,7 @@ def test_a_growing_pack_gets_the_same_parity_as_a_finished_one(tmp_path, share):
     write_parity(str(tmp_path), PACK, maker)
 
     kept.harm(777_777, min(reach_bytes(shape), len(data) - 777_777))
-    assert kept.mended() == data
+    assert kept.repaired() == data
     assert kept.inspect() == ""
 
 
@@ -467,7 +467,7 @@ def test_a_pack_gets_its_parity_while_it_is_written(tmp_path, size):
     length = min(reach_bytes(made.shape), len(kept.data))
     for begin in (0, len(kept.data) - length):
         kept.harm(begin, length)
-        assert kept.mended() == kept.data
+        assert kept.repaired() == kept.data
         kept.restore()
 
 
@@ -530,7 +530,7 @@ def test_the_parity_of_a_pack_of_the_expected_length_is_not_read_back(
     write_parity(str(tmp_path), PACK, made)
     for begin in (0, len(kept.data) - reach_bytes(made.shape)):
         kept.harm(begin, reach_bytes(made.shape))
-        assert kept.mended() == kept.data
+        assert kept.repaired() == kept.data
         kept.restore()
 
 

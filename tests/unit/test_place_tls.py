@@ -17,7 +17,7 @@ KEY = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "s3cr3t"}
 
 @contextlib.contextmanager
 def serving(context=None):
-    """Serve no TLS on a port of this machine; yield the port."""
+    """Serve HTTP on a port of this machine, with TLS if there is a context; yield the port."""
     with http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
     ) as server:

@@ -135,8 +135,7 @@ def test_a_snapshot_without_changes_loads_nothing_that_reads_encodes_or_writes_f
 
     loaded = ran(config, "snapshot")
 
-    # These are the modules that read and cut files, checkpoint formats, parity, the daemon and
-    # hooks.
+    # These modules read and cut files or formats, or are for parity, the daemon or hooks.
     unused = {"ciuic.chunking", "ciuic.control", "ciuic.formats.zip_archive", "ciuic.source.file"}
     unused |= {"ciuic.formats.torch_pickle", "ciuic.store.parity.parity_writer", "ciuic.view"}
     unused |= {"ciuic.snapshot.bases.delta_base", "ciuic.snapshot.hook_process"}
