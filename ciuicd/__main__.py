@@ -46,9 +46,9 @@ from ciuic.store.place.keys import is_url
 from ciuic.system import durable
 from ciuic.system.clock import SystemClock
 from ciuicd.attempt import sentence
-from ciuicd.known import KnownStores
 from ciuicd.logs.lines import set_up_logging
 from ciuicd.notify import Notifier
+from ciuicd.served_stores import ServedStores
 from ciuicd.service import Service
 
 __all__ = ["main"]
@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace) -> int:
         settings,
         clock=SystemClock(),
         notifier=Notifier(os.environ),
-        known=KnownStores(os.environ),
+        served_stores=ServedStores(os.environ),
     )
     _handle_signals(service)
     if options.once:
@@ -215,13 +215,13 @@ def _link_store(config: str, link: str) -> None:
     # code tells the service manager whether to try again.
     with contextlib.suppress(CiuicError):
         store, owner = read_store_path(config), read_store_owner(config)
-        known = KnownStores(os.environ)
+        served_stores = ServedStores(os.environ)
         if is_url(store):
             settings = load_settings(config)
-            known.prepare_bucket(settings, SystemClock())
+            served_stores.prepare_bucket(settings, SystemClock())
             store, _ = local_directory(store, os.environ, settings.place_options)
         else:
-            known.prepare(store, SystemClock(), owner=owner)
+            served_stores.prepare(store, SystemClock(), owner=owner)
         link = os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))
         durable.remove_file(link)
         os.symlink(store, link)

@@ -43,11 +43,11 @@ from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
 from ciuicd.jobs.inbox import Inbox
 from ciuicd.jobs.job import Job
-from ciuicd.known import KnownStores
 from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
 from ciuicd.schedules.state import ScheduleState
 from ciuicd.schedules.turns import Turns
+from ciuicd.served_stores import ServedStores
 from ciuicd.space import Space
 from ciuicd.taking import SnapshotTaker, newest_taken_ns
 from ciuicd.upkeep.upkeep import Upkeep
@@ -70,12 +70,12 @@ class Service:
     """
 
     def __init__(
-        self, settings: Settings, *, clock: Clock, notifier: Notifier, known: KnownStores
+        self, settings: Settings, *, clock: Clock, notifier: Notifier, served_stores: ServedStores
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._notifier = notifier
-        self._known = known
+        self._served_stores = served_stores
         self._inbox = Inbox()
         self._stopping = False
         self._reload_wanted = False
@@ -170,9 +170,9 @@ class Service:
         settings, clock = self._settings, self._clock
         path, owner = settings.snapshot_dir, settings.store_owner
         if is_url(path):
-            store_id = self._known.prepare_bucket(settings, clock)
+            store_id = self._served_stores.prepare_bucket(settings, clock)
         else:
-            store_id = self._known.prepare(path, clock, owner=owner)
+            store_id = self._served_stores.prepare(path, clock, owner=owner)
         self._hold = StoreHold(self, clock, store_id)
         self._taker = SnapshotTaker(clock, self._notifier, self._is_cancelled, store_id)
         self._upkeep = Upkeep(clock, self._watchdog.note_progress, store_id=store_id)

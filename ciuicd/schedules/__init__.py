@@ -3,5 +3,5 @@
 automatic   the interval that costs least, for snapshot_interval = auto
 due         when a snapshot is due: arithmetic only
 state       when one schedule is due, and how it went
-turns       all of them: whose turn it is
+turns       all of them: which one is next
 """

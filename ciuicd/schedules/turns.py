@@ -1,4 +1,4 @@
-"""Whose turn it is: the schedules of a configuration share one daemon.
+"""Which schedule is next: the schedules of a configuration share one daemon.
 
 It takes one snapshot at a time. Of the schedules that are due, the schedule whose last attempt is
 the longest ago goes first. So a schedule with a short interval never keeps another one out, however

@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from ciuic.config.load import load_settings
-from ciuicd.known import KnownStores
 from ciuicd.notify import Notifier
+from ciuicd.served_stores import ServedStores
 from ciuicd.service import Service
 from tests.kit.clock import ManualClock
 
@@ -63,9 +63,12 @@ def test_the_watchdog_is_answered_only_while_the_main_thread_makes_progress(tmp_
     config.write_text(f"snapshot_dir = {tmp_path}/store\n")
     clock = ManualClock()
     environ = {"NOTIFY_SOCKET": ear.getsockname(), "WATCHDOG_USEC": "20000"}
-    known = KnownStores({})
+    served_stores = ServedStores({})
     service = Service(
-        load_settings(str(config)), clock=clock, notifier=Notifier(environ), known=known
+        load_settings(str(config)),
+        clock=clock,
+        notifier=Notifier(environ),
+        served_stores=served_stores,
     )
     with service._watchdog.running():
         assert ear.recv(100) == b"WATCHDOG=1"

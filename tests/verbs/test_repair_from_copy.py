@@ -194,7 +194,7 @@ def test_a_snapshot_that_the_copy_lacks_too_stays_damaged_with_and_without_apply
         assert [one["id"] for one in found["snapshots"]] == [newer]
 
 
-def test_a_dry_run_does_not_call_damaged_what_the_copy_heals(pair: Box) -> None:
+def test_a_dry_run_does_not_report_damage_that_the_copy_repairs(pair: Box) -> None:
     flip_content(pair.store, b"changed")
     said = repair(pair, "--from", copy_of(pair), code=4)
     assert "1 of its chunks: from a copy" in said.out

@@ -30,7 +30,7 @@ from ciuic.store.records.layout import HEADER
 from ciuic.system import durable
 from ciuic.system.clock import Clock
 
-__all__ = ["KnownStores"]
+__all__ = ["ServedStores"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _FILE: Final = "stores.json"
 _BYTES_MAX: Final = 1024 * 1024
 
 
-class KnownStores:
+class ServedStores:
     """The stores that this daemon has served, and the mounts that they need.
 
     Args:
