@@ -10,10 +10,9 @@ from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
-from ciuic.cli.list_table import NONE, days, host_text, needless_columns, print_snapshots
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option
-from ciuic.cli.render import print_json_array, printable
+from ciuic.cli.render import NO_SCHEDULE, host_text, print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, UsageError
 from ciuic.ids import SnapshotId
@@ -117,11 +116,9 @@ def command(
     elif machine_readable:
         _print_lines(matching)
     elif matching:
-        left_out = needless_columns(snapshots)
-        for day, group in days(matching) if by_day else [("", matching)]:
-            if day:
-                click.echo(day)
-            print_snapshots(group, chains, short, left_out=left_out)
+        from ciuic.cli.list_table import needless_columns, print_list
+
+        print_list(matching, needless_columns(snapshots), chains, short, by_day=by_day)
     elif not session.damaged:
         click.echo(wanted.absence(), err=True)
 
@@ -148,9 +145,12 @@ class _Filter(NamedTuple):
         """Return whether a snapshot meets all conditions; ``path`` is not checked."""
         return (
             (self.tag is None or self.tag in summary.tags)
-            and (self.host is None or self.host in {summary.host, host_text(summary)})
+            and (
+                self.host is None
+                or self.host in {summary.host, host_text(summary.host, summary.machine)}
+            )
             and (self.origin is None or self.origin == summary.origin)
-            and (self.schedule is None or self.schedule == (summary.schedule or NONE))
+            and (self.schedule is None or self.schedule == (summary.schedule or NO_SCHEDULE))
             and (self.root is None or self.root in summary.roots)
         )
 

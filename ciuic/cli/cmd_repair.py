@@ -94,11 +94,11 @@ def command(
             quarantined = apply_repair(
                 store, plan, parity=parity, clock=clock, cancelled=cancelled, progress=shown.stage
             )
-        plan, given = repair_from(
+        plan, repairs = repair_from(
             sources, store, plan, apply=apply, parity=parity, cancelled=cancelled, shown=shown
         )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
-    _print(report, given, entrance, as_json=as_json)
+    _print(report, repairs, entrance, as_json=as_json)
     sys.exit(0 if report.ok else DAMAGE)
 
 
@@ -130,7 +130,7 @@ def _repair_bucket(
         if quarantined:
             patience = Patience(wait_s)
             left = len(finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled))
-    given: list[CopyRepair] = []
+    repairs: list[CopyRepair] = []
     has_copies = apply and any(bad.has_copy for bad in plan.manifests)
     if has_copies or (sources and plan.is_damaged):
         # A session of its own, which adds: it relies on no pack that was condemned before.
@@ -141,11 +141,11 @@ def _repair_bucket(
         ):
             if has_copies:
                 plan = put_back_manifests(store, plan, cancelled=cancelled)
-            plan, given = repair_from(
+            plan, repairs = repair_from(
                 sources, store, plan, apply=apply, parity=0.0, cancelled=cancelled, shown=shown
             )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
-    _print(report, given, entrance, as_json=as_json)
+    _print(report, repairs, entrance, as_json=as_json)
     if left:
         click.echo(
             f"{counted(left, 'session')} of other writers may rely on the damaged packs;"
@@ -167,24 +167,24 @@ def _stop_at_entrance(entrance: tuple[str, ...], *, as_json: bool) -> None:
 
 def _print(
     report: RepairReport,
-    given: Sequence[CopyRepair],
+    repairs: Sequence[CopyRepair],
     entrance: Sequence[str],
     *,
     as_json: bool,
 ) -> None:
     """Print what was repaired: at the entrance of the store, in it, and from copies."""
     if as_json:
-        copies = [copy.as_json() for copy in given]
+        copies = [copy.as_json() for copy in repairs]
         print_json({**report.as_json(), "copies": copies, "entrance": list(entrance)})
         return
     for sentence in entrance:
         click.echo(f"repaired: {printable(sentence)}")
-    _print_report(report, given)
+    _print_report(report, repairs)
 
 
-def _print_report(report: RepairReport, given: Sequence[CopyRepair]) -> None:
+def _print_report(report: RepairReport, repairs: Sequence[CopyRepair]) -> None:
     plan, would = report.plan, "" if report.applied else "would be "
-    given = "wrote" if report.applied else "would write"
+    wrote = "wrote" if report.applied else "would write"
     for pack in shown_part(plan.packs):
         click.echo(f"pack {pack.pack_id.hex()[:12]}: {pack.what}: {_remedy(pack, would)}")
         for how, count in sorted(chunk_counts(pack, plan).items()):
@@ -198,8 +198,8 @@ def _print_report(report: RepairReport, given: Sequence[CopyRepair]) -> None:
     _print_unreachable(plan)
     if plan.stale_catalog:
         click.echo(f"the chunk index {would}rebuilt from the packs")
-    _print_additions(plan, given)
-    print_copy_repairs(given, applied=report.applied)
+    _print_additions(plan, wrote)
+    print_copy_repairs(repairs, applied=report.applied)
     _print_remaining(plan)
     for name in shown_part(report.quarantined, err=True):
         click.echo(f"set aside: quarantine/{name}", err=True)
@@ -224,13 +224,13 @@ def _print_report(report: RepairReport, given: Sequence[CopyRepair]) -> None:
         )
 
 
-def _print_additions(plan: RepairPlan, given: str) -> None:
+def _print_additions(plan: RepairPlan, wrote: str) -> None:
     if plan.bare:
-        click.echo(f"{given} parity for {counted(len(plan.bare), 'pack')} without sound parity")
+        click.echo(f"{wrote} parity for {counted(len(plan.bare), 'pack')} without sound parity")
     if plan.uncopied:
-        click.echo(f"{given} copies for {counted(len(plan.uncopied), 'manifest')} without one")
+        click.echo(f"{wrote} copies for {counted(len(plan.uncopied), 'manifest')} without one")
     if plan.marks.uncopied:
-        click.echo(f"{given} copies for {counted(len(plan.marks.uncopied), 'mark')} without one")
+        click.echo(f"{wrote} copies for {counted(len(plan.marks.uncopied), 'mark')} without one")
 
 
 def _print_documents(plan: RepairPlan, would: str) -> None:

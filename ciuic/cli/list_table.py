@@ -5,19 +5,18 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+import click
+
 from ciuic.chains import SnapshotChain
-from ciuic.cli.render import brief, labels
+from ciuic.cli.render import NO_SCHEDULE, brief, host_text, labels
 from ciuic.cli.table import Column, cut_end, cut_middle, cut_time, print_table
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, path_text
 from ciuic.system.clock import local_time_text
 from ciuic.units import counted, format_bytes
 
-__all__ = ["NONE", "days", "host_text", "needless_columns", "print_snapshots"]
+__all__ = ["needless_columns", "print_list"]
 
-NONE: Final = "none"
-"""The name of no schedule."""
-_MACHINE_DIGITS: Final = 4
 _DAY_LENGTH: Final = len("2026-06-15")
 _COLUMNS: Final = (
     Column("ID"),
@@ -39,7 +38,30 @@ _COLUMNS: Final = (
 )
 
 
-def days(
+def print_list(
+    snapshots: Sequence[SnapshotSummary],
+    left_out: set[str],
+    chains: Mapping[SnapshotId, SnapshotChain],
+    short: Mapping[SnapshotId, str],
+    *,
+    by_day: bool,
+) -> None:
+    """Print a table of snapshots, or one for each day.
+
+    Args:
+        snapshots: The snapshots, in their order.
+        left_out: The columns that are not shown.
+        chains: The chains of the snapshots, by ID.
+        short: The shown form of IDs; without one, the whole ID is shown.
+        by_day: Print one table for each day.
+    """
+    for day, group in _days(snapshots) if by_day else [("", snapshots)]:
+        if day:
+            click.echo(day)
+        _print_snapshots(group, chains, short, left_out=left_out)
+
+
+def _days(
     snapshots: Sequence[SnapshotSummary],
 ) -> Iterator[tuple[str, list[SnapshotSummary]]]:
     """Yield the local days of snapshots, in their order, each with a heading."""
@@ -69,28 +91,13 @@ def needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
     return {name for name, count in counts.items() if count <= 1}
 
 
-def host_text(summary: SnapshotSummary) -> str:
-    """Return the name of the machine, with digits that tell machines of one name apart."""
-    return (
-        f"{summary.host}:{summary.machine[:_MACHINE_DIGITS]}" if summary.machine else summary.host
-    )
-
-
-def print_snapshots(
+def _print_snapshots(
     snapshots: Sequence[SnapshotSummary],
     chains: Mapping[SnapshotId, SnapshotChain],
     short: Mapping[SnapshotId, str],
     *,
     left_out: set[str],
 ) -> None:
-    """Print a table of snapshots.
-
-    Args:
-        snapshots: The snapshots, in their order.
-        chains: Their chains, by ID.
-        short: The shown form of IDs; without one, the whole ID is shown.
-        left_out: The columns that are not shown.
-    """
     # Machine IDs are shown only where two machines have one name.
     machines = Counter(host for host, _ in {(found.host, found.machine) for found in snapshots})
     names = {host for host, count in machines.items() if count == 1}
@@ -117,9 +124,11 @@ def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str])
         "STORED": format_bytes(summary.stored_bytes),
         "TROUBLE": str(summary.trouble_count or ""),
         "FLUX": str(summary.flux_count or ""),
-        "HOST": brief(summary.host if summary.host in names else host_text(summary)),
+        "HOST": brief(
+            summary.host if summary.host in names else host_text(summary.host, summary.machine)
+        ),
         "ORIGIN": brief(summary.origin),
-        "SCHEDULE": brief(summary.schedule or NONE),
+        "SCHEDULE": brief(summary.schedule or NO_SCHEDULE),
         "ROOTS": ", ".join(map(path_text, summary.roots)),
         "TAGS": labels(summary.tags, pinned=summary.pinned),
         "NOTE": brief(summary.note),

@@ -22,6 +22,7 @@ from ciuic.store.store import Store, open_store
 __all__ = [
     "CLOSER",
     "NEWER",
+    "chosen_snapshots",
     "find_snapshot",
     "opened",
     "shown_ids",

@@ -19,7 +19,7 @@ class Outcomes:
     def __contains__(self, task: str) -> bool:
         return task in self._last
 
-    def of(self, task: str) -> Document:
+    def of(self, task: str) -> Document | None:
         """Return the last outcome of a task; None if it has not run."""
         return self._last.get(task)
 
