@@ -22,7 +22,7 @@ from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import Store
 from ciuic.system.hashing import checksum
-from ciuic.verify.frame_checks import task_fault
+from ciuic.verify.frame_worker import task_fault
 from ciuic.verify.tasks import Needed, Task
 
 __all__ = ["damaged_copies", "tasks_of_copies"]

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from ciuic.documents import Document
@@ -13,6 +12,7 @@ from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
 from ciuic.source.freeze.trust import FrozenRoot, open_frozen
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
+from ciuic.system.workers import Workers
 from ciuic.units import counted
 from ciuic.view.chunk_plan import matching_parts, windows
 from ciuic.view.listing import walk
@@ -88,9 +88,9 @@ def verify_reflink_copies(
         StoreError: The store itself can't be used. Damage is reported, not raised.
     """
     began_s = clock.monotonic_s()
-    workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(workers, "verify") as pool:
-        comparison = _Comparison(store, pool)
+    count = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+    with Workers(count, "verify") as workers:
+        comparison = _Comparison(store, workers)
         results = tuple([comparison.of_snapshot(summary) for summary in snapshots])
     total_s = clock.monotonic_s() - began_s
     return ReflinkReport(results, comparison.read_bytes, comparison.chunks, total_s)
@@ -104,9 +104,9 @@ class _Comparison:
         chunks: How many were compared so far.
     """
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, store: Store, workers: Workers) -> None:
         self._store = store
-        self._pool = pool
+        self._workers = workers
         self._copies = 0
         self.read_bytes = 0
         self.chunks = 0
@@ -161,7 +161,7 @@ class _Comparison:
         bad, first = 0, 0
         try:
             for window in windows(self._store.reader, entry):
-                found = matching_parts(self._store.reader, self._pool, fd, window)
+                found = matching_parts(self._store.reader, self._workers, fd, window)
                 self.chunks += sum(1 for part in window if part.piece.id)
                 for part, same in zip(window, found, strict=True):
                     first = first if bad or same else part.offset

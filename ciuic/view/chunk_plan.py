@@ -7,7 +7,6 @@ once, however many slices it has.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
@@ -17,6 +16,7 @@ from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records.kinds import DATA
 from ciuic.store.records.recipe_nodes import Piece, cut, iter_pieces
 from ciuic.system.hashing import data_id
+from ciuic.system.workers import Workers
 
 __all__ = ["Part", "group_by_frame", "matching_parts", "read_parts", "windows"]
 
@@ -82,7 +82,7 @@ def read_parts(
 
 
 def matching_parts(
-    reader: StoreReader, pool: Executor, fd: int, window: Sequence[Part]
+    reader: StoreReader, workers: Workers, fd: int, window: Sequence[Part]
 ) -> bytearray:
     """Return one byte for each part: 1 if an open file has the same bytes at the same place.
 
@@ -91,12 +91,12 @@ def matching_parts(
     """
     found = bytearray(len(window))
     numbers = {part.offset: number for number, part in enumerate(window)}
-    for offsets in pool.map(lambda parts: _match_whole(fd, parts), _batches(window)):
+    for offsets in workers.map(lambda parts: _match_whole(fd, parts), _batches(window)):
         for offset in offsets:
             found[numbers[offset]] = 1
     slices = _slices(reader, [part for at, part in enumerate(window) if not found[at]])
     groups = group_by_frame(reader, slices)
-    for offsets in pool.map(lambda group: _match_slices(reader, fd, group), groups):
+    for offsets in workers.map(lambda group: _match_slices(reader, fd, group), groups):
         for offset in offsets:
             found[numbers[offset]] = 1
     return found
@@ -114,7 +114,7 @@ def _slices(reader: StoreReader, parts: Iterable[Part]) -> list[Part]:
 
 
 def _batches(window: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield parts in lists that are long enough for a task of the pool."""
+    """Yield parts in lists that are long enough for a task of a thread."""
     batch: list[Part] = []
     size_bytes = 0
     for part in window:

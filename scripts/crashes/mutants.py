@@ -147,7 +147,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "verify trusts the chunk index about the content of a frame",
-        "ciuic/verify/frame_checks.py",
+        "ciuic/verify/frame_worker.py",
         "    is_sound = all(\n",
         "    is_sound = True or all(\n",
         "tests/verbs/test_frame_checks.py::test_a_wrong_chunk_index_is_no_damage",
@@ -168,7 +168,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a verifying process finds every frame sound",
-        "ciuic/verify/frame_checks.py",
+        "ciuic/verify/frame_worker.py",
         "            if frame is None:\n",
         "            if False:\n",
         "tests/verbs/test_frame_checks.py",

@@ -8,7 +8,6 @@ the chunks in the packs (``small_files.py``, ``large_files.py``).
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ciuic.restore.place.job import Job, Pass
@@ -16,6 +15,7 @@ from ciuic.restore.place.present_files import PresentFiles
 from ciuic.restore.place.small_files import SmallFiles
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
+from ciuic.system.workers import Workers
 
 __all__ = ["Filler"]
 
@@ -37,18 +37,18 @@ class Filler:
     def __init__(self, run: Pass) -> None:
         self._run = run
         # Twice the cores: while one thread decodes, another waits for the disk.
-        workers = min(_WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
-        self._pool = ThreadPoolExecutor(workers, "restore")
+        count = min(_WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+        self._workers = Workers(count, "restore")
         self.files = TemporaryFiles(run.ledger)
         self.present = PresentFiles(run, self.files)
-        self._small = SmallFiles(run, self.files, self._pool)
+        self._small = SmallFiles(run, self.files, self._workers)
         self._place_large: Callable[[Job], None] | None = None
         self._gathered: list[Job] = []
         self._gathered_bytes = 0
 
     def close(self) -> None:
         """End the threads and remove the files that were not published."""
-        self._pool.shutdown(cancel_futures=True)
+        self._workers.close()
         self.files.close()
 
     def add(self, job: Job) -> None:
@@ -74,7 +74,7 @@ class Filler:
             # Imported here because a restore of small files is short.
             from ciuic.restore.place.large_files import LargeFiles
 
-            large = LargeFiles(self._run, self.files, self.present, self._pool)
+            large = LargeFiles(self._run, self.files, self.present, self._workers)
             self._place_large = large.place
         return self._place_large
 
@@ -87,7 +87,7 @@ class Filler:
         new = [job for job in light if job.present is None]
         compared = [job for job in light if job.present is not None]
         parts = [*_parts(compared, _COMPARED_TOGETHER), *_parts(heavy, _CLONED_TOGETHER)]
-        return new + [job for rest in self._pool.map(self._settle, parts) for job in rest]
+        return new + [job for rest in self._workers.map(self._settle, parts) for job in rest]
 
     def _settle(self, jobs: list[Job]) -> list[Job]:
         self._run.check_cancelled()

@@ -1,8 +1,7 @@
 """What the steps of a restore share: the pass, and the files to place."""
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ciuic.errors import CancelledError
@@ -14,7 +13,7 @@ from ciuic.source.directory import DirectoryHandle
 from ciuic.source.freeze.interface import OpensCopies
 from ciuic.store.store import Store
 
-__all__ = ["Job", "Pass", "open_present", "run_all"]
+__all__ = ["Job", "Pass", "open_present"]
 
 _OPEN_PRESENT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -80,11 +79,3 @@ def open_present(job: Job) -> int:
         return os.open(job.name, _OPEN_PRESENT, dir_fd=job.directory.fd)
     except OSError:
         return -1
-
-
-def run_all(pool: ThreadPoolExecutor, tasks: Sequence[Callable[[], None]]) -> None:
-    """Run tasks in parallel. When all have ended, raise the error of the first that failed."""
-    futures = [pool.submit(task) for task in tasks]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise errors[0]

@@ -8,17 +8,17 @@ import functools
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.restore.place.job import Job, Pass, open_present, run_all
+from ciuic.restore.place.job import Job, Pass, open_present
 from ciuic.restore.place.output import Output
 from ciuic.restore.place.present_files import PresentFiles
 from ciuic.restore.place.target import target_faults
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.stability import same_content
 from ciuic.store.records.kinds import ALONE_BYTES
+from ciuic.system.workers import Workers
 from ciuic.view.chunk_plan import Part, group_by_frame, matching_parts, read_parts, windows
 
 __all__ = ["LargeFiles"]
@@ -57,13 +57,13 @@ class LargeFiles:
     """Places files of many chunks, one after another; several threads work on each."""
 
     def __init__(
-        self, run: Pass, files: TemporaryFiles, present: PresentFiles, pool: ThreadPoolExecutor
+        self, run: Pass, files: TemporaryFiles, present: PresentFiles, workers: Workers
     ) -> None:
         self._run = run
         self._reader = run.store.reader
         self._files = files
         self._present = present
-        self._pool = pool
+        self._workers = workers
 
     def place(self, job: Job) -> None:
         """Keep the file if it is right; else write it, or count it (dry run)."""
@@ -91,7 +91,7 @@ class LargeFiles:
         if fd >= 0:
             for window in windows(self._reader, job.entry):
                 self._run.check_cancelled()
-                is_right.extend(matching_parts(self._reader, self._pool, fd, window))
+                is_right.extend(matching_parts(self._reader, self._workers, fd, window))
         return is_right
 
     def _right_bytes(self, job: Job, is_right: bytearray) -> int:
@@ -165,7 +165,7 @@ class LargeFiles:
 
         tasks = [functools.partial(copy, *stretch) for stretch in _stretches(copied)]
         groups = group_by_frame(self._reader, fresh)
-        run_all(self._pool, tasks + [functools.partial(write, group) for group in groups])
+        self._workers.run_all(tasks + [functools.partial(write, group) for group in groups])
 
     def _write_straight(self, job: Job, output: Output, group: list[Part]) -> bool:
         """Decode a chunk to where it is written from; False if there are slices, or damage."""

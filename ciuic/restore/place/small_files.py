@@ -3,15 +3,15 @@
 import functools
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
-from ciuic.restore.place.job import Job, Pass, run_all
+from ciuic.restore.place.job import Job, Pass
 from ciuic.restore.place.temporary_files import TOGETHER, TemporaryFiles
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.records.kinds import DATA, check_chunk
+from ciuic.system.workers import Workers
 
 __all__ = ["SmallFiles"]
 
@@ -22,11 +22,11 @@ _MISSING: Final = "its content is missing from the store"
 class SmallFiles:
     """Writes files of one chunk. Each frame is read once, in the order of the packs."""
 
-    def __init__(self, run: Pass, files: TemporaryFiles, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, run: Pass, files: TemporaryFiles, workers: Workers) -> None:
         self._run = run
         self._reader = run.store.reader
         self._files = files
-        self._pool = pool
+        self._workers = workers
 
     def place(self, jobs: list[Job]) -> None:
         """Write files that differ, or count them (dry run)."""
@@ -36,7 +36,7 @@ class SmallFiles:
             return
         empty = [job for job in jobs if not job.entry.content]
         parts = [empty[at : at + TOGETHER] for at in range(0, len(empty), TOGETHER)]
-        run_all(self._pool, [functools.partial(self._write_empty, part) for part in parts])
+        self._workers.run_all([functools.partial(self._write_empty, part) for part in parts])
         self._place_filled(self._without_lost([job for job in jobs if job.entry.content]))
 
     def _without_lost(self, jobs: list[Job]) -> list[Job]:
@@ -65,7 +65,7 @@ class SmallFiles:
         ordered = [frames[key] for key in sorted(frames)]
         tasks = [functools.partial(self._write_frame, group, places) for group in ordered]
         tasks += [functools.partial(self._write_missing, job) for job in missing]
-        run_all(self._pool, tasks)
+        self._workers.run_all(tasks)
 
     def _write_missing(self, job: Job) -> None:
         """Write a file whose chunk is in no pack, if it is elsewhere."""
