@@ -6,7 +6,7 @@ Nothing here opens a file. A tree node stores ``Entry`` field by field in this o
 
 import stat
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -76,6 +76,13 @@ NO_CONTENT = "a file without content has a size"
 """What is wrong with an entry that ``lacks_content``."""
 
 
+_Unsigned32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Signed64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Unsigned63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+"""In msgpack, no number has more than 64 bits."""
+
+
 class Entry(msgspec.Struct, array_like=True):
     """One name in a directory, with everything that a restore needs.
 
@@ -100,16 +107,16 @@ class Entry(msgspec.Struct, array_like=True):
 
     name: bytes
     mode: int
-    uid: int
-    gid: int
-    mtime_ns: int
-    ctime_ns: int
-    ino: int
-    size_bytes: int = 0
+    uid: _Unsigned32
+    gid: _Unsigned32
+    mtime_ns: _Signed64
+    ctime_ns: _Signed64
+    ino: _Unsigned
+    size_bytes: _Unsigned63 = 0
     state: int = CONSISTENT
     content: bytes = b""
     level: int = 0
-    link_dev: int = 0
+    link_dev: _Unsigned = 0
     rdev: int = 0
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
 
