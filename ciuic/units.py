@@ -1,7 +1,6 @@
 """Parse and format numbers with units."""
 
 import math
-import re
 from collections.abc import Sequence
 
 __all__ = [
@@ -15,10 +14,15 @@ __all__ = [
     "parse_size_bytes",
 ]
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?", re.ASCII | re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_FACTORS = {"": 1, "b": 1} | {
+    f"{letter}{binary}{byte}": 1024**power
+    for power, letter in enumerate("kmgtp", start=1)
+    for binary in ("", "i")
+    for byte in ("", "b")
+}
+_LETTERS = "BGIKMPTbgikmpt"
+_BLANKS = " \t\n\r\f\v"
 
 
 def parse_duration_s(text: str) -> float:
@@ -32,10 +36,10 @@ def parse_duration_s(text: str) -> float:
     stripped = text.strip()
     if stripped == "0":
         return 0.0
-    match = _DURATION.fullmatch(stripped)
-    if match is None:
+    number, unit = stripped[:-1].rstrip(_BLANKS), stripped[-1:]
+    if unit not in _SECONDS or not _is_number(number):
         raise ValueError(f"'{text}' is not a duration; write a number and s, m, h, d or w: 30m, 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    return float(number) * _SECONDS[unit]
 
 
 def parse_size_bytes(text: str) -> int:
@@ -44,14 +48,22 @@ def parse_size_bytes(text: str) -> int:
     Raises:
         ValueError: The text is not a size.
     """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    stripped = text.strip()
+    number = stripped.rstrip(_LETTERS)
+    unit = stripped[len(number) :].lower()
+    number = number.rstrip(_BLANKS)
+    if unit not in _FACTORS or not _is_number(number):
         raise ValueError(f"'{text}' is not a size; write a number and KiB, MiB, GiB or TiB: 64 MiB")
-    unit = (match[2] or "").lower().removesuffix("i")
-    size = float(match[1]) * 1024 ** _POWERS[unit]
+    size = float(number) * _FACTORS[unit]
     if math.isinf(size):
         raise ValueError("that is more than any disk has")
     return int(size)
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a decimal number. Every start would have to compile a pattern."""
+    whole, point, fraction = text.partition(".")
+    return text.isascii() and whole.isdecimal() and (not point or fraction.isdecimal())
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:

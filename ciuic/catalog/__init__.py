@@ -27,9 +27,11 @@ from ciuic.catalog.listing import (
     remember,
 )
 from ciuic.catalog.lost import (
+    Unreadable,
     damaged_before,
     damaged_manifests,
     damaged_since,
+    list_and_check,
     lost_manifest,
     lost_snapshots,
     unreadable,
@@ -39,6 +41,7 @@ __all__ = [
     "HOW_TO_TAKE",
     "LATEST",
     "LATEST_VALID",
+    "Unreadable",
     "all_snapshots",
     "ambiguous",
     "check_tags",
@@ -48,6 +51,7 @@ __all__ = [
     "find_snapshot",
     "labelled",
     "latest_snapshot",
+    "list_and_check",
     "list_snapshots",
     "lost_manifest",
     "lost_snapshots",

@@ -40,7 +40,7 @@ HOW_TO_TAKE: Final = (
     " 'ciuic --store DIR snapshot PATH'."
 )
 """The hint for a store without snapshots."""
-_PREFIX: Final = re.compile(r"(?:cs-)?[0-9a-f]+")
+_PREFIX: Final = r"(?:cs-)?[0-9a-f]+"
 
 
 def find_snapshot(
@@ -72,7 +72,7 @@ def find_snapshot(
         SnapshotNotFoundError: No snapshot matches, or more than one.
         CorruptionError: The snapshot's manifest is damaged.
     """
-    if _PREFIX.fullmatch(text):
+    if re.fullmatch(_PREFIX, text):
         if tagged and not text.startswith("cs-"):
             known = list_snapshots(store) if listed is None else listed
             named = _with_tag(complete_ones(known), text)
@@ -115,7 +115,7 @@ def passed_over(store: Store, text: str, found: SnapshotSummary) -> dict[Snapsho
     """
     if text == LATEST:
         return damaged_since(store, found)
-    until_ns = None if _PREFIX.fullmatch(text) else from_local_text(text)
+    until_ns = None if re.fullmatch(_PREFIX, text) else from_local_text(text)
     if until_ns is None:
         return {}
     damaged = damaged_manifests(store)
@@ -160,7 +160,7 @@ def ambiguous(
 
 def means_otherwise(tag: str) -> bool:
     """Return whether a tag can't stand for an ID, because it means another snapshot there."""
-    is_id = tag.startswith("cs-") and _PREFIX.fullmatch(tag) is not None
+    is_id = tag.startswith("cs-") and re.fullmatch(_PREFIX, tag) is not None
     return is_id or tag in {LATEST, LATEST_VALID} or from_local_text(tag) is not None
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "damaged_manifests",
     "damaged_since",
     "known_of",
+    "list_and_check",
     "lost_manifest",
     "lost_snapshots",
     "unreadable",
@@ -37,12 +38,17 @@ class Unreadable(NamedTuple):
 
 def unreadable(store: Store) -> Unreadable:
     """Return which manifests and marks can't be read."""
+    return list_and_check(store)[1]
+
+
+def list_and_check(store: Store) -> tuple[list[SnapshotSummary], Unreadable]:
+    """Return what ``list_snapshots`` and ``unreadable`` return, of one look at the store."""
     recorded = read_rows(store)
     found, damaged, parents = survey(store, recorded)
     for snapshot_id in lost_ids(store, recorded, parents):
         damaged[snapshot_id] = f"its file is gone; {_remedy(store, snapshot_id)}"
     marks = {summary.id: summary.mark_problem for summary in found if summary.mark_problem}
-    return Unreadable(damaged, marks)
+    return found, Unreadable(damaged, marks)
 
 
 def damaged_manifests(store: Store) -> dict[SnapshotId, str]:

@@ -10,7 +10,12 @@ from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import shown_part
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import given, json_option, local_directory
+from ciuic.cli.options import (
+    ShortOptionsCommand,
+    given,
+    json_option,
+    local_directory,
+)
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
@@ -32,7 +37,7 @@ __all__ = ["command"]
 _SHOWN_MAX = 20
 
 
-@click.command("drill")
+@click.command("drill", cls=ShortOptionsCommand)
 @click.option(
     "-s",
     "--snapshot",

@@ -10,7 +10,7 @@ import click
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import chosen_snapshots, opened, shown_ids
-from ciuic.cli.options import given, json_option
+from ciuic.cli.options import ShortOptionsCommand, given, json_option
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import echo_path, print_pair, terminal_columns
@@ -29,7 +29,7 @@ _TIME_FROM: Final = 80
 _TIME_WIDTH: Final = len("2026-06-15 14:30:00  ")
 
 
-@click.command("find")
+@click.command("find", cls=ShortOptionsCommand)
 @click.argument("pattern", callback=given)
 @click.option("-s", "--snapshot", "snapshot_id", type=SNAPSHOT, help="Search only this snapshot.")
 @json_option

@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 import click
 
-from ciuic.catalog import HOW_TO_TAKE, list_snapshots
+from ciuic.catalog import HOW_TO_TAKE
 from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
-from ciuic.cli.opening import opened, shown_ids, warn_damaged
+from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, json_option
 from ciuic.cli.render import NO_SCHEDULE, host_text, print_json_array, printable
 from ciuic.cli.session import Session
@@ -94,8 +94,7 @@ def command(
         list_trash(session, as_json=as_json)
         return
     with opened(session) as store:
-        snapshots = list_snapshots(store)
-        warn_damaged(session, store)
+        snapshots = list_and_warn(session, store)
         short = shown_ids(store)
         held = copies_of(session, store)
         if wanted.path is not None:
@@ -222,6 +221,8 @@ def _list_path(
 
 def _print_lines(snapshots: Sequence[SnapshotSummary]) -> None:
     """Print a line for each snapshot, for scripts: its ID, its time and its size."""
-    for summary in snapshots:
-        when = local_time_text(summary.taken_ns)
-        click.echo(f"{summary.id}|{when}|{summary.logical_bytes}")
+    lines = [
+        f"{summary.id}|{local_time_text(summary.taken_ns)}|{summary.logical_bytes}\n"
+        for summary in snapshots
+    ]
+    click.echo("".join(lines), nl=False)

@@ -10,7 +10,12 @@ import click
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.options import (
+    ShortOptionsCommand,
+    absolute,
+    given,
+    json_option,
+)
 from ciuic.cli.render import mode_text, print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import cut_middle, cut_time, display_width, print_pair, terminal_columns
@@ -31,7 +36,7 @@ _BATCH: Final = 4096
 """Lines in a batch: its widest name decides which columns a narrow terminal shows."""
 
 
-@click.command("ls")
+@click.command("ls", cls=ShortOptionsCommand)
 @click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
 @click.argument("path", required=False, callback=given, shell_complete=stored_path)
 @click.option("-R", "--recursive", is_flag=True, help="Also list what directories hold.")

@@ -8,7 +8,12 @@ import click
 
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import copies_option, given, local_directory
+from ciuic.cli.options import (
+    ShortOptionsCommand,
+    copies_option,
+    given,
+    local_directory,
+)
 from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
@@ -21,7 +26,7 @@ from ciuic.system.clock import SystemClock
 __all__ = ["command"]
 
 
-@click.command("mount")
+@click.command("mount", cls=ShortOptionsCommand)
 @click.argument("directory", metavar="DIR", callback=given, shell_complete=local_directory)
 @click.option("-s", "--snapshot", "snapshot_id", type=SNAPSHOT, help="Mount only this snapshot.")
 @click.option("--background", is_flag=True, help="Return when the snapshots are mounted.")

@@ -13,6 +13,7 @@ from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
 from ciuic.cli.options import (
+    ShortOptionsCommand,
     absolute,
     copies_option,
     given,
@@ -45,7 +46,7 @@ from ciuic.units import (
 __all__ = ["command", "print_restored", "restore_exit_code"]
 
 
-@click.command("restore")
+@click.command("restore", cls=ShortOptionsCommand)
 @click.option(
     "-s",
     "--snapshot",

@@ -9,7 +9,12 @@ from ciuic.catalog import list_snapshots
 from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.options import (
+    ShortOptionsCommand,
+    absolute,
+    given,
+    json_option,
+)
 from ciuic.cli.render import brief, labels, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
@@ -34,7 +39,7 @@ _CAPTURES: Final = {
 }
 
 
-@click.command("show")
+@click.command("show", cls=ShortOptionsCommand)
 @click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
 @click.option("--chunks", is_flag=True, help="Show how each file is stored, chunk by chunk.")
 @click.option(

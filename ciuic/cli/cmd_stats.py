@@ -8,7 +8,11 @@ from ciuic.catalog import latest_snapshot, list_snapshots
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.checks import check_lines
 from ciuic.cli.opening import opened, warn_damaged
-from ciuic.cli.options import given, json_option
+from ciuic.cli.options import (
+    ShortOptionsCommand,
+    given,
+    json_option,
+)
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json
 from ciuic.cli.session import Session
@@ -27,7 +31,7 @@ from ciuic.units import counted, format_bytes
 __all__ = ["command"]
 
 
-@click.command("stats")
+@click.command("stats", cls=ShortOptionsCommand)
 @click.option(
     "--detail",
     is_flag=True,

@@ -7,9 +7,7 @@ import sys
 from typing import Final
 
 import click
-from click.shell_completion import shell_complete
 
-from ciuic.cli.complete import answer
 from ciuic.cli.error_output import report_error, report_json
 from ciuic.cli.group import cli
 from ciuic.cli.interrupt import interrupted_code, raising_interrupts
@@ -96,9 +94,14 @@ def _run() -> int:
     """Run the command. click's own ``main`` would turn a closed pipe into a failure."""
     instruction = os.environ.get(_COMPLETE)
     if instruction and instruction.endswith("_complete"):
+        # Imported here and below: few processes are asked for completions.
+        from ciuic.cli.complete import answer
+
         answer(cli, _program_name())
         return 0
     if instruction:
+        from click.shell_completion import shell_complete
+
         return shell_complete(cli, {}, _program_name(), _COMPLETE, instruction)
     try:
         with cli.make_context(_program_name(), sys.argv[1:]) as context:

@@ -6,13 +6,16 @@ the imports of ``ciuic repair``.
 
 import importlib
 from collections.abc import Iterator, MutableMapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 import ciuic
 from ciuic.cli.options import given, late_options, local_directory, local_file
+from ciuic.system.lean_imports import load_msgspec
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 __all__ = ["COMMANDS", "cli"]
 
@@ -67,6 +70,7 @@ class _LazyCommands(MutableMapping[str, click.Command]):
         if name not in COMMANDS:
             raise KeyError(name)
         if name not in self._loaded:
+            load_msgspec()
             command: click.Command = importlib.import_module(f"ciuic.cli.cmd_{name}").command
             command.short_help = COMMANDS[name]
             if name not in _WITHOUT_STORE:
@@ -98,7 +102,9 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
+        from click.shell_completion import CompletionItem
+
         found = [
             CompletionItem(name, help=line)
             for name, line in COMMANDS.items()

@@ -15,7 +15,6 @@ from ciuic.cli.table import terminal_columns
 from ciuic.errors import UnreachableError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
-from ciuic.store.directory.leftovers import IS_DIRECTORY
 from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
 
@@ -24,12 +23,13 @@ __all__ = [
     "NEWER",
     "chosen_snapshots",
     "find_snapshot",
+    "list_and_warn",
     "opened",
     "shown_ids",
     "warn_damaged",
 ]
 
-_ID: Final = re.compile(r"cs-[0-9a-f]+")
+_ID: Final = r"cs-[0-9a-f]+"
 NEWER: Final = "is newer and can't be read"
 """Why a damaged snapshot is named: an older one is used as ``latest``."""
 CLOSER: Final = "may be closer to that time and can't be read"
@@ -65,7 +65,7 @@ def opened(
     if is_url(path):
         access = {"write": write and adds, "removes": removes}
         # Anything else may be a tag of any snapshot.
-        about = only if _ID.fullmatch(only) else ""
+        about = only if re.fullmatch(_ID, only) else ""
         with _in_bucket(session, path, access, wait_s, cancelled, only=about) as store:
             yield store
         return
@@ -73,11 +73,18 @@ def opened(
     with open_store(
         path, write=write, only_adds=only_adds, wait_s=wait_s, cancelled=cancelled, owner=owner
     ) as store:
-        for what in store.stuck.values():
-            click.echo(f"ciuic: {printable(what)}; it stays", err=True)
-        if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
-            click.echo(f"       {UnreachableError.default_hint}", err=True)
+        if store.stuck:
+            _name_stuck(store)
         yield store
+
+
+def _name_stuck(store: Store) -> None:
+    from ciuic.store.directory.leftovers import IS_DIRECTORY
+
+    for what in store.stuck.values():
+        click.echo(f"ciuic: {printable(what)}; it stays", err=True)
+    if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
+        click.echo(f"       {UnreachableError.default_hint}", err=True)
 
 
 @contextlib.contextmanager
@@ -103,7 +110,17 @@ def _in_bucket(
 
 def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] = ()) -> None:
     """Name on stderr every snapshot, except some, whose manifest or mark can't be read."""
-    unreadable = catalog.unreadable(store)
+    _warn(session, catalog.unreadable(store), except_for)
+
+
+def list_and_warn(session: Session, store: Store) -> list[SnapshotSummary]:
+    """Return every listed snapshot, the newest first, and warn as ``warn_damaged``."""
+    found, unreadable = catalog.list_and_check(store)
+    _warn(session, unreadable, ())
+    return found
+
+
+def _warn(session: Session, unreadable: catalog.Unreadable, except_for: Collection[str]) -> None:
     for snapshot_id, what in sorted(unreadable.manifests.items()):
         if snapshot_id not in except_for:
             session.damaged[snapshot_id] = what

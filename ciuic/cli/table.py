@@ -146,10 +146,13 @@ def print_table(
     cells = [[printable(cell) for cell in row] for row in rows]
     available = terminal_columns()
     shown = _fitted(columns, cells, available)
+    printed = []
     for number, row in enumerate([[column.name for column in columns], *cells]):
         for line in _lines(columns, row, shown):
             text = line if available is None else cut_end(line, available)
-            click.echo(click.style(text, bold=True) if number == 0 and has_style() else text)
+            printed.append(click.style(text, bold=True) if number == 0 and has_style() else text)
+    # At once: click empties the stream's buffer each time.
+    click.echo("\n".join(printed))
     left_out = _left_out(columns, cells, shown)
     if left_out and sys.stderr.isatty():
         print_pair("", f"too narrow for {', '.join(left_out)}; --json has all", 0, err=True)
@@ -182,9 +185,11 @@ def _lines(
 
 
 def _cell(column: Column, text: str, width: int) -> str:
-    if column.cut is not None:
+    size = display_width(text)
+    if size > width and column.cut is not None:
         text = column.cut(text, width)
-    space = " " * (width - display_width(text))
+        size = display_width(text)
+    space = " " * (width - size)
     return space + text if column.right else text + space
 
 

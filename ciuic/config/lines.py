@@ -14,10 +14,10 @@ from ciuic.errors import ConfigError
 
 __all__ = ["Lines", "Value", "read_lines", "read_values", "shortened", "wrong_line"]
 
-_COMMENT: Final = re.compile(r"(?:^|\s)#.*")
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_HEADING: Final = re.compile(rf"\[\s*({'|'.join(SECTION_KEYS)})\b\s*(.*?)\s*\]")
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_COMMENT: Final = r"(?:^|\s)#.*"
+_CONTROL: Final = r"[\x00-\x08\x0b-\x1f\x7f]"
+_HEADING: Final = rf"\[\s*({'|'.join(SECTION_KEYS)})\b\s*(.*?)\s*\]"
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
 class Value(NamedTuple):
@@ -55,12 +55,12 @@ def read_lines(path: str) -> Lines:
     sections: list[tuple[str, str, int, dict[str, Value]]] = []
     keys, where = found, ""
     for number, raw in enumerate(read_trusted_text(path).split("\n"), start=1):
-        if _CONTROL.search(raw.removesuffix("\r")):
+        if not raw.isprintable() and re.search(_CONTROL, raw.removesuffix("\r")):
             raise wrong_line(path, number, "a control character: this is not a text file")
-        line = _COMMENT.sub("", raw).strip()
+        line = (re.sub(_COMMENT, "", raw) if "#" in raw else raw).strip()
         if not line:
             continue
-        heading = _HEADING.fullmatch(line)
+        heading = re.fullmatch(_HEADING, line) if line.startswith("[") else None
         if heading is not None:
             kind, name = heading[1], heading[2]
             _check_name(path, number, kind, name)
@@ -110,7 +110,7 @@ def _pair(path: str, number: int, line: str, kind: str) -> tuple[str, str]:
 
 
 def _check_name(path: str, number: int, kind: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         what = f"'{shortened(name)}' is not a name" if name else "the section has no name"
         hint = f"Write it like [{kind} my-{kind}]: letters, digits, '.', '_' and '-'."
         raise wrong_line(path, number, f"{what}", hint=hint)

@@ -25,16 +25,17 @@ _MEMORY_BYTES_MAX: Final = 64 * 1024**3
 _LIMIT_BYTES_MIN: Final = 1024
 _USERS_MAX: Final = 2**32 - 1
 # "\," is a comma that belongs to the name: experiment tools make directories "lr=0.1,batch=32".
-_COMMA: Final = re.compile(r"(?<!\\),")
-_REGION: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_COMMA: Final = r"(?<!\\),"
+_REGION: Final = r"[A-Za-z0-9-]{1,64}"
 _AUTO_BOUNDS_S: Final = (300.0, 6 * 3600.0)
-_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
+_PERCENT: Final = r"(\d{1,3}(?:\.\d{1,6})?)\s*%"
 
 
 def _list_items(text: str) -> tuple[str, ...]:
     if not text:
         return ()
-    items = tuple(item.strip().replace("\\,", ",") for item in _COMMA.split(text))
+    parts = re.split(_COMMA, text) if "," in text else [text]
+    items = tuple(item.strip().replace("\\,", ",") for item in parts)
     if not all(items):
         raise ValueError("an item between two commas, or at an end, is empty")
     return items
@@ -120,7 +121,7 @@ def _endpoint(text: str) -> str:
 
 
 def _region(text: str) -> str:
-    if text and not _REGION.fullmatch(text):
+    if text and not re.fullmatch(_REGION, text):
         raise ValueError(f"'{shortened(text)}' is not the name of a region, such as eu-central-1")
     return text
 
@@ -185,7 +186,7 @@ def _hook_timeout_s(text: str) -> float:
 def _fraction(text: str) -> float:
     if text == "0":
         return 0.0
-    match = _PERCENT.fullmatch(text)
+    match = re.fullmatch(_PERCENT, text, re.ASCII)
     if match is None or float(match[1]) > 100:
         raise ValueError(f"'{shortened(text)}' is not a fraction from 0% to 100%; write it like 4%")
     return float(match[1]) / 100

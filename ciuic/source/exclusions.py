@@ -16,9 +16,9 @@ _OPEN_TAG: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CACHE_TAG: Final = b"CACHEDIR.TAG"
 _CACHE_SIGNATURE: Final = b"Signature: 8a477f597d28d172789f06886806bc55"
 # At the start of a path component, "**/" matches any number of directories.
-_DEEP: Final = re.compile(rb"(?:(?<![^/])\*\*/|\*\*)")
-_SET: Final = re.compile(rb"\[([!^]?+)(\][^\]]*|[^\]]+)\]")
-_MEMBERS: Final = re.compile(rb".-.|.", re.DOTALL)
+_DEEP: Final = rb"(?:(?<![^/])\*\*/|\*\*)"
+_SET: Final = rb"\[([!^]?+)(\][^\]]*|[^\]]+)\]"
+_MEMBERS: Final = rb".-.|."
 BY_PATTERN: Final = "a pattern"
 BY_SIZE: Final = "larger than the limit"
 BY_MARK: Final = "the directory is marked by"
@@ -139,7 +139,7 @@ def _translated(pattern: bytes) -> bytes:
     stretches, at, parts = [], 0, [b""]
     deep = b""
     while at < len(pattern):
-        found = _DEEP.match(pattern, at)
+        found = re.compile(_DEEP).match(pattern, at)
         if found:
             stretches.append((deep, parts))
             deep = b"(?:.*/)?" if found[0].endswith(b"/") else b".*"
@@ -168,10 +168,10 @@ def _next_part(pattern: bytes, at: int) -> tuple[bytes, int]:
     first = pattern[at : at + 1]
     if first == b"?":
         return b"[^/]", at + 1
-    found = _SET.match(pattern, at) if first == b"[" else None
+    found = re.compile(_SET).match(pattern, at) if first == b"[" else None
     if found is None:
         return re.escape(first), at + 1
-    members = b"".join([_members(part[0]) for part in _MEMBERS.finditer(found[2])])
+    members = b"".join([_members(part[0]) for part in re.finditer(_MEMBERS, found[2], re.DOTALL)])
     return b"(?!/)[" + (b"^" if found[1] else b"") + members + b"]", found.end()
 
 

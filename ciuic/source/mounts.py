@@ -22,7 +22,7 @@ _PSEUDO_TYPES: Final = frozenset(
     b" fuse.ciuic fusectl hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs"
     b" tracefs".split()
 )
-_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+_OCTAL: Final = rb"\\([0-7]{3})"
 
 
 class Mount(NamedTuple):
@@ -105,7 +105,7 @@ def _is_within(path: bytes, outer: bytes) -> bool:
 
 def _unescaped(point: bytes) -> bytes:
     """Replace octal escapes, which the kernel and fstab(5) use for spaces."""
-    return _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), point)
+    return re.sub(_OCTAL, lambda found: bytes([int(found[1], 8)]), point)
 
 
 def _mount_info() -> bytes:

@@ -29,7 +29,7 @@ __all__ = ["Restored", "note_restored"]
 _NOTES_MAX: Final = 256
 """A hostile store may have millions, and a manifest names them all."""
 _NOTE_BYTES_MAX: Final = 16 * 1024
-_NAME: Final = re.compile(r"[0-9a-f]{16}")
+_NAME: Final = r"[0-9a-f]{16}"
 
 
 class _Note(msgspec.Struct):
@@ -106,7 +106,7 @@ class Restored:
 
 
 def _parse(name: str) -> str | None:
-    return name if _NAME.fullmatch(name) else None
+    return name if re.fullmatch(_NAME, name) else None
 
 
 def _decoded(data: bytes, machine: Machine) -> Follow | None:

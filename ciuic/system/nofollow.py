@@ -35,7 +35,8 @@ __all__ = [
 _STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_OPENED: Final = re.compile(r"/proc/self/fd/(\d+)(?:/+|\Z)")
+_DESCRIPTORS: Final = "/proc/self/fd/"
+_OPENED: Final = rf"{_DESCRIPTORS}(\d+)(?:/+|\Z)"
 
 
 def resolved(path: str) -> str:
@@ -71,7 +72,7 @@ def opened_parent(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _walked(path: str) -> int:
-    begin = _OPENED.match(path)
+    begin = re.match(_OPENED, path) if path.startswith(_DESCRIPTORS) else None
     if begin is not None:
         fd, path = os.dup(int(begin[1])), path[begin.end() :]
     else:

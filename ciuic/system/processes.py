@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Final
 
+from ciuic.system.lean_imports import load_msgspec
+
 __all__ = ["Processes", "is_stopped", "serve"]
 
 _PROCESSES_MAX: Final = 4
@@ -209,6 +211,7 @@ def serve(module: str, arguments: Sequence[str], pipes: Sequence[tuple[int, int]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller's process
     # numpy would start one thread per core for linear algebra, which the workers don't use.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    load_msgspec()
     answering = importlib.import_module(module).answering
     last = _read_message(sys.stdin.buffer)
     if last is None:

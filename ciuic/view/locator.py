@@ -21,7 +21,7 @@ __all__ = ["Locator", "locate"]
 _SUGGESTED_MAX: Final = 3
 _COMPARED_MAX: Final = 10_000
 """Names that are compared with a name that was not found."""
-_BYTE: Final = re.compile(rb"\\(?:x([0-9a-f]{2})|udc([89a-f][0-9a-f]))")
+_BYTE: Final = rb"\\(?:x([0-9a-f]{2})|udc([89a-f][0-9a-f]))"
 """A byte as tables and as JSON show it."""
 
 
@@ -118,7 +118,7 @@ class Locator:
             return PathNotFoundError(message, hint=f"It covers {covered}.")
         if not root.tree:
             return unread_root_error(root)
-        meant = _BYTE.sub(_byte, path)
+        meant = re.sub(_BYTE, _byte, path)
         if meant != path and self._has(meant):
             typed = bash_quoted(meant)
             return PathNotFoundError(

@@ -41,7 +41,7 @@ OWNER_REFUSED: Final = "not restored: only root may give files away"
 """The end of the message about an owner that this user may not set."""
 RUN_AGAIN: Final = "Run it again with --overwrite: files that are right already are kept."
 _PREFIX: Final = b".ciuic-restore-"
-_LEFTOVER: Final = re.compile(rb"\.ciuic-restore-(\d+)-(\d+)-[0-9a-f]{16}")
+_LEFTOVER: Final = rb"\.ciuic-restore-(\d+)-(\d+)-[0-9a-f]{16}"
 _ENDING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 """Errors of the target's file system. The next path would fail with the same error."""
 _REMEDIES: Final = {
@@ -98,7 +98,9 @@ def temporary_prefix() -> bytes:
 
 def is_leftover(name: bytes) -> bool:
     """Return whether ``name`` is a temporary file of a restore whose process has ended."""
-    match = _LEFTOVER.fullmatch(name)
+    if not name.startswith(_PREFIX):
+        return False
+    match = re.fullmatch(_LEFTOVER, name)
     return match is not None and _started(int(match[1])) != int(match[2])
 
 

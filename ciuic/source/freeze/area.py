@@ -38,7 +38,7 @@ _STORE: Final = b"store"
 _MODE: Final = 0o700
 _OTHERS_WRITE: Final = 0o022
 _COPY_MODE: Final = 0o400
-_COPY_NAME: Final = re.compile(rb"[0-9a-f]{16}")
+_COPY_NAME: Final = rb"[0-9a-f]{16}"
 _PATH_BYTES_MAX: Final = 4096
 _HEADER_BYTES_MAX: Final = 1024 * 1024
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -338,7 +338,7 @@ def copy_name(number: int) -> bytes:
 
 def _number(name: bytes) -> int:
     """Return the number of the copy of this name; -1 if it is not the name of a copy."""
-    return int(name, 16) if _COPY_NAME.fullmatch(name) else -1
+    return int(name, 16) if re.fullmatch(_COPY_NAME, name) else -1
 
 
 def _start_of(path: bytes, bytes_max: int, directory: int | None = None) -> bytes:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
-from ciuic.source.mounts import FSTAB, unmounted_point
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import read_regular
 from ciuic.store.records import layout
@@ -27,6 +26,7 @@ __all__ = [
 ALLOW_SHARED: Final = "CIUIC_ALLOW_SHARED_STORE"
 """If this environment variable is 1, ciuic uses a store that other users can write to."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _NEW_HEADER: Final = (
     "Run 'ciuic repair --apply' to restore it from its copy. If there is no copy, use the header of"
@@ -101,22 +101,33 @@ def refuse_shared(store_path: str) -> None:
     """
     if os.environ.get(ALLOW_SHARED) == "1":
         return
-    for place in (store_path, *_inside(store_path)):
-        with contextlib.suppress(OSError):
-            mode = nofollow.status(place).st_mode
-            if mode & _OTHERS_WRITE and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                raise StoreError(
-                    f"other users can write to {place}: its mode is {stat.S_IMODE(mode):04o}",
-                    hint=f"Run 'chmod -R go-w {store_path}', then verify the store. If sharing is"
-                    " intended, or the file system has no permissions, set"
-                    f" {ALLOW_SHARED}=1.",
-                )
+    # One walk along the path: a store has a dozen files and directories.
+    header = os.path.join(store_path, layout.HEADER)
+    with contextlib.suppress(OSError), nofollow.opened_parent(header) as (directory, _):
+        for name in (".", *_names_in(directory)):
+            with contextlib.suppress(OSError):
+                mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+                if mode & _OTHERS_WRITE and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                    raise _shared(store_path, name, mode)
 
 
-def _inside(store_path: str) -> list[str]:
+def _names_in(directory: int) -> list[str]:
     with contextlib.suppress(OSError):
-        return [os.path.join(store_path, name) for name in sorted(nofollow.list_names(store_path))]
+        fd = os.open(".", _LIST, dir_fd=directory)
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
     return []
+
+
+def _shared(store_path: str, name: str, mode: int) -> StoreError:
+    place = os.path.normpath(os.path.join(store_path, name))
+    return StoreError(
+        f"other users can write to {place}: its mode is {stat.S_IMODE(mode):04o}",
+        hint=f"Run 'chmod -R go-w {store_path}', then verify the store. If sharing is intended, or"
+        f" the file system has no permissions, set {ALLOW_SHARED}=1.",
+    )
 
 
 def _holds_snapshots(store_path: str) -> bool:
@@ -139,6 +150,8 @@ def refuse_unmounted(store_path: str, environ: Mapping[str, str]) -> None:
     Raises:
         StoreError: There is no store at the path, and a mount point at or above it is not mounted.
     """
+    from ciuic.source.mounts import FSTAB, unmounted_point
+
     point = unmounted_point(store_path, environ)
     if point and not nofollow.exists(os.path.join(store_path, layout.HEADER)):
         raise StoreError(
@@ -152,6 +165,9 @@ def _explain_missing(store_path: str, error: StoreError) -> None:
     """Raise an error that says what a path without a header is, if that is known."""
     if not isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
         return
+    # Imported here, as above: most stores are where they should be.
+    from ciuic.source.mounts import FSTAB, unmounted_point
+
     point = unmounted_point(store_path, os.environ)
     if point:
         init = f"Mount {point} first: it is in {FSTAB}, and nothing is mounted there."

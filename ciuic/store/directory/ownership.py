@@ -71,16 +71,23 @@ def refuse_foreign(store_path: str, owner: int | None) -> None:
 
 def has_safe_catalog(catalog_path: str) -> bool:
     """Return whether the chunk index, and each file that SQLite uses beside it, may be opened."""
-    for suffix in ("", *layout.CATALOG_SUFFIXES):
-        try:
-            status = nofollow.status(catalog_path + suffix)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return False
-        if not stat.S_ISREG(status.st_mode) or not _is_trusted(status.st_uid):
-            return False
-    return True
+    try:
+        with nofollow.opened_parent(catalog_path) as (directory, name):
+            return all(
+                _is_safe(directory, name + suffix) for suffix in ("", *layout.CATALOG_SUFFIXES)
+            )
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _is_safe(directory: int, name: str) -> bool:
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(status.st_mode) and _is_trusted(status.st_uid)
 
 
 def _is_trusted(uid: int) -> bool:

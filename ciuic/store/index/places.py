@@ -1,10 +1,12 @@
 """Places of chunks, and the rows of the chunk index that record them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ciuic.ids import ChunkId, PackId
-from ciuic.store.format.pack import PackedFrame
+
+if TYPE_CHECKING:
+    from ciuic.store.format.pack import PackedFrame
 
 __all__ = ["CheckRecord", "ChunkPlace", "DrillRecord", "Emptied", "Row", "rows_of"]
 
@@ -78,7 +80,7 @@ Row = tuple[ChunkId, int, int, int, int, int, int]
 
 
 def rows_of(
-    number: int, frames: Iterable[PackedFrame]
+    number: int, frames: "Iterable[PackedFrame]"
 ) -> tuple[list[Row], dict[Row, tuple[ChunkId, ...]]]:
     """Return the rows of a pack's chunks without base; and of its deltas, with their bases.
 
@@ -98,7 +100,7 @@ def rows_of(
     return alone, dict(deltas.values())
 
 
-def _rows(number: int, frames: Iterable[PackedFrame]) -> Iterator[Row]:
+def _rows(number: int, frames: "Iterable[PackedFrame]") -> Iterator[Row]:
     for packed in frames:
         frame, offset = packed.frame, packed.offset_bytes
         total, kind = frame.total_bytes, frame.kind

@@ -6,10 +6,10 @@ from typing import Final
 __all__ = ["check_folder", "check_key", "is_key", "is_url"]
 
 _NAME: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]{1,255}"
-_KEY: Final = re.compile(rf"{_NAME}(?:/{_NAME})*")
+_KEY: Final = rf"{_NAME}(?:/{_NAME})*"
 _KEY_LENGTH_MAX: Final = 900
 """S3 allows 1024 bytes for the key together with the prefix of the store."""
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_URL: Final = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 
 def is_url(address: str) -> bool:
@@ -18,7 +18,7 @@ def is_url(address: str) -> bool:
     The module ``address`` opens the places of both. This function is here because importing the
     clients of object stores takes longer than most commands.
     """
-    return _URL.match(address) is not None
+    return "://" in address and re.match(_URL, address) is not None
 
 
 def is_key(text: str) -> bool:
@@ -26,7 +26,7 @@ def is_key(text: str) -> bool:
 
     Every file system and object store keeps these characters as they are.
     """
-    return len(text) <= _KEY_LENGTH_MAX and _KEY.fullmatch(text) is not None
+    return len(text) <= _KEY_LENGTH_MAX and re.fullmatch(_KEY, text) is not None
 
 
 def check_key(key: str) -> None:

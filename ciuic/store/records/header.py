@@ -44,7 +44,7 @@ _AVERAGE_BYTES_MIN: Final = 256
 _AVERAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 _LEAST_BYTES_MIN: Final = 64
 _LEAST_BYTES_MAX: Final = 1024 * 1024
-_STORE_ID: Final = re.compile(r"[0-9a-f]{32}")
+_STORE_ID: Final = r"[0-9a-f]{32}"
 
 
 class Chunking(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,7 +167,7 @@ def decode_header(data: bytes) -> Header:
     if unknown:
         raise UnknownFormatError(f"the store needs the feature '{unknown[0]}'")
     header = unseal(data, Header)
-    if _STORE_ID.fullmatch(header.store_id) is None:
+    if re.fullmatch(_STORE_ID, header.store_id) is None:
         raise CorruptionError(f"{header.store_id!r} is not the ID of a store")
     if header.chunking.problem:
         raise UnknownFormatError(header.chunking.problem)

@@ -80,19 +80,24 @@ SNAPSHOTS: Final = "snapshots"
 TEMPORARY: Final = "tmp"
 VERDICTS: Final = "verdicts"
 
-_SNAPSHOT_ID = re.compile(r"cs-[0-9a-f]{6,64}")
-_PACK = re.compile(r"[0-9a-f]{64}")
-_SEGMENT = re.compile(r"[0-9a-f]{64}")
-_RETIRED = re.compile(r"[0-9a-f]{16}-[1-9][0-9]{0,17}\.json")
-_SESSION = re.compile(r"([0-9a-f]{16})\.json")
-_MARK = re.compile(r"(cs-[0-9a-f]{6,64})-([1-9][0-9]{0,17})\.json")
+_PREFIX: Final = "cs-"
+_DIGITS: Final = "0123456789abcdef"
+_HASH_DIGITS: Final = 64
+_RETIRED: Final = r"[0-9a-f]{16}-[1-9][0-9]{0,17}\.json"
+_SESSION: Final = r"([0-9a-f]{16})\.json"
+_MARK: Final = r"(cs-[0-9a-f]{6,64})-([1-9][0-9]{0,17})\.json"
 
 MARK_NUMBER_MAX: Final = 10**18 - 1
 
 
 def is_snapshot_id(text: str) -> bool:
     """Return whether ``text`` has the form of a full snapshot ID."""
-    return _SNAPSHOT_ID.fullmatch(text) is not None
+    return text.startswith(_PREFIX) and _is_hexadecimal(text[len(_PREFIX) :], 6, 64)
+
+
+def _is_hexadecimal(text: str, least: int, most: int) -> bool:
+    """Return whether a text is a number of digits. Unlike a pattern, it need not be compiled."""
+    return least <= len(text) <= most and not text.strip(_DIGITS)
 
 
 def manifest_name(snapshot_id: SnapshotId) -> str:
@@ -113,7 +118,7 @@ def mark_name(snapshot_id: SnapshotId, number: int) -> str:
 
 def parse_mark_name(name: str) -> tuple[SnapshotId, int] | None:
     """Return the snapshot and the number of a mark; None if it is not a mark's name."""
-    match = _MARK.fullmatch(name)
+    match = re.fullmatch(_MARK, name)
     return (SnapshotId(match[1]), int(match[2])) if match else None
 
 
@@ -131,7 +136,7 @@ def retired_name(session_id: SessionId, number: int) -> str:
 
 def parse_retired_name(name: str) -> str | None:
     """Return the name of a record in ``retired/``; None if it is not one's name."""
-    return name if _RETIRED.fullmatch(name) else None
+    return name if re.fullmatch(_RETIRED, name) else None
 
 
 def segment_name(data: bytes) -> str:
@@ -141,7 +146,7 @@ def segment_name(data: bytes) -> str:
 
 def parse_segment_name(name: str) -> str | None:
     """Return the name of an index segment; None if it is not one's name."""
-    return name if _SEGMENT.fullmatch(name) else None
+    return name if _is_hexadecimal(name, _HASH_DIGITS, _HASH_DIGITS) else None
 
 
 def session_name(session_id: SessionId) -> str:
@@ -151,7 +156,7 @@ def session_name(session_id: SessionId) -> str:
 
 def parse_session_name(name: str) -> SessionId | None:
     """Return the session of such an object; None if it is not one's name."""
-    match = _SESSION.fullmatch(name)
+    match = re.fullmatch(_SESSION, name)
     return SessionId(bytes.fromhex(match[1])) if match else None
 
 
@@ -162,4 +167,6 @@ def pack_name(pack_id: PackId) -> str:
 
 def parse_pack_name(name: str) -> PackId | None:
     """Return the ID of the pack of this file name; None if it is not a pack's name."""
-    return PackId(bytes.fromhex(name)) if _PACK.fullmatch(name) else None
+    return (
+        PackId(bytes.fromhex(name)) if _is_hexadecimal(name, _HASH_DIGITS, _HASH_DIGITS) else None
+    )

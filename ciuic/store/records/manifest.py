@@ -34,7 +34,7 @@ TROUBLE_MAX: Final = 1000
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 _NUMBER_MAX: Final = 1 << 63
 _NO_NAMES: Final = frozenset([b"", b".", b".."])
-_AFTER_ESCAPE: Final = re.compile(r"[0-9a-f]{2}[^\\]*", re.DOTALL)
+_AFTER_ESCAPE: Final = r"[0-9a-f]{2}[^\\]*"
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -327,7 +327,7 @@ def _unescaped_all(texts: list[str]) -> tuple[str, ...]:
 
 def _unescaped(text: str) -> bytes:
     head, *rest = text.split("\\x")
-    if "\\" in head or not all(_AFTER_ESCAPE.fullmatch(part) for part in rest):
+    if "\\" in head or not all(re.fullmatch(_AFTER_ESCAPE, part, re.DOTALL) for part in rest):
         raise CorruptionError(f"{text!r} is not an escaped path")
     try:
         parts = [bytes.fromhex(part[:2]) + part[2:].encode() for part in rest]

@@ -10,21 +10,23 @@ no ID is missing in between.
 import contextlib
 import re
 from collections.abc import Collection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UnreachableError
 from ciuic.ids import SessionId, SnapshotId
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.reserve import with_reserve
-from ciuic.store.place.packs import Bucket, RecordFolder
 from ciuic.store.records import layout
 from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired, encode_retired
+
+if TYPE_CHECKING:
+    from ciuic.store.place.packs import Bucket, RecordFolder
 
 __all__ = ["Retired"]
 
 _RECORDS_MAX: Final = 32
 _TRIES: Final = 100
-_QUOTED_ID: Final = re.compile('"(cs-[0-9a-f]{6,64})"')
+_QUOTED_ID: Final = '"(cs-[0-9a-f]{6,64})"'
 
 
 class Retired:
@@ -37,7 +39,7 @@ class Retired:
     """
 
     def __init__(
-        self, store_path: str, session_id: SessionId, bucket: Bucket | None = None
+        self, store_path: str, session_id: SessionId, bucket: "Bucket | None" = None
     ) -> None:
         self._store_path = store_path
         self._session_id = session_id
@@ -117,7 +119,7 @@ class Retired:
             text = self._folder.read(name, RETIRED_BYTES_MAX).decode("ascii", "replace")
         except StoreError:
             return
-        ids = set(map(SnapshotId, _QUOTED_ID.findall(text))) - set(there) - self.ids()
+        ids = set(map(SnapshotId, re.findall(_QUOTED_ID, text))) - set(there) - self.ids()
         if ids:
             data = encode_retired(ids)
             with_reserve(self._store_path, lambda: self._create(data))

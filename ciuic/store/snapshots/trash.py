@@ -13,7 +13,7 @@ next (docs/format.md, "Trash"):
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ciuic.errors import (
     BusyError,
@@ -27,12 +27,14 @@ from ciuic.errors import (
 from ciuic.ids import SessionId, SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.directory.faults import uncertain_commit, uncertain_forget
-from ciuic.store.place.packs import Bucket
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.records.mark import Mark
 from ciuic.store.snapshots.manifests import Manifests
 from ciuic.store.snapshots.marks import Marks, NewMark, with_mark
 from ciuic.store.snapshots.retired import Retired
+
+if TYPE_CHECKING:
+    from ciuic.store.place.packs import Bucket
 
 __all__ = ["Forgotten", "Trash"]
 
@@ -78,7 +80,7 @@ class Trash:
         *,
         known_marks: Callable[[], Mapping[SnapshotId, int]],
         session_id: SessionId,
-        bucket: Bucket | None = None,
+        bucket: "Bucket | None" = None,
     ) -> None:
         self._manifests = manifests
         self._marks = marks
@@ -289,8 +291,10 @@ class Trash:
         Raises:
             StoreError: The store cannot be read.
         """
+        # Most often, none is missing: names alone take half the time of files and their statuses.
+        left = set(snapshot_ids).difference(self._manifests.ids())
         # The manifests first: a snapshot that goes meanwhile is retired before its manifest goes.
-        left = set(snapshot_ids).difference(self._manifests.files())
+        left = left.difference(self._manifests.files()) if left else left
         return left - self.retired.ids() if left else left
 
     def _states(
