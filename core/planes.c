@@ -2,11 +2,12 @@
 
 #include <string.h>
 
+#include "floats.h"
 #include "targets.h"
 
 enum { VALUES = 256, NEAR = 16, LOG_BITS = 20 };
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE CIUIC_INLINE
 
 enum { TOGETHER = 1024, SIGN_AND_LOW = 0x807f, EXPONENT_BIT = 7 };
 
@@ -116,6 +117,24 @@ INLINE void pick(size_t width, size_t bytes, const uint8_t *plain, size_t count,
 #undef PICK
 }
 
+/* Writes pairs of bytes: their low halves, less `lowest`, to `low`, their high halves to `high`.
+ * Returns 0 if all of `high` is 0. */
+INLINE uint8_t pair_up(uint8_t lowest, const uint8_t *restrict first,
+                       const uint8_t *restrict second, size_t length, uint8_t *restrict low,
+                       uint8_t *restrict high)
+{
+    uint8_t seen = 0;
+
+    for (size_t at = 0; at < length; at++) {
+        const uint8_t left = (uint8_t)(first[at] - lowest), right = (uint8_t)(second[at] - lowest);
+        const uint8_t rest = (uint8_t)(left >> 4 | (right & 0xf0));
+        low[at] = (uint8_t)((left & 0x0f) | right << 4);
+        high[at] = rest;
+        seen |= rest;
+    }
+    return seen;
+}
+
 /* Writes a column of pairs; returns whether a high pair is not 0. */
 INLINE int split_pairs(size_t width, uint8_t lowest, const uint8_t *plain, size_t count, part what,
                        unsigned shift, uint8_t *out)
@@ -127,16 +146,38 @@ INLINE int split_pairs(size_t width, uint8_t lowest, const uint8_t *plain, size_
         const size_t length = half - begin < TOGETHER ? half - begin : TOGETHER;
         pick(width, 1, plain + begin * width, length, what, shift, first);
         pick(width, 1, plain + (half + begin) * width, length, what, shift, second);
-        for (size_t at = 0; at < length; at++) {
-            const uint8_t low = (uint8_t)(first[at] - lowest);
-            const uint8_t high = (uint8_t)(second[at] - lowest);
-            const uint8_t rest = (uint8_t)(low >> 4 | (high & 0xf0));
-            out[begin + at] = (uint8_t)((low & 0x0f) | high << 4);
-            out[half + begin + at] = rest;
-            seen |= rest;
-        }
+        seen |= pair_up(lowest, first, second, length, out + begin, out + half + begin);
     }
     return seen != 0;
+}
+
+/* Whether the columns are those of floats.h; that of the exponents may be one of pairs. */
+INLINE int has_floats(const ciuic_plan *plan)
+{
+    return plan->width == 4 && plan->column_count == 3 && !plan->columns[1].is_pairs;
+}
+
+/* ciuic_planes_split for floats. The exponents are at hand after the first pass over them. */
+INLINE unsigned split_floats(const ciuic_plan *plan, const uint8_t *plain, size_t count,
+                             uint8_t *out)
+{
+    const ciuic_column *exponents = &plan->columns[2];
+    uint8_t *signs = out + 2 * count, *body = out + 3 * count;
+    uint8_t first[TOGETHER], second[TOGETHER], seen = 0;
+    const size_t half = count / 2;
+
+    if (!exponents->is_pairs) {
+        ciuic_floats_split(plain, count, out, signs, body);
+        return 0;
+    }
+    for (size_t begin = 0; begin < half; begin += TOGETHER) {
+        const size_t length = half - begin < TOGETHER ? half - begin : TOGETHER;
+        const size_t later = half + begin;
+        ciuic_floats_split(plain + 4 * begin, length, out + 2 * begin, signs + begin, first);
+        ciuic_floats_split(plain + 4 * later, length, out + 2 * later, signs + later, second);
+        seen |= pair_up(exponents->lowest, first, second, length, body + begin, body + later);
+    }
+    return seen ? 1u << 2 : 0;
 }
 
 /* ciuic_planes_split, compiled once for each set of vector instructions. */
@@ -144,6 +185,8 @@ INLINE unsigned split(const ciuic_plan *plan, const uint8_t *plain, size_t count
 {
     unsigned found = 0, shift = 0;
 
+    if (has_floats(plan))
+        return split_floats(plan, plain, count, out);
     for (size_t number = 0; number < plan->column_count; number++) {
         const ciuic_column *column = &plan->columns[number];
         const part what = part_of(plan, number);
@@ -227,12 +270,37 @@ DEFINE_JOIN(16, NO_WIDE)
 DEFINE_JOIN(32, WIDE_32)
 DEFINE_JOIN(64, WIDE_64)
 
+/* What join_WIDTH does, for floats. */
+INLINE int join_floats(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count,
+                       uint8_t *plain, const uint8_t *expected)
+{
+    const ciuic_column *column = &plan->columns[2];
+    uint8_t pairs[TOGETHER];
+
+    for (size_t begin = 0; begin < count; begin += TOGETHER) {
+        const size_t length = count - begin < TOGETHER ? count - begin : TOGETHER;
+        const uint8_t *low = bodies[0] + 2 * begin, *signs = bodies[2] + begin;
+        const uint8_t *exponents = bodies[4] + begin;
+        if (column->is_pairs) {
+            join_pairs(column->lowest, bodies[4], bodies[5], count / 2, begin, length, pairs);
+            exponents = pairs;
+        }
+        if (!expected)
+            ciuic_floats_join(low, signs, exponents, length, plain + 4 * begin);
+        else if (ciuic_floats_differ(low, signs, exponents, length, expected + 4 * begin))
+            return 0;
+    }
+    return 1;
+}
+
 /* What join_WIDTH does, compiled once for each set of vector instructions. */
 INLINE int join(const ciuic_plan *plan, const uint8_t *const *bodies, size_t count, uint8_t *plain,
                 const uint8_t *expected)
 {
     if (plan->width == 2)
         return join_16(plan, bodies, count, plain, expected);
+    if (has_floats(plan))
+        return join_floats(plan, bodies, count, plain, expected);
     if (plan->width == 4)
         return join_32(plan, bodies, count, plain, expected);
     return join_64(plan, bodies, count, plain, expected);
