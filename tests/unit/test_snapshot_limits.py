@@ -3,6 +3,7 @@
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
 from ciuic.store.packs import pack_filler
-from ciuic.store.packs.frame_queue import FrameQueue
+from ciuic.store.packs.pack_writer import BUFFER_BYTES, PackFile
 from ciuic.store.store import open_store
 from tests.kit.clock import ManualClock
 
@@ -51,18 +52,20 @@ def test_one_thread_encodes_if_one_is_configured(tmp_path: Path, source: Path) -
     assert len(seen.names) == 1
 
 
-def test_the_queue_of_packs_has_half_of_the_memory_of_the_readers(
+def test_what_waits_for_the_disk_has_half_of_what_the_readers_have(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
+    made: set[int] = set()
 
-    def noted(size_bytes: int) -> FrameQueue:
-        made.append(size_bytes)
-        return FrameQueue(size_bytes)
+    class Noted(PackFile):
+        def __init__(self, *args: Any, waiting_max: int, **named: Any) -> None:
+            made.add(waiting_max)
+            super().__init__(*args, waiting_max=waiting_max, **named)
 
-    monkeypatch.setattr(pack_filler, "FrameQueue", noted)
-    take(tmp_path, TakeRequest(roots=(os.fsencode(source),), memory_bytes=8 * MIB))
-    assert made == [4 * MIB]
+    monkeypatch.setattr(pack_filler, "PackFile", Noted)
+    request = TakeRequest(roots=(os.fsencode(source),), memory_bytes=6 * BUFFER_BYTES)
+    take(tmp_path, request)
+    assert made == {3}
 
 
 def test_a_request_without_configuration_has_the_default_memory(tmp_path: Path) -> None:

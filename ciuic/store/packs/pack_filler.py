@@ -1,14 +1,15 @@
 """Fills packs with encoded frames, and seals them.
 
-    caller's threads: put  ->  one thread: append to packs  ->  one thread: seal
-                               one thread: parity, write full buffers
+    caller's threads: append to packs  ->  one thread: parity, write full buffers
+                                       ->  one thread: seal
 
 A snapshot that stores nothing new has none of these threads, and does not load this module.
 """
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -16,8 +17,7 @@ from ciuic.errors import StoreError
 from ciuic.ids import PackId, SessionId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.format.frame import Frame
-from ciuic.store.packs.frame_queue import FrameQueue
-from ciuic.store.packs.pack_writer import TOGETHER_BYTES, PackFile
+from ciuic.store.packs.pack_writer import BUFFER_BYTES, TOGETHER_BYTES, PackFile
 from ciuic.store.packs.writer import SealedPack, WriteTotals
 from ciuic.store.records.kinds import DATA
 from ciuic.system.buffers import give_back_holes
@@ -65,26 +65,25 @@ class PackFiller:
         self._parity = parity
         self._joins_small = joins_small
         self._session_id = session_id
+        self._waiting_max = max(1, queue_bytes // BUFFER_BYTES)
         self._sealed: list[SealedPack] = []
         self._failure: BaseException | None = None
-        self._queue = FrameQueue(queue_bytes)
+        self._adding = threading.Lock()
         self._sealing: queue.Queue[PackFile | None] = queue.Queue(_SEALING_MAX)
         self._open: dict[bool, PackFile] = {}
         self._helper = ThreadPoolExecutor(1, "write")
-        self._threads = [
-            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-            for name, work in (("pack", self._fill_packs), ("seal", self._seal_packs))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._sealer = threading.Thread(target=self._run, name="seal", daemon=True)
+        self._sealer.start()
 
     def put(self, frame: Frame, payload: bytes | memoryview) -> None:
-        """Append a frame to a pack, later; waits while too many bytes wait to be written.
+        """Append a frame to a pack; waits while too many bytes wait to be written.
 
         Raises:
             StoreError: The store failed, now or earlier.
         """
-        self._queue.put(frame, payload, lambda: self._failure is not None)
+        with self._noting_failure(), self._adding:
+            if self._failure is None:
+                self._append(frame, payload)
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -99,9 +98,12 @@ class PackFiller:
 
     def end(self) -> None:
         """Seal the last packs, and wait for the threads to end."""
-        self._queue.end()
-        for thread in self._threads:
-            thread.join()
+        with self._noting_failure():
+            self._join_small()
+        for pack in self._open.values():
+            self._sealing.put(pack)
+        self._sealing.put(None)
+        self._sealer.join()
         self._helper.shutdown()
 
     def take_sealed(self) -> list[SealedPack]:
@@ -109,20 +111,14 @@ class PackFiller:
         sealed, self._sealed = self._sealed, []
         return sealed
 
-    def _fill_packs(self) -> None:
-        while (item := self._queue.get()) is not None:
-            frame, payload = item
-            if self._failure is None:
-                self._append(frame, payload)
-            self._queue.written(frame)
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """Keep the first failure, which ``raise_failure`` raises, instead of raising it."""
         try:
-            self._join_small()
-        except BaseException as error:  # noqa: BLE001 - the last step: the queue has ended
+            yield
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the pack is not complete
             if self._failure is None:
                 self._failure = error
-        for pack in self._open.values():
-            self._sealing.put(pack)
-        self._sealing.put(None)
 
     def _join_small(self) -> None:
         """Put the data and nodes of a small snapshot into one pack.
@@ -144,7 +140,11 @@ class PackFiller:
             pack = self._open.get(is_data)
             if pack is None:
                 pack = PackFile(
-                    self._temporary, self._session_id, parity=self._parity, helper=self._helper
+                    self._temporary,
+                    self._session_id,
+                    parity=self._parity,
+                    helper=self._helper,
+                    waiting_max=self._waiting_max,
                 )
                 self._open[is_data] = pack
             pack.add(frame, payload)
@@ -175,12 +175,11 @@ class PackFiller:
         self._totals.stored_bytes += pack.size_bytes
         self._totals.packs += 1
 
-    def _run(self, work: Callable[[], None]) -> None:
-        """Run one thread's work; after a failure, drain its queue so that no caller hangs."""
+    def _run(self) -> None:
+        """Seal packs; after a failure, discard the others so that no caller hangs."""
         try:
-            work()
+            self._seal_packs()
         except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
             if self._failure is None:
                 self._failure = error
-            self._queue.wake()
-            work()
+            self._seal_packs()

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+from collections import deque
 from concurrent.futures import Executor, Future
 from typing import Final
 
@@ -25,7 +26,7 @@ from ciuic.system import durable, nofollow
 from ciuic.system.buffers import BufferPool
 from ciuic.system.core import core
 
-__all__ = ["PACK_BYTES", "TOGETHER_BYTES", "PackFile", "publish_pack"]
+__all__ = ["BUFFER_BYTES", "PACK_BYTES", "TOGETHER_BYTES", "PackFile", "publish_pack"]
 
 PACK_BYTES: Final = 64 * 1024 * 1024
 """A pack that has reached this length gets no further frame."""
@@ -39,13 +40,13 @@ _SHORTER: Final = 0.95
 """A pack may be as short as this share of the expected length; its parity then takes a little more
 of the pack."""
 
-_BUFFER_BYTES: Final = 4 * 1024 * 1024
+BUFFER_BYTES: Final = 4 * 1024 * 1024
 _UNLOCKED_BYTES: Final = 64 * 1024
 """From this length on, bytes are copied without the interpreter's lock, so that other threads run;
 for fewer, giving the lock away and taking it again takes longer than the copy."""
 _ALIGNMENT: Final = 4096
 """A multiple of every logical block size in use; see "O_DIRECT" in open(2)."""
-_buffers: Final = BufferPool(_BUFFER_BYTES)
+_buffers: Final = BufferPool(BUFFER_BYTES)
 
 
 class PackFile:
@@ -56,8 +57,9 @@ class PackFile:
         session_id: The session that writes the pack.
         parity: The share of the pack that its parity takes; 0: no parity.
         expected_bytes: The expected length of the pack, if known.
-        helper: A thread that writes a full buffer while the next one is filled; None: the caller's
+        helper: A thread that writes full buffers while the next one is filled; None: the caller's
             thread writes.
+        waiting_max: How many full buffers may wait for the helper.
 
     Attributes:
         path: The temporary name.
@@ -78,6 +80,7 @@ class PackFile:
         parity: float = 0.0,
         expected_bytes: int = PACK_BYTES,
         helper: Executor | None = None,
+        waiting_max: int = 1,
     ) -> None:
         self._session_id = session_id
         self._parity_share = parity
@@ -91,9 +94,9 @@ class PackFile:
         self.size_bytes = 0
         self._chunks = 0
         self._helper = helper
-        self._writing: Future[None] | None = None
+        self._waiting_max = waiting_max
+        self._waiting: deque[Future[None]] = deque()
         self._buffer = _buffers.take()
-        self._other: mmap.mmap | None = None
         self._filled = 0
         self._flushed_bytes = 0
         self._is_direct = _set_direct(self.fd, on=True)
@@ -155,13 +158,11 @@ class PackFile:
     def close(self) -> None:
         """Close the file and return its buffers; harmless twice."""
         if self.fd >= 0:
-            if self._writing is not None:
-                self._writing.exception()  # an error no longer matters
+            for waiting in self._waiting:
+                waiting.exception()  # an error no longer matters
             os.close(self.fd)
             self.fd = -1
             _buffers.give_back(self._buffer)
-            if self._other is not None:
-                _buffers.give_back(self._other)
 
     def discard(self) -> None:
         """Remove the unfinished file."""
@@ -172,11 +173,11 @@ class PackFile:
         view = memoryview(data)
         self.size_bytes += len(view)
         while view:
-            count = min(len(view), _BUFFER_BYTES - self._filled)
+            count = min(len(view), BUFFER_BYTES - self._filled)
             self._copy(view[:count])
             self._filled += count
             view = view[count:]
-            if self._filled == _BUFFER_BYTES:
+            if self._filled == BUFFER_BYTES:
                 self._flush()
 
     def _copy(self, data: memoryview) -> None:
@@ -189,29 +190,33 @@ class PackFile:
 
     def _flush_tail(self) -> None:
         """Write the rest, padded to whole blocks, and truncate the padding."""
-        self._settle()
+        self._settle(0)
         if self._filled:
             self._write_out(self._buffer, self._filled)
             self._filled = 0
         os.ftruncate(self.fd, self.size_bytes)
 
     def _flush(self) -> None:
-        """Write the buffer; it may be filled again when this returns."""
-        self._settle()
-        length, self._filled = self._filled, 0
+        """Write the buffer, now or soon, and go on with an empty one."""
         if self._helper is None:
-            self._write_out(self._buffer, length)
-            return
-        if self._other is None:
-            self._other = _buffers.take()
-        self._writing = self._helper.submit(self._write_out, self._buffer, length)
-        self._buffer, self._other = self._other, self._buffer
+            self._write_out(self._buffer, self._filled)
+        else:
+            self._settle(self._waiting_max - 1)
+            written = self._helper.submit(self._write_and_give_back, self._buffer, self._filled)
+            self._waiting.append(written)
+            self._buffer = _buffers.take()
+        self._filled = 0
 
-    def _settle(self) -> None:
-        """Wait until the flushed buffer is written."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+    def _settle(self, left: int) -> None:
+        """Wait until at most ``left`` full buffers are not written yet."""
+        while len(self._waiting) > left:
+            self._waiting.popleft().result()
+
+    def _write_and_give_back(self, buffer: mmap.mmap, length: int) -> None:
+        try:
+            self._write_out(buffer, length)
+        finally:
+            _buffers.give_back(buffer)
 
     def _write_out(self, buffer: mmap.mmap, length: int) -> None:
         if self._parity is not None:
