@@ -97,12 +97,13 @@ class PackFiller:
             self._failure = StoreError("the snapshot was abandoned")
 
     def end(self) -> None:
-        """Seal the last packs, and wait for the threads to end."""
+        """Seal the last packs, and wait for the threads to end; harmless twice."""
         with self._noting_failure():
             self._join_small()
-        for pack in self._open.values():
-            self._sealing.put(pack)
-        self._sealing.put(None)
+        for is_data in list(self._open):
+            self._sealing.put(self._open.pop(is_data))
+        if self._sealer.is_alive():
+            self._sealing.put(None)
         self._sealer.join()
         self._helper.shutdown()
 
