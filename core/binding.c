@@ -16,7 +16,7 @@
 #include "targets.h"
 
 /* ciuic/system/core.py refuses a core with another number: a change of a signature raises it. */
-enum { INTERFACE = 10 };
+enum { INTERFACE = 11 };
 
 /* See the header. */
 PyObject *refused(const char *message)
@@ -181,6 +181,7 @@ static PyMethodDef METHODS[] = {
     {"files_read", core_files_read, METH_VARARGS, NULL},
     {"files_rename", core_files_rename, METH_VARARGS, NULL},
     {"gf_add", core_gf_add, METH_VARARGS, NULL},
+    {"names_fill", core_names_fill, METH_VARARGS, NULL},
     {"parity_add", core_parity_add, METH_VARARGS, NULL},
     {"planes_join", core_planes_join, METH_VARARGS, NULL},
     {"planes_match", core_planes_match, METH_VARARGS, NULL},

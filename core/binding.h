@@ -38,4 +38,7 @@ PyObject *core_files_create(PyObject *self, PyObject *arguments);
 PyObject *core_files_read(PyObject *self, PyObject *arguments);
 PyObject *core_files_rename(PyObject *self, PyObject *arguments);
 
+/* The function of binding_names.c. */
+PyObject *core_names_fill(PyObject *self, PyObject *arguments);
+
 #endif

@@ -10,7 +10,15 @@ from ciuic.errors import SnapshotNotFoundError, StoreError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import UNREADABLE, Entry
 from ciuic.mount.chunks import Chunks
-from ciuic.mount.nodes import Attributes, Directory, Node, Owned, inode_number
+from ciuic.mount.nodes import (
+    Attributes,
+    Directory,
+    Listed,
+    Node,
+    Owned,
+    attributes_of,
+    inode_number,
+)
 from ciuic.mount.open_file import OpenFile, hole_bytes
 from ciuic.store.packs.reader import StoreReader
 
@@ -18,7 +26,6 @@ __all__ = ["Files"]
 
 _DIRECTORIES_MAX: Final = 4096
 _HOLES_MAX: Final = 10_000
-_BLOCK_BYTES: Final = 4096
 NOT_READ: Final = "it could not be read when the snapshot was taken"
 
 Told = Callable[[Owned, str], None]
@@ -59,36 +66,19 @@ class Files:
         Raises:
             OSError: ENOENT: there is no such path; EIO: it can't be read.
         """
-        return self.attributes_of(self._node(path))
+        return self._attributes(self._node(path))
 
-    def attributes_of(self, node: Node) -> Attributes:
-        """Return the metadata of a node."""
-        entry = node.entry
-        size_bytes = len(entry.content) if entry.is_symlink else entry.size_bytes
-        stored_bytes = 0
-        if entry.is_file:
-            stored_bytes = size_bytes - self._hole_bytes(entry)
-            stored_bytes += -stored_bytes % _BLOCK_BYTES
-        return Attributes(
-            entry.mode,
-            inode_number(node),
-            1 if node.links is None else node.links.count(entry),
-            entry.uid,
-            entry.gid,
-            os.makedev(entry.rdev >> 32, entry.rdev & 0xFFFF_FFFF) if entry.rdev else 0,
-            size_bytes,
-            stored_bytes,
-            entry.mtime_ns,
-            entry.ctime_ns,
+    def _attributes(self, node: Node) -> Attributes:
+        entry, owned = node.entry, node.owned
+        return attributes_of(
+            entry,
+            inode_number(owned.snapshot, owned.path, entry),
+            nlink=1 if node.links is None else node.links.count(entry),
+            hole_bytes=self._hole_bytes(entry) if entry.is_file else 0,
         )
 
-    def is_cheap(self, node: Node) -> bool:
-        """Return whether ``attributes_of`` needs to read no tree or recipe."""
-        entry = node.entry
-        return node.links is None and (not entry.level or not entry.is_file)
-
-    def names(self, path: bytes) -> Iterator[tuple[bytes, Node | int]]:
-        """Yield the names in a directory, each with its node or its type.
+    def names(self, path: bytes) -> Iterator[Listed]:
+        """Yield the names in a directory.
 
         Raises:
             OSError: EIO: the directory is damaged. ENOTDIR: it is not a directory.
@@ -97,7 +87,7 @@ class Files:
         if node.directory is None:
             raise _error(errno.ENOTDIR)
         try:
-            yield from node.directory.entries()
+            yield from node.directory.names()
         except StoreError as error:
             raise self._unreadable(node.owned, error.message) from error
 

@@ -9,12 +9,14 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import Final, TypeAlias
 
 from ciuic.mount.files import Files
-from ciuic.mount.nodes import Attributes, Node, inode_number
+from ciuic.mount.nodes import Attributes, Listed, attributes_of, is_cheap, unnumbered
 from ciuic.mount.read_ahead import read_far_ahead
+from ciuic.mount.snapshots import added_entry
+from ciuic.system.core import core
 
 # mfusepy takes libfuse 2 where both are installed, and starts a compiler to find either.
 os.environ.setdefault("FUSE_LIBRARY_PATH", "libfuse3.so.3")
@@ -29,16 +31,17 @@ the directories that the mount adds are listed again each time."""
 _PLUS: Final = 2
 """FUSE_FILL_DIR_PLUS: the attributes are complete, so the kernel does not look the name up."""
 _WANTS_PLUS: Final = 1
+_PLUS_IF_USED: Final = 1 << 14
+"""FUSE_CAP_READDIRPLUS_AUTO: the kernel asks for attributes of later names only if a program has
+used those of earlier ones. But ``find`` and ``ls`` use none before they have all names."""
 _UNKNOWN_INODE: Final = 0xFFFF_FFFF
 """libfuse's number for an unknown inode. The C library does not show names with the number 0."""
 _BLOCK_BYTES: Final = 4096
 _NAME_MAX: Final = 1023
 _NS: Final = 1_000_000_000
-
+_DOTS: Final = unnumbered([added_entry(name, stat.S_IFDIR, 0) for name in (b".", b"..")])
 
 _Bytes: TypeAlias = "ctypes._Pointer[ctypes.c_byte]"
-_Listed: TypeAlias = tuple[int, bytes, Node | int]
-"""The offset of a name in its directory, the name, and its node or type."""
 _Structure: TypeAlias = "ctypes._Pointer[ctypes.Structure]"
 
 
@@ -62,29 +65,41 @@ class _Listing:
         self._files = files
         self._path = path
         self._offset = -1
-        self._names: Iterator[_Listed] = iter(())
-        self._pending: tuple[_Listed, ...] = ()
+        self._parts: Iterator[Listed] = iter(())
+        self._part = _DOTS
+        self._at = 0
 
-    def names_from(self, offset: int) -> Iterator[_Listed]:
-        """Yield the names after an offset, each with its own."""
+    def give(self, offset: int, give: Callable[[Listed, int, int], int]) -> None:
+        """Give the names after an offset, until no more are taken.
+
+        Args:
+            offset: How many names come before them.
+            give: Gets names, how many of them are left out, and the offset of the first one;
+                returns how many it has taken.
+        """
         if offset != self._offset or not offset:
-            self._names, self._pending = islice(self._numbered(), offset, None), ()
+            self._begin(offset)
         self._offset = -1  # after an error, the next call starts over
-        last = offset
-        for listed in chain(self._pending, self._names):
-            last = listed[0]
-            yield listed
-        self._pending, self._offset = (), last
+        while True:
+            left = len(self._part.entries) - self._at
+            taken = give(self._part, self._at, offset + 1 - self._at) if left else 0
+            offset, self._at = offset + taken, self._at + taken
+            if taken < left or not self._advance():
+                break
+        self._offset = offset
 
-    def stop_before(self, listed: _Listed) -> None:
-        """Begin with this name if the next call goes on here."""
-        self._pending, self._offset = (listed,), listed[0] - 1
+    def _begin(self, offset: int) -> None:
+        self._parts = chain([_DOTS], self._files.names(self._path))
+        while self._advance() and offset >= len(self._part.entries):
+            offset -= len(self._part.entries)
+        self._at = min(offset, len(self._part.entries))
 
-    def _numbered(self) -> Iterator[_Listed]:
-        yield 1, b".", stat.S_IFDIR
-        yield 2, b"..", stat.S_IFDIR
-        for number, (name, found) in enumerate(self._files.names(self._path), start=3):
-            yield number, name, found
+    def _advance(self) -> bool:
+        """Go on to the next names; False: there are none."""
+        following = next(self._parts, None)
+        if following is not None:
+            self._part, self._at = following, 0
+        return following is not None
 
 
 class _Mounted(mfusepy.FUSE):  # type: ignore[misc]
@@ -100,8 +115,9 @@ class _Mounted(mfusepy.FUSE):  # type: ignore[misc]
         self._has_opened = False
         super().__init__(_Offered(), point, **options)
 
-    def init_fuse_3(self, _conn: object, config: _Structure) -> None:
+    def init_fuse_3(self, connection: _Structure, config: _Structure) -> None:
         """Set libfuse's options; it calls this once, before the first request."""
+        connection.contents.want &= ~_PLUS_IF_USED
         settings = config.contents
         settings.use_ino = 1
         settings.kernel_cache = 1
@@ -157,35 +173,29 @@ class _Mounted(mfusepy.FUSE):  # type: ignore[misc]
     def readdir_fuse_3(
         self,
         _path: bytes,
-        buf: object,
-        fill: Callable[..., int],
+        buf: int,
+        fill: "ctypes._FuncPointer",
         offset: int,
         info: _Structure,
         flags: int,
     ) -> int:
-        """Give libfuse the names from an offset on, as many as fit.
+        """Give libfuse the names from an offset on, as many as fit, with their attributes.
 
-        The kernel wants attributes with the first names, and with later ones only if a program has
-        used those of earlier ones: ``find`` does not, and they take most of the time.
+        Without them, a program that uses them makes the kernel look up each name by itself.
         """
-        files, status = self._files, mfusepy.c_stat()
-        pointer = ctypes.pointer(status)
-        wants_plus = flags & _WANTS_PLUS
-        listing = self._listings[info.contents.fh]
-        for listed in listing.names_from(offset):
-            place, name, found = listed
-            plus = 0
-            if isinstance(found, Node):
-                if wants_plus and files.is_cheap(found):
-                    _fill(status, files.attributes_of(found))
-                    plus = _PLUS
-                else:
-                    status.st_mode, status.st_ino = found.entry.mode, inode_number(found)
-            else:
-                status.st_mode, status.st_ino = found, _UNKNOWN_INODE
-            if fill(buf, name, pointer, place, plus):
-                listing.stop_before(listed)  # the buffer is full
-                break
+        wants_plus = bool(flags & _WANTS_PLUS)
+        compiled = core()
+
+        def give(listed: Listed, begin: int, first: int) -> int:
+            if compiled is None:
+                return _give_each(buf, fill, listed, begin, first, wants_plus=wants_plus)
+            address = ctypes.cast(fill, ctypes.c_void_p).value or 0
+            entries, inos = listed
+            return compiled.functions.names_fill(
+                address, buf, entries, inos, begin, first, wants_plus
+            )
+
+        self._listings[info.contents.fh].give(offset, give)
         return 0
 
     def listxattr(self, path: bytes, buf: _Bytes, size: int) -> int:
@@ -241,6 +251,31 @@ def serve(files: Files, point: str, *, ready: Callable[[], None], is_for_all: bo
         # libfuse's code for a failure, and also for the end by a signal.
         return was_ready
     return True
+
+
+def _give_each(
+    buf: int,
+    fill: "ctypes._FuncPointer",
+    listed: Listed,
+    begin: int,
+    first: int,
+    *,
+    wants_plus: bool,
+) -> int:
+    """Give names to libfuse as the compiled core does; returns how many it has taken."""
+    status = mfusepy.c_stat()
+    pointer = ctypes.pointer(status)
+    for number in range(begin, len(listed.entries)):
+        entry, ino = listed.entries[number], listed.inos[number]
+        plus = 0
+        if wants_plus and ino and is_cheap(entry):
+            _fill(status, attributes_of(entry, ino))
+            plus = _PLUS
+        else:
+            status.st_mode, status.st_ino = entry.mode, ino or _UNKNOWN_INODE
+        if fill(buf, entry.name, pointer, first + number, plus):
+            return number - begin
+    return len(listed.entries) - begin
 
 
 def _fill(status: ctypes.Structure, found: Attributes) -> None:

@@ -11,7 +11,7 @@ from ciuic.catalog import LATEST, LATEST_VALID, find_snapshot, list_snapshots, u
 from ciuic.errors import CiuicError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, complete_ones, newest_first
-from ciuic.mount.nodes import Directory, Node, Owned
+from ciuic.mount.nodes import Directory, Listed, Node, Owned, unnumbered
 from ciuic.mount.snapshots import MountedSnapshot, added_entry
 from ciuic.mount.trees import Trees
 from ciuic.store.directory.find import read_header
@@ -170,15 +170,15 @@ class Top(Directory):
             return None if found is None else self._latest_link(name, found)
         return None
 
-    def entries(self) -> Iterator[tuple[bytes, Node | int]]:
+    def names(self) -> Iterator[Listed]:
         """See ``Directory``."""
         self.refresh()
-        for name in (_BY_ID, _BY_TAG, _BY_TIME, LATEST.encode()):
-            found = self.find(name)
-            if found is not None:
-                yield name, found
+        found = [added_entry(name, _DIRECTORY, 0) for name in (_BY_ID, _BY_TAG, _BY_TIME)]
+        if self._latest:
+            found.append(added_entry(LATEST.encode(), _LINK, 0))
         if self._listed:
-            yield LATEST_VALID.encode(), _LINK  # to find it, ciuic reads trees
+            found.append(added_entry(LATEST_VALID.encode(), _LINK, 0))
+        yield unnumbered(found)
 
     def _valid(self) -> SnapshotId | None:
         if not self._knows_valid:
@@ -241,12 +241,12 @@ class _Names(Directory):
     def __init__(
         self,
         refresh: Callable[[], None],
-        names: Callable[[], Mapping[bytes, object]],
+        shown: Callable[[], Mapping[bytes, object]],
         find: Callable[[bytes], Node | None],
         mode: int,
     ) -> None:
         self._refresh = refresh
-        self._names = names
+        self._shown = shown
         self._find = find
         self._mode = mode
 
@@ -254,6 +254,8 @@ class _Names(Directory):
         self._refresh()
         return self._find(name)
 
-    def entries(self) -> Iterator[tuple[bytes, Node | int]]:
+    def names(self) -> Iterator[Listed]:
         self._refresh()
-        return ((name, self._mode) for name in sorted(self._names()))
+        found = [added_entry(name, self._mode, 0) for name in sorted(self._shown())]
+        if found:
+            yield unnumbered(found)

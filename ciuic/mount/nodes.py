@@ -1,15 +1,30 @@
 """What the names of the mounted file system stand for."""
 
+import os
 import stat
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ciuic.ids import SnapshotId
 from ciuic.model import Entry
 from ciuic.system.hashing import checksum
 
-__all__ = ["Attributes", "Directory", "Links", "Node", "Owned", "inode_number"]
+__all__ = [
+    "Attributes",
+    "Directory",
+    "Links",
+    "Listed",
+    "Node",
+    "Owned",
+    "attributes_of",
+    "inode_number",
+    "inode_numbers",
+    "is_cheap",
+    "unnumbered",
+]
 
+_BLOCK_BYTES: Final = 4096
 _RESERVED_MAX: Final = 15
 """FUSE and many programs give small inode numbers a meaning of their own."""
 
@@ -19,24 +34,6 @@ class Links(Protocol):
 
     def count(self, entry: Entry) -> int:
         """Return the number of names of an entry's inode; at least 1."""
-
-
-class Directory(Protocol):
-    """The names in a directory."""
-
-    def find(self, name: bytes) -> "Node | None":
-        """Return what a name stands for; None if there is none.
-
-        Raises:
-            CorruptionError: The directory is damaged.
-        """
-
-    def entries(self) -> "Iterator[tuple[bytes, Node | int]]":
-        """Yield every name once, with its node; of a node that was not read, with its type.
-
-        Raises:
-            CorruptionError: The directory is damaged.
-        """
 
 
 class Owned(NamedTuple):
@@ -49,22 +46,6 @@ class Owned(NamedTuple):
 
     snapshot: SnapshotId
     path: bytes
-
-
-class Node(NamedTuple):
-    """A file, directory or link of the mounted file system.
-
-    Attributes:
-        entry: Its metadata and content.
-        owned: Where it comes from.
-        directory: Its names; None if it is not a directory.
-        links: Counts the names of its inode; None if it can have only one.
-    """
-
-    entry: Entry
-    owned: Owned
-    directory: Directory | None = None
-    links: Links | None = None
 
 
 class Attributes(NamedTuple):
@@ -82,15 +63,109 @@ class Attributes(NamedTuple):
     ctime_ns: int
 
 
-def inode_number(node: Node) -> int:
+class Listed(NamedTuple):
+    """Consecutive names of a directory.
+
+    Attributes:
+        entries: Their entries, at least one.
+        inos: The inode number of each; 0: it is unknown, and only the type of the entry counts.
+    """
+
+    entries: list[Entry]
+    inos: "array[int]"
+
+
+class Node(NamedTuple):
+    """A file, directory or link of the mounted file system.
+
+    Attributes:
+        entry: Its metadata and content.
+        owned: Where it comes from.
+        directory: Its names; None if it is not a directory.
+        links: Counts the names of its inode; None if it can have only one.
+    """
+
+    entry: Entry
+    owned: Owned
+    directory: "Directory | None" = None
+    links: Links | None = None
+
+
+class Directory(Protocol):
+    """The names in a directory."""
+
+    def find(self, name: bytes) -> Node | None:
+        """Return what a name stands for; None if there is none.
+
+        Raises:
+            CorruptionError: The directory is damaged.
+        """
+
+    def names(self) -> Iterator[Listed]:
+        """Yield every name once.
+
+        Raises:
+            CorruptionError: The directory is damaged.
+        """
+
+
+def is_cheap(entry: Entry) -> bool:
+    """Return whether its attributes are known without reading a tree or a recipe."""
+    return not (entry.level or entry.link_dev) or stat.S_ISDIR(entry.mode)
+
+
+def attributes_of(entry: Entry, ino: int, *, nlink: int = 1, hole_bytes: int = 0) -> Attributes:
+    """Return the metadata of an entry.
+
+    Args:
+        entry: The entry.
+        ino: See ``inode_number``.
+        nlink: How many names its inode has.
+        hole_bytes: How many bytes of the file are holes.
+    """
+    mode, size_bytes, rdev, stored_bytes = entry.mode, entry.size_bytes, entry.rdev, 0
+    if stat.S_ISREG(mode):
+        stored_bytes = size_bytes - hole_bytes
+        stored_bytes += -stored_bytes % _BLOCK_BYTES
+    elif stat.S_ISLNK(mode):
+        size_bytes = len(entry.content)
+    return Attributes(
+        mode,
+        ino,
+        nlink,
+        entry.uid,
+        entry.gid,
+        os.makedev(rdev >> 32, rdev & 0xFFFF_FFFF) if rdev else 0,
+        size_bytes,
+        stored_bytes,
+        entry.mtime_ns,
+        entry.ctime_ns,
+    )
+
+
+def inode_number(snapshot: SnapshotId, path: bytes, entry: Entry) -> int:
     """Return a number that no other inode of the mount has, and that a new mount repeats.
 
     The number in the snapshot will not do: two snapshots of a file would share it, and programs
     that compare files by device and number would take both for one file.
     """
-    entry, owned = node.entry, node.owned
+    name = path
     if entry.link_dev and not stat.S_ISDIR(entry.mode):
         name = b"%d:%d" % (entry.link_dev, entry.ino)
-    else:
-        name = owned.path
-    return max(checksum(b"%s\0%s" % (owned.snapshot.encode(), name)), _RESERVED_MAX + 1)
+    number = checksum(snapshot.encode() + b"\0" + name)
+    return number if number > _RESERVED_MAX else _RESERVED_MAX + 1
+
+
+def inode_numbers(snapshot: SnapshotId, prefix: bytes, entries: Sequence[Entry]) -> "array[int]":
+    """Return ``inode_number`` of each entry of a directory, whose path ends with a slash."""
+    inside = snapshot.encode() + b"\0" + prefix
+    found = array("Q", [checksum(inside + entry.name) for entry in entries])
+    for number, entry in enumerate(entries):
+        if entry.link_dev or found[number] <= _RESERVED_MAX:
+            found[number] = inode_number(snapshot, prefix + entry.name, entry)
+    return found
+
+
+def unnumbered(entries: list[Entry]) -> Listed:
+    """Return names without inode numbers: their nodes are not at hand."""
+    return Listed(entries, array("Q", bytes(8 * len(entries))))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.model import Entry, Root
-from ciuic.mount.nodes import Directory, Node, Owned
+from ciuic.mount.nodes import Directory, Listed, Node, Owned, inode_numbers, unnumbered
 from ciuic.mount.trees import Trees
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
@@ -82,9 +82,9 @@ class _Above(Directory):
             return None
         return self._snapshot.inner(inner_path(self._path, name), roots)
 
-    def entries(self) -> Iterator[tuple[bytes, Node | int]]:
+    def names(self) -> Iterator[Listed]:
         # The name of a damaged root is shown too.
-        return ((name, stat.S_IFDIR) for name in self._by_name)
+        yield unnumbered([added_entry(name, stat.S_IFDIR, 0) for name in self._by_name])
 
 
 class _Stored(Directory):
@@ -100,10 +100,10 @@ class _Stored(Directory):
         entry = self._trees.find(self._entry, name)
         return None if entry is None else self._snapshot.node(inner_path(self._path, name), entry)
 
-    def entries(self) -> Iterator[tuple[bytes, Node | int]]:
-        node, prefix = self._snapshot.node, inner_path(self._path, b"")
-        for entry in self._trees.entries(self._entry):
-            yield entry.name, node(prefix + entry.name, entry)
+    def names(self) -> Iterator[Listed]:
+        prefix = inner_path(self._path, b"")
+        for entries in self._trees.entries(self._entry):
+            yield Listed(entries, inode_numbers(self._snapshot.id, prefix, entries))
 
 
 class _LinkCounts:

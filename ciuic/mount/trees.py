@@ -1,5 +1,6 @@
 """Tree nodes, decoded once and kept while they are used, in bounded memory."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
@@ -16,6 +17,8 @@ __all__ = ["Trees"]
 _ENTRIES_MAX: Final = 40_000
 """Of all leaves that are kept decoded: about 30 MB."""
 _CHILDREN_MAX: Final = 100_000
+_LISTED_MAX: Final = 1024
+"""The most entries of a list."""
 
 Item = TypeVar("Item")
 
@@ -70,8 +73,8 @@ class Trees:
             node_id = child
         return self._leaf(node_id).get(name)
 
-    def entries(self, directory: Entry) -> Iterator[Entry]:
-        """Iterate over the entries of a directory in the order of their names.
+    def entries(self, directory: Entry) -> Iterator[list[Entry]]:
+        """Iterate over the entries of a directory in the order of their names, in lists.
 
         Raises:
             CorruptionError: The directory is damaged.
@@ -81,9 +84,11 @@ class Trees:
         node_id = ChunkId(directory.content)
         if directory.level == 0:
             # The program that asked for the names looks up its entries next.
-            yield from self._leaf(node_id).values()
+            found = iter(self._leaf(node_id).values())
         else:
-            yield from iter_tree(self._get, node_id, directory.level)
+            found = iter_tree(self._get, node_id, directory.level)
+        while entries := list(itertools.islice(found, _LISTED_MAX)):
+            yield entries
 
     def _leaf(self, node_id: ChunkId) -> dict[bytes, Entry]:
         found = self._leaves.get(node_id)

@@ -13,7 +13,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from mmap import mmap
-from typing import Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 __all__ = ["VARIABLE", "Core", "FileRead", "Functions", "State", "buffer", "core", "load", "state"]
 
@@ -22,7 +22,7 @@ _OFF: Final = "off"
 _PORTABLE: Final = "portable"
 _AVX2: Final = "avx2"
 _EXTENSION: Final = "ciuic._core"
-_INTERFACE: Final = 10
+_INTERFACE: Final = 11
 """Of ``core/binding.c``: an extension that was built from other sources is not used."""
 
 
@@ -167,6 +167,28 @@ class Functions(Protocol):
 
         Args:
             names: At most ``FILES_MAX``: directory, old name, new name.
+        """
+
+    def names_fill(  # noqa: PLR0917 - what the C function takes
+        self,
+        fill: int,
+        buffer: int,
+        entries: list[Any],
+        inodes: Buffer,
+        begin: int,
+        offset: int,
+        plus: bool,
+    ) -> int:
+        """Give names to libfuse until it takes no more; returns how many: ``core/binding_names.c``.
+
+        Args:
+            fill: The address of libfuse's function.
+            buffer: Its first argument.
+            entries: The entries of a directory; those from ``begin`` on are given.
+            inodes: The number of each, eight bytes; 0: unknown.
+            begin: How many entries are left out.
+            offset: That of the first entry in the directory.
+            plus: Give attributes where no tree or recipe is read for them.
         """
 
     def gf_add(

@@ -130,6 +130,27 @@ def test_the_usual_programs_read_it(box: Box, tmp_path: Path) -> None:
     assert differences(photograph(box.source, holes=False), photograph(copy, holes=False)) == []
 
 
+def test_rsync_copies_from_it_what_a_restore_writes(box: Box, tmp_path: Path) -> None:
+    populate(box.source)
+    box.take()
+    box.restore(to=tmp_path / "restored")
+    options = ["-aHXS", "--numeric-ids"]
+
+    with mounted(box) as shown:
+        source = f"{shown.at(box.source)}/"
+        subprocess.run(["rsync", *options, source, tmp_path / "copy"], check=True, timeout=LIMIT_S)
+        again = subprocess.run(
+            ["rsync", *options, "-n", "-i", "--checksum", source, tmp_path / "copy"],
+            check=True,
+            capture_output=True,
+            timeout=LIMIT_S,
+        ).stdout
+    assert again == b"", "rsync would copy again what it has copied"
+    restored, copy = tmp_path / "restored" / "source", tmp_path / "copy"
+    # rsync writes holes where a file has zeros.
+    assert differences(photograph(restored, holes=False), photograph(copy, holes=False)) == []
+
+
 def test_torch_and_safetensors_map_files_of_a_snapshot(box: Box) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
