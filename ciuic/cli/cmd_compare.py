@@ -15,9 +15,10 @@ from ciuic.cli.comparison import (
     print_runs,
     runs_document,
 )
-from ciuic.cli.opening import find_snapshot, opened, shown_ids, warn_damaged
+from ciuic.cli.opening import find_snapshot, shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option, logs_option
 from ciuic.cli.progress import progress
+from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, UsageError
@@ -143,7 +144,7 @@ def _compare(
             f"no log matches {', '.join(map(repr, logs))}",
             hint="Name a file with a JSON object in each line.",
         )
-    with opened(session) as store:
+    with opened_with_copies(session) as store:
         chosen = [find_snapshot(session, store, name) for name in names]
         with progress("compare", quiet=as_json) as shown:
             found = compare(store, chosen, paths, tensors=not quick, done=shown.fraction)
@@ -172,7 +173,7 @@ def _compare_runs(
     as_json: bool,
 ) -> Comparison:
     wanted = parse_best(best)
-    with opened(session) as store:
+    with opened_with_copies(session) as store:
         listed = list_snapshots(store)
         warn_damaged(session, store)
         runs = [

@@ -17,7 +17,6 @@ from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy
 from ciuic.copy.keep import Keeping
-from ciuic.copy.labels import NOTHING_SENT
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, MissingError, StoreError, UsageError
 from ciuic.ids import SnapshotId
@@ -113,15 +112,20 @@ def command(
                     foresee_copy(source, copy, request, report, clock=SystemClock())
             else:
                 with _opened(options, path, write=True, wait_s=wait_s, cancelled=cancelled) as copy:
-                    keeping = None if configured is None else Keeping(source, path, SystemClock())
-                    with _recorded(keeping, copy, request, report), progress("copy") as shown:
+                    is_configured = configured is not None
+                    keeping = Keeping(source, path, SystemClock(), is_configured=is_configured)
+                    keeping.note_store(copy)
+                    with (
+                        keeping.recorded(report, is_all=not request.named),
+                        progress("copy") as shown,
+                    ):
                         copy_snapshots(
                             source,
                             copy,
                             request,
                             report,
                             clock=SystemClock(),
-                            sent=NOTHING_SENT if keeping is None else keeping.record.sent(),
+                            sent=keeping.sent(),
                             cancelled=cancelled,
                             progress=_Shown(shown),
                             on_copied=(lambda _one: None) if as_json else _print_copied,
@@ -157,19 +161,6 @@ def _named(session: Session, source: Store, ids: tuple[str, ...]) -> frozenset[S
     if not ids:
         warn_damaged(session, source)
     return frozenset([find_snapshot(session, source, text).id for text in ids])
-
-
-@contextlib.contextmanager
-def _recorded(
-    keeping: Keeping | None, copy: Store, request: CopyRequest, report: CopyReport
-) -> Iterator[None]:
-    """Record which snapshots a configured copy has."""
-    if keeping is None:
-        yield
-        return
-    keeping.note_store(copy)
-    with keeping.recorded(report, is_all=not request.named):
-        yield
 
 
 def _prepare(options: PlaceOptions, path: str, source: Store, *, init: bool, dry_run: bool) -> None:

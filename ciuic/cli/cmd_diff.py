@@ -6,8 +6,9 @@ import click
 
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.changes import print_changes
-from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.opening import find_snapshot
 from ciuic.cli.options import json_option
+from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE
 from ciuic.view.diff import diff
@@ -45,7 +46,7 @@ def command(
     distance. A new file is compared with the file of the step before: step_600.pt with step_500.pt.
     Nothing in a file is executed.
     """
-    with opened(session) as store:
+    with opened_with_copies(session) as store:
         old = store.manifest(find_snapshot(session, store, before).id)
         new = store.manifest(find_snapshot(session, store, after).id)
         if tensors:

@@ -9,8 +9,9 @@ import click
 
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.named_damage import NamedDamage
-from ciuic.cli.opening import chosen_snapshots, opened, shown_ids
+from ciuic.cli.opening import chosen_snapshots, shown_ids
 from ciuic.cli.options import ShortOptionsCommand, given, json_option
+from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import echo_path, print_pair, terminal_columns
@@ -45,7 +46,7 @@ def command(session: Session, *, pattern: str, snapshot_id: str | None, as_json:
     the exit code is 0.
     """
     _refuse_open_set(pattern)
-    with opened(session) as store:
+    with opened_with_copies(session) as store:
         chosen = chosen_snapshots(session, store, snapshot_id)
         damage = NamedDamage()
         found = damage.after(find_paths(store, chosen, os.fsencode(pattern), damage))

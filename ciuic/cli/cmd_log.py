@@ -14,8 +14,9 @@ from ciuic.cli.histories import (
     snapshot_json,
     tensor_json,
 )
-from ciuic.cli.opening import opened, shown_ids, warn_damaged
+from ciuic.cli.opening import shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, UsageError
@@ -66,7 +67,7 @@ def command(
         raise UsageError("--tensor requires PATH", hint="Name the file that has the tensor.")
     wanted = None if path is None else absolute(path)
     covered = None if root is None else absolute(root)
-    with opened(session) as store:
+    with opened_with_copies(session) as store:
         snapshots = [
             snapshot
             for snapshot in list_snapshots(store)

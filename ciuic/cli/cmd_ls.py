@@ -9,13 +9,9 @@ import click
 
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.named_damage import NamedDamage
-from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import (
-    ShortOptionsCommand,
-    absolute,
-    given,
-    json_option,
-)
+from ciuic.cli.opening import find_snapshot
+from ciuic.cli.options import ShortOptionsCommand, absolute, given, json_option
+from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import mode_text, print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import cut_middle, cut_time, display_width, print_pair, terminal_columns
@@ -50,7 +46,7 @@ def command(
     ciuic marks a file that is not intact: [in flux] if a program was writing it when the snapshot
     was taken, [unreadable] or [left out] if the snapshot has no content of it.
     """
-    with opened(session, only=snapshot_id) as store:
+    with opened_with_copies(session, only=snapshot_id) as store:
         wanted = None if path is None else absolute(path)
         holding = () if wanted is None else (wanted,)
         manifest = store.manifest(find_snapshot(session, store, snapshot_id, holding=holding).id)

@@ -9,8 +9,8 @@ from typing import Final
 import click
 
 from ciuic.cli.interrupt import interruptible
-from ciuic.cli.opening import opened
 from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
@@ -94,7 +94,7 @@ def command(
                 f"{printable(path_text(path))} does not exist",
                 hint="'ciuic restore -p PATH' restores what is gone.",
             )
-    with interruptible() as cancelled, opened(session) as store:
+    with interruptible() as cancelled, opened_with_copies(session) as store:
         snapshots = usable_snapshots(store, without_tag=SUSPECT_TAG)
         regular = [
             snapshot.taken_ns for snapshot in snapshots if EMERGENCY_TAG not in snapshot.tags

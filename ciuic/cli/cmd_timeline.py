@@ -8,9 +8,10 @@ import click
 from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
-from ciuic.cli.opening import opened, shown_ids, warn_damaged
+from ciuic.cli.opening import shown_ids, warn_damaged
 from ciuic.cli.options import absolute, given, json_option, logs_option
 from ciuic.cli.progress import progress
+from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import brief, coloured, labels, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import Column, cut_end, cut_time, print_table, terminal_columns
@@ -104,7 +105,7 @@ def command(
             hint="Name a file with a JSON object in each line.",
         )
     wanted = None if root is None else absolute(root)
-    with opened(session) as store:
+    with opened_with_copies(session) as store:
         snapshots = [
             snapshot
             for snapshot in list_snapshots(store)

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,7 @@ from ciuic.cli.addresses import place_options
 from ciuic.cli.cmd_doctor import subject_of
 from ciuic.cli.opening import opened
 from ciuic.cli.options import absolute, given, local_file, logs_option
+from ciuic.cli.read_copies import sources_of
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.config.load import read_store_path
@@ -19,6 +21,9 @@ from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted
+
+if TYPE_CHECKING:
+    from ciuic.copy.read_through import CopySource
 
 __all__ = ["command"]
 
@@ -99,9 +104,9 @@ def command(
         with context.scope(cleanup=False):
             return subject_of(session)
 
-    def copies() -> Sequence[tuple[str, str]]:
+    def copies() -> "Sequence[CopySource]":
         with context.scope(cleanup=False):
-            return session.copies()
+            return sources_of(session)
 
     with opened(session) as store:
         path = store.path if store.bucket is None else store.name

@@ -1,19 +1,46 @@
 """Commands that read from the configured copies what the store has lost."""
 
 import contextlib
-import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+from ciuic.cli.opening import opened
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
-from ciuic.copy.read_through import CopySource, ReadThrough, Taken
 from ciuic.store.store import Store
 from ciuic.units import counted
 
-__all__ = ["reading_copies"]
+if TYPE_CHECKING:
+    from ciuic.copy.read_through import CopySource, Taken
+
+__all__ = ["opened_with_copies", "reading_copies", "sources_of"]
+
+
+def sources_of(session: Session) -> "tuple[CopySource, ...]":
+    """Return the configured copies; none with ``--store``."""
+    if not session.copies():
+        return ()
+    # Most configurations name none.
+    from ciuic.copy.read_through import CopySource
+
+    return tuple(
+        CopySource(one.name, one.address, one.settings.place_options)
+        for one in session.store_settings().copies
+    )
+
+
+@contextlib.contextmanager
+def opened_with_copies(
+    session: Session, *, cancelled: Callable[[], bool] = lambda: False, only: str = ""
+) -> Iterator[Store]:
+    """Open the session's store for reading, as ``opened`` does, and the copies when needed."""
+    with (
+        opened(session, cancelled=cancelled, only=only) as store,
+        reading_copies(session, store, is_on=True),
+    ):
+        yield store
 
 
 @contextlib.contextmanager
@@ -24,7 +51,7 @@ def reading_copies(
     is_on: bool,
     is_told: bool = True,
     on_first: Callable[[str], None] = lambda _address: None,
-) -> Iterator[Callable[[], Sequence[Taken]]]:
+) -> "Iterator[Callable[[], Sequence[Taken]]]":
     """Have the store's reader take what it can't read from the copies; at the end, say so.
 
     Yields a function that returns what was taken from each copy so far.
@@ -36,34 +63,21 @@ def reading_copies(
         is_told: Say on stderr at the end which copies were read.
         on_first: See ``ReadThrough``.
     """
-    copies = session.store_settings().copies if is_on and session.copies() else ()
-    if not copies:
+    sources = sources_of(session) if is_on else ()
+    if not sources:
         yield tuple
         return
-    # Most configurations name none.
-    from ciuic.store.addressed import open_at_address
+    from ciuic.copy.read_through import reading_through
 
-    sources = [
-        CopySource(
-            copy.address,
-            functools.partial(
-                open_at_address, copy.address, os.environ, copy.settings.place_options
-            ),
-        )
-        for copy in copies
-    ]
-    through = ReadThrough(store, sources, on_first)
-    store.reader.elsewhere = through
-    try:
-        yield through.taken
-    finally:
-        store.reader.elsewhere = None
-        through.close()
-        for one in through.taken() if is_told else ():
-            _print_taken(one)
+    with reading_through(store, lambda: sources, on_first) as through:
+        try:
+            yield through.taken
+        finally:
+            for one in through.taken() if is_told else ():
+                _print_taken(one)
 
 
-def _print_taken(one: Taken) -> None:
+def _print_taken(one: "Taken") -> None:
     where = printable(one.address)
     if one.chunks:
         more = "more than " if one.has_more else ""

@@ -1,14 +1,16 @@
-"""Keeps a configured copy up to date, and records what it has."""
+"""Keeps a copy up to date, and records what it has."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ciuic.catalog import list_snapshots
+from ciuic.copy.labels import NOTHING_SENT
 from ciuic.copy.record import UNSENT, read_record, write_record
 from ciuic.copy.report import CopyReport
 from ciuic.errors import CiuicError, StoreError
 from ciuic.ids import SnapshotId
+from ciuic.store.directory.ownership import is_foreign
 from ciuic.store.records.copy_record import CopyRecord
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
@@ -26,6 +28,8 @@ class Keeping:
         source: The store that is copied.
         address: The copy's directory or URL.
         clock: Tells the time.
+        is_configured: The copy follows changes of marks here. Any other copy keeps the marks that
+            it has, and no record is written if another user owns the store.
 
     Attributes:
         record: What is known of the copy.
@@ -33,8 +37,12 @@ class Keeping:
         failure: Why the record could not be written.
     """
 
-    def __init__(self, source: Store, address: str, clock: Clock) -> None:
+    def __init__(
+        self, source: Store, address: str, clock: Clock, *, is_configured: bool = True
+    ) -> None:
         self._source = source
+        self._is_configured = is_configured
+        self._writes = is_configured or not is_foreign(source.path)
         self._clock = clock
         self._marks = {snapshot.id: snapshot.mark for snapshot in list_snapshots(source)}
         now_ns = clock.now_ns()
@@ -67,6 +75,10 @@ class Keeping:
             self.record = CopyRecord.new(self.record.address, self.record.tried_ns)
         self.record.store_id = store_id
 
+    def sent(self) -> Mapping[SnapshotId, int]:
+        """Return which states the copy has got: see ``label_present``."""
+        return self.record.sent() if self._is_configured else NOTHING_SENT
+
     def is_current(self, within_s: float) -> bool:
         """Return whether a copy did everything less than ``within_s`` ago, and nothing is new."""
         record = self.record
@@ -86,6 +98,8 @@ class Keeping:
         there = [*[copied.id for copied in report.copied], *report.present, *report.forgotten]
         found: dict[str, int] = {one: self._marks.get(one, UNSENT) for one in there}
         found |= dict.fromkeys(report.unlabelled, UNSENT)
+        if not self._is_configured:
+            found |= {one: old[one] for one in report.present if one in old}
         if is_complete:
             # A user may bring back what is in the trash here, and the copy may still have it.
             kept = {one: number for one, number in old.items() if one not in self._marks}
@@ -103,7 +117,8 @@ class Keeping:
             record.damaged = len(report.damaged_there)
         if is_complete and not problem:
             record.done_ns = self._clock.now_ns()
-        self.failure = write_record(self._source.path, record)
+        if self._writes:
+            self.failure = write_record(self._source.path, record)
 
 
 def _refusals(report: CopyReport) -> str:

@@ -1,13 +1,13 @@
-"""Reads chunks that a store has lost from its copies, while a path is restored.
+"""Reads chunks that a store has lost from its copies, while a snapshot is read.
 
 A copy is opened when the first chunk is missing, and not before: it may be a bucket, or a disk that
 is asleep. Whatever is wrong with a copy is one sentence, and the error of the store stands.
 """
 
 import contextlib
+import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ciuic.documents import Document
@@ -19,9 +19,10 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.ids import ChunkId
+from ciuic.store.place.location import PlaceOptions
 from ciuic.store.store import Store
 
-__all__ = ["CopySource", "ReadThrough", "Taken"]
+__all__ = ["CopySource", "ReadThrough", "Taken", "reading_through"]
 
 _COUNTED_MAX: Final = 100_000
 """More chunks are not told apart, so that memory does not grow with what is lost."""
@@ -31,12 +32,14 @@ class CopySource(NamedTuple):
     """A copy that may have what is lost.
 
     Attributes:
+        name: Its name in the configuration, or its address.
         address: Its directory or URL.
-        open: Opens it for reading.
+        options: How to reach it; None: as the environment says.
     """
 
+    name: str
     address: str
-    open: Callable[[], AbstractContextManager[Store]]
+    options: PlaceOptions | None = None
 
 
 class Taken(NamedTuple):
@@ -47,16 +50,37 @@ class Taken(NamedTuple):
         chunks: Chunks that were read from it.
         has_more: There were more of them than were counted.
         problem: Why it did not give every chunk that it was asked for; empty: it did.
+        is_away: It can't be read now, whatever it is asked for.
     """
 
     address: str
     chunks: int
     has_more: bool
     problem: str
+    is_away: bool
 
     def as_json(self) -> Document:
         """Return an element of ``copies`` of ``ciuic restore --json``."""
         return {"address": self.address, "chunks": self.chunks, "problem": self.problem or None}
+
+
+@contextlib.contextmanager
+def reading_through(
+    store: Store,
+    sources: Callable[[], Iterable[CopySource]],
+    on_first: Callable[[str], None] = lambda _address: None,
+) -> "Iterator[ReadThrough]":
+    """Have a store's reader take what it can't read from copies, during a ``with`` block.
+
+    The arguments are those of ``ReadThrough``.
+    """
+    through = ReadThrough(store, sources, on_first)
+    store.reader.elsewhere = through
+    try:
+        yield through
+    finally:
+        store.reader.elsewhere = None
+        through.close()
 
 
 class ReadThrough:
@@ -64,20 +88,29 @@ class ReadThrough:
 
     Args:
         store: The store that has lost chunks.
-        sources: Its copies, in the order in which they are asked.
+        sources: Returns its copies, in the order in which they are asked; called when the first
+            chunk is missing.
         on_first: Receives the address of a copy when the first chunk came from there.
     """
 
     def __init__(
         self,
         store: Store,
-        sources: Sequence[CopySource],
+        sources: Callable[[], Iterable[CopySource]],
         on_first: Callable[[str], None] = lambda _address: None,
     ) -> None:
-        self._copies = [_Copy(store.name, source, on_first) for source in sources]
+        self._store_name = store.name
+        self._sources = sources
+        self._on_first = on_first
+        self._lock = threading.Lock()
+        self._copies: list[_Copy] | None = None
 
     def chunk(self, chunk_id: ChunkId, kind: int) -> bytes | memoryview | None:
         """Return the plain bytes of a chunk from the first copy that has it; None if none has."""
+        with self._lock:
+            if self._copies is None:
+                name, on_first = self._store_name, self._on_first
+                self._copies = [_Copy(name, source, on_first) for source in self._sources()]
         for copy in self._copies:
             found = copy.chunk(chunk_id, kind)
             if found is not None:
@@ -86,11 +119,11 @@ class ReadThrough:
 
     def taken(self) -> tuple[Taken, ...]:
         """Return what each copy gave, of those that were asked."""
-        return tuple([copy.taken() for copy in self._copies if copy.is_asked])
+        return tuple([copy.taken() for copy in self._copies or () if copy.is_asked])
 
     def close(self) -> None:
         """Close the copies."""
-        for copy in self._copies:
+        for copy in self._copies or ():
             copy.close()
 
 
@@ -109,6 +142,7 @@ class _Copy:
         self._given: set[ChunkId] = set()
         self._has_more = False
         self._problem = ""
+        self._is_away = False
         self.is_asked = False
 
     def chunk(self, chunk_id: ChunkId, kind: int) -> bytes | memoryview | None:
@@ -133,7 +167,8 @@ class _Copy:
 
     def taken(self) -> Taken:
         """Return what this copy gave."""
-        return Taken(self._source.address, len(self._given), self._has_more, self._problem)
+        given = len(self._given)
+        return Taken(self._source.address, given, self._has_more, self._problem, self._is_away)
 
     def close(self) -> None:
         """Close the store; a failure here takes nothing back."""
@@ -145,8 +180,12 @@ class _Copy:
         with self._lock:
             if not self.is_asked:
                 self.is_asked = True
+                # Imported here: most stores are not damaged.
+                from ciuic.store.addressed import open_at_address
+
+                _, address, options = self._source
                 try:
-                    store = self._stack.enter_context(self._source.open())
+                    store = self._stack.enter_context(open_at_address(address, os.environ, options))
                     if store.name == self._store_name:
                         self._problem = "it is the store itself"
                     else:
@@ -155,6 +194,7 @@ class _Copy:
                     raise
                 except CiuicError as error:
                     self._problem = error.message
+                    self._is_away = True
             return self._store
 
     def _note(self, problem: str) -> None:
@@ -165,6 +205,7 @@ class _Copy:
         """Ask it no more: each request to a server that is away takes long."""
         with self._lock:
             self._problem = problem
+            self._is_away = True
             self._store = None
 
     def _count(self, chunk_id: ChunkId) -> None:

@@ -15,6 +15,8 @@ from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.directory.folder import Folder
+from ciuic.store.directory.ownership import is_foreign
+from ciuic.store.place.keys import is_url
 from ciuic.store.records import layout
 from ciuic.store.records.copy_record import CopyRecord, decode_copy_record, encode_copy_record
 from ciuic.store.store import Store
@@ -23,7 +25,15 @@ from ciuic.system.clock import rfc3339
 from ciuic.system.hashing import data_id
 from ciuic.units import counted, format_duration
 
-__all__ = ["UNSENT", "Standing", "holders", "read_record", "standings", "write_record"]
+__all__ = [
+    "UNSENT",
+    "Standing",
+    "holders",
+    "read_record",
+    "recorded_copies",
+    "standings",
+    "write_record",
+]
 
 UNSENT: Final = -1
 """Instead of the number of a mark: the copy has the snapshot, and its state was not sent."""
@@ -66,7 +76,7 @@ class Standing:
     def sentence(self) -> str:
         """Return what to tell a person, without a period."""
         if self.tried_ns is None:
-            return "has nothing yet"
+            return "has nothing from this machine yet"
         if not self.missing:
             text = "may lack something" if self.problem else "has every snapshot"
         else:
@@ -99,12 +109,21 @@ class Standing:
 
 def read_record(store_path: str, address: str) -> CopyRecord | None:
     """Return the record of a copy; None if there is none that can be used."""
-    try:
-        data = Folder(store_path, layout.COPIES).read(_file_name(address), _BYTES_MAX)
-        record = decode_copy_record(data)
-    except (FileNotFoundError, StoreError, CorruptionError, UnknownFormatError):
-        return None
-    return record if record.address == address else None
+    record = _decoded(store_path, _file_name(address))
+    return record if record is not None and record.address == address else None
+
+
+def recorded_copies(store_path: str) -> list[str]:
+    """Return the addresses of the copies that have a record here, directories first.
+
+    Empty if another user owns the store: that user could name any server.
+    """
+    if is_foreign(store_path):
+        return []
+    names = Folder(store_path, layout.COPIES).names(lambda name: name)
+    records = [record for name in names if (record := _decoded(store_path, name)) is not None]
+    addresses = [record.address for record in records if record.marks]
+    return sorted(addresses, key=lambda address: (is_url(address), address))
 
 
 def write_record(store_path: str, record: CopyRecord) -> StoreError | None:
@@ -180,6 +199,13 @@ def _standing(
         problem="" if record is None else record.problem,
         damaged=0 if record is None else record.damaged,
     )
+
+
+def _decoded(store_path: str, name: str) -> CopyRecord | None:
+    try:
+        return decode_copy_record(Folder(store_path, layout.COPIES).read(name, _BYTES_MAX))
+    except (FileNotFoundError, StoreError, CorruptionError, UnknownFormatError):
+        return None
 
 
 def _file_name(address: str) -> str:

@@ -1,5 +1,6 @@
 """Warns once of what a resumed training would lack: parts not saved, and parts not loaded."""
 
+import contextlib
 import inspect
 import os
 import sys
@@ -15,7 +16,8 @@ from ciuic.training.loading.state import LoadedState
 __all__ = ["Completeness", "warn_program"]
 
 _MODEL: Final = "model_state_dict"
-_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
+_OURS: Final = (str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
+"""Files whose frames are between the warning and the user's program."""
 
 
 class Completeness:
@@ -131,6 +133,6 @@ def _has_key(value: object, name: str) -> bool:
 def warn_program(what: str) -> None:
     """Warn at the line of the user's program that called the library."""
     frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1
     warnings.warn(f"ciuic: {what}", RuntimeWarning, stacklevel=level)

@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
+from ciuic.copy.read_through import CopySource
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.location import PlaceOptions
 from ciuic.system.clock import Clock
@@ -42,7 +43,7 @@ def make_app(
     clock: Clock,
     is_ending: Callable[[], bool],
     options: PlaceOptions | None = None,
-    copies: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    copies: Callable[[], Sequence[CopySource]] = tuple,
     names: Sequence[str] = (),
     is_encrypted: bool = False,
 ) -> App:
@@ -56,12 +57,12 @@ def make_app(
         clock: Tells the time.
         is_ending: Whether the server is about to end.
         options: How to reach the bucket.
-        copies: Returns the name and the address of each copy.
+        copies: Returns the copies, which have what is lost here.
         names: Names of this machine under which the page is reached, besides those of loopback.
         is_encrypted: Requests come over TLS.
     """
     reading = Reading(store_path, subject, clock, options, copies)
-    jobs = Jobs(store_path, clock, options, words, reading.changed)
+    jobs = Jobs(store_path, clock, options, words, reading.changed, copies=copies)
     timelines = Timelines(reading, logs)
     runs = Runs(reading)
     pages = Pages(reading, timelines, runs, jobs)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 from ciuic.catalog import find_snapshot
+from ciuic.copy.read_through import CopySource, reading_through
 from ciuic.copy.record import Standing, standings
 from ciuic.documents import Document
 from ciuic.drill.drill import last_drill
@@ -54,6 +55,8 @@ from ciuic.web.snapshots import Listed, SnapshotList
 __all__ = ["Reading", "snapshot_answer"]
 
 _NS: Final = 1_000_000_000
+_AWAY_S: Final = 300.0
+"""How long a copy that could not be read is left alone: each attempt may take minutes."""
 
 
 class Reading:
@@ -64,7 +67,7 @@ class Reading:
         subject: Returns what ``doctor`` examines.
         clock: Tells the time.
         options: How to reach the bucket.
-        copies: Returns the name and the address of each copy.
+        copies: Returns the copies, which have what is lost here.
     """
 
     def __init__(
@@ -73,20 +76,39 @@ class Reading:
         subject: Callable[[], Subject],
         clock: Clock,
         options: PlaceOptions | None = None,
-        copies: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        copies: Callable[[], Sequence[CopySource]] = tuple,
     ) -> None:
         self.store_path = store_path
         self._options = options
         self._clock = clock
-        self._list = SnapshotList(clock, copies)
+        self._copies = copies
+        self._away: dict[str, float] = {}
+        self._list = SnapshotList(clock, lambda: [(one.name, one.address) for one in copies()])
         self._examinations = Examinations(subject, clock)
         self._was_open = True
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Store]:
-        """Open the store for a request."""
-        with open_at_address(self.store_path, os.environ, self._options) as store:
-            yield store
+        """Open the store for a request; what can't be read in it is read from the copies."""
+        with (
+            open_at_address(self.store_path, os.environ, self._options) as store,
+            reading_through(store, self._readable_copies) as through,
+        ):
+            try:
+                yield store
+            finally:
+                for one in through.taken():
+                    if one.is_away:
+                        self._away[one.address] = self._clock.monotonic_s()
+
+    def _readable_copies(self) -> list[CopySource]:
+        """Return the copies that could be read when they were last tried, or are due again."""
+        now_s = self._clock.monotonic_s()
+        return [
+            one
+            for one in self._copies()
+            if one.address not in self._away or now_s - self._away[one.address] > _AWAY_S
+        ]
 
     def prepare(self) -> None:
         """Begin the work that takes long at the first request."""

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import uvicorn
 
+from ciuic.copy.read_through import CopySource
 from ciuic.errors import CiuicError, UsageError
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.location import PlaceOptions
@@ -91,7 +92,7 @@ def serve(
     words: Callable[[], Sequence[bytes]] = tuple,
     clock: Clock,
     options: PlaceOptions | None = None,
-    copies: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    copies: Callable[[], Sequence[CopySource]] = tuple,
     tls: Tls | None = None,
     ready: Callable[[str], None],
     ending: Callable[[int], None],
@@ -106,7 +107,7 @@ def serve(
         words: Returns what a command needs before its name to find the store and its configuration.
         clock: Tells the time.
         options: How to reach the bucket.
-        copies: Returns the name and the address of each copy.
+        copies: Returns the copies, which have what is lost here.
         tls: Encrypt all connections with this; None: none.
         ready: Called with the URL, which has the token, when the server listens.
         ending: Called with the number of running jobs when the server ends and has to stop them.

@@ -115,7 +115,7 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
                     request,
                     report,
                     clock=clock,
-                    sent=keeping.record.sent(),
+                    sent=keeping.sent(),
                     cancelled=cancelled,
                 )
                 if not report.refused:

@@ -176,6 +176,8 @@ def test_root_reads_it_and_leaves_it_as_it_is(foreign: Foreign, tmp_path: Path) 
             done = foreign.run(*command)
             assert done.code == 0, (command, done)
         assert foreign.run("scrub").code == 0
+        copy = tmp_path / f"copy-{has_catalog}"
+        assert forked("--store", box.store, "copy", "--to", copy, "--init").code == 0
         out = tmp_path / str(has_catalog)
         done = foreign.run("restore", "-s", foreign.id, "-p", box.source, "-d", out)
         assert done.code == 0, done

@@ -251,6 +251,6 @@ def test_a_copy_that_falls_behind_causes_one_message(watched: Watched) -> None:
     began = [("began", "warning", f"copy {copy}".rpartition("/")[2])]
     assert watched.look() == began
     assert watched.look() == began, "it is said once"
-    assert watched.messages[0]["text"].startswith(f"the copy {copy} has nothing yet")
+    assert watched.messages[0]["text"].startswith(f"the copy {copy} has nothing from")
     assert ciuic("--config", machine.config, "copy", "--to", copy, "--init").code == 0
     assert watched.look() == [*began, ("ended", "warning", began[0][2])]

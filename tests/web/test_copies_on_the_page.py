@@ -36,7 +36,7 @@ def test_the_overview_says_how_far_each_copy_is_behind(browser: Browser, box: Bo
             return fact.inner_text(), answered
 
         text, answered = shown()
-        assert text == f"{copy}: has nothing yet"
+        assert text == f"{copy}: has nothing from this machine yet"
         assert (answered["tried"], answered["missing"]) == (None, 1)
 
         assert box.ciuic("copy", "--to", copy, "--init").code == 0

@@ -17,13 +17,14 @@ from ciuic.catalog import find_snapshot
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UsageError
 from ciuic.model import SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
-from ciuic.store.addressed import absolute_address, open_at_address
+from ciuic.store.addressed import absolute_address
 from ciuic.store.store import Store
 from ciuic.training.dcp.document import DOCUMENT_NAME, Stored, read_document
 from ciuic.training.dcp.shards import check_bytes
 from ciuic.training.dcp.writer import tag_of
 from ciuic.training.finding import DCP, dcp_snapshots
 from ciuic.training.loading.files import StateFiles
+from ciuic.training.reading import opened_with_copies
 from ciuic.training.values.arrays import rebuild
 
 __all__ = ["CiuicReader"]
@@ -57,7 +58,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
             SnapshotNotFoundError: There is none.
             CorruptionError: It is damaged.
         """
-        with open_at_address(self._path, os.environ) as store:
+        with opened_with_copies(self._path) as store:
             self._summary = _find(store, self._ref)
             data = StateFiles(store, self._summary).bytes_of(DOCUMENT_NAME)
         metadata = read_document(data.tobytes())
@@ -93,7 +94,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
             CorruptionError: A byte of the snapshot is damaged or missing.
             TypeError: Bytes would run code when they are unpickled.
         """
-        with open_at_address(self._path, os.environ) as store:
+        with opened_with_copies(self._path) as store:
             files = _Shards(StateFiles(store, self._found))
             # By file and tensor: the items that need one tensor come one after the other.
             for item in sorted(plan.items, key=lambda item: self._place(item)[:2]):

@@ -1,13 +1,11 @@
 """The loads of one manager: which snapshot, read by this process or agreed on by all ranks."""
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import Final
 
 from ciuic.errors import SnapshotNotFoundError
 from ciuic.ids import SnapshotId
-from ciuic.store.addressed import open_at_address
 from ciuic.store.store import Store
 from ciuic.training.finding import find_saved
 from ciuic.training.loading.latest import (
@@ -20,6 +18,7 @@ from ciuic.training.loading.places import place_finder
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.ranks.agreement import Agreement
 from ciuic.training.ranks.job import Job
+from ciuic.training.reading import opened_with_copies
 from ciuic.training.saves import Saves
 
 __all__ = ["Loads"]
@@ -78,7 +77,7 @@ class Loads:
     def reading(self) -> contextlib.AbstractContextManager[Store]:
         """Open the store to read it, when the save that is under way has ended."""
         self._saves.go_on()
-        return open_at_address(self._path, os.environ)
+        return opened_with_copies(self._path)
 
     def id_of(self, ref: int | str) -> SnapshotId:
         """Return the ID of a snapshot; see ``find_saved``."""

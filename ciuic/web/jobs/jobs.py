@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
+from ciuic.copy.read_through import CopySource
 from ciuic.documents import Document
 from ciuic.errors import BusyError, CiuicError, UsageError
 from ciuic.model import path_text
@@ -59,6 +60,7 @@ class Jobs:
         options: How to reach the bucket.
         words: Returns what a command needs before its name to find the store and its configuration.
         ended: Called when a job has ended, before its state says so.
+        copies: Returns the copies, which have what is lost in the store.
     """
 
     def __init__(
@@ -68,8 +70,11 @@ class Jobs:
         options: PlaceOptions | None = None,
         words: Callable[[], Sequence[bytes]] = tuple,
         ended: Callable[[], object] = lambda: None,
+        *,
+        copies: Callable[[], Sequence[CopySource]] = tuple,
     ) -> None:
         self._store_path = store_path
+        self._copies = copies
         self._options = options
         self._before = words
         self._ended = ended
@@ -211,8 +216,14 @@ class Jobs:
         assert process.stdin is not None  # noqa: S101 - for the type checker
         assert process.stdout is not None  # noqa: S101 - for the type checker
         work = running.job.work.model_dump()
-        options = None if self._options is None else dataclasses.asdict(self._options)
-        wanted = {"store": self._store_path, "options": options, "work": work}
+        wanted = {
+            "store": self._store_path,
+            "options": _options_json(self._options),
+            "copies": [
+                (one.name, one.address, _options_json(one.options)) for one in self._copies()
+            ],
+            "work": work,
+        }
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(wanted).encode())
             process.stdin.close()
@@ -242,6 +253,10 @@ class Jobs:
         with self._lock:
             running.job = running.job.model_copy(update=fields)
             running.changes += 1
+
+
+def _options_json(options: PlaceOptions | None) -> Document | None:
+    return None if options is None else dataclasses.asdict(options)
 
 
 def _writes(work: Work) -> bool:

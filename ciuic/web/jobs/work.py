@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ciuic.catalog import find_snapshot
+from ciuic.copy.read_through import CopySource, reading_through
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, CiuicError, shortage
 from ciuic.model import path_text
@@ -34,10 +35,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the server
     wanted = json.load(sys.stdin)
     try:
-        options = wanted.get("options")
-        how = None if options is None else PlaceOptions(**options)
+        copies = [
+            CopySource(name, address, _options(how)) for name, address, how in wanted["copies"]
+        ]
+        how = _options(wanted["options"])
         with open_at_address(wanted["store"], os.environ, how) as store:
-            report = _do(store, wanted["work"], lambda: bool(asked))
+            report = _do(store, wanted["work"], copies, lambda: bool(asked))
         _say({"report": report})
     except CiuicError as error:
         _say_error(error)
@@ -51,7 +54,13 @@ def main() -> None:
         _say_error(CiuicError(f"the operating system refused{where}: {error.strerror}"))
 
 
-def _do(store: Store, work: Document, cancelled: Callable[[], bool]) -> Document:
+def _options(document: Document | None) -> PlaceOptions | None:
+    return None if document is None else PlaceOptions(**document)
+
+
+def _do(
+    store: Store, work: Document, copies: list[CopySource], cancelled: Callable[[], bool]
+) -> Document:
     summary = find_snapshot(store, work["snapshot"], tagged=True)
     told = _Told(cancelled)
     # Each kind of work loads only what it needs.
@@ -77,9 +86,12 @@ def _do(store: Store, work: Document, cancelled: Callable[[], bool]) -> Document
         is_noted=True,
     )
     manifest = store.manifest(summary.id)
-    return restore(
-        store, manifest, request, clock=SystemClock(), cancelled=cancelled, progress=told
-    ).as_json()
+    with reading_through(store, lambda: copies) as through:
+        report = restore(
+            store, manifest, request, clock=SystemClock(), cancelled=cancelled, progress=told
+        )
+        report.copies = [one.as_json() for one in through.taken()]
+    return report.as_json()
 
 
 class _Told:
