@@ -47,6 +47,7 @@ class IndexKeeper:
         store_path: The directory of the chunk index, and of parity.
         packs: The store's packs.
         write_locks: The store's write locks; a reader takes them briefly to save a rebuilt index.
+        store_id: The ID of the store.
         is_read_only: This version must not write to the store: a rebuilt index is not saved.
 
     Attributes:
@@ -60,6 +61,7 @@ class IndexKeeper:
         store_path: str,
         packs: "Packs",
         write_locks: WriteLocks,
+        store_id: str,
         *,
         is_read_only: bool = False,
     ) -> None:
@@ -68,6 +70,7 @@ class IndexKeeper:
         self.is_rebuilt = False
         self._is_read_only = is_read_only
         self._store_path = store_path
+        self._store_id = store_id
         self._packs = packs
         self._path = os.path.join(store_path, layout.CATALOG)
         self._write_locks = write_locks
@@ -96,7 +99,7 @@ class IndexKeeper:
         """The chunk index if it is there and undamaged; it is never rebuilt here."""
         if self._index is None and not self.writable and self._is_safe:
             with contextlib.suppress(StoreError, sqlite3.Error):
-                self._index = ChunkIndex(self._path, write=False)
+                self._index = self._file(write=False)
         return self._index
 
     def open_for_writer(
@@ -205,7 +208,7 @@ class IndexKeeper:
                 if not self._fill_from_segments(made):
                     self._bring_up_to_date(made)
                 made.close()
-                return ChunkIndex(self._path, write=False)
+                return self._file(write=False)
             finally:
                 self.is_alone = False
                 self._write_locks.release()
@@ -233,13 +236,16 @@ class IndexKeeper:
                 return ChunkIndex(ON_SCRATCH, write=True)
             self._remove()
         try:
-            return ChunkIndex(self._path, write=True)
+            return self._file(write=True)
         except IndexDamagedError:
             if not self.is_alone:
                 # Its file must stay: SQLite would take its journal for that of a new file.
                 return ChunkIndex(ON_SCRATCH, write=True)
             self._remove()
-            return ChunkIndex(self._path, write=True)
+            return self._file(write=True)
+
+    def _file(self, *, write: bool) -> ChunkIndex:
+        return ChunkIndex(self._path, write=write, store_id=self._store_id)
 
     def _remove(self) -> None:
         with store_faults("replace", self._path):

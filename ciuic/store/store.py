@@ -169,7 +169,11 @@ class Store:
         self.packs: Packs = PackFiles(path) if bucket is None else bucket.packs
         is_read_only = bool(self.header.problem_for_writers)
         self.index_keeper = IndexKeeper(
-            path, self.packs, self._write_locks, is_read_only=is_read_only
+            path,
+            self.packs,
+            self._write_locks,
+            self.header.store_id,
+            is_read_only=is_read_only,
         )
         self.manifests = Manifests(path, bucket)
         self.marks = Marks(path, bucket)

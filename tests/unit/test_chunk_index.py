@@ -57,6 +57,65 @@ def test_chunks_are_found_at_their_recorded_places(index):
     assert index.totals() == (12, 1000, 3)
 
 
+def steps_to_add_a_pack(index, number):
+    """Return how many steps SQLite's machine takes to record a small pack, in hundreds."""
+    steps = []
+    index._db.set_progress_handler(lambda: steps.append(1), 100)
+    index.add_pack(name_of(number), 1, frames_of([b"new %d" % number]))
+    index._db.set_progress_handler(None, 0)
+    return len(steps)
+
+
+def test_a_new_pack_costs_the_same_in_a_large_index(index):
+    few = steps_to_add_a_pack(index, 1)
+    index.add_pack(name_of(2), 1, frames_of([b"%d" % number for number in range(20_000)]))
+    assert steps_to_add_a_pack(index, 3) <= few + 1
+
+
+def delta_frames(*pairs):
+    """Frames of deltas, each of a content against another."""
+    found = []
+    for at, (content, base) in enumerate(pairs, 8):
+        one, _ = frame.encode_frame(kinds.DATA, [(data_id(content), content)])
+        found.append(pack.PackedFrame(at, one._replace(delta_bases=(data_id(base),)), b""))
+    return found
+
+
+def test_chunks_that_are_deltas_in_several_packs_are_known_until_only_one_is_left(index):
+    index.add_pack(name_of(1), 1, frames_of([b"a"], [b"b"]))
+    index.add_pack(name_of(2), 1, delta_frames((b"c", b"a"), (b"d", b"a")))
+    assert index.stored_again() == set()
+    index.add_pack(name_of(3), 1, delta_frames((b"c", b"b"), (b"e", b"b")))
+    index.add_pack(name_of(3), 1, delta_frames((b"c", b"b"), (b"e", b"b")))
+    assert index.stored_again() == {data_id(b"c")}
+    index.remove_packs([name_of(2)])
+    assert index.stored_again() == set()
+    index.clear()
+    index.add_pack(name_of(2), 1, delta_frames((b"d", b"a")))
+    assert index.stored_again() == set()
+
+
+def test_finding_deltas_of_several_packs_does_not_look_at_all_deltas(index):
+    pairs = [(b"%d" % number, b"base") for number in range(20_000)]
+    index.add_pack(name_of(1), 1, [*frames_of([b"base"], [b"other"]), *delta_frames(*pairs)])
+    index.add_pack(name_of(2), 1, delta_frames((b"7", b"other")))
+    steps = []
+    index._db.set_progress_handler(lambda: steps.append(1), 100)
+    assert index.stored_again() == {data_id(b"7")}
+    assert len(steps) <= 2
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_the_index_of_another_store_is_damage_and_one_without_an_owner_is_not(path, write):
+    ChunkIndex(path, write=True, store_id="0" * 32).close()
+    ChunkIndex(path, write=write, store_id="0" * 32).close()
+    with pytest.raises(IndexDamagedError, match="another store"):
+        ChunkIndex(path, write=write, store_id="1" * 32)
+    os.remove(path)
+    ChunkIndex(path, write=True).close()
+    ChunkIndex(path, write=write, store_id="1" * 32).close()
+
+
 def test_more_ids_than_fit_into_one_query(index):
     parts = [b"%d" % number for number in range(1700)]
     index.add_pack(name_of(1), 9, frames_of(parts))

@@ -65,9 +65,8 @@ class ChunkIndex(Records):
             number = cursor.lastrowid or 0
             alone, deltas = rows_of(number, frames)
             self._db.executemany(_INSERT_CHUNK, sorted(alone))
-            self._insert_deltas(
-                number, deltas, set() if pack_id in self.shut_packs else self._shut_numbers()
-            )
+            outdone = self._shut_numbers() if deltas and pack_id not in self.shut_packs else set()
+            self._insert_deltas(number, deltas, outdone)
             # After ``clear``: chunks that a check found damaged are not in this pack.
             self._db.execute(
                 "DELETE FROM chunk WHERE id IN (SELECT id FROM lost_chunk) AND pack IN"
@@ -89,17 +88,14 @@ class ChunkIndex(Records):
     def remove_pack(self, pack_id: PackId) -> None:
         """Forget a pack, all chunks that are recorded in it, and its last check."""
         with self._lock, self._faults():
-            self._db.execute(
-                "DELETE FROM pack_check WHERE name IN (SELECT name FROM pack WHERE name = ?)",
-                (pack_id,),
-            )
-            for table in _TABLES:
-                self._db.execute(
-                    f"DELETE FROM {table} WHERE pack ="  # noqa: S608 - ours
-                    " (SELECT number FROM pack WHERE name = ?)",
-                    (pack_id,),
-                )
-            self._db.execute("DELETE FROM pack WHERE name = ?", (pack_id,))
+            found = self._db.execute("SELECT number FROM pack WHERE name = ?", (pack_id,))
+            # Without the pack, each statement would still look at every chunk: they have no index
+            # by pack, which every snapshot would have to maintain.
+            for number in found.fetchall():
+                self._db.execute("DELETE FROM pack_check WHERE name = ?", (pack_id,))
+                for table in _TABLES:
+                    self._db.execute(f"DELETE FROM {table} WHERE pack = ?", number)  # noqa: S608 - ours
+                self._db.execute("DELETE FROM pack WHERE number = ?", number)
 
     def remove_packs(self, pack_ids: Sequence[PackId]) -> None:
         """Like ``remove_pack`` for many packs, in one pass over all chunks."""
@@ -181,7 +177,7 @@ class ChunkIndex(Records):
     def clear(self) -> None:
         """Forget all packs and chunks; keep the other records."""
         with self._lock, self._faults():
-            for table in (*_TABLES, "pack"):
+            for table in (*_TABLES, "again", "pack"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
 
     def settle(self, frames_of: "Callable[[PackId], Sequence[PackedFrame]]") -> None:
@@ -367,7 +363,11 @@ class ChunkIndex(Records):
     def stored_again(self) -> set[ChunkId]:
         """Return the chunks that are deltas in more than one pack."""
         with self._lock, self._faults():
-            rows = self._db.execute("SELECT id FROM reference GROUP BY id HAVING count(*) > 1")
+            # Packs may be gone that had a chunk of the table.
+            rows = self._db.execute(
+                "SELECT id FROM again WHERE"
+                " (SELECT count(*) FROM reference WHERE reference.id = again.id) > 1"
+            )
             return {row[0] for row in rows}
 
     def totals(self) -> tuple[int, int, int]:
@@ -382,10 +382,8 @@ class ChunkIndex(Records):
 
     def _shut_numbers(self) -> set[int]:
         """Return the numbers of the packs of ``shut_packs``; the caller holds the lock."""
-        if not self.shut_packs:
-            return set()
-        found = self._db.execute("SELECT number, name FROM pack")
-        return {number for number, name in found if name in self.shut_packs}
+        query = "SELECT number FROM pack WHERE name = ?"
+        return {row[0] for name in self.shut_packs for row in self._db.execute(query, (name,))}
 
     def _insert_deltas(
         self,
@@ -408,6 +406,11 @@ class ChunkIndex(Records):
         self._db.executemany(
             "INSERT OR REPLACE INTO reference VALUES (?, ?, ?)",
             [(row[0], number, b"".join(bases)) for row, bases in deltas.items()],
+        )
+        # Few deltas are in several packs, and ``settle`` must not search all deltas for them.
+        self._db.executemany(
+            "INSERT OR IGNORE INTO again SELECT id FROM reference WHERE id = ? AND pack != ?",
+            sorted([(row[0], number) for row in deltas]),
         )
 
     def _add_places(

@@ -15,6 +15,7 @@ from typing import Final
 from ciuic.errors import BusyError, StoreError, StoreFullError
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_or_create
+from ciuic.system.hashing import derived_hash
 
 __all__ = [
     "IN_MEMORY",
@@ -30,7 +31,7 @@ ON_SCRATCH: Final = ""
 IN_MEMORY: Final = ":memory:"
 """A private database that needs no disk space."""
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 _SCHEMA: Final = f"""
 CREATE TABLE pack (
     number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL
@@ -57,6 +58,7 @@ CREATE TABLE drill (
 CREATE TABLE reference (
     id BLOB, pack INTEGER, base BLOB NOT NULL, PRIMARY KEY (id, pack)
 ) WITHOUT ROWID;
+CREATE TABLE again (id BLOB PRIMARY KEY) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 _BUSY_MS: Final = 60_000
@@ -77,19 +79,26 @@ class Database:
     Args:
         path: The database file; ``ON_SCRATCH`` or ``IN_MEMORY`` for a private database.
         write: Open it for writing, and create it if it is missing; otherwise open it read-only.
+        store_id: The store that the file is about; empty: a private database.
 
     Raises:
-        IndexDamagedError: The file is not a database of this schema.
+        IndexDamagedError: The file is not a database of this schema, or is about another store.
         StoreError: The file can't be opened for another reason.
     """
 
-    def __init__(self, path: str, *, write: bool) -> None:
+    def __init__(self, path: str, *, write: bool, store_id: str = "") -> None:
         self._lock = threading.Lock()
         self._path = path
+        self._about = _number_of(store_id)
         with self._faults():
             self._db = _connect(path, write=write)
-            if write:
-                self._prepare()
+            try:
+                if write:
+                    self._prepare()
+                self._refuse_other_store()
+            except BaseException:
+                self._db.close()
+                raise
 
     def close(self) -> None:
         """Close the database; uncommitted changes are lost."""
@@ -116,7 +125,17 @@ class Database:
         if version not in {0, SCHEMA_VERSION}:
             raise sqlite3.DatabaseError("schema of another version")
         if version == 0:
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(f"PRAGMA application_id = {self._about};{_SCHEMA}")
+
+    def _refuse_other_store(self) -> None:
+        """Refuse the file of another store: its records would be about snapshots that never were.
+
+        Raises:
+            sqlite3.DatabaseError: It is.
+        """
+        (about,) = self._db.execute("PRAGMA application_id").fetchone()
+        if self._about and about not in {0, self._about}:
+            raise sqlite3.DatabaseError("it is the index of another store")
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
@@ -152,6 +171,13 @@ def _connect(path: str, *, write: bool) -> sqlite3.Connection:
         if version != SCHEMA_VERSION:
             raise sqlite3.DatabaseError("no schema, or that of another version")
     return db
+
+
+def _number_of(store_id: str) -> int:
+    """Return the number that a file of this store has in its header; 0 if it has none."""
+    if not store_id:
+        return 0
+    return int.from_bytes(derived_hash("ciuic chunk index", store_id.encode())[:4], "big") >> 1 | 1
 
 
 def _look_at_signals() -> int:
