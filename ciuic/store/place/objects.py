@@ -29,6 +29,10 @@ _QUICK_BYTES_MAX: Final = 1024 * 1024
 _PAGE: Final = 1000
 _REQUESTS_AT_ONCE: Final = 8
 _DELETED_AT_ONCE: Final = 1000
+_LOOK_S: Final = 10.0
+"""During an upload: time between two looks at the server."""
+_MISSES_MAX: Final = 2
+"""An upload is given up when this many looks in turn had no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Clients:
     Attributes:
         quick: For requests and answers of up to 1 MiB: a short limit in total.
         reading: For larger answers: a limit on each pause within the answer.
-        writing: For larger requests: a long limit in total.
+        writing: For larger requests: a long limit in total; see ``_put_watched``.
     """
 
     quick: ObjectStore
@@ -270,7 +274,10 @@ class ObjectPlace:
 
     def _put(self, key: str, data: bytes) -> None:
         # Not in parts: an interrupted write would leave hidden parts that cost money.
-        obstore.put(self._writer(data), key, data, use_multipart=False)
+        if len(data) <= _QUICK_BYTES_MAX:
+            obstore.put(self._clients.quick, key, data, use_multipart=False)
+        else:
+            _put_watched(self._clients, key, data)
 
     def _replace(self, key: str, data: bytes, version: Version) -> Version:
         tag = version.tag.strip('"') if self._bare_tags else version.tag
@@ -310,3 +317,41 @@ class ObjectPlace:
 
 def _version(tag: str | None, number: str | None) -> Version:
     return Version(tag or "", number or "")
+
+
+def _put_watched(clients: Clients, key: str, data: bytes) -> None:
+    """Put a large object in one request, and notice if the server has gone.
+
+    The client has one limit for a whole request, and an upload over a slow line needs a long one.
+    So another request asks from time to time whether the server still answers.
+
+    Raises:
+        TransientError: It has stopped answering.
+    """
+    # Imported here: most commands upload nothing large.
+    import asyncio
+
+    async def put() -> None:
+        upload = asyncio.ensure_future(
+            obstore.put_async(clients.writing, key, data, use_multipart=False)
+        )
+        misses = 0
+        try:
+            while not (await asyncio.wait({upload}, timeout=_LOOK_S))[0]:
+                misses = 0 if await _answers(clients.quick, key) else misses + 1
+                if misses == _MISSES_MAX and not upload.done():
+                    raise TransientError("the server has stopped answering")
+            upload.result()
+        finally:
+            upload.cancel()
+
+    asyncio.run(put())
+
+
+async def _answers(client: ObjectStore, key: str) -> bool:
+    """Return whether the server answers a request at all; a refusal is an answer."""
+    try:
+        await obstore.head_async(client, key)
+    except CLIENT_ERRORS as error:
+        return not isinstance(sorted_error(error, "look at", key), TransientError)
+    return True

@@ -34,7 +34,7 @@ _MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
 _OPEN_MAX: Final = 256
 _LISTED_AT_ONCE: Final = 1000
 """Keys that a server names in one answer."""
-_UPLOADS_AT_ONCE: Final = 3
+_UPLOADS_AT_ONCE: Final = 2
 """Each holds a pack of about 64 MiB in memory."""
 
 

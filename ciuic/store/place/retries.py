@@ -49,10 +49,14 @@ class Retries:
         self._patience_s = patience_s
         self._name = name
         self._has_told = False
+        self._has_given_up = False
         self._random = random.SystemRandom()
 
     def run(self, doing: str, target: str, act: Callable[[], T]) -> T:
         """Return the result of the first attempt that succeeds.
+
+        After a request that was given up, each has one attempt until one succeeds: a command sends
+        a few at its end, and must not wait for each of them that long.
 
         Args:
             doing: The action, as in "cannot <doing> <target>".
@@ -63,18 +67,20 @@ class Retries:
             OfflineError: No attempt has succeeded in time.
         """
         begin_s = self._clock.monotonic_s()
+        patience_s = 0.0 if self._has_given_up else self._patience_s
         attempts = 0
         while True:
             attempts += 1
             try:
                 result = act()
-                self._has_told = False
+                self._has_told = self._has_given_up = False
                 return result
             except TransientError as error:
                 reason = error.reason
             pause_s = self._random.uniform(0, _ceiling_s(attempts))
             spent_s = self._clock.monotonic_s() - begin_s
-            if spent_s + pause_s > self._patience_s:
+            if spent_s + pause_s > patience_s:
+                self._has_given_up = True
                 tried = f"{attempts} attempts" if attempts > 1 else "1 attempt"
                 raise OfflineError(
                     f"cannot {doing} {target}: {reason} ({tried} in {spent_s:.0f} s)"

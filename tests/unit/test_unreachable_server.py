@@ -1,0 +1,106 @@
+"""An upload ends soon when the server stops answering, and may take long while it answers."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from ciuic.errors import OfflineError
+from ciuic.store.place import objects
+from ciuic.store.place.address import open_place
+from ciuic.store.place.location import PlaceOptions
+from ciuic.store.place.place import Place
+from tests.kit.clock import ManualClock
+
+MIB = 1024 * 1024
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+
+class Server(ThreadingHTTPServer):
+    """Takes uploads, and answers each when it is told to.
+
+    Attributes:
+        answers: It answers whether an object is there.
+        looks: How often that was asked.
+        goes_on: Uploads are answered from now on.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.answers = True
+        self.looks = 0
+        self.goes_on = threading.Event()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.goes_on.wait(60)
+        self._end(200)
+
+    def do_HEAD(self) -> None:
+        self.server.looks += 1
+        if self.server.looks == 4:
+            self.server.goes_on.set()
+        if not self.server.answers:
+            self.server.goes_on.wait(60)
+        self._end(404)
+
+    def _end(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("etag", '"1"')
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.goes_on.set()
+        running.shutdown()
+        thread.join()
+
+
+def place_at(port: int, **options: float) -> Place:
+    at = PlaceOptions(endpoint=f"http://127.0.0.1:{port}", region="r", **options)
+    return open_place("s3://bucket/a", ENVIRONMENT, at, clock=ManualClock())
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_LOOK_S", 0.1)
+
+
+def test_an_upload_to_a_server_that_stops_answering_is_given_up(server: Server) -> None:
+    server.answers = False
+    place = place_at(server.server_port, quick_s=0.2, patience_s=0)
+    with pytest.raises(OfflineError, match="the server has stopped answering"):
+        place.put("packs/a", bytes(2 * MIB))
+    assert server.looks == 2
+
+
+def test_an_upload_may_take_long_while_the_server_answers(server: Server) -> None:
+    place_at(server.server_port, patience_s=0).put("packs/a", bytes(2 * MIB))
+    assert server.looks >= 4
+
+
+def test_after_one_request_was_given_up_the_others_are_tried_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    place = place_at(port)
+    with pytest.raises(OfflineError, match=r"\(\d+ attempts in"):
+        place.put("packs/a", b"")
+    with pytest.raises(OfflineError, match=r"\(1 attempt in"):
+        place.delete(["leases/a"])
