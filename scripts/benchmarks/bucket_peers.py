@@ -5,10 +5,14 @@
 
 In each turn, every tool takes a first snapshot of a directory, one more when nothing has changed,
 and restores the first one. rclone copies the directory and back: it keeps one version. Every
-restored file is compared. Ceph has one disk, and runs on the same processors as the tools.
+restored file is compared. Ceph has one disk, and runs on the same processors as the tools: its
+processor time is measured too.
+
+The snapshots to list are taken in a directory, and copied to the bucket.
 """
 
 import argparse
+import contextlib
 import filecmp
 import json
 import os
@@ -30,13 +34,21 @@ from tests.kit.signed_requests import make_bucket
 
 _BUCKET = "bench"
 _DISKS = 1
+_DISK_BYTES = 40 << 30
+"""Ceph frees the space of deleted objects hours later."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Took(NamedTuple):
-    """The time and memory of one run of a command: the memory is that of its largest process."""
+    """The time and memory of one run of a command: the memory is that of its largest process.
+
+    Attributes:
+        server_s: Processor time of Ceph meanwhile.
+    """
 
     wall_s: float
     processor_s: float
+    server_s: float
     memory_bytes: int
 
 
@@ -45,6 +57,7 @@ class Tool:
     """A tool: its commands for a store of its own, and where it restores a directory to."""
 
     name: str
+    server: Server
     environment: Mapping[str, str]
     begin: Callable[[str], Sequence[str]]
     snapshot: Callable[[str, Path], Sequence[str]]
@@ -53,6 +66,7 @@ class Tool:
 
     def run(self, words: Sequence[str]) -> Took:
         """Run a command to its end."""
+        server_s = _server_s(self.server)
         began_s = time.perf_counter()
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
@@ -64,7 +78,20 @@ class Tool:
             if process.returncode:
                 output.seek(0)
                 raise RuntimeError(f"{words}: {output.read()[-2000:].decode()}")
-        return Took(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        server_s = _server_s(self.server) - server_s
+        return Took(wall_s, used.ru_utime + used.ru_stime, server_s, used.ru_maxrss * 1024)
+
+
+def _server_s(server: Server) -> float:
+    """Return the processor time that the processes of Ceph have taken."""
+    config = os.fsencode(server.top / "ceph.conf")
+    ticks = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if config in (process / "cmdline").read_bytes().split(b"\0"):
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS
 
 
 def _tools(server: Server, work: Path, rclone: str) -> list[Tool]:
@@ -73,6 +100,7 @@ def _tools(server: Server, work: Path, rclone: str) -> list[Tool]:
     tools = [
         Tool(
             "ciuic",
+            server,
             {**keys, "XDG_CACHE_HOME": str(work / "cache")},
             lambda name: [ciuic, "--store", f"s3://{_BUCKET}/{name}", "init"],
             lambda name, top: [ciuic, "--store", f"s3://{_BUCKET}/{name}", "snapshot", str(top)],
@@ -84,6 +112,7 @@ def _tools(server: Server, work: Path, rclone: str) -> list[Tool]:
         ),
         Tool(
             "restic",
+            server,
             {**keys, "RESTIC_PASSWORD": "benchmark", "RESTIC_CACHE_DIR": str(work / "restic")},
             lambda name: [*_restic(server, name), "init"],
             lambda name, top: [*_restic(server, name), "backup", "--quiet", str(top)],
@@ -105,6 +134,7 @@ def _tools(server: Server, work: Path, rclone: str) -> list[Tool]:
         tools.append(
             Tool(
                 "rclone",
+                server,
                 more,
                 lambda name: [rclone, "lsd", f":s3:{_BUCKET}"],  # noqa: ARG005 - nothing to make
                 lambda name, top: [rclone, "copy", str(top), f":s3:{_BUCKET}/{name}"],
@@ -146,32 +176,31 @@ def _measure(tools: Sequence[Tool], top: Path, turns: int, work: Path) -> None:
                 print(f"{turn} {what} {tool.name}: {one}, load {load:.1f}", flush=True)
             _check(top, tool.restored(top, target))
             shutil.rmtree(target)
-    print(f"\n{top.name}, {turns} turns\n\n| work | tool | s | processor s | MB | times ciuic |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print(f"\n{top.name}, {turns} turns\n")
+    print("| work | tool | s | processor s | Ceph's | MB | times ciuic |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for (what, name), runs in sorted(took.items()):
         ours = took[what, "ciuic"]
         ratios = [run.wall_s / own.wall_s for run, own in zip(runs, ours, strict=True)]
-        wall_s, processor_s, memory_bytes = (
-            statistics.median(column) for column in zip(*runs, strict=True)
-        )
+        middle = Took(*map(statistics.median, zip(*runs, strict=True)))
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
         print(
-            f"| {what} | {name} | {wall_s:.2f} | {processor_s:.2f} | {memory_bytes / 1e6:.0f}"
-            f" | {spread} |"
+            f"| {what} | {name} | {middle.wall_s:.2f} | {middle.processor_s:.2f}"
+            f" | {middle.server_s:.2f} | {middle.memory_bytes / 1e6:.0f} | {spread} |"
         )
 
 
 def _list(tool: Tool, count: int, work: Path) -> None:
-    """Take snapshots, and time the list of them: cold once, then warm."""
-    source = work / "listed"
+    """Copy snapshots to the bucket, and time the list of them: warm, then without a cache."""
+    source, local = work / "listed", str(work / "local")
     source.mkdir()
-    tool.run(tool.begin("many"))
-    for number in range(count):
-        (source / "train.log").write_text(f"step {number}\n")
-        tool.run(tool.snapshot("many", source))
-        if number % 100 == 99:
-            print(f"{number + 1} snapshots, load {os.getloadavg()[0]:.1f}", flush=True)
-    command = [*tool.begin("many")[:-1], "list", "--json"]
+    ciuic, option, address, _ = tool.begin("many")
+    tool.run([ciuic, option, local, "init"])
+    taking = (sys.executable, "-m", "benchmarks.many_snapshots", local, str(source), str(count))
+    print(f"taken: {tool.run(taking)}", flush=True)
+    copying = (ciuic, option, local, "copy", "--init", "--to", address)
+    print(f"copied: {tool.run(copying)}", flush=True)
+    command = [ciuic, option, address, "list", "--json"]
     listed: Any = json.loads(
         subprocess.run(
             command, capture_output=True, check=True, env={**os.environ, **tool.environment}
@@ -192,7 +221,10 @@ def main() -> int:
     parser.add_argument("--rclone", default=shutil.which("rclone") or "")
     parser.add_argument("--list", type=int, default=0)
     options = parser.parse_args()
-    with ceph_server(_DISKS) as server, tempfile.TemporaryDirectory(prefix="ciuic-bench-") as name:
+    with (
+        ceph_server(_DISKS, _DISK_BYTES) as server,
+        tempfile.TemporaryDirectory(prefix="ciuic-bench-") as name,
+    ):
         make_bucket(server, _BUCKET)
         tools = _tools(server, Path(name), options.rclone)
         for directory in options.directories:

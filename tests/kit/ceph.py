@@ -34,6 +34,7 @@ SECRET_KEY = "a-secret-that-no-message-shows"
 _PROGRAMS = ("ceph-mon", "ceph-mgr", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "monmaptool")
 _START_S = 120
 _DISKS_LONG = 3
+_DISK_BYTES = 4 << 30
 _REPOSITORY = Path(__file__).parents[2]
 
 _STARTED: list["subprocess.Popen[bytes]"] = []
@@ -65,7 +66,7 @@ osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
 osd_objectstore = bluestore
 bluestore_block_create = true
-bluestore_block_size = 4294967296
+bluestore_block_size = {disk_bytes}
 osd_memory_target = 939524096
 osd_class_update_on_start = false
 rgw_frontends = beast endpoint=127.0.0.1:{s3} tcp_nodelay=1
@@ -118,11 +119,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def ceph_server(disks: int = 0) -> Iterator[Server]:
+def ceph_server(disks: int = 0, disk_bytes: int = _DISK_BYTES) -> Iterator[Server]:
     """Use the cluster of this test session for the duration of the block; start it if needed.
 
     Args:
         disks: How many it has, if it is started; 0: see the module.
+        disk_bytes: The size of each, if it is started; they are sparse files.
     """
     disks = disks or (_DISKS_LONG if os.environ.get("CIUIC_LONG") else 1)
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
@@ -135,7 +137,7 @@ def ceph_server(disks: int = 0) -> Iterator[Server]:
         users = stack.enter_context((top / "users").open("w"))
         fcntl.flock(users, fcntl.LOCK_SH)
         if not (top / "endpoint").exists():
-            _start(top, disks)
+            _start(top, disks, disk_bytes)
         endpoint = (top / "endpoint").read_text()
         fcntl.flock(turn, fcntl.LOCK_UN)
         yield Server(endpoint, top, len(list(top.glob("osd[0-9]"))))
@@ -153,10 +155,10 @@ def _take_turn(top: Path, stack: contextlib.ExitStack) -> IO[str]:
                 return turn
 
 
-def _start(top: Path, disks: int) -> None:
+def _start(top: Path, disks: int, disk_bytes: int) -> None:
     with (top / "output").open("w") as output:
         program = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.ceph", top, str(disks)],
+            [sys.executable, "-m", "tests.kit.ceph", top, str(disks), str(disk_bytes)],
             cwd=_REPOSITORY,
             stdout=output,
             stderr=output,
@@ -187,12 +189,13 @@ def _die_with_parent() -> None:
 class _Cluster:
     """The processes of one cluster."""
 
-    def __init__(self, top: Path, disks: int) -> None:
+    def __init__(self, top: Path, disks: int, disk_bytes: int) -> None:
         self._top = top
         self._config = top / "ceph.conf"
         self._servers: list[subprocess.Popen[bytes]] = []
         self._disks: dict[int, subprocess.Popen[bytes]] = {}
         self._disk_count = disks
+        self._disk_bytes = disk_bytes
 
     def start(self) -> str:
         """Start it; returns its URL."""
@@ -209,6 +212,7 @@ class _Cluster:
             top=top,
             disks=self._disk_count,
             disks_min=self._disk_count // 2 + 1,
+            disk_bytes=self._disk_bytes,
         )
         self._config.write_text(text)
         self._start_mon(fsid, f"[v2:127.0.0.1:{mon},v1:127.0.0.1:{mon_old}]")
@@ -298,8 +302,8 @@ class _Cluster:
         )
 
 
-def _main(top: Path, disks: int) -> None:
-    cluster = _Cluster(top, disks)
+def _main(top: Path, disks: int, disk_bytes: int) -> None:
+    cluster = _Cluster(top, disks, disk_bytes)
     try:
         waiting = top / "endpoint.new"
         waiting.write_text(cluster.start())
@@ -330,4 +334,4 @@ def _is_unused(turn: IO[str], users: IO[str]) -> bool:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    _main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
