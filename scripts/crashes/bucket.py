@@ -2,8 +2,12 @@
 
 Six writers are commands, on four machines with a cache each; two are trainings that save with the
 library. A daemon on another machine takes snapshots, forgets and prunes, and one more machine
-forgets what the commands took, and prunes too. One of the server's three disks is killed as well,
-and starts again.
+forgets what the commands took, prunes too, and revokes the sessions of processes that were killed.
+One of the server's three disks is killed as well, and starts again.
+
+A prune of the daemon takes longer than the time between two kills on a slow machine. So a fate is
+drawn for each daemon: some are killed at any moment, some in the middle of a prune only, and some
+after one of their prunes has ended.
 
 At the end, every listed snapshot must verify. Some are restored and compared with what was taken,
 byte by byte. Every listed state of a training is loaded and compared, and the newest is no older
@@ -26,6 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ciuic.control.client import request_status
+from ciuic.errors import CiuicError
+from ciuic.store.records.layout import CONTROL_SOCKET
 from tests.kit.ceph import SECRET_KEY, Server, ceph_server
 from tests.kit.program import CIUIC, environment
 from tests.kit.signed_requests import make_bucket
@@ -48,6 +55,13 @@ _DISK_S = 15
 _DISK_KILLS = 0.005
 """The probability that the disk is killed, each turn. Always the same one: the others must have
 everything."""
+_FATES = ("any moment", "in a prune", "after a prune", "after a prune")
+"""When a daemon may be killed; each is as probable as the others."""
+_PRUNE_KILLS = 0.05
+"""The probability that a daemon with the second fate is killed, each turn of its prune."""
+_REVOKE_AFTER = "90s"
+"""A session that is alive changes its lease every minute."""
+_OF_DAEMON = ("prunes of the daemon", "daemons killed in a prune")
 _RESTORED_MAX = 40
 _AS_MACHINE = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 """Before the name of a machine and a command."""
@@ -107,6 +121,7 @@ class _Stress:
     Attributes:
         taken: What each snapshot holds that a command has reported.
         durable: The last step that each training has reported.
+        fate: When the daemon may be killed: one of ``_FATES``.
     """
 
     top: Path
@@ -118,6 +133,8 @@ class _Stress:
     failures: list[str] = field(default_factory=list)
     taken: dict[str, _Taken] = field(default_factory=dict)
     durable: dict[int, int] = field(default_factory=dict)
+    fate: str = ""
+    _prunes_before: int = 0
     _sources: dict[int, dict[str, str]] = field(default_factory=dict)
     _disk: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _disk_down_until_s: float = 0.0
@@ -168,11 +185,38 @@ class _Stress:
             self.running[number] = self._started(number)
         time.sleep(_TURN_S)
         self._disturb_the_disk()
+        self._kill_some()
+
+    def _kill_some(self) -> None:
         # On a slow machine, nothing would ever end by itself.
         ended = self.counts["snapshots"] + self.counts["prunes"]
         if ended > self.counts["killed"] and self.chance.random() < _KILLS:
+            numbers = [one for one in self.running if one != _DAEMON or not self._spares_daemon()]
             self.counts["killed"] += 1
-            self.running[self.chance.choice(list(self.running))].kill()
+            self.running[self.chance.choice(numbers)].kill()
+        is_drawn = self.fate == "in a prune" and self.chance.random() < _PRUNE_KILLS
+        if is_drawn and self._daemon_prunes():
+            self.counts["daemons killed in a prune"] += 1
+            self.running[_DAEMON].kill()
+            self.running[_DAEMON].wait()
+
+    def _spares_daemon(self) -> bool:
+        if self.fate == "after a prune":
+            return self._prunes_of_daemon() == self._prunes_before
+        return self.fate == "in a prune"
+
+    def _prunes_of_daemon(self) -> int:
+        """Return how many prunes of all daemons have ended."""
+        return self._log.read_text().count(" pruned: ") if self._log.exists() else 0
+
+    def _daemon_prunes(self) -> bool:
+        """Ask the daemon whether it prunes now."""
+        for path in (self.top / f"machine-{_DAEMON}").glob(f"*/*/{CONTROL_SOCKET}"):
+            with contextlib.suppress(CiuicError, OSError):  # it starts, or has just ended
+                status = request_status(str(path.parent))
+                if status is not None and status["upkeep"]["doing"] == "prune":
+                    return True
+        return False
 
     def _disturb_the_disk(self) -> None:
         now_s = time.monotonic()
@@ -192,7 +236,7 @@ class _Stress:
             process.kill()
             self._note(number, process)
         log = self._log.read_text() if self._log.exists() else ""
-        self.counts["prunes of the daemon"] = log.count(" pruned: ")
+        self.counts["prunes of the daemon"] = self._prunes_of_daemon()
         if "Traceback" in log or SECRET_KEY in log:
             self.failures.append(f"the daemon: {log[-2000:]}")
 
@@ -207,10 +251,15 @@ class _Stress:
             return self.process(f"machine-{number}", *training)
         if number == _DAEMON:
             self._change(number)
+            self.fate = self.chance.choice(_FATES)
+            self._prunes_before = self._prunes_of_daemon()
             # A shell's redirection: with a pipe, unread output of a killed daemon would be lost.
             script = f'exec "$@" 2>>{self._log}'
             daemon = (sys.executable, "-m", "ciuicd", "--config", str(self.top / "ciuic.conf"))
             return self.process(f"machine-{number}", "sh", "-c", script, "sh", *daemon)
+        if number == _PRUNER and self.chance.random() < 0.5:
+            patience = ("--wait", "5s", "--revoke-after", _REVOKE_AFTER)
+            return self.command(f"machine-{number}", "prune", "--trash", "0", *patience, "--json")
         if number == _PRUNER:
             host = f"machine-{self.chance.randrange(_MACHINES)}"
             policy = ("--policy", "last:2", "--host", host, "--prune", "--trash", "0")
@@ -240,6 +289,8 @@ class _Stress:
         else:
             kind = {_DAEMON: "daemons", _PRUNER: "prunes"}.get(number, "snapshots")
             self.counts[kind] += code in {0, 3}
+            if number == _PRUNER and code == 0 and out.startswith("{"):
+                self.counts["packs removed"] += json.loads(out)["removed"]["packs"]
         if code in {0, 3} and number < _COMMANDS:
             self.taken[json.loads(out)["id"]] = _Taken(number, self._sources[number])
         if code in {0, 3, -signal.SIGKILL}:
@@ -287,12 +338,12 @@ def _judge(stress: _Stress) -> bool:
     _load_all(stress)
     pruned = stress.done("prune", "--revoke-after", "0s", "--trash", "0", "--json")
     report = json.loads(pruned[1]) if pruned[0] == 0 else {}
-    print({key: report.get(key) for key in ("removed", "kept", "revoked", "waiting_for")})
+    print({key: report.get(key) for key in ("removed", "kept", "waiting_for")})
     last = stress.done("verify", "--all", "--checksum")
     for text in (*stress.failures, *((out, err) if code else ()), *(last[1:] if last[0] else ())):
         print(text)
     print(pruned[2] if pruned[0] else last[1][-300:])
-    needed = ("snapshots", "saves", "killed", "prunes", "prunes of the daemon")
+    needed = ("snapshots", "saves", "killed", "prunes", "packs removed", *_OF_DAEMON)
     if missing := [what for what in needed if not stress.counts[what]]:
         print(f"{', '.join(missing)}: none, so this proves little: run it for more --minutes")
         return False

@@ -18,6 +18,11 @@ pytestmark = [
     pytest.mark.skipif(not LONG, reason="needs three disks: CIUIC_LONG=1"),
 ]
 
+LIMIT_S = 120 + 60
+"""The last attempt of a small request begins after 90 seconds, and takes 30; the rest is start."""
+PACK_LIMIT_S = 600 + LIMIT_S
+"""An upload may take 600 seconds. Then the lease can't be deleted, for as long as documented."""
+
 
 @pytest.fixture
 def large(tmp_path):
@@ -81,4 +86,30 @@ def test_one_of_three_disks_that_is_killed_costs_a_snapshot_nothing(
     third = ended(snapshot())
 
     assert other.ids() == {first, second, third}
+    assert other.verify().ok
+
+
+def test_two_of_three_disks_that_are_killed_fail_a_snapshot_in_one_sentence(
+    other, server, large, snapshot, under_way, tmp_path
+):
+    before = other.ids()
+    with server.without_disks(0, 1):
+        began_s = time.monotonic()
+        out, err = under_way.communicate(timeout=2 * PACK_LIMIT_S)
+        assert time.monotonic() - began_s < PACK_LIMIT_S
+        assert under_way.returncode == 1
+        assert out == ""
+        errors = [line for line in err.splitlines() if line.startswith("ciuic: ")]
+        assert len(errors) == 1, err
+        assert "the server" in errors[0]
+        assert "Traceback" not in err
+        began_s = time.monotonic()
+        _, err = snapshot().communicate(timeout=2 * LIMIT_S)
+        assert time.monotonic() - began_s < LIMIT_S
+        assert len([line for line in err.splitlines() if line.startswith("ciuic: ")]) == 1, err
+
+    last = ended(snapshot())
+    assert other.ids() == before | {last}
+    other.restore(large, tmp_path / "out")
+    assert content(tmp_path / "out" / "large") == content(large)
     assert other.verify().ok
