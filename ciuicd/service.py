@@ -119,7 +119,7 @@ class Service:
         states = list(self._turns)
         if len(states) > 1:
             for state in states:
-                state.newest_ns = newest_taken_ns(state.settings, self._clock)
+                state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
             states = [state for state in states if state.is_due] or states[:1]
         reports: list[TakeReport] = []
         failures: list[CiuicError] = []
@@ -191,7 +191,7 @@ class Service:
     def _introduce(self) -> None:
         with contextlib.suppress(CiuicError):
             for state in self._turns:
-                state.newest_ns = newest_taken_ns(state.settings, self._clock)
+                state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
         store_path = self._settings.snapshot_dir
         _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._turns.plan)
         self._show_status()
@@ -366,7 +366,7 @@ class Service:
         with self._attempt(job, state, scheduled=True):
             self._hold.take(self._settings)
             # A user may have taken a snapshot since the last look.
-            state.newest_ns = newest_taken_ns(state.settings, self._clock)
+            state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
             if state.is_due:
                 self._finish(job, state, self._taker.take(state.settings, job))
 

@@ -29,6 +29,7 @@ from ciuic.units import counted, format_bytes, format_duration, format_files
 from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.schedules.due import covers
+from ciuicd.schedules.namesakes import snapshots_of_namesakes
 from ciuicd.schedules.state import encoded_roots, error_fields
 
 __all__ = ["SnapshotTaker", "newest_taken_ns"]
@@ -154,12 +155,18 @@ class SnapshotTaker:
         return "none taken yet since the daemon started"
 
 
-def newest_taken_ns(settings: Settings, clock: Clock) -> int | None:
+def newest_taken_ns(settings: Settings, clock: Clock, *, by_daemon: bool = False) -> int | None:
     """Return when the newest snapshot that serves the settings' schedule began.
 
     A snapshot without a schedule, which a user took, counts if it covers the directories and leaves
     out no more than the daemon would. A snapshot of another schedule does not count, because it may
     be forgotten sooner. A snapshot of another machine does not count either.
+
+    Args:
+        settings: The configuration, with the schedule.
+        clock: Tells the time.
+        by_daemon: The caller is the daemon. So snapshots by another machine with the same name and
+            machine ID are known, and don't count.
 
     Raises:
         CiuicError: The store can't be read.
@@ -167,11 +174,15 @@ def newest_taken_ns(settings: Settings, clock: Clock) -> int | None:
     with open_configured(settings) as store:
         now_ns, wanted = clock.now_ns(), encoded_roots(settings)
         own = Owner(this_machine(), is_library=False)
+        snapshots = list_snapshots(store)
+        namesakes = snapshots_of_namesakes(store, snapshots) if by_daemon else []
+        foreign = {one.id for one in namesakes}
         return next(
             (
                 summary.taken_ns
-                for summary in list_snapshots(store)
+                for summary in snapshots
                 if summary.taken_ns <= now_ns
+                and summary.id not in foreign
                 and summary.schedule in {settings.schedule, ""}
                 and summary.owner.is_same(own)
                 and covers(summary.roots, wanted)

@@ -2,6 +2,7 @@
 
 automatic   the interval that costs least, for snapshot_interval = auto
 due         when a snapshot is due: arithmetic only
+namesakes   snapshots of another machine with the name and machine ID of this one
 state       when one schedule is due, and how it went
 turns       all of them: which one is next
 """

@@ -12,6 +12,7 @@ from ciuic.retention import parse_policy
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_duration
+from ciuicd.schedules.namesakes import snapshots_of_namesakes
 from ciuicd.upkeep.damage_log import REPAIR_HINT, DamageLog, first_few
 from ciuicd.upkeep.outcomes import Outcomes, refuse_other
 
@@ -54,6 +55,15 @@ def forget(
     with open_configured(settings) as store:
         plan = plan_now(store)
         left_out = damaged_manifests(store)
+        own = [summary for summary, _ in (*plan.kept, *plan.forgotten)]
+        foreign = snapshots_of_namesakes(store, own)
+    if foreign and damage_log.is_news("namesake", foreign[0].host):
+        _log.warning(
+            "another machine has the name %s and the machine ID of this one, and took %s."
+            " Retention counts both as one machine: give one of them another host name",
+            foreign[0].host,
+            foreign[0].id,
+        )
     for name, what in left_out.items():
         if damage_log.is_news(name, what):
             _log.error("forget skipped %s: %s. %s", name, what, REPAIR_HINT)

@@ -44,6 +44,7 @@ from ciuic.store.place.sessions.leases import (
     prune_lease,
     snapshot_lease,
 )
+from ciuic.store.place.sessions.own import OwnSnapshots
 from ciuic.store.records import layout
 from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone, new_tombstone
 from ciuic.store.records.header import Header
@@ -80,6 +81,7 @@ class StoreInBucket:
         self.packs = PackObjects(place, self.segments)
         self.place = self._place = place
         self.condemned = Condemned(place, path)
+        self._own = OwnSnapshots(path)
         self._leases = HeldLeases(place)
         self._replaced: dict[SnapshotId, Version] = {}
         self.unread: bytes | None = None
@@ -115,6 +117,7 @@ class StoreInBucket:
         keep_lost(self.path, gone - revoked_ids, listed, self._retired)
         if gone:
             folder.remove_all(map(layout.manifest_name, gone))
+            self._own.drop(gone)
         missing = sorted(one for one in listed - (known - gone) if one.startswith(only))
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "manifests") as pool:
             for snapshot_id, data in zip(missing, pool.map(self._manifest, missing), strict=True):
@@ -157,6 +160,7 @@ class StoreInBucket:
         """
         key = _manifest_key(snapshot_id)
         tombstone = self._replaced.get(snapshot_id)
+        self._own.add(snapshot_id)
         try:
             if tombstone is None:
                 self._place.create(key, data)
@@ -174,6 +178,14 @@ class StoreInBucket:
             self._leases.keep()  # interrupted: the same
             raise
         return True
+
+    def committed_here(self, taken_ns: Mapping[SnapshotId, int]) -> set[SnapshotId]:
+        """Return those of the snapshots that this machine has committed: see ``OwnSnapshots``.
+
+        Raises:
+            StoreError: That is not known.
+        """
+        return self._own.among(taken_ns)
 
     def has_manifest(self, snapshot_id: SnapshotId) -> bool:
         """Ask the bucket whether it has a snapshot's manifest, and no tombstone in its place.

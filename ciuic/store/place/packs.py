@@ -171,6 +171,10 @@ class Bucket(Protocol):
         """Commit a snapshot: create its manifest; returns false if the key is taken."""
         ...
 
+    def committed_here(self, taken_ns: Mapping[SnapshotId, int]) -> set[SnapshotId]:
+        """Return those of the snapshots that this machine has committed: see ``OwnSnapshots``."""
+        ...
+
     def has_manifest(self, snapshot_id: SnapshotId) -> bool:
         """Ask the bucket whether it has a snapshot's manifest, and no tombstone in its place."""
         ...
