@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from ciuic.errors import ChunkMissingError, MissingError
 from ciuic.ids import PackId
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.pack_objects import PackObjects
@@ -11,6 +12,7 @@ from ciuic.store.place.segments.segments import Segments
 from ciuic.store.records import layout
 
 KIB = 1024
+MIB = 1024 * KIB
 PACK = PackId(bytes(range(32)))
 
 
@@ -18,9 +20,13 @@ class CountingPlace(DirectoryPlace):
     """A place in a directory that records its reads."""
 
     asked: tuple = ()
+    fails = False
+    """Whether the object is gone after its first megabytes."""
 
     def get_ranges(self, key, ranges):
         self.asked += tuple(ranges)
+        if self.fails and ranges[0].begin_bytes > 8 * MIB:
+            raise MissingError(key)
         return super().get_ranges(key, ranges)
 
 
@@ -63,7 +69,57 @@ def test_a_large_pack_is_read_in_parts_that_grow(place, tmp_path):
     for offset in range(0, len(data), 64 * KIB):
         assert pack.read(64 * KIB, offset) == data[offset : offset + 64 * KIB]
 
-    assert [part.length_bytes // KIB for part in place.asked] == [256, 512, 1024, 1280]
+    assert sorted(part.length_bytes // KIB for part in place.asked) == [256, 512, 1024, 1280]
+
+
+def in_turn(pack, data, frame_bytes):
+    for offset in range(0, len(data), frame_bytes):
+        assert pack.read(frame_bytes, offset) == data[offset : offset + frame_bytes]
+
+
+@pytest.mark.parametrize("is_expected", [True, False])
+def test_frames_that_are_read_in_turn_are_fetched_ahead_and_once(place, tmp_path, is_expected):
+    data = os.urandom(40 * MIB)
+    pack = opened(place, tmp_path, data)
+    if is_expected:
+        pack.expect(0, len(data))
+
+    in_turn(pack, data, MIB + 37)
+
+    ranges = sorted((part.begin_bytes, part.end_bytes) for part in place.asked)
+    assert len(ranges) <= (5 if is_expected else 9)
+    begins, ends = zip(*ranges, strict=True)
+    assert begins == (0, *ends[:-1]), "each byte once"
+
+
+def test_nothing_is_fetched_ahead_of_a_frame_that_is_read_alone(place, tmp_path):
+    data = os.urandom(40 * MIB)
+    pack = opened(place, tmp_path, data)
+
+    for offset in (20 * MIB, 3 * MIB, 30 * MIB):
+        assert pack.read(2 * MIB, offset) == data[offset : offset + 2 * MIB]
+
+    assert [part.length_bytes for part in place.asked] == [2 * MIB] * 3
+
+
+def test_nothing_is_fetched_ahead_of_the_expected_range(place, tmp_path):
+    data = os.urandom(40 * MIB)
+    pack = opened(place, tmp_path, data)
+    pack.expect(4 * MIB, 20 * MIB)
+
+    for offset in range(4 * MIB, 24 * MIB, MIB):
+        assert pack.read(MIB, offset) == data[offset : offset + MIB]
+
+    assert sum(part.length_bytes for part in place.asked) == 20 * MIB
+
+
+def test_a_pack_that_goes_while_it_is_fetched_ahead_is_missing(place, tmp_path):
+    data = os.urandom(40 * MIB)
+    pack = opened(place, tmp_path, data)
+    place.fails = True
+
+    with pytest.raises(ChunkMissingError):
+        in_turn(pack, data, MIB)
 
 
 def put_many(place, tmp_path, data, count):

@@ -1,16 +1,18 @@
 """The packs of a store in a bucket: one object each. See ``store.place.packs``.
 
 ciuic reads a pack in parts. What follows a part is often read next, so the parts of a sequence grow
-up to 8 MiB, and 64 MiB of parts stay in memory. A small pack is one part: a snapshot reads the
-trees of its parent, which are in packs of their own, in another order than they were written in. An
-index segment usually has the end of a pack, with its list of frames.
+up to 8 MiB. While the caller decodes one, the next one is fetched. 64 MiB of parts stay in memory.
+
+A small pack is one part: a snapshot reads the trees of its parent, which are in packs of their own,
+in another order than they were written in. An index segment usually has the end of a pack, with its
+list of frames.
 """
 
 import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic.errors import ChunkMissingError, MissingError, StoreError
 from ciuic.ids import PackId
@@ -27,6 +29,9 @@ _PART_BYTES_MIN: Final = 128 * 1024
 _PART_BYTES_MAX: Final = 8 * 1024 * 1024
 _WHOLE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Reading a pack of this length takes about as long as one more request."""
+_AHEAD_BYTES_MIN: Final = 1024 * 1024
+"""Reads in a row fetch the next part ahead when parts have grown to this length."""
+_AHEAD_AT_ONCE: Final = 4
 _PARTS_MAX: Final = 2
 """Parts in memory of each pack."""
 _MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -36,6 +41,14 @@ _LISTED_AT_ONCE: Final = 1000
 """Keys that a server names in one answer."""
 _UPLOADS_AT_ONCE: Final = 2
 """Each holds a pack of about 64 MiB in memory."""
+
+
+class _Ahead(NamedTuple):
+    """A part that is being fetched: its range, and its bytes."""
+
+    begin: int
+    end: int
+    part: Future[bytes]
 
 
 class ObjectPack:
@@ -58,6 +71,9 @@ class ObjectPack:
         self._next_bytes = _PART_BYTES_MIN
         self._end_bytes = -1
         self._expected: list[tuple[int, int]] = []
+        self._ahead: _Ahead | None = None
+        self._ahead_end = 0
+        """Up to here, what follows the last part is probably read next."""
 
     @property
     def size_bytes(self) -> int:
@@ -79,6 +95,7 @@ class ObjectPack:
     def forget_parts(self) -> None:
         """Keep no part in memory; another thread may be reading."""
         self._parts = OrderedDict()
+        self._ahead = None
 
     def _read(self, begin: int, end: int) -> bytes:
         parts = self._parts  # another thread may replace it
@@ -91,7 +108,8 @@ class ObjectPack:
             parts[part_begin] = part
             while len(parts) > _PARTS_MAX:
                 parts.popitem(last=False)
-        self._recent.note(self._pack_id, self, sum(map(len, parts.values())))
+        ahead_bytes = _PART_BYTES_MAX if self._ahead is not None else 0
+        self._recent.note(self._pack_id, self, sum(map(len, parts.values())) + ahead_bytes)
         return part[begin - part_begin : end - part_begin]
 
     def _part_of(self, begin: int, end: int) -> tuple[int, bytes]:
@@ -100,14 +118,43 @@ class ObjectPack:
             listed = self._segments.end(self._pack_id, self._size_bytes)
             if listed and end - len(listed) <= begin:
                 return end - len(listed), listed
+        found = self._taken_ahead(begin, end)
+        if found is not None:
+            return found
         part_begin, part_end = self._part_for(begin, end)
-        try:
-            wanted = ByteRange(part_begin, part_end - part_begin)
-            (part,) = self._place.get_ranges(self._key, [wanted])
-        except MissingError as error:
-            raise ChunkMissingError(f"pack {self._pack_id.hex()[:12]} is gone") from error
+        self._fetch_ahead(part_end)
+        part = self._fetch(part_begin, part_end)
         self._end_bytes = part_end
         return part_begin, part
+
+    def _taken_ahead(self, begin: int, end: int) -> tuple[int, bytes] | None:
+        """Return the part that was fetched ahead if it ends the range, with what is before it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or not ahead.begin < end <= ahead.end:
+            return None
+        before = b""
+        if begin < ahead.begin:  # a frame that begins in the last part
+            for part_begin, part in self._parts.items():
+                if part_begin <= begin and part_begin + len(part) == ahead.begin:
+                    before = part[begin - part_begin :]
+            if not before:
+                return None
+        self._fetch_ahead(ahead.end)
+        self._end_bytes, self._next_bytes = ahead.end, _PART_BYTES_MAX
+        return ahead.begin - len(before), before + ahead.part.result()
+
+    def _fetch(self, begin: int, end: int) -> bytes:
+        try:
+            (part,) = self._place.get_ranges(self._key, [ByteRange(begin, end - begin)])
+        except MissingError as error:
+            raise ChunkMissingError(f"pack {self._pack_id.hex()[:12]} is gone") from error
+        return part
+
+    def _fetch_ahead(self, begin: int) -> None:
+        """Begin to fetch what follows a part, while the caller decodes that part."""
+        end = min(begin + _PART_BYTES_MAX, self._ahead_end)
+        if begin < end:
+            self._ahead = _Ahead(begin, end, self._recent.pool.submit(self._fetch, begin, end))
 
     def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
         """See ``OpenPack``: the next reads in this range are larger."""
@@ -119,16 +166,20 @@ class ObjectPack:
 
     def _part_for(self, begin: int, end: int) -> tuple[int, int]:
         """Return the part to read for a range: more of what is probably read next."""
+        self._ahead_end = 0
         if end == self._size_bytes:  # the trailer: the footer is in front of it
             return max(0, min(begin, end - _PART_BYTES_MIN)), end
         if self._size_bytes <= _WHOLE_BYTES_MAX and self._pack_id not in self._recent.dropped:
             return 0, self._size_bytes
         for expected_begin, expected_end in self._expected:
             if expected_begin <= begin < expected_end:
+                self._ahead_end = min(expected_end, self._size_bytes)
                 ahead = min(expected_end, begin + _PART_BYTES_MAX)
                 return begin, min(max(end, ahead), self._size_bytes)
-        if 0 <= begin - self._end_bytes <= _PART_BYTES_MIN:
+        if begin - _PART_BYTES_MIN <= self._end_bytes < end:
             self._next_bytes = min(_PART_BYTES_MAX, 2 * self._next_bytes)
+            if self._next_bytes >= _AHEAD_BYTES_MIN:
+                self._ahead_end = self._size_bytes
         else:
             self._next_bytes = _PART_BYTES_MIN
         return begin, min(max(end, begin + self._next_bytes), self._size_bytes)
@@ -143,6 +194,7 @@ class _Recent:
     """
 
     def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(_AHEAD_AT_ONCE, thread_name_prefix="ahead")
         self.dropped: set[PackId] = set()
         self._lock = threading.Lock()
         self._packs: OrderedDict[PackId, tuple[ObjectPack, int]] = OrderedDict()
