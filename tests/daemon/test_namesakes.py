@@ -1,108 +1,87 @@
-"""Two machines with one name and one machine ID: a virtual machine and its copy.
+"""Snapshots of another machine that has the name and the machine ID of this one.
 
-Each has a cache and a state directory of its own, and its own files at the same path.
+The test with two daemons is tests/s3/test_machines_of_one_name.py.
 """
 
 import os
-import re
 import time
 
 import pytest
 
-from ciuic.config.load import load_settings
-from ciuic.model import DAEMON
+from ciuic.catalog import list_snapshots
+from ciuic.model import COMMAND, DAEMON
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
-from ciuic.store.addressed import create_at_address, open_at_address
-from ciuic.store.place.location import PlaceOptions
-from ciuic.store.records.header import Chunking
-from ciuic.system.clock import SystemClock
-from ciuicd.taking import newest_taken_ns
-from tests.kit.daemon import DEADLINE_S, Machine, wait_until
-from tests.kit.filesystems import need_root
-from tests.kit.program import ciuic
-
-SAID = "another machine has the name"
-MOUNTED = 'mount --bind "$0" "$1" && shift && exec "$@"'
+from ciuicd.schedules.namesakes import snapshots_of_namesakes
+from tests.kit.buckets import FolderMachine, write
+from tests.kit.clock import ManualClock
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """The machine and its copy; the bucket is a directory."""
-    made = Machine(tmp_path)
-    (tmp_path / "bucket").mkdir()
-    made.address = f"file://{tmp_path}/bucket/store"
-    made.configure(snapshot_dir=made.address, snapshot_interval="2s")
-    yield made
-    made.close()
+def one(tmp_path):
+    """A machine that has begun to note what it commits."""
+    write(tmp_path / "source", "a")
+    made = FolderMachine(tmp_path / "bucket", tmp_path / "one")
+    made.init()
+    assert namesakes(made) == set()
+    return made
 
 
-def environ(machine, twin):
-    """Return what differs between the two."""
-    names = {"XDG_CACHE_HOME": "cache", "STATE_DIRECTORY": "state", "TMPDIR": "tmp"}
-    paths = {name: machine.directory / twin / kind for name, kind in names.items()}
-    for path in paths.values():
-        path.mkdir(parents=True, exist_ok=True)
-    return {name: str(path) for name, path in paths.items()}
+@pytest.fixture
+def two(one, tmp_path):
+    """Its copy."""
+    return FolderMachine(tmp_path / "bucket", tmp_path / "two")
 
 
-def launched(machine, twin):
-    """Start the daemon of one of them, which sees its own files."""
-    own = machine.directory / twin / "files"
-    own.mkdir(parents=True)
-    (own / "weights.bin").write_text(f"those of {twin}")
-    mount = ("unshare", "--mount", "sh", "-c", MOUNTED, str(own), str(machine.source))
-    return machine.launch(environ(machine, twin), wrapper=mount)
+def namesakes(machine):
+    with machine.opened() as store:
+        return {found.id for found in snapshots_of_namesakes(store, list_snapshots(store))}
 
 
-def taken(daemon):
-    """Return the snapshots that a daemon has taken."""
-    return re.findall(r"snapshot (cs-[0-9a-f]+) ", daemon.log())
+def taken(machine, tmp_path, origin=DAEMON):
+    clock = ManualClock(time.time_ns())
+    request = TakeRequest((os.fsencode(tmp_path / "source"),), origin=origin)
+    with machine.opened(write=True) as store:
+        return take_snapshot(store, request, clock=clock).id
 
 
-@pytest.mark.root
-def test_both_machines_of_one_name_and_machine_id_take_their_snapshots_and_say_so(machine):
-    need_root()
-    one, two = launched(machine, "one"), launched(machine, "two")
+def test_what_a_copy_of_this_machine_takes_is_told_apart(one, two, tmp_path):
+    ours = taken(one, tmp_path)
+    assert namesakes(one) == set()
 
-    wait_until(
-        "both have taken snapshots, and seen those of the other",
-        lambda: all(len(taken(each)) >= 3 and SAID in each.log() for each in (one, two)),
-        deadline_s=2 * DEADLINE_S,
-    )
-    assert one.stop() == two.stop() == 0
+    theirs = taken(two, tmp_path)
 
-    for twin, daemon in (("one", one), ("two", two)):
-        assert daemon.log().count(SAID) == 1
-        out = machine.directory / twin / "out"
-        words = ("-s", taken(daemon)[-1], "-p", machine.source / "weights.bin", "-d", out)
-        done = ciuic("--store", machine.address, "restore", *words, more=environ(machine, "third"))
-        assert done.code == 0, done.err
-        assert (out / "weights.bin").read_text() == f"those of {twin}"
-    done = ciuic(
-        "--store", machine.address, "verify", "--all", "--checksum", more=environ(machine, "third")
-    )
-    assert done.code == 0, done.err
+    assert namesakes(one) == {theirs}
+    assert namesakes(two) == set(), "they were there before it began to look"
+    later = taken(one, tmp_path)
+    assert namesakes(one) == {theirs}
+    assert namesakes(two) == {later}
+    assert ours in one.ids()
 
 
-def test_a_snapshot_of_a_namesake_does_not_count_for_the_daemon(machine, monkeypatch):
-    mine, theirs = (environ(machine, twin) for twin in ("one", "two"))
-    clock = SystemClock()
-    create_at_address(machine.address, mine, clock, Chunking.of("content", 2**20), PlaceOptions())
-    monkeypatch.setenv("XDG_CACHE_HOME", mine["XDG_CACHE_HOME"])
-    settings = load_settings(str(machine.config))
-    assert newest_taken_ns(settings, clock, by_daemon=True) is None
-    begun_ns = time.time_ns()
+def test_what_a_command_of_another_user_takes_says_nothing(one, two, tmp_path):
+    taken(two, tmp_path, origin=COMMAND)
 
-    def take(by):
-        request = TakeRequest((os.fsencode(machine.source),), origin=DAEMON)
-        with open_at_address(machine.address, by, PlaceOptions(), write=True) as store:
-            return take_snapshot(store, request, clock=clock)
+    assert namesakes(one) == set()
 
-    first = take(theirs)
-    assert first.taken_ns > begun_ns
-    assert newest_taken_ns(settings, clock, by_daemon=True) is None
-    ours = take(mine)
-    take(theirs)
-    assert newest_taken_ns(settings, clock, by_daemon=True) == ours.taken_ns
-    assert newest_taken_ns(settings, clock) > ours.taken_ns, "another user may have taken it"
+
+def test_a_snapshot_that_is_removed_leaves_nothing_in_the_record(one, tmp_path):
+    first = taken(one, tmp_path)
+    taken(one, tmp_path)
+    record = list((tmp_path / "one").rglob(f"own/{first}.json"))
+    assert len(record) == 1
+
+    one.forget(first)
+    one.prune()
+    assert namesakes(one) == set()
+
+    assert not record[0].exists()
+
+
+def test_without_the_cache_directory_every_snapshot_counts_as_own(one, two, tmp_path):
+    theirs = taken(two, tmp_path)
+    assert namesakes(one) == {theirs}
+    for record in (tmp_path / "one").rglob("own/*"):
+        record.unlink()
+
+    assert namesakes(one) == set()

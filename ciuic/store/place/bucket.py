@@ -211,6 +211,8 @@ class StoreInBucket:
                 found = self._place.get_versioned(key, MANIFEST_BYTES_MAX)
                 self._place.replace(key, new_tombstone(), found.version)
         self._place.delete(_manifest_key(one) for one in snapshot_ids if one not in copied)
+        with contextlib.suppress(StoreError):  # a longer record does no harm
+            self._own.drop(snapshot_ids)
 
     def set_manifests_aside(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Copy damaged manifests to ``quarantine/``, then delete them; missing ones are skipped."""
