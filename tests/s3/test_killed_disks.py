@@ -18,10 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not LONG, reason="needs three disks: CIUIC_LONG=1"),
 ]
 
-LIMIT_S = 120 + 60
-"""The last attempt of a small request begins after 90 seconds, and takes 30; the rest is start."""
-PACK_LIMIT_S = 600 + LIMIT_S
-"""An upload may take 600 seconds. Then the lease can't be deleted, for as long as documented."""
+LIMIT_S = 240 + 60
+"""The documented time after which a command gives up, and a minute for a slow machine."""
 
 
 @pytest.fixture
@@ -95,8 +93,8 @@ def test_two_of_three_disks_that_are_killed_fail_a_snapshot_in_one_sentence(
     before = other.ids()
     with server.without_disks(0, 1):
         began_s = time.monotonic()
-        out, err = under_way.communicate(timeout=2 * PACK_LIMIT_S)
-        assert time.monotonic() - began_s < PACK_LIMIT_S
+        out, err = under_way.communicate(timeout=3 * LIMIT_S)
+        assert time.monotonic() - began_s < LIMIT_S
         assert under_way.returncode == 1
         assert out == ""
         errors = [line for line in err.splitlines() if line.startswith("ciuic: ")]
@@ -104,7 +102,7 @@ def test_two_of_three_disks_that_are_killed_fail_a_snapshot_in_one_sentence(
         assert "the server" in errors[0]
         assert "Traceback" not in err
         began_s = time.monotonic()
-        _, err = snapshot().communicate(timeout=2 * LIMIT_S)
+        _, err = snapshot().communicate(timeout=3 * LIMIT_S)
         assert time.monotonic() - began_s < LIMIT_S
         assert len([line for line in err.splitlines() if line.startswith("ciuic: ")]) == 1, err
 
