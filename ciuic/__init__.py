@@ -4,7 +4,7 @@
 
 Importing this package loads nothing but the version, so that a training process pays nothing
 for having it at hand. ``SnapshotManager``, the policies for its argument ``keep`` (``Best``,
-``EverySteps``, ``Younger``) and ``Layer`` are loaded when they are first used.
+``EverySteps``, ``Younger``), ``Layer`` and ``PickledLeaf`` are loaded when they are first used.
 """
 
 import importlib
@@ -20,6 +20,7 @@ _MODULES = {
     "EverySteps": _POLICIES,
     "Younger": _POLICIES,
     "Layer": "ciuic.training.layers.groups",
+    "PickledLeaf": "ciuic.training.values.pickles",
 }
 
 

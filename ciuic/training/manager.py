@@ -39,6 +39,7 @@ from ciuic.training.retention.claims import Claims
 from ciuic.training.retention.planning import RetentionPlan, Rules, of_channel, plan_retention
 from ciuic.training.retention.policies import Best, Policy, metric_tags
 from ciuic.training.saves import Saves, check_if_busy
+from ciuic.training.values.pickles import check_pickle_leaves
 
 __all__ = ["SnapshotManager"]
 
@@ -81,6 +82,8 @@ class SnapshotManager:
         rank_timeout: Seconds, or a duration, that a rank waits for another one.
         if_busy: ``skip``: while a save is under way, ``save_snapshot`` saves nothing, and its
             handle raises BusyError; not with ``wait``, nor when the program is preempted.
+        pickle_leaves: Values that may be stored as pickles, as the error message names them; ``*``
+            stands for any text. A load returns a ``PickledLeaf`` for each, and opens none.
 
     Raises:
         UsageError: An argument makes no sense.
@@ -103,11 +106,13 @@ class SnapshotManager:
         ranks: Literal["torchrun"] | None = None,
         rank_timeout: float | str = "10m",
         if_busy: Literal["wait", "skip"] = "wait",
+        pickle_leaves: Sequence[str] = (),
     ) -> None:
         self._path = absolute_address(os.fspath(save_dir))
         self._rules = Rules(max_snapshots, tuple(keep), keep_optimizer)
         self._layers = checked_layers(layers or ())
         check_if_busy(if_busy, ranks)
+        check_pickle_leaves(pickle_leaves)
         self._clock = SystemClock()
         self._cadence = Cadence(interval, full_every, weights_every, self._clock.monotonic_s())
         grace_s = duration_s("preemption_grace", preemption_grace)
@@ -124,7 +129,14 @@ class SnapshotManager:
             ensure_store(self._path, os.environ, self._clock)
             self._claims = Claims(_local(self._path), run)
         self._lock = threading.RLock()
-        self._saves = Saves(self._path, self._job, self._clock, self._layers, if_busy=if_busy)
+        self._saves = Saves(
+            self._path,
+            self._job,
+            self._clock,
+            self._layers,
+            if_busy=if_busy,
+            pickle_leaves=tuple(pickle_leaves),
+        )
         self._completeness = Completeness()
         self._loads = Loads(self._path, run, self._job, self._saves)
         # Last: a constructor that fails leaves no handlers.

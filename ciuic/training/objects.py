@@ -9,6 +9,7 @@ from ciuic.training import rng
 from ciuic.training.fitting import fitting_state
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.ranks.job import Job
+from ciuic.training.values.pickles import refuse_pickles
 
 __all__ = ["fill", "load_into", "sections_of", "state_of"]
 
@@ -82,10 +83,11 @@ def load_into(target: object, state: Any, *, strict: bool, name: str) -> None:
         name: The object's name, for messages.
 
     Raises:
-        TypeError: The object has no method ``load_state_dict``.
+        TypeError: The object has no method ``load_state_dict``, or the state has a pickle.
     """
     load = getattr(target, "load_state_dict", None)
     if callable(load):
+        refuse_pickles(state, name)
         state = fitting_state(target, state, strict=strict, name=name)
         # Only modules have the option, and False is the only value that changes anything.
         load(state) if strict else load(state, strict=False)
@@ -106,7 +108,7 @@ def fill(state: LoadedState, model: object, optimizer: object, *, strict: bool) 
 
     Raises:
         UsageError: The snapshot holds only the weights.
-        TypeError: An object has no method ``load_state_dict``.
+        TypeError: An object has no method ``load_state_dict``, or its state has a pickle.
     """
     mixture = _mixture(state)
     if mixture:

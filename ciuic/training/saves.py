@@ -51,6 +51,7 @@ class Saves:
         clock: Gives the time.
         layers: The groups of the model's parameters.
         if_busy: What ``check_if_busy`` has accepted.
+        pickle_leaves: What ``check_pickle_leaves`` has accepted.
 
     Raises:
         StoreError: The other ranks can't be reached.
@@ -64,6 +65,7 @@ class Saves:
         layers: Sequence[Layer] = (),
         *,
         if_busy: str = "wait",
+        pickle_leaves: Sequence[str] = (),
     ) -> None:
         self._skips = if_busy == "skip"
         self._path = store_path
@@ -71,7 +73,7 @@ class Saves:
         self._clock = clock
         self._process_id = os.getpid()
         self._buffer = StagingBuffer()
-        self._stager = Stager(self._buffer, layers)
+        self._stager = Stager(self._buffer, layers, pickle_leaves)
         self._writer: WriterProcess | RankClient | None = None
         self._under_way: SaveHandle | None = None
         self._loaded: SnapshotId | None = None

@@ -25,7 +25,9 @@ from ciuic.training.loading.layers import (
 )
 from ciuic.training.loading.places import FindPlaces, Places
 from ciuic.training.ranks.job import rank_directory
+from ciuic.training.reducing import arrays_in
 from ciuic.training.values.arrays import rebuild
+from ciuic.training.values.pickles import PICKLE, PickledLeaf
 from ciuic.training.values.structure import UNREADABLE, read_structure
 from ciuic.units import counted
 
@@ -207,8 +209,11 @@ def _read(
         state = document["state"]
         if sections is not None:
             state = {name: value for name, value in state.items() if name in sections}
-        if older is None and not summary.is_complete:
-            missing = [file for file in origins if not files.has(file)]
+        if not summary.is_complete:
+            named = {one["file"] for one in arrays_in(state)} | origins.keys()
+            missing = {file for file in named if not files.has(file)}
+            if older is not None:
+                missing.difference_update(origins)
             state = without_files(state, missing)
             origins = {file: found for file, found in origins.items() if file not in missing}
     except UNREADABLE as error:
@@ -257,6 +262,9 @@ class _Arrays:
         self.filled: dict[str, LayerOrigin] = {}
 
     def get(self, description: dict[str, Any]) -> Any:
+        if description["$"] == PICKLE:
+            data = self._files.bytes_of(description["file"])
+            return PickledLeaf(str(description["class"]), data.tobytes())
         file, name = description["file"], description["name"]
         if (file, name) not in self._built:
             data = self._of_file(file)[name]

@@ -12,6 +12,7 @@ import numpy as np
 
 from ciuic.training.files import TensorFile, header
 from ciuic.training.layers.groups import Layer, group_file, group_of
+from ciuic.training.staging.gpu import GpuCopies, is_on_gpu
 from ciuic.training.values.arrays import (
     ArrayLeaf,
     copy_arrays,
@@ -20,6 +21,7 @@ from ciuic.training.values.arrays import (
     memory_of,
     place_for,
 )
+from ciuic.training.values.pickles import Pickles
 from ciuic.training.values.structure import Json, Path, StructureWriter
 
 __all__ = ["Part", "StagePlan", "make_plan"]
@@ -112,9 +114,16 @@ class StagePlan:
         self.size_bytes = end
         self._memory: np.ndarray | None = None
         self._places: list[Any] = []
+        self._on_gpu: frozenset[int] = frozenset()
 
-    def match(self, sections: Mapping[str, object]) -> tuple[Json, list[Any]] | None:
+    def match(
+        self, sections: Mapping[str, object], pickles: Pickles
+    ) -> tuple[Json, list[Any]] | None:
         """Return the JSON of a state and its arrays; None if the plan does not fit it.
+
+        Args:
+            sections: The values of the state, by the names of their sections.
+            pickles: Collects the values that are stored as pickles.
 
         Raises:
             TypeError: A value can't be stored; the message names it.
@@ -137,25 +146,35 @@ class StagePlan:
             return planned.json
 
         try:
-            written = _write(sections, StructureWriter(add))
+            written = _write(sections, StructureWriter(add, pickles))
         except _ChangedError:
             return None
         return (written, values) if len(values) == len(arrays) else None
 
-    def copy(self, values: list[Any], memory: np.ndarray, *, copies_frozen: bool = True) -> None:
+    def copy(
+        self, values: list[Any], memory: np.ndarray, gpu: GpuCopies, *, copies_frozen: bool = True
+    ) -> None:
         """Copy the arrays and the headers to their places.
 
         Args:
             values: The arrays of a state that the plan fits.
             memory: The shared memory, of at least ``size_bytes``.
+            gpu: Copies the tensors of GPUs.
             copies_frozen: False: leave out the arrays of ``frozen``.
         """
         if memory is not self._memory:
             self._places = [self._place(at, values[at], memory) for at in self._unique]
+            # In every state that fits, they are the same: their device is part of their kind.
+            self._on_gpu = frozenset([at for at in self._unique if is_on_gpu(values[at])])
             self._memory = memory
         begin = 0 if copies_frozen else len(self.frozen)
-        wanted = [values[at] for at in self._unique[begin:]]
-        copy_arrays(zip(self._places[begin:], wanted, strict=True))
+        wanted = zip(self._unique[begin:], self._places[begin:], strict=True)
+        if self._on_gpu:
+            pairs = [(at in self._on_gpu, place, values[at]) for at, place in wanted]
+            gpu.copy([(place, value) for on_gpu, place, value in pairs if on_gpu], memory)
+            copy_arrays([(place, value) for on_gpu, place, value in pairs if not on_gpu])
+        else:
+            copy_arrays([(place, values[at]) for at, place in wanted])
         for begin, head in self._headers:
             memory[begin : begin + len(head)] = head
 
@@ -165,19 +184,20 @@ class StagePlan:
 
 
 def make_plan(
-    sections: Mapping[str, object], layers: Sequence[Layer] = ()
+    sections: Mapping[str, object], pickles: Pickles, layers: Sequence[Layer] = ()
 ) -> tuple[StagePlan, Json, list[Any]]:
     """Plan a state; returns the plan, the JSON of the state, and its arrays.
 
     Args:
         sections: The values of the state, by the names of their sections.
+        pickles: Collects the values that are stored as pickles.
         layers: The groups of the model's parameters; none: all are in one file.
 
     Raises:
         TypeError: A value can't be stored; the message names it.
     """
     planner = _Planner(layers)
-    written = _write(sections, StructureWriter(planner.add))
+    written = _write(sections, StructureWriter(planner.add, pickles))
     return planner.finish(), written, planner.values
 
 

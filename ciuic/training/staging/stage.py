@@ -11,7 +11,9 @@ import ciuic
 from ciuic.training.files import STATE_NAME, state_document
 from ciuic.training.layers.groups import Layer, groups_of
 from ciuic.training.staging.buffer import StagingBuffer
+from ciuic.training.staging.gpu import GpuCopies
 from ciuic.training.staging.plan import Part, StagePlan, make_plan
+from ciuic.training.values.pickles import Pickles
 
 __all__ = ["StagedFile", "Stager"]
 
@@ -35,13 +37,21 @@ class Stager:
     Args:
         buffer: The shared memory.
         layers: The groups of the model's parameters.
+        pickle_leaves: See ``Pickles``.
 
     Attributes:
         has_copied_frozen: The last state was copied with its frozen layers.
     """
 
-    def __init__(self, buffer: StagingBuffer, layers: Sequence[Layer] = ()) -> None:
+    def __init__(
+        self,
+        buffer: StagingBuffer,
+        layers: Sequence[Layer] = (),
+        pickle_leaves: Sequence[str] = (),
+    ) -> None:
         self.has_copied_frozen = True
+        self._pickle_leaves = pickle_leaves
+        self._gpu = GpuCopies()
         self._in_memory: tuple[object, ...] | None = None
         self._buffer = buffer
         self._layers = layers
@@ -65,11 +75,13 @@ class Stager:
         """
         names = tuple(sections)
         plan = self._plans.get(names)
-        fitting = plan.match(sections) if plan is not None else None
+        pickles = Pickles(self._pickle_leaves)
+        fitting = plan.match(sections, pickles) if plan is not None else None
         if plan is not None and fitting is not None:
             written, values = fitting
         else:
-            plan, written, values = make_plan(sections, self._layers)
+            pickles = Pickles(self._pickle_leaves)
+            plan, written, values = make_plan(sections, pickles, self._layers)
             # One for each set of sections: a full state and the weights alone take turns.
             if plan.fits_again:
                 self._plans[names] = plan
@@ -77,22 +89,25 @@ class Stager:
         groups = groups_of(self._layers, [name for name, _ in plan.files], sections.get("step"))
         if groups:
             fields["layers"] = groups
-        document = state_document(fields)
-        begin = plan.size_bytes
-        memory = self._buffer.reserve(begin + len(document))
+        # Their lengths change from state to state, so they have no place in the plan.
+        others = {STATE_NAME: state_document(fields), **pickles.files}
+        size_bytes = plan.size_bytes + sum(map(len, others.values()))
+        memory = self._buffer.reserve(size_bytes)
         self.has_copied_frozen = copies_frozen or plan.frozen != self._in_memory
         self._in_memory = None  # unless the copy succeeds
-        plan.copy(values, memory, copies_frozen=self.has_copied_frozen)
+        plan.copy(values, memory, self._gpu, copies_frozen=self.has_copied_frozen)
         self._in_memory = plan.frozen
-        memory[begin : begin + len(document)] = np.frombuffer(document, np.uint8)
-        return [
-            StagedFile(STATE_NAME, ((begin, len(document)),)),
-            *[StagedFile(name, parts) for name, parts in plan.files],
-        ]
+        files, begin = [], plan.size_bytes
+        for name, data in others.items():
+            memory[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
+            files.append(StagedFile(name, ((begin, len(data)),)))
+            begin += len(data)
+        return files + [StagedFile(name, parts) for name, parts in plan.files]
 
     def close(self) -> None:
         """Let go of the shared memory; harmless twice."""
         self._plans.clear()
+        self._gpu.close()
 
 
 def _versions() -> dict[str, str]:

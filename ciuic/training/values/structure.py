@@ -1,7 +1,8 @@
-"""Python values as JSON and back, without pickle: loading runs no code of a file.
+"""Python values as JSON and back: loading runs no code of a file.
 
 JSON's own values stay as they are. Every other value is an object whose key ``$`` names its type.
-The writer passes arrays on, and the JSON has their file and their name.
+The writer passes arrays on, and the JSON has their file and their name. It also passes on a value
+of another type if the program has allowed a pickle of it; a load returns the bytes of the pickle.
 """
 
 import base64
@@ -17,6 +18,7 @@ import numpy as np
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.training.values.arrays import UnstorableError, is_array
 from ciuic.training.values.composed import COMPOSED, compose, parts_of
+from ciuic.training.values.pickles import PICKLE, Pickles
 
 __all__ = ["UNREADABLE", "Json", "Path", "StructureWriter", "read_structure", "written_path"]
 
@@ -53,10 +55,14 @@ class StructureWriter:
 
     Args:
         add_array: Receives an array and its path, and returns its JSON.
+        pickles: Stores what the program has allowed; None: there are no pickles.
     """
 
-    def __init__(self, add_array: Callable[[Any, Path], Json]) -> None:
+    def __init__(
+        self, add_array: Callable[[Any, Path], Json], pickles: Pickles | None = None
+    ) -> None:
         self._add_array = add_array
+        self._pickles = pickles
         self._open: set[int] = set()
         self._writers: dict[type, Callable[[Any, Path], Json]] = {
             float: self._float,
@@ -90,9 +96,19 @@ class StructureWriter:
         try:
             return self._write(value, path)
         except UnstorableError as error:
-            raise TypeError(f"{written_path(path)} can't be stored: it {error}") from None
+            return self._pickled(value, written_path(path), str(error))
         finally:
             self._open.discard(id(value))
+
+    def _pickled(self, value: object, name: str, reason: str) -> Json:
+        """Return the JSON of a value that only pickle can store."""
+        found, how = None, ""
+        if self._pickles is not None:
+            found = self._pickles.add(value, name)
+            how = f'; pickle_leaves=["{name}"] would store it as a pickle'
+        if found is None:
+            raise TypeError(f"{name} can't be stored: it {reason}{how}")
+        return found
 
     def _write(self, value: object, path: Path) -> Json:
         writer = self._writers.get(type(value))
@@ -156,7 +172,7 @@ def read_structure(value: Json, get_array: Callable[[Json], Any]) -> Any:
 
     Args:
         value: What ``StructureWriter.write`` returned.
-        get_array: Returns an array for its JSON.
+        get_array: Returns an array, or a ``PickledLeaf``, for its JSON.
 
     Raises:
         CorruptionError: It is not a value that ``StructureWriter`` writes.
@@ -176,7 +192,7 @@ def _read(value: Json, get: Callable[[Json], Any]) -> Any:
     if _KIND not in value:
         return {key: _read(inner, get) for key, inner in value.items()}
     kind = value[_KIND]
-    if kind in {"torch.Tensor", "numpy.ndarray"}:
+    if kind in {"torch.Tensor", "numpy.ndarray", PICKLE}:
         return get(value)
     if kind in COMPOSED:
         return compose(value, {key: _read(inner, get) for key, inner in value["parts"].items()})
