@@ -16,7 +16,7 @@ from ciuic.training.staging.stage import Stager
 __all__ = ["Here", "leave_partial", "save_here"]
 
 
-def leave_partial(store, step, count, layers, model):
+def leave_partial(store, step, count, layers, model, metrics=None):
     """Save a state, and kill the writer once ``count`` layers of it are durable.
 
     Args:
@@ -25,6 +25,7 @@ def leave_partial(store, step, count, layers, model):
         count: The number of layers.
         layers: All layers.
         model: Returns the parameters of a step.
+        metrics: The metrics of the state.
 
     Returns:
         The incomplete snapshot that is left.
@@ -45,7 +46,9 @@ def leave_partial(store, step, count, layers, model):
         patch.setattr(client, "_PROGRAM", changed)
         manager = SnapshotManager(store, layers=layers)
         with pytest.raises(Exception, match=f"was killed by signal {int(signal.SIGKILL)}"):
-            manager.save_snapshot(model(step), {"m": [step]}, step, step=step).wait()
+            manager.save_snapshot(
+                model(step), {"m": [step]}, step, step=step, metrics=metrics
+            ).wait()
         found = [one for one in manager.list() if not one.complete]
         manager.close()
     # The snapshots of one save have one time: the last one has the most layers.

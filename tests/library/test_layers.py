@@ -108,6 +108,16 @@ def test_a_save_that_is_cut_leaves_its_first_layers_and_all_pass_them_over(tmp_p
         assert [one.id for one in manager.list()] == [newest]
 
 
+@pytest.mark.parametrize("metrics", [{"curve": np.arange(9)}, [np.arange(9)], np.arange(9)])
+def test_a_cut_save_loads_without_metrics_that_it_does_not_hold(tmp_path, metrics):
+    partial = leave_partial(tmp_path, 2, 1, LAYERS, model, metrics)
+    with SnapshotManager(tmp_path, layers=LAYERS) as manager:
+        state = manager.load_snapshot(partial)
+        assert set(state["model_state_dict"]) == {"h.0.attn.w", "h.1.attn.w"}
+        assert state["step"] == 2
+        assert state["metrics"] is None
+
+
 def test_a_cut_save_in_an_empty_store_leaves_a_store_without_a_latest_snapshot(tmp_path):
     partial = leave_partial(tmp_path, 2, 1, LAYERS, model)
     with SnapshotManager(tmp_path, layers=LAYERS) as manager:

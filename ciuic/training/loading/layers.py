@@ -15,6 +15,7 @@ from ciuic.training.values.structure import UNREADABLE, Json
 
 __all__ = ["LayerOrigin", "OlderLayers", "Source", "origins_of", "without_files"]
 
+_MODEL: Final = "model_state_dict"
 _MAPPINGS: Final = frozenset(["dict", "OrderedDict", "defaultdict", "Counter"])
 
 
@@ -78,24 +79,39 @@ def origins_of(document: Mapping[str, Any], snapshot_id: SnapshotId) -> dict[str
     }
 
 
-def without_files(value: Json, files: Collection[str]) -> Json:
-    """Return a structure without the entries of mappings whose arrays are in these files."""
+def without_files(state: Json, files: Collection[str]) -> Json:
+    """Return a state without what is in these files.
+
+    In the model, entries of mappings are left out. Any other section that needs one of the files,
+    such as metrics with an array, is None.
+    """
+    return {
+        name: _without(value, files) if name == _MODEL else _unless_in(value, files)
+        for name, value in state.items()
+    }
+
+
+def _without(value: Json, files: Collection[str]) -> Json:
     if isinstance(value, list):
-        return [without_files(inner, files) for inner in value]
+        return [_without(inner, files) for inner in value]
     if not isinstance(value, dict):
         return value
     if value.get("$") in _MAPPINGS:
         pairs = [
-            [key, without_files(inner, files)]
+            [key, _without(inner, files)]
             for key, inner in value["items"]
             if not _is_array_in(inner, files)
         ]
         return {**value, "items": pairs}
     return {
-        key: without_files(inner, files)
+        key: _without(inner, files)
         for key, inner in value.items()
         if not _is_array_in(inner, files)
     }
+
+
+def _unless_in(value: Json, files: Collection[str]) -> Json:
+    return None if any(array["file"] in files for array in arrays_in(value)) else value
 
 
 def _is_array_in(value: Json, files: Collection[str]) -> bool:
