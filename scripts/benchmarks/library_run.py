@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import evict
 from benchmarks.train import build_model, loss_of
 
 # Type checkers run without PyTorch.
@@ -286,15 +287,6 @@ def train(training: Training, saver: Saver, options: argparse.Namespace) -> dict
             durable.append(time.perf_counter() - began_s)
     saver.wait()
     return {"stalls_s": stalls, "iterations_s": iterations, "durable_s": durable}
-
-
-def evict(directory: Path) -> None:
-    """Drop the files below a directory from the page cache, and no others: other work goes on."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def load(training: Training, saver: Saver, *, cold: bool) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measure import drop_caches, may_drop_caches
+from benchmarks.measure import evict
 
 __all__ = ["CHANNELS", "KINDS", "SAVES", "SAVES_PER_CHECKPOINT"]
 
@@ -95,8 +95,8 @@ class Channel:
             with self.torch.no_grad():
                 for tensor in tensors.values():
                     tensor.fill_(0)
-            if may_drop_caches():
-                drop_caches()
+            evict(self.checkpoints)
+            evict(self.store)
             began_s = time.perf_counter()
             load(model, optimizer)
             took_s.append(time.perf_counter() - began_s)

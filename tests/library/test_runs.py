@@ -1,12 +1,15 @@
 """Several runs in one store: each keeps and loads its own snapshots."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +18,12 @@ from ciuic import SnapshotManager
 from ciuic.errors import SnapshotNotFoundError, UsageError
 from ciuic.training.finding import run_of
 from tests.kit.clock import ManualClock
+from tests.kit.filesystems import disk
 from tests.kit.program import ciuic
 
+FREEZE, THAW = 0xC004_5877, 0xC004_5878
+"""FIFREEZE and FITHAW: whoever would write waits in the kernel until the thaw."""
+LIMIT_S = 60
 PROGRAM = """\
 import os, sys, time, numpy as np
 from ciuic import SnapshotManager
@@ -181,3 +188,39 @@ def test_a_training_that_was_killed_is_no_other_one(tmp_path):
 def test_a_training_that_saves_another_channel_is_no_other_one(tmp_path):
     with another_training(tmp_path, "", "weights"), SnapshotManager(tmp_path) as manager:
         manager.save_snapshot({"w": np.ones(9)}, step=2, wait=True)
+
+
+@contextlib.contextmanager
+def frozen(path: Path) -> Iterator[None]:
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.ioctl(fd, FREEZE, 0)
+    try:
+        yield
+    finally:
+        fcntl.ioctl(fd, THAW, 0)
+        os.close(fd)
+
+
+@pytest.mark.root
+def test_the_first_save_of_a_channel_does_not_wait_for_a_file_system_that_hangs(tmp_path):
+    """As one on NFS does whose server is gone. When it answers, the channel is claimed."""
+    with disk("ext4", tmp_path / "disk", size_mib=64) as made:
+        store = made.path / "store"
+        with SnapshotManager(store) as manager:
+            handles = []
+
+            def save():
+                handles.append(manager.save_snapshot({"w": np.ones(9)}, step=2))
+
+            saving = threading.Thread(target=save, daemon=True)
+            with frozen(made.path):
+                saving.start()
+                saving.join(LIMIT_S)
+                has_returned = not saving.is_alive()
+            assert has_returned, "the save waited for the file system"
+            assert handles[0].wait(LIMIT_S)
+            manager._claims._asking.join(LIMIT_S)
+            inode = (store / "lock.runs").stat().st_ino
+            locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+            mine = [lock for lock in locks if lock[1] == "POSIX" and lock[4] == str(os.getpid())]
+            assert [lock for lock in mine if lock[5].endswith(f":{inode}")]

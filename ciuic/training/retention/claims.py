@@ -5,12 +5,16 @@ of a file of the store, ``lock.runs``. Such a lock (fcntl(2), F_SETLK) belongs t
 worker that a training has forked does not inherit it, nor does the process that stores snapshots,
 which may outlive the training. An flock(2) would stay with both. It ends with its process, so a
 training that starts again at once is not told of the one that was killed.
+
+So the training's process must ask for the locks. A thread asks: a file system may hang, such as one
+on NFS whose server is gone, and the training must not wait for that.
 """
 
 import contextlib
 import fcntl
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Final
@@ -25,6 +29,8 @@ __all__ = ["Claims"]
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 """``struct flock`` of Linux on machines of 64 bits: type, whence, start, length and process."""
+_PATIENCE_S: Final = 1.0
+"""How long a save waits for the file system. It usually answers in less than a millisecond."""
 _closed_count = 0
 """How often this process has closed such a file."""
 
@@ -46,31 +52,45 @@ class Claims:
         self._fd: int | None = None
         self._close: Callable[[], object] = lambda: None
         self._asked: dict[str, int] = {}
+        self._asking: threading.Thread | None = None
+        self._holder: str | None = None
         self._has_told = False
+        self._is_closed = False
 
     def other(self, channel: str) -> str | None:
-        """Claim a channel; returns who else has claimed it, in words, at most once.
+        """Claim a channel; returns who else has claimed one, in words, at most once.
 
         The claim holds until ``close``, or until another manager of this process is closed: only
-        then does a further call ask the file system again, which may hang.
+        then does a further call ask the file system again. If the file system does not answer soon,
+        a later call has the answer.
         """
-        if self._asked.get(channel) == _closed_count:
+        is_answered = self._asking is None or not self._asking.is_alive()
+        if is_answered and self._asked.get(channel) != _closed_count:
+            self._asked[channel] = _closed_count
+            self._asking = threading.Thread(
+                target=self._ask, args=(channel,), name="ciuic-claims", daemon=True
+            )
+            self._asking.start()
+            self._asking.join(_PATIENCE_S)
+        if self._holder is None or self._has_told:
             return None
-        self._asked[channel] = _closed_count
+        self._has_told = True
+        return self._holder
+
+    def close(self) -> None:
+        """Give up what was claimed; harmless twice."""
+        self._is_closed = True
+        self._close()
+
+    def _ask(self, channel: str) -> None:
         with contextlib.suppress(CiuicError, OSError):
             fd, place = self._opened(), _place(self._run, channel)
             # A lock for reading, so that the file is open for reading only: a file that is open
             # for writing keeps an administrator from making its file system read-only.
             fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place)
-            holder = _holder(fd, place)
-            if holder and not self._has_told:
-                self._has_told = True
-                return holder
-        return None
-
-    def close(self) -> None:
-        """Give up what was claimed; harmless twice."""
-        self._close()
+            self._holder = _holder(fd, place) or self._holder
+        if self._is_closed:
+            self._close()
 
     def _opened(self) -> int:
         if self._fd is None:
