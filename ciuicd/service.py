@@ -103,7 +103,7 @@ class Service:
         Raises:
             CiuicError: A snapshot was not taken; those of the other schedules were, if possible.
         """
-        self._prepare_store()
+        self._prepare_store(serves=False)
         self._lower_priority()
         try:
             reports, failures = self._take_each_due()
@@ -144,7 +144,7 @@ class Service:
             BusyError: Another daemon serves the store.
             StoreError: The store is missing, can't be made, or is not the expected one.
         """
-        self._prepare_store()
+        self._prepare_store(serves=True)
         with self._watchdog.running():
             try:
                 self._hold.take(self._settings)
@@ -165,8 +165,12 @@ class Service:
         self._stopping = True
         self._inbox.wake()
 
-    def _prepare_store(self) -> None:
-        """Make or find the store, and what is for no other store."""
+    def _prepare_store(self, *, serves: bool) -> None:
+        """Make or find the store, and what is for no other store.
+
+        Args:
+            serves: This process will wait between its snapshots, and should stay small.
+        """
         settings, clock = self._settings, self._clock
         path, owner = settings.snapshot_dir, settings.store_owner
         if is_url(path):
@@ -174,8 +178,15 @@ class Service:
         else:
             store_id = self._served_stores.prepare(path, clock, owner=owner)
         self._hold = StoreHold(self, clock, store_id)
-        self._taker = SnapshotTaker(clock, self._notifier, self._is_cancelled, store_id)
-        self._upkeep = Upkeep(clock, self._watchdog.note_progress, store_id=store_id)
+        self._taker = SnapshotTaker(
+            clock,
+            self._notifier,
+            self._is_cancelled,
+            self._watchdog.note_progress,
+            store_id=store_id,
+            apart=serves,
+        )
+        self._upkeep = Upkeep(clock, self._watchdog.note_progress, store_id=store_id, apart=serves)
 
     def _lower_priority(self) -> None:
         settings = self._settings
@@ -460,7 +471,6 @@ class Service:
         job.finish(error)
 
     def _is_cancelled(self) -> bool:
-        self._watchdog.note_progress()
         job = self._job
         is_own = job is not None and job.origin == DAEMON
         return self._stopping or (is_own and self._inbox.has_urgent)

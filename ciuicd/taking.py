@@ -15,6 +15,7 @@ from ciuic.config.settings import Settings
 from ciuic.control import Document
 from ciuic.errors import CiuicError, UnreachableError
 from ciuic.model import DAEMON, Owner, SnapshotSummary, path_text
+from ciuic.progress import Progress
 from ciuic.snapshot.hooks import HOOK_WARNING, Hooks, take_with_hooks
 from ciuic.snapshot.pace.disk_waits import DiskWaits
 from ciuic.snapshot.pace.pacer import Pacer
@@ -22,10 +23,12 @@ from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.directory.leftovers import IS_DIRECTORY
+from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
+from ciuicd.jobs.child import Child, in_child
 from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.schedules.due import covers
@@ -37,6 +40,7 @@ __all__ = ["SnapshotTaker", "newest_taken_ns"]
 _log = logging.getLogger(__name__)
 
 _WAIT_SAID_S: Final = 0.1
+_TELL_S: Final = 0.25
 
 
 class SnapshotTaker:
@@ -46,7 +50,10 @@ class SnapshotTaker:
         clock: Tells the time.
         notifier: Receives the beginning of each snapshot.
         cancelled: Called often while a snapshot is taken; True cancels it.
+        note_progress: Called often as long as a snapshot makes progress.
         store_id: The store to take snapshots into; one with another ID is refused.
+        apart: Take each snapshot in a child process. One into a bucket is taken in this process:
+            the threads of an object store's client do not survive a fork.
 
     Attributes:
         last_report: Of the last snapshot that this daemon took.
@@ -54,12 +61,21 @@ class SnapshotTaker:
     """
 
     def __init__(
-        self, clock: Clock, notifier: Notifier, cancelled: Callable[[], bool], store_id: str
+        self,
+        clock: Clock,
+        notifier: Notifier,
+        cancelled: Callable[[], bool],
+        note_progress: Callable[[], None],
+        *,
+        store_id: str,
+        apart: bool,
     ) -> None:
         self._clock = clock
         self._notifier = notifier
         self._cancelled = cancelled
+        self._note_progress = note_progress
         self._store_id = store_id
+        self._apart = apart
         self.last_report: TakeReport | None = None
         self.last_error: Document | None = None
         self._has_said_unpaced = False
@@ -80,17 +96,30 @@ class SnapshotTaker:
         """
         request = _request(settings, job, may_be_full=may_be_full)
         self._notifier.status("taking a snapshot")
-        job.pacer = self._pacer(settings, job)
-        report = take_with_hooks(
-            lambda: self._opened(settings, wait_s),
-            request,
-            Hooks(settings.before, settings.after, settings.hook_timeout_s),
-            clock=self._clock,
-            say=lambda line: _log.info("hook %s", line),
-            cancelled=self._cancelled,
-            progress=job,
-            pacer=job.pacer,
-        )
+        pacer = self._pacer(settings, job)
+
+        def take(cancelled: Callable[[], bool], progress: Progress) -> TakeReport:
+            job.pacer = pacer
+            return take_with_hooks(
+                lambda: self._opened(settings, wait_s, cancelled),
+                request,
+                Hooks(settings.before, settings.after, settings.hook_timeout_s),
+                clock=self._clock,
+                say=lambda line: _log.info("hook %s", line),
+                cancelled=cancelled,
+                progress=progress,
+                pacer=pacer,
+            )
+
+        if self._apart and not is_url(settings.snapshot_dir):
+            report = in_child(
+                lambda child: take(child.is_cancelled, _Told(job, child, self._clock)),
+                is_cancelled=self._cancelled,
+                note_progress=self._note_progress,
+                told=job.show,
+            )
+        else:
+            report = take(self._is_cancelled_here, job)
         self.last_report = report
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
@@ -128,10 +157,16 @@ class SnapshotTaker:
         """Keep the error of an attempt for the daemon's status."""
         self.last_error = error_fields(error, self._clock)
 
+    def _is_cancelled_here(self) -> bool:
+        self._note_progress()
+        return self._cancelled()
+
     @contextlib.contextmanager
-    def _opened(self, settings: Settings, wait_s: float) -> Iterator[Store]:
+    def _opened(
+        self, settings: Settings, wait_s: float, cancelled: Callable[[], bool]
+    ) -> Iterator[Store]:
         with open_configured(
-            settings, write=True, only_adds=True, wait_s=wait_s, cancelled=self._cancelled
+            settings, write=True, only_adds=True, wait_s=wait_s, cancelled=cancelled
         ) as store:
             store.refuse_other(self._store_id)
             for what in store.stuck.values():
@@ -153,6 +188,24 @@ class SnapshotTaker:
         if self.last_report is not None:
             return f"last {_describe(self.last_report)}"
         return "none taken yet since the daemon started"
+
+
+class _Told:
+    """Tells the parent the progress of a job, a few times a second; the child's ``Progress``."""
+
+    def __init__(self, job: Job, child: Child, clock: Clock) -> None:
+        self._job = job
+        self._child = child
+        self._clock = clock
+        self._next_s = 0.0
+
+    def update(self, files: int, size_bytes: int, path: bytes) -> None:
+        """See ``ciuic.progress.Progress``."""
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _TELL_S
+            self._job.update(files, size_bytes, path)
+            self._child.tell(self._job.progress)
 
 
 def newest_taken_ns(settings: Settings, clock: Clock, *, by_daemon: bool = False) -> int | None:

@@ -1,14 +1,11 @@
-"""The messages of the control socket: requests and replies <-> lines of JSON.
+"""The messages of the control socket: requests and replies <-> lines of JSON."""
 
-Only the daemon parses requests, so only ``parse_request`` imports pydantic.
-"""
-
-import functools
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Final, Literal
+
+import msgspec
 
 from ciuic.documents import Document
 from ciuic.errors import CiuicError, UsageError
@@ -26,13 +23,11 @@ __all__ = [
 ]
 
 LINE_BYTES_MAX: Final = 64 * 1024
-# pydantic quotes what it refuses.
+# msgspec quotes what it refuses.
 _QUOTED_MAX: Final = 200
-_STRICT: Final = {"extra": "forbid", "strict": True}
 
 
-@dataclass(frozen=True)
-class SnapshotRequest:
+class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Take a snapshot now.
 
     Attributes:
@@ -46,8 +41,6 @@ class SnapshotRequest:
         exclude_if_present: Names of marker files, encoded as roots are.
         schedule: The schedule whose snapshot it is, instead of ``roots``; empty: the first one.
     """
-
-    __pydantic_config__: ClassVar = _STRICT
 
     do: Literal["snapshot"] = "snapshot"
     base: bool = False
@@ -83,13 +76,16 @@ class SnapshotRequest:
             ) from error
 
 
-@dataclass(frozen=True)
-class SimpleRequest:
+class SimpleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request without parameters."""
 
-    __pydantic_config__: ClassVar = _STRICT
-
     do: Literal["status", "pause", "resume", "reload"]
+
+
+class _Kind(msgspec.Struct):
+    """What every request has."""
+
+    do: str
 
 
 Request = SnapshotRequest | SimpleRequest
@@ -101,26 +97,16 @@ def parse_request(line: bytes) -> Request:
     Raises:
         UsageError: The line is not a request that this version knows.
     """
-    from pydantic import ValidationError
-
     try:
-        request: Request = _adapter().validate_json(line)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        what = f"{place}: {first['msg']}" if place else first["msg"]
+        is_snapshot = msgspec.json.decode(line, type=_Kind).do == SnapshotRequest().do
+        if is_snapshot:
+            return msgspec.json.decode(line, type=SnapshotRequest)
+        return msgspec.json.decode(line, type=SimpleRequest)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"the daemon does not understand the request: {what[:_QUOTED_MAX]}",
+            f"the daemon does not understand the request: {str(error)[:_QUOTED_MAX]}",
             hint="Use the same version of ciuic as the daemon.",
         ) from error
-    return request
-
-
-@functools.cache
-def _adapter() -> Any:  # a TypeAdapter[Request], whose name would cost the import of pydantic
-    from pydantic import Field, TypeAdapter
-
-    return TypeAdapter(Annotated[Request, Field(discriminator="do")])
 
 
 def encode_line(document: Document) -> bytes:

@@ -51,6 +51,10 @@ class Job:
         name = os.fsdecode(path)
         self._progress = {"state": "taking", "files": files, "bytes": size_bytes, "path": name}
 
+    def show(self, progress: Document) -> None:
+        """Take over the progress that the process which takes the snapshot has told."""
+        self._progress = progress
+
     @property
     def progress(self) -> Document:
         """What a waiting client receives."""

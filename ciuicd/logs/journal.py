@@ -34,7 +34,6 @@ class JournalHandler(logging.Handler):
     def __init__(self, otherwise: logging.Handler) -> None:
         super().__init__()
         self._otherwise = otherwise
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See ``logging.Handler``."""
@@ -46,14 +45,11 @@ class JournalHandler(logging.Handler):
             **_named(getattr(record, "fields", {})),
         }
         try:
-            self._socket.sendto(b"".join(map(_encoded, fields, fields.values())), _SOCKET)
+            # A socket for each record: a child process of the daemon has none of its descriptors.
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as journal:
+                journal.sendto(b"".join(map(_encoded, fields, fields.values())), _SOCKET)
         except OSError:
             self._otherwise.emit(record)
-
-    def close(self) -> None:
-        """See ``logging.Handler``."""
-        self._socket.close()
-        super().close()
 
 
 def _named(fields: Mapping[str, object]) -> dict[str, str]:

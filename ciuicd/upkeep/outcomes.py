@@ -10,22 +10,26 @@ __all__ = ["Outcomes", "refuse_other"]
 
 
 class Outcomes:
-    """The last outcome of each task, by name."""
+    """The last outcome of each task.
+
+    Attributes:
+        last: The outcomes, by the name of the task.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last: dict[str, Document] = {}
+        self.last: dict[str, Document] = {}
 
     def __contains__(self, task: str) -> bool:
-        return task in self._last
+        return task in self.last
 
     def of(self, task: str) -> Document | None:
         """Return the last outcome of a task; None if it has not run."""
-        return self._last.get(task)
+        return self.last.get(task)
 
     def note(self, task: str, **fields: Any) -> None:  # Any: values of every JSON type
         """Replace the outcome of a task."""
-        self._last[task] = {"time": rfc3339(self._clock.now_ns()), **fields}
+        self.last[task] = {"time": rfc3339(self._clock.now_ns()), **fields}
 
 
 def refuse_other(store: Store, store_id: str | None) -> None:

@@ -6,6 +6,7 @@ and delays one snapshot; otherwise no prune would ever finish.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from ciuic.config.opening import open_configured
@@ -22,7 +23,7 @@ from ciuic.units import counted, format_bytes, format_duration
 from ciuicd.upkeep.damage_log import first_few
 from ciuicd.upkeep.outcomes import Outcomes, refuse_other
 
-__all__ = ["Pruning"]
+__all__ = ["Pruning", "PruningState"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,19 @@ _INTERRUPTIONS_MAX: Final = 3
 """After this many interrupted plans in a row, a prune plans to the end."""
 
 
+@dataclass(slots=True)
+class PruningState:
+    """What a prune leaves for the next one.
+
+    Attributes:
+        pruned_ns: When the last prune began; None: a prune is due.
+        interruptions: How many plans of a prune were interrupted in a row.
+    """
+
+    pruned_ns: int | None = None
+    interruptions: int = 0
+
+
 class Pruning:
     """Decides when to prune, and does it.
 
@@ -41,14 +55,16 @@ class Pruning:
         clock: Tells the time.
         outcomes: Receives the outcome.
         store_id: The store to prune; one with another ID is refused. None: any.
+
+    Attributes:
+        state: What the last prune left. A caller that prunes in a child process takes it over.
     """
 
     def __init__(self, clock: Clock, outcomes: Outcomes, store_id: str | None) -> None:
         self._clock = clock
         self._outcomes = outcomes
         self._store_id = store_id
-        self._pruned_ns: int | None = None
-        self._interruptions = 0
+        self.state = PruningState()
 
     def is_due(self, settings: Settings) -> bool:
         """Return whether a prune has something to remove or merge, and none ran in the last day.
@@ -59,7 +75,7 @@ class Pruning:
             CiuicError: The store failed.
         """
         now_ns = self._clock.now_ns()
-        is_recent = self._pruned_ns is not None and 0 <= now_ns - self._pruned_ns < _DAY_NS
+        is_recent = self.state.pruned_ns is not None and 0 <= now_ns - self.state.pruned_ns < _DAY_NS
         if is_recent and (
             is_url(settings.snapshot_dir)
             or not is_short_of_space(settings.snapshot_dir, PRUNE_RESERVE)
@@ -82,19 +98,19 @@ class Pruning:
 
     def begin(self) -> None:
         """Count the day's prune as done, even if it fails."""
-        self._pruned_ns = self._clock.now_ns()
+        self.state.pruned_ns = self._clock.now_ns()
 
     def postpone(self) -> None:
         """Make a prune due again."""
-        self._pruned_ns = None
+        self.state.pruned_ns = None
 
     def note_interruption(self) -> None:
         """Count an interrupted prune."""
-        self._interruptions += 1
+        self.state.interruptions += 1
 
     def note_failure(self) -> None:
         """Count interruptions from 0 again: the prune failed by itself."""
-        self._interruptions = 0
+        self.state.interruptions = 0
 
     def run(
         self, settings: Settings, should_stop: Callable[[], bool], is_ending: Callable[[], bool]
@@ -107,7 +123,7 @@ class Pruning:
         """
         if not self._may_stop:
             _log.info(
-                "prune was interrupted %d times; it now plans to the end", self._interruptions
+                "prune was interrupted %d times; it now plans to the end", self.state.interruptions
             )
         with open_configured(settings, write=True, removes=True) as store:
             refuse_other(store, self._store_id)
@@ -124,7 +140,7 @@ class Pruning:
                     clock=self._clock,
                     cancelled=should_stop if self._may_stop else is_ending,
                 )
-                self._interruptions = 0
+                self.state.interruptions = 0
         self._outcomes.note("prune", **report.as_json())
         _log_report(report)
         if report.waiting_for:
@@ -132,7 +148,7 @@ class Pruning:
 
     @property
     def _may_stop(self) -> bool:
-        return self._interruptions < _INTERRUPTIONS_MAX
+        return self.state.interruptions < _INTERRUPTIONS_MAX
 
     def _prune_directory(
         self,
@@ -149,7 +165,7 @@ class Pruning:
             now_ns=self._clock.now_ns(),
             cancelled=should_stop if may_stop else is_ending,
         )
-        self._interruptions = 0
+        self.state.interruptions = 0
         until_s = planned_s = self._clock.monotonic_s()
         if not may_stop:
             # A snapshot waited for this plan: use it for as long as planning took.

@@ -18,7 +18,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from ciuic.config.settings import Settings
 from ciuic.control import Document
@@ -27,12 +27,12 @@ from ciuic.store.place.keys import is_url
 from ciuic.store.records.layout import HEADER
 from ciuic.system.clock import Clock
 from ciuicd.attempt import attempt, sentence
-from ciuicd.upkeep.background import run_in_background
+from ciuicd.jobs.background import Work, in_background
 from ciuicd.upkeep.damage_log import DamageLog
 from ciuicd.upkeep.forgetting import forget
 from ciuicd.upkeep.outcomes import Outcomes
 from ciuicd.upkeep.practice import Drills
-from ciuicd.upkeep.pruning import Pruning
+from ciuicd.upkeep.pruning import Pruning, PruningState
 from ciuicd.upkeep.scrubbing import Scrubbing
 
 __all__ = ["Upkeep"]
@@ -44,6 +44,20 @@ _LOOK_NS: Final = 3600 * 1_000_000_000
 _RETRY_S: Final = 300.0
 
 
+class _Left(NamedTuple):
+    """What a task leaves for the next one: a child process returns it.
+
+    Attributes:
+        pruning: See ``Pruning``.
+        outcomes: See ``Outcomes``.
+        failure: Why the task failed; None: it did not.
+    """
+
+    pruning: PruningState
+    outcomes: dict[str, Document]
+    failure: CiuicError | None
+
+
 class Upkeep:
     """Runs forget, prune, scrub and drill. Other threads than the main one may only read ``shown``.
 
@@ -52,6 +66,8 @@ class Upkeep:
         note_progress: Called about twenty times a second while something runs.
         store_id: The store to forget and prune in; one with another ID is refused. None: any.
         copy: The name of the copy that the store is; empty: it is the configured store.
+        apart: Prune and drill in child processes, so that this process stays small. A bucket
+            has threads instead: those of an object store's client do not survive a fork.
     """
 
     def __init__(
@@ -61,8 +77,10 @@ class Upkeep:
         *,
         store_id: str | None,
         copy: str = "",
+        apart: bool = False,
     ) -> None:
         self._clock = clock
+        self._apart = apart
         self._note_progress = note_progress
         self._store_id = store_id
         self._copy = copy
@@ -123,38 +141,42 @@ class Upkeep:
             is_ending: Whether the daemon ends, which never waits; asked from another thread too.
         """
         self._look_ns = self._clock.now_ns() + _LOOK_NS
+        apart = self._apart and not is_url(settings.snapshot_dir)
+
+        def begin(task: str, work: Work[None], *, apart: bool = apart) -> None:
+            self._in_background(task, is_needed_elsewhere, is_ending, work, apart=apart)
+
         with attempt(functools.partial(self._failed, "prune")):
             if self._pruning.is_due(settings):
                 self._pruning.begin()
-                self._in_background(
-                    "prune",
-                    is_needed_elsewhere,
-                    lambda should_stop: self._pruning.run(settings, should_stop, is_ending),
-                )
+                begin("prune", lambda stop, ends: self._pruning.run(settings, stop, ends))
         with attempt(functools.partial(self._failed, "scrub")):
             if self._scrubbing.is_due(settings) and not is_needed_elsewhere():
-                self._in_background(
-                    "scrub",
-                    is_needed_elsewhere,
-                    lambda should_stop: self._scrubbing.run(settings, should_stop),
-                )
+                # A search for affected files goes on at the next scrub, from where it was.
+                begin("scrub", lambda stop, _: self._scrubbing.run(settings, stop), apart=False)
         with attempt(functools.partial(self._failed, "drill")):
             if not is_needed_elsewhere() and self._drills.is_due(settings):
                 self._drills.begin()
-                self._in_background(
-                    "drill",
-                    is_needed_elsewhere,
-                    lambda should_stop: self._drills.run(settings, should_stop),
-                )
+                begin("drill", lambda stop, _: self._drills.run(settings, stop))
 
     def _in_background(
         self,
         task: str,
         is_needed_elsewhere: Callable[[], bool],
-        work: Callable[[Callable[[], bool]], None],
+        is_ending: Callable[[], bool],
+        work: Work[None],
+        *,
+        apart: bool,
     ) -> None:
-        def should_stop() -> bool:
-            self._note_progress()
+        def do(stop: Callable[[], bool], ends: Callable[[], bool]) -> _Left:
+            failure = None
+            try:
+                work(stop, ends)
+            except CiuicError as error:
+                failure = error
+            return _Left(self._pruning.state, self._outcomes.last, failure)
+
+        def must_stop() -> bool:
             if not is_needed_elsewhere():
                 return False
             self._look_ns = self._clock.now_ns()
@@ -162,9 +184,19 @@ class Upkeep:
 
         self._doing = task
         try:
-            run_in_background(task, work, should_stop)
+            left = in_background(
+                task,
+                do,
+                apart=apart,
+                must_stop=must_stop,
+                is_ending=is_ending,
+                note_progress=self._note_progress,
+            )
         finally:
             self._doing = None
+        self._pruning.state, self._outcomes.last = left.pruning, left.outcomes
+        if left.failure is not None:
+            raise left.failure
 
     def _failed(self, task: str, error: CiuicError) -> None:
         if isinstance(error, CancelledError):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import chain, cow, library, measure, mounted, report, training, upkeep
+from benchmarks import chain, cow, failure, library, measure, mounted, report, training, upkeep
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
 from benchmarks.mounts import KINDS
 from benchmarks.rows import DATA_SETS, Bench, measure_rows
@@ -113,6 +113,8 @@ def main() -> int:
         return library.main(sys.argv[2:])
     if sys.argv[1:2] == ["training"]:
         return training.main(sys.argv[2:])
+    if sys.argv[1:2] == ["failure"]:
+        return failure.main(sys.argv[2:])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ciuic-bench"
     cache.mkdir(parents=True, exist_ok=True)
     options = parse_arguments(cache)

@@ -12,7 +12,8 @@ iterations lie between two saves: a program of the lowest priority gets what the
 A tool that would need more time than the rounds have is left out, and named.
 
 ciuic runs as ``ciuicd --once``: the daemon's snapshot, with its pacer. Every tool runs under
-``nice -n 19 ionice -c 3``, so that no priority explains a difference.
+``nice -n 19 ionice -c 3``, so that no priority explains a difference. The training and each tool
+have control groups of their own, as services have; see groups.py.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import report
 from benchmarks.corpus import write_training_text
+from benchmarks.groups import Prefix, group
 from benchmarks.measure import Command
 from benchmarks.tools import Borg, Ciuic, Restic, find_ciuic
 
@@ -122,14 +124,23 @@ class Training:
         size: Of the model, and its batches.
         every: How many iterations lie between two saves.
         seed: Another one makes other checkpoints.
+        prefix: Starts it in its control group.
     """
 
     def __init__(
-        self, text: Path, target: Path, size: dict[str, int], *, every: int, seed: int
+        self,
+        text: Path,
+        target: Path,
+        size: dict[str, int],
+        *,
+        every: int,
+        seed: int,
+        prefix: Prefix,
     ) -> None:
         options = size | {"every": every, "seed": seed}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "benchmarks.training_loop", str(text), str(target), *words]
+        program = [sys.executable, "-m", "benchmarks.training_loop"]
+        command = [*prefix, *program, str(text), str(target), *words]
         place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=place)
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -158,8 +169,8 @@ class Training:
         self._process.wait()
 
 
-def measure(training: Training, tool: Any, turn: int, saves: int) -> Window:
-    """Return the window that begins with the next save."""
+def measure(training: Training, tool: Any, turn: int, saves: int, prefix: Prefix) -> Window:
+    """Return the window that begins with the next save; the prefix starts the tool."""
     before = 0 if tool is None else _size_bytes(tool.store)
     due = 0 if tool is None else len(tool.snapshots()) + saves
     training.until_saved(time.monotonic())  # no window includes these iterations
@@ -167,7 +178,7 @@ def measure(training: Training, tool: Any, turn: int, saves: int) -> Window:
     took_s: list[float] = []
     counts = True
     for _ in range(saves):
-        process = None if tool is None else _start(tool)
+        process = None if tool is None else _start(tool, prefix)
         took_s += training.until_saved()
         if process is not None:
             counts = counts and process.poll() is not None
@@ -184,12 +195,12 @@ def measure(training: Training, tool: Any, turn: int, saves: int) -> Window:
     )
 
 
-def needed_s(training: Training, tool: Any) -> float:
+def needed_s(training: Training, tool: Any, prefix: Prefix) -> float:
     """Return how long a tool takes for the snapshot of a save, beside the training."""
-    finish(tool, _start(tool))  # the first snapshot has all files
+    finish(tool, _start(tool, prefix))  # the first snapshot has all files
     training.until_saved(time.monotonic())
     began_s = time.monotonic()
-    finish(tool, _start(tool))
+    finish(tool, _start(tool, prefix))
     return time.monotonic() - began_s
 
 
@@ -206,11 +217,11 @@ def _log_of(tool: Any) -> Path:
     return home / "log"
 
 
-def _start(tool: Any) -> "subprocess.Popen[bytes]":
+def _start(tool: Any, prefix: Prefix) -> "subprocess.Popen[bytes]":
     command: Command = tool.snapshot()
     with _log_of(tool).open("wb") as log:
         return subprocess.Popen(
-            (*LOWEST, *command.arguments),
+            (*prefix, *LOWEST, *command.arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -360,7 +371,7 @@ def chosen_tools(options: argparse.Namespace, work: Path, cache: Path) -> list[A
 
 
 def fitting(
-    training: Training, tools: Sequence[Any], left_s: float
+    training: Training, tools: Sequence[Any], left_s: float, prefix: Prefix
 ) -> tuple[list[Any], int, dict[str, float]]:
     """Find out which tools can commit each snapshot before the next save, and how often to save.
 
@@ -369,7 +380,7 @@ def fitting(
         took.
     """
     longest_s = left_s / (ROUNDS_MIN * (len(tools) + 1) * (SAVES + 1)) / MARGIN
-    took_s = {tool.name: needed_s(training, tool) for tool in tools}
+    took_s = {tool.name: needed_s(training, tool, prefix) for tool in tools}
     fit = [tool for tool in tools if took_s[tool.name] <= longest_s]
     began_s = time.monotonic()
     training.until_saved(began_s)
@@ -378,7 +389,9 @@ def fitting(
     return fit, math.ceil(MARGIN * slowest_s / iterations_s) + 1, took_s
 
 
-def measure_all(training: Training, tools: Sequence[Any], saves: int, end_s: float) -> list[Window]:
+def measure_all(
+    training: Training, tools: Sequence[Any], saves: int, end_s: float, prefix: Prefix
+) -> list[Window]:
     """Return the windows of as many rounds as fit, three at least, each in another order."""
     windows: list[Window] = []
     turn, round_s = 0, 0.0
@@ -386,7 +399,7 @@ def measure_all(training: Training, tools: Sequence[Any], saves: int, end_s: flo
         began_s = time.monotonic()
         arms = [None, *tools]
         random.Random(turn).shuffle(arms)
-        windows += [measure(training, tool, turn, saves) for tool in arms]
+        windows += [measure(training, tool, turn, saves, prefix) for tool in arms]
         turn, round_s = turn + 1, time.monotonic() - began_s
         sys.stderr.write(f"round {turn}: {round_s:.0f} s\n")
     return windows
@@ -403,26 +416,31 @@ def main(words: Sequence[str]) -> int:
     place = (options.place or cache).resolve()
     output = options.output or cache / f"training-{size}.md"
     facts = report.machine_facts(place)
-    with tempfile.TemporaryDirectory(prefix="training-", dir=place) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="training-", dir=place) as name,
+        group("training") as own,
+        group("tool") as others,
+    ):
+        facts |= {"control groups": "one for the training, one for the tool" if own else "none"}
         work = Path(name)
         source = work / "source"
         source.mkdir()
         text = write_training_text(work)
         tools = chosen_tools(options, work, cache)
-        training = Training(text, source, model, every=FIRST_EVERY[size], seed=1)
+        training = Training(text, source, model, every=FIRST_EVERY[size], seed=1, prefix=own)
         try:
             training.until_saved()
             for tool in tools:
                 tool.fresh([source])
-            tools, every, took_s = fitting(training, tools, end_s - time.monotonic())
+            tools, every, took_s = fitting(training, tools, end_s - time.monotonic(), others)
             training.close()
             said = ", ".join(f"{tool} {needed:.1f} s" for tool, needed in took_s.items())
             sys.stderr.write(f"a snapshot beside the training takes: {said}\n")
             facts |= {"a snapshot beside the training took": said}
             facts |= {"iterations between two saves": str(every)}
-            training = Training(text, source, model, every=every, seed=2)
+            training = Training(text, source, model, every=every, seed=2, prefix=own)
             training.until_saved()
-            windows = measure_all(training, tools, SAVES, end_s)
+            windows = measure_all(training, tools, SAVES, end_s, others)
         finally:
             training.close()
     found = table(windows, [NONE, *took_s], SAVES)

@@ -1,5 +1,6 @@
 """``ciuicd --alert``: a real process with real channels reports missing successes."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,13 +19,18 @@ from ciuic.store.store import open_store
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import REPOSITORY, Machine
 from tests.kit.damage import flip_content
+from tests.kit.hooks import Hook
 from tests.kit.program import ciuic
 
 DAY_NS = 86_400 * 10**9
 
 
 class Watched:
-    """A machine whose alerts are written to files."""
+    """A machine whose alerts are written to files.
+
+    Attributes:
+        said: What the last run said on stderr.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -32,6 +38,7 @@ class Watched:
         self.state.mkdir()
         self.heard = machine.directory / "heard"
         self.refuse = machine.directory / "refuse"
+        self.said = ""
         self.configure()
 
     def configure(self, **values: str) -> None:
@@ -63,6 +70,7 @@ class Watched:
         )
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
+        self.said = done.stderr
         return [
             (one["event"], one["severity"], one["key"].rpartition("/")[2]) for one in self.messages
         ]
@@ -134,6 +142,34 @@ def test_a_message_that_the_channel_did_not_take_is_sent_at_the_next_run(watched
     assert watched.look(code=1) == []
     watched.refuse.unlink()
     assert watched.look() == [("began", "critical", "snapshot")]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (500, "it answered with status 500"),
+        (307, "it answered with a redirect (307), which is not followed"),
+        ("hangs", "it gave no answer in time"),
+    ],
+)
+def test_a_web_server_that_fails_is_named_at_each_run_and_gets_the_message_once_it_works(
+    watched: Watched, status: int | str, said: str
+) -> None:
+    watched.take(hours_ago=24)
+    hook = Hook(status)
+    with contextlib.closing(hook):
+        watched.machine.configure(snapshot_interval="1h")
+        with watched.machine.config.open("a") as file:
+            file.write(f"[alert hook]\ntype = webhook\nurl = {hook.url}\n")
+        for count in (1, 2):
+            watched.look(code=1)
+            assert said in watched.said
+            assert len(hook.got) == count
+        hook.statuses = [200]
+        watched.look()
+        watched.look()
+        assert len(hook.got) == 3, "what was taken is not sent again"
+        assert [one["event"] for _, one in hook.got] == ["began"] * 3
 
 
 def test_a_missing_snapshot_a_missing_store_and_damage_are_critical(watched: Watched) -> None:

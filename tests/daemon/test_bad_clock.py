@@ -1,8 +1,10 @@
 """A real ciuicd whose wall clock jumps."""
 
+import os
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 from ciuic.control import request_done, request_status
@@ -107,3 +109,35 @@ def test_a_clock_that_jumps_costs_no_snapshot_and_causes_no_flood(
     undo = [BIN / "ciuic", "--config", machine.config, "forget", "--undo", *sorted(earlier)]
     subprocess.run(undo, check=True, stdout=subprocess.DEVNULL)
     assert earlier <= {one.id for one in machine.snapshots()}
+
+
+def test_the_hours_that_a_change_to_summer_time_repeats_or_leaves_out_have_their_snapshots(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """Each moment is half past an hour of UTC, around both changes of central Europe in 2026."""
+    clock = ShiftedClock(tmp_path)
+    zone = "CET-1CEST,M3.5.0,M10.5.0/3"
+    moments = [f"2026-{day}T0{hour}:30+00:00" for day in ("03-29", "10-25") for hour in range(3)]
+    local = ["03-29 01", "03-29 03", "03-29 04", "10-25 02", "10-25 02", "10-25 03"]
+    machine.configure(snapshot_interval="1h")
+    daemon = None
+    for count, moment in enumerate(moments, 1):
+        wanted_ns = round(datetime.fromisoformat(moment).timestamp()) * 10**9
+        clock.shift(wanted_ns - time.time_ns())
+        daemon = daemon or machine.start({**clock.environ, "TZ": zone})
+        look(machine)
+        wait_until("the hour has one", lambda count=count: len(times_taken(machine)) == count)
+        look(machine)
+        assert len(times_taken(machine)) == count, moment
+    assert daemon is not None
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log()
+    listed = subprocess.run(
+        [BIN / "ciuic", "--config", machine.config, "list", "--machine-readable"],
+        check=True,
+        env={**os.environ, "TZ": zone},
+        capture_output=True,
+        text=True,
+    )
+    lines = sorted(listed.stdout.splitlines(), key=lambda line: line.split("|")[1])
+    assert [line.split("|")[1][5:13] for line in lines] == local

@@ -53,6 +53,7 @@ def size_of(process: psutil.Process) -> Size:
 def configure(machine: Machine, interval: str, heard: Path) -> None:
     machine.config.write_text(
         f"snapshot_dir = {machine.store}\nscrub_budget = 0\ndrill_interval = 0\ntrash = 0\n"
+        "io_priority = none\n"  # on a busy machine, a thousand snapshots would not end otherwise
         f"snapshot_interval = {interval}\nretention_policy = last:20\n"
         f"metrics_file = {machine.directory / 'ciuic.prom'}\n"
         f"[schedule checkpoints]\nsnapshot_paths = {machine.source}\n"

@@ -150,7 +150,7 @@ def better_to_do(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
         asked.set()
         return True
 
-    monkeypatch.setattr("ciuicd.upkeep.background.lower_priority", waits)
+    monkeypatch.setattr("ciuicd.jobs.background.lower_priority", waits)
     return gives_way
 
 

@@ -61,7 +61,7 @@ ASKS_THE_TIME = {
 HOMES = {
     "click": ("ciuic/cli/",),
     "jinja2": ("ciuic/web/pages.py",),
-    "pydantic": ("ciuic/control/messages.py", "ciuic/web/models.py", "ciuic/web/works.py"),
+    "pydantic": ("ciuic/web/models.py", "ciuic/web/works.py"),
     "starlette": ("ciuic/web/",),
     "uvicorn": ("ciuic/web/server.py",),
     "psutil": ("ciuicd/", "ciuic/source/writers.py", "ciuic/system/priority.py"),
@@ -76,6 +76,7 @@ HOMES = {
     ),
     "mfusepy": ("ciuic/mount/fuse.py",),
     "msgspec": (
+        "ciuic/control/messages.py",
         "ciuic/model.py",
         "ciuic/restore/report.py",
         "ciuic/snapshot/report.py",
@@ -113,7 +114,6 @@ ANY = {
     "ciuic/config/load.py": "a value of the type of its field",
     "ciuic/config/settings.py": "ExcludeRules and Rule: their names would cost imports",
     "ciuic/config/values.py": "a value of the type of its field",
-    "ciuic/control/messages.py": "a TypeAdapter: its name would cost the import of pydantic",
     "ciuic/documents.py": "JSON",
     "ciuic/drill/load.py": "a checkpoint holds values of every type",
     "ciuic/errors.py": "JSON",

@@ -6,13 +6,14 @@ both are read here, and so are numbers in strings, such as ``"nan"``.
 
 msgspec reads the usual line in a fraction of the time that ``json`` takes, since it builds only
 the fields that are asked for. ``json`` reads what msgspec refuses. Many usual lines of one rank at
-once take even less: ``Decoder.columns``.
+once take even less: ``Decoder.runs``.
 """
 
 import contextlib
+import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ import msgspec
 
 from ciuic.system.clock import unix_seconds
 
-__all__ = ["STEP_KEYS", "TIME_KEYS", "Columns", "Decoder", "Record"]
+__all__ = ["STEP_KEYS", "TIME_KEYS", "Columns", "Decoder", "Record", "Run"]
 
 STEP_KEYS: Final = ("step", "global_step", "iteration")
 """The field with the number of the step; the first that a line has."""
@@ -61,6 +62,18 @@ class Columns(NamedTuple):
     values: list[list[float] | None]
 
 
+class Run(NamedTuple):
+    """Lines that follow each other.
+
+    Attributes:
+        end: How many lines there are up to their end.
+        columns: What they say; None: they must be read one by one.
+    """
+
+    end: int
+    columns: Columns | None
+
+
 class Decoder:
     """Decodes the lines of logs.
 
@@ -88,30 +101,43 @@ class Decoder:
             found = None
         return self._slow(line) if found is None else found
 
-    def columns(self, lines: Sequence[bytes]) -> Columns | None:
-        """Return what lines say; None if ``decode`` must read them one by one."""
+    def runs(self, lines: Sequence[bytes], least: int) -> list[Run] | None:
+        """Divide lines into those that can be read as columns and those in between.
+
+        Args:
+            lines: The lines.
+            least: Shorter columns are not worth it.
+
+        Returns:
+            The runs, which have all lines in their order; None if ``decode`` must read every line.
+        """
         if self._lines is None:
             return None
         try:
             found: list[Any] = self._lines(b"\n".join(lines))
         except (ValueError, RecursionError):
             return None
-        ranks = {one.f6 for one in found}
-        steps = [one.f0 for one in found]
         # Two objects on a line, and none on another, would shift those in between. Where each line
         # begins and ends as an object does, none goes on in the next line.
         is_each_one = {line[:1] + line[-1:] for line in map(bytes.strip, lines)} == {b"{}"}
-        if not is_each_one or len(found) != len(lines) or len(ranks) != 1 or None in steps:
+        if not is_each_one or len(found) != len(lines):
             return None
-        values: list[list[float] | None] = []
-        for number in range(len(self._fields)):
-            column = list(map(attrgetter(f"f{_RESERVED_COUNT + number}"), found))
-            count = column.count(None)
-            if count not in {0, len(column)}:
-                return None
-            values.append(None if count else column)
-        (rank,) = ranks
-        return Columns(steps, "" if rank is None else str(rank), values)
+        steps, ranks = [one.f0 for one in found], [one.f6 for one in found]
+        values = [
+            list(map(attrgetter(f"f{_RESERVED_COUNT + number}"), found))
+            for number in range(len(self._fields))
+        ]
+        runs: list[Run] = []
+        for begin, end in _alike(ranks, [steps, *values]):
+            rank = ranks[begin]
+            if end - begin >= least and steps[begin] is not None:
+                own = [None if one[begin] is None else one[begin:end] for one in values]
+                runs.append(Run(end, Columns(steps[begin:end], _rank_text(rank), own)))
+            elif runs and runs[-1].columns is None:
+                runs[-1] = Run(end, None)
+            else:
+                runs.append(Run(end, None))
+        return runs
 
     def _slow(self, line: bytes) -> Record | None:
         try:
@@ -133,6 +159,26 @@ class Decoder:
             moment,
             tuple([_value(document, field) for field in self._fields]),
         )
+
+
+def _alike(
+    ranks: list[int | str | None], columns: Sequence[list[Any]]
+) -> Iterator[tuple[int, int]]:
+    """Yield beginning and end of each run of lines from one rank that have the same fields."""
+    mixed = [column for column in columns if 0 < column.count(None) < len(column)]
+    if not mixed and ranks.count(ranks[0]) == len(ranks):
+        yield 0, len(ranks)
+        return
+    kinds = zip(ranks, *[[value is None for value in column] for column in mixed], strict=True)
+    begin = 0
+    for _, alike in itertools.groupby(kinds):
+        end = begin + sum(1 for _ in alike)
+        yield begin, end
+        begin = end
+
+
+def _rank_text(rank: int | str | None) -> str:
+    return "" if rank is None else str(rank)
 
 
 def _line_type(fields: tuple[str, ...]) -> Any:

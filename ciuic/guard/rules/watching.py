@@ -7,12 +7,12 @@ again.
 
 import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
 
-from ciuic.guard.logs.records import Columns, Decoder, Record
+from ciuic.guard.logs.records import Columns, Decoder, Record, Run
 from ciuic.guard.rules.conditions import Condition
 from ciuic.guard.rules.language import Rule
 from ciuic.guard.rules.quiet import last_needless
@@ -23,6 +23,11 @@ __all__ = ["Finding", "Watching"]
 
 _SEEN_MAX: Final = 20_000
 """For how many of the last steps it is known when they were logged: twice the longest window."""
+_TOGETHER_MAX: Final = 1 << 16
+_TOGETHER_MIN: Final = 8
+"""How many lines are tried together at least, in windows."""
+_REST: Final = 64
+"""How many times as many lines are looked at after them one by one, if that was in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class Watching:
         self._states = [_State(rule, columns) for rule in rules if rule.conditions]
         self._silences = [rule for rule in rules if rule.silence_s]
         self._window = 1 + max((one.window for one in self._states), default=0)
+        self._together = _TOGETHER_MAX
         self._silent: set[str] = set()
         self._last_s: float | None = None
         self._seen: deque[tuple[int, int]] = deque(maxlen=_SEEN_MAX)
@@ -166,25 +172,62 @@ class Watching:
                 if record is not None:
                     found.extend(add(file, record, since_ns=since_ns, monotonic_s=monotonic_s))
 
-        head = self._window
-        columns = None
         # The times of old lines tell how long no step came: each counts.
-        if len(lines) > 4 * head and (since_ns or not self._silences):
-            columns = self.decoder.columns(lines)
-        if columns is None:
+        if not since_ns and self._silences:
             look(lines)
             return found
-        before = self.count
+        start, least = 0, _TOGETHER_MIN * self._window
+        while start < len(lines):
+            part = lines[start : start + self._together]
+            runs = self.decoder.runs(part, least // 2) if len(part) >= least // 2 else None
+            if runs is None and len(part) > least:
+                # One broken line may be the reason: the others are quick in smaller parts.
+                self._together = max(len(part) // 2, least)
+                continue
+            is_quick, begin = False, 0
+            for end, columns in runs or [Run(len(part), None)]:
+                some = part[begin:end]
+                if columns is None:
+                    look(some)
+                elif self._pass_quickly(file, some, columns, look, since_ns):
+                    is_quick = True
+                else:
+                    look(some[self._window :])
+                begin = end
+            start += len(part)
+            together = 2 * self._together if is_quick else max(len(part) // 2, least)
+            self._together = min(together, _TOGETHER_MAX)
+            if runs and not any(columns for _, columns in runs):
+                # As of several ranks. The next lines are probably such too: attempts take time.
+                rest = lines[start : start + _REST * least]
+                look(rest)
+                start += len(rest)
+        return found
+
+    def _pass_quickly(
+        self,
+        file: int,
+        lines: Sequence[bytes],
+        columns: Columns,
+        look: Callable[[Sequence[bytes]], None],
+        since_ns: int,
+    ) -> bool:
+        """Look at some lines only, if the rest needs no look.
+
+        Returns:
+            False if the rest needs one; the first lines, as many as the window, had theirs.
+        """
+        before, head = self.count, self._window
         look(lines[:head])
         # The first line may belong to the step before. If more begin no step, then another source
         # led, and the conditions have not seen what these lines say.
         is_seen = self.count - before >= head - 1
         place = self._last_needless(file, columns) if is_seen else None
-        if place is not None:
-            self._pass_over(columns, place, since_ns)
-            head = place + 1
-        look(lines[head:])
-        return found
+        if place is None:
+            return False
+        self._pass_over(columns, place, since_ns)
+        look(lines[place + 1 :])
+        return True
 
     def _last_needless(self, file: int, columns: Columns) -> int | None:
         """Return the last of some lines that need no look; the first of them were looked at."""
