@@ -1,13 +1,11 @@
 """Snapshots beside each other: what they logged, their sizes, and what the others changed."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ciuic.documents import Document
-from ciuic.model import SnapshotSummary, path_text
-from ciuic.report.tensors import FileTensors, diff_tensors, relative
+from ciuic.model import SnapshotSummary
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.timeline.configuration import (
@@ -23,7 +21,6 @@ from ciuic.view.diff import Change, diff
 
 __all__ = ["Against", "Compared", "Comparison", "Moves", "TensorKey", "compare", "compare_contents"]
 
-_TENSORS_MAX: Final = 100_000
 TensorKey = tuple[str, str]
 """The path of a file, and the name of a tensor in it."""
 
@@ -171,17 +168,18 @@ def compare_contents(
     """Return what changed from one manifest to another."""
     files: Counter[str] = Counter()
     changes: list[Change] = []
-    collected = _Collected()
+    moves = None
     if tensors:
-        for change, comparison in diff_tensors(store, before, after):
-            _note(change, files, changes)
-            if comparison is not None:
-                collected.add(change.path, comparison(done))
+        # Imported here: numpy takes 13 MB, and the page compares no tensors in its own process.
+        from ciuic.timeline.moves import compare_tensors
+
+        moves = compare_tensors(
+            store, before, after, done=done, changed=lambda one: _note(one, files, changes)
+        )
     else:
         for change in diff(store, before, after):
             _note(change, files, changes)
-    configuration = compare_configuration(store, before, after, changes)
-    return Against(files, collected.moves() if tensors else None, configuration)
+    return Against(files, moves, compare_configuration(store, before, after, changes))
 
 
 def _note(change: Change, files: Counter[str], changes: list[Change]) -> None:
@@ -189,40 +187,3 @@ def _note(change: Change, files: Counter[str], changes: list[Change]) -> None:
     # Not all of them: two runs may differ in each of 100,000 files.
     if len(changes) < FILES_MAX and is_configuration(change):
         changes.append(change)
-
-
-class _Collected:
-    """Adds up the changes of the tensors of files."""
-
-    def __init__(self) -> None:
-        self._distances: dict[TensorKey, float | None] = {}
-        self._counts: Counter[str] = Counter()
-        self._apart = self._length = 0.0
-
-    def add(self, path: bytes, tensors: FileTensors | None) -> None:
-        """Add the tensors of a file; None: it has none."""
-        if tensors is None:
-            return
-        self._counts["?"] += bool(tensors.what)
-        self._counts["same"] += tensors.same
-        for change in tensors.changes:
-            if change.sign != "M":
-                self._counts[change.sign] += 1
-                continue
-            distance = change.distance
-            share = None if distance is None else relative(distance)
-            if distance is not None and share is not None:
-                self._apart += distance.apart_squared
-                self._length += distance.before_squared
-            if len(self._distances) < _TENSORS_MAX:
-                self._distances[path_text(path), change.name] = share
-
-    def moves(self) -> Moves:
-        """Return the sums."""
-        together = math.sqrt(self._apart / self._length) if self._length > 0 else None
-        if together is not None and not math.isfinite(together):
-            together = None
-        counts = self._counts
-        return Moves(
-            self._distances, counts["same"], counts["+"], counts["-"], counts["?"], together
-        )

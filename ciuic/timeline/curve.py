@@ -5,6 +5,7 @@ the minimum and maximum of each group, so that a peak of one line stays visible.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = ["GROUPS_MAX", "Curve", "Point"]
@@ -62,6 +63,19 @@ class Curve:
         self._waiting.append(Point(step, value))
         if len(self._waiting) >= self._together:
             self._close()
+
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Add finite values in the order of steps that never go down."""
+        self.add(steps[0], values[0])
+        self._last_step = steps[-1]
+        self.count += len(values) - 1
+        at = 1
+        while at < len(values):
+            until = at + self._together - len(self._waiting)
+            self._waiting += map(Point, steps[at:until], values[at:until])
+            at = until
+            if len(self._waiting) >= self._together:
+                self._close()
 
     def points(self) -> list[list[Point]]:
         """Return the points of each stretch, in the order of the log."""

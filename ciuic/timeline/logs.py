@@ -5,23 +5,23 @@ is not a JSON object with a step is counted and otherwise ignored.
 """
 
 import json
+import math
+import operator
 import os
 import stat
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 from typing import BinaryIO, Final, NamedTuple
 
 from ciuic.errors import UsageError
-from ciuic.guard.logs.records import STEP_KEYS, TIME_KEYS, Decoder, Record
+from ciuic.guard.logs.records import STEP_KEYS, TIME_KEYS, Columns, Decoder, Record
 from ciuic.guard.logs.tail import LINE_BYTES_MAX
 from ciuic.timeline.curve import Curve
+from ciuic.timeline.moments import Moment, Moments, Nearest, Passed
 
 __all__ = [
     "FIELDS_MAX",
     "Log",
-    "Moment",
-    "Moments",
     "curves_of",
     "fields_in",
     "fields_of",
@@ -39,35 +39,10 @@ _NOT_METRICS: Final = frozenset([*STEP_KEYS, *TIME_KEYS, "rank", "epoch", "lr", 
 _NS: Final = 1_000_000_000
 _TIME_S_MAX: Final = 2**63 / _NS
 """No snapshot is as late; a log may hold any number."""
-_REPORTED: Final = 10_000
+_TOGETHER_MAX: Final = 500
+_TOGETHER_BYTES: Final = 256 * 1024
+"""Lines are decoded together until there are this many lines or bytes."""
 _HINT: Final = "Name a file with a JSON object in each line."
-
-
-class Moment(NamedTuple):
-    """What the log had said at a moment.
-
-    Attributes:
-        step: The last step.
-        values: The last value of each field; None: it had not been logged.
-    """
-
-    step: int
-    values: tuple[float | None, ...]
-
-
-class Moments(NamedTuple):
-    """Moments that are searched in a log.
-
-    Attributes:
-        times_ns: The last line that was logged at or before these times.
-        offsets_bytes: The last line that ended at or before these offsets of the file. An offset
-            after its end has none.
-        steps: The line with this step, or else with the greatest step before it.
-    """
-
-    times_ns: Collection[int] = ()
-    offsets_bytes: Collection[int] = ()
-    steps: Collection[int] = ()
 
 
 class Log(NamedTuple):
@@ -159,13 +134,12 @@ def read_log(
     reader = _Reader(fields, moments)
     long_lines = end = 0
     with open_log(path) as file:
-        for number, (end, line) in enumerate(_lines(file)):
-            if len(line) > LINE_BYTES_MAX:
-                long_lines += 1
-            else:
-                reader.add(line, end)
-            if number % _REPORTED == 0:
-                read(end)
+        for together in _grouped(_lines(file)):
+            usable = [one for one in together if len(one[1]) <= LINE_BYTES_MAX]
+            long_lines += len(together) - len(usable)
+            reader.add_all([line for _, line in usable], [end for end, _ in usable])
+            end = together[-1][0]
+            read(end)
     return reader.log(path, long_lines, end)
 
 
@@ -192,9 +166,9 @@ class _Reader:
         self._fields = tuple(fields)
         self._decoder = Decoder(self._fields)
         self._curves = tuple([Curve() for _ in self._fields])
-        self._times = _Passed(moments.times_ns)
-        self._offsets = _Passed(moments.offsets_bytes)
-        self._steps = _Nearest(moments.steps)
+        self._times = Passed(moments.times_ns)
+        self._offsets = Passed(moments.offsets_bytes)
+        self._steps = Nearest(moments.steps)
         self._values: list[float | None] = [None] * len(self._fields)
         self._last: Moment | None = None
         self._has_times = False
@@ -218,6 +192,55 @@ class _Reader:
         self._offsets.reach(end - 1, self._last)
         if record is not None:
             self._add(record)
+
+    def add_all(self, lines: Sequence[bytes], ends: Sequence[int]) -> None:
+        """Add lines with the offset of the end of each."""
+        columns = self._decoder.columns(lines) if lines else None
+        if columns is not None and self._is_plain(columns):
+            self._add_plain(columns, ends)
+            return
+        for line, end in zip(lines, ends, strict=True):
+            self.add(line, end)
+
+    def _is_plain(self, columns: Columns) -> bool:
+        """Return whether lines have only usual numbers, and no training goes back in them."""
+        steps = columns.steps
+        return (
+            (self._last is None or self._last.step <= steps[0])
+            and all(map(operator.le, steps, steps[1:]))
+            and all(all(map(math.isfinite, column)) for column in columns.values if column)
+            and all(abs(time_s) < _TIME_S_MAX for time_s in columns.times_s)
+        )
+
+    def _add_plain(self, columns: Columns, ends: Sequence[int]) -> None:
+        """Add lines as ``_add`` does, without a look at each of them."""
+        steps, last, known = columns.steps, self._last, self._values
+
+        def moment(number: int) -> Moment:
+            values = [
+                before if column is None else column[number]
+                for before, column in zip(known, columns.values, strict=True)
+            ]
+            return Moment(steps[number], tuple(values))
+
+        def before(number: int) -> Moment | None:
+            return moment(number - 1) if number else last
+
+        self._offsets.reach_all([end - 1 for end in ends], before)
+        if columns.times_s:
+            self._has_times = True
+            passed = accumulate([int(time_s * _NS) - 1 for time_s in columns.times_s], max)
+            self._times.reach_all(list(passed), before)
+        self._steps.add_all(steps, moment)
+        for curve, column in zip(self._curves, columns.values, strict=True):
+            if column is not None:
+                curve.extend(steps, column)
+        self._last = moment(len(steps) - 1)
+        self._values = list(self._last.values)
+        if self._first_step is None or steps[0] < self._first_step:
+            self._first_step = steps[0]
+        if self._last_step is None or steps[-1] > self._last_step:
+            self._last_step = steps[-1]
 
     def _add(self, record: Record) -> None:
         if record.time_s is not None and abs(record.time_s) < _TIME_S_MAX:
@@ -256,54 +279,6 @@ class _Reader:
             lines_without_step=self._decoder.without_step,
             long_lines=long_lines,
         )
-
-
-class _Passed:
-    """Keys that grow, and the last moment before each of them was passed."""
-
-    def __init__(self, keys: Collection[int]) -> None:
-        self._keys = sorted(set(keys))
-        self._at = 0
-        self._found: dict[int, Moment] = {}
-
-    def reach(self, key: int, before: Moment | None) -> None:
-        """Give all keys up to this one the moment before it."""
-        while self._at < len(self._keys) and self._keys[self._at] <= key:
-            if before is not None:
-                self._found[self._keys[self._at]] = before
-            self._at += 1
-
-    def found(self, last: Moment | None, end: int | None = None) -> dict[int, Moment]:
-        """Return the moments; keys after the last line, and not after the end, have its moment."""
-        if self._keys:
-            self.reach(self._keys[-1] if end is None else end, last)
-        return self._found
-
-
-class _Nearest:
-    """Steps, and for each the line with the greatest step that is not after it."""
-
-    def __init__(self, steps: Collection[int]) -> None:
-        self._steps = sorted(set(steps))
-        self._best: list[Moment | None] = [None] * len(self._steps)
-
-    def add(self, moment: Moment) -> None:
-        """Add a line. Of two lines of one step the later one counts."""
-        at = bisect_left(self._steps, moment.step)
-        if at < len(self._steps):
-            best = self._best[at]
-            if best is None or moment.step >= best.step:
-                self._best[at] = moment
-
-    def found(self) -> dict[int, Moment]:
-        """Return the moments."""
-        found: dict[int, Moment] = {}
-        last: Moment | None = None
-        for step, best in zip(self._steps, self._best, strict=True):
-            last = best or last
-            if last is not None:
-                found[step] = last
-        return found
 
 
 def _numbers(document: dict[object, object]) -> Iterator[str]:
@@ -358,3 +333,16 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
                 if rest.endswith(b"\n"):
                     break
         yield end, line
+
+
+def _grouped(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    group: list[tuple[int, bytes]] = []
+    size_bytes = 0
+    for one in lines:
+        group.append(one)
+        size_bytes += len(one[1])
+        if len(group) >= _TOGETHER_MAX or size_bytes >= _TOGETHER_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group

@@ -8,7 +8,8 @@ from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.store.store import Store
-from ciuic.timeline.logs import Log, Moment, Moments, last_moment, open_log, read_log
+from ciuic.timeline.logs import Log, last_moment, open_log, read_log
+from ciuic.timeline.moments import Moment, Moments
 from ciuic.timeline.states import step_of
 from ciuic.timeline.stored import Beginnings, end_of
 from ciuic.view.locator import Locator

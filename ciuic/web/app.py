@@ -75,4 +75,9 @@ def make_app(
     inner = Starlette(
         routes=routes, exception_handlers={404: pages.missing, 405: pages.not_allowed}
     )
-    return App(Admission(inner, names, is_encrypted=is_encrypted), jobs, reading.prepare)
+
+    def prepare() -> None:
+        reading.prepare()
+        timelines.prepare()
+
+    return App(Admission(inner, names, is_encrypted=is_encrypted), jobs, prepare)

@@ -75,7 +75,9 @@ class Pruning:
             CiuicError: The store failed.
         """
         now_ns = self._clock.now_ns()
-        is_recent = self.state.pruned_ns is not None and 0 <= now_ns - self.state.pruned_ns < _DAY_NS
+        is_recent = (
+            self.state.pruned_ns is not None and 0 <= now_ns - self.state.pruned_ns < _DAY_NS
+        )
         if is_recent and (
             is_url(settings.snapshot_dir)
             or not is_short_of_space(settings.snapshot_dir, PRUNE_RESERVE)

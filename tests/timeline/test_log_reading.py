@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ciuic.timeline.curve import GROUPS_MAX, Curve
-from ciuic.timeline.logs import FIELDS_MAX, Moments, fields_of, main_field, read_log
+from ciuic.timeline.logs import FIELDS_MAX, fields_of, main_field, read_log
+from ciuic.timeline.moments import Moments
 
 RECORDS = st.lists(
     st.tuples(st.integers(0, 50), st.floats(allow_nan=True) | st.none(), st.integers(0, 100)),
@@ -30,10 +31,18 @@ def write(path: Path, lines: list[bytes]) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(records=RECORDS, junk=st.lists(JUNK, max_size=4), keys=st.lists(st.integers(0, 4000)))
-def test_moments_are_those_that_a_simple_search_finds(tmp_path_factory, records, junk, keys):
+@given(
+    records=RECORDS,
+    junk=st.lists(JUNK, max_size=4),
+    keys=st.lists(st.integers(0, 4000)),
+    is_plain=st.booleans(),
+)
+def test_moments_are_those_that_a_simple_search_finds(tmp_path_factory, records, junk, keys, is_plain):
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
     records = sorted(records, key=lambda record: record[2])
+    if is_plain:  # such lines are decoded together
+        junk, steps = [], sorted(record[0] for record in records)
+        records = [(step, 1.5, at) for step, (_, _, at) in zip(steps, records, strict=True)]
     lines = [
         json.dumps({"step": step, "loss": loss, "time": moment}).encode()
         for step, loss, moment in records
@@ -123,7 +132,55 @@ def test_a_thinned_curve_keeps_its_extremes_its_order_and_its_bound(count, peak,
         assert steps == sorted(steps)
 
 
+<<<<<<< HEAD
 def test_fields_in_nested_objects_are_found_and_the_loss_is_drawn_first(tmp_path):
+=======
+@settings(max_examples=30, deadline=None)
+@given(parts=st.lists(st.integers(1, 3000), min_size=1, max_size=6), back=st.booleans())
+def test_values_that_are_added_together_make_the_same_curve(parts, back):
+    together, alone = Curve(), Curve()
+    at = 0
+    for count in parts:
+        if back:
+            at = 0
+        steps = [(at + number) // 2 for number in range(count)]
+        values = [math.sin(step) for step in steps]
+        together.extend(steps, values)
+        for step, value in zip(steps, values, strict=True):
+            alone.add(step, value)
+        at += count
+
+    assert together.points() == alone.points()
+    assert (together.count, together.stretches) == (alone.count, alone.stretches)
+
+
+def test_lines_that_are_decoded_together_say_what_each_says(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [
+        b'{"step": %d, "loss": %d, "time": %d.5}' % (number // 2, number, number)
+        for number in range(2000)
+    ]
+    ends = write(path, lines)
+    moments = Moments(
+        [number * 1_000_000_000 for number in range(2000)], ends, [1, 2, 3, 500, 999, 5000]
+    )
+    plain = read_log(bytes(path), ["loss"], moments)
+    # A rank on each line: they are read one by one.
+    lines = [line.replace(b"{", b'{"rank": %d, ' % (at % 2)) for at, line in enumerate(lines)]
+    other_ends = write(path, lines)
+    other = read_log(bytes(path), ["loss"], moments._replace(offsets_bytes=other_ends))
+
+    assert plain.at_time == other.at_time
+    assert len(plain.at_time) == 1999
+    assert plain.at_step == other.at_step
+    assert list(plain.at_offset.values()) == list(other.at_offset.values())
+    assert plain.at_offset[ends[7]].values == (7,)
+    assert plain.curves[0].points() == other.curves[0].points()
+    assert (plain.first_step, plain.last_step, plain.has_times) == (0, 999, True)
+
+
+def test_fields_are_found_also_in_objects_and_the_loss_is_drawn_first(tmp_path):
+>>>>>>> c87af19 (timeline, web: decode lines of a log in groups, read logs when the server starts, load no numpy there)
     path = tmp_path / "log.jsonl"
     write(
         path, [b'{"step": 1, "lr": 1, "time": 3}', b'{"step": 2, "val": {"loss": 1}, "ok": true}']

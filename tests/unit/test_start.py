@@ -78,6 +78,11 @@ def test_commands_that_must_feel_instant_import_nothing_heavy(arguments, tmp_pat
     assert heavy & {name.split(".")[0] for name in loaded_by(arguments, tmp_path)} == set()
 
 
+def test_the_server_of_the_page_loads_no_numpy():
+    """It takes 13 MB. Tensors are compared by the processes of jobs."""
+    assert "numpy" not in loaded_after("import ciuic.web.server")
+
+
 def test_list_imports_nothing_that_takes_writes_or_restores(tmp_path):
     folders = ("snapshot", "restore", "verify", "maintain", "chunking", "formats", "view")
     others = tuple(f"ciuic.{folder}" for folder in folders)

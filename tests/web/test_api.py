@@ -339,6 +339,29 @@ def test_a_store_that_goes_away_and_comes_back(box: Box):
         assert site.ask("/v1/snapshots").status == 200
 
 
+def test_a_snapshot_that_is_pruned_while_it_is_shown(box: Box):
+    (box.source / "old").write_bytes(b"old" * 1000)
+    (box.source / "kept").write_bytes(b"kept" * 1000)
+    first = box.take().id
+    (box.source / "old").unlink()
+    second = box.take().id
+    with served(box) as site:
+        old = f"/v1/snapshots/{first}/content?path={at(box.source / 'old')}"
+        assert site.ask(old).body == b"old" * 1000
+        assert site.ask(f"/snapshots/{first}").status == 200
+        assert site.ask("/timeline").status == 200
+        assert box.ciuic("forget", first, "--trash", "0", "--prune").code == 0
+
+        for place in (old, f"/v1/snapshots/{first}", f"/snapshots/{first}"):
+            assert site.ask(place).status == 404
+        listed = site.ask("/v1/snapshots").document["snapshots"]
+        assert [one["id"] for one in listed] == [second]
+        assert first not in site.ask("/timeline").body.decode()
+        kept = site.ask(f"/v1/snapshots/{second}/content?path={at(box.source / 'kept')}")
+        assert kept.body == b"kept" * 1000
+        assert site.ask("/").status == 200
+
+
 def test_the_overview_is_what_doctor_says(site: Served, site_box: Box):
     found = site.ask("/v1/overview").document
     said = json.loads(site_box.ciuic("doctor", "--json").out)

@@ -140,6 +140,26 @@ def test_a_restore_by_clicks_goes_on_when_the_browser_is_closed(
     assert photograph(out / "source") == photograph(box.source)
 
 
+def test_a_file_is_downloaded_by_a_click_under_its_name(browser: Browser, box: Box):
+    content = os.urandom(3 * 1024 * 1024 + 5)
+    (box.source / "model \u00e9.pt").write_bytes(content)
+    snapshot = box.take().id
+    (box.source / "model \u00e9.pt").write_bytes(b"newer")
+    box.take()
+    with served(box) as site, browser.new_context() as context:
+        watched = Watched(context, site)
+        page = watched.page
+        page.goto(f"{site.base}/snapshots/{snapshot}")
+        follow(page.locator("table a:has-text('source')"))
+        follow(page.locator("table a:has-text('model')"))
+        with page.expect_download() as download:
+            page.click("a:has-text('Download')")
+        found = download.value.path().read_bytes()
+        assert download.value.suggested_filename == "model \u00e9.pt"
+        assert watched.wrong == []
+    assert found == content
+
+
 WRITER = """
 import sys
 open("/proc/self/comm", "w").write(sys.argv[1])

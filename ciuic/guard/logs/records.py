@@ -55,11 +55,13 @@ class Columns(NamedTuple):
         steps: The number of the step in each line.
         rank: The rank that logged them; empty if they do not say.
         values: For each field that was asked for, its value in each line; None: no line has it.
+        times_s: When, in seconds since 1970; empty: no line says so, or runs were asked for.
     """
 
     steps: list[int]
     rank: str
     values: list[list[float] | None]
+    times_s: list[float]
 
 
 class Run(NamedTuple):
@@ -101,6 +103,20 @@ class Decoder:
             found = None
         return self._slow(line) if found is None else found
 
+    def columns(self, lines: Sequence[bytes]) -> Columns | None:
+        """Return what lines say, and when they were logged; None if they are not alike."""
+        found = self._together(lines)
+        if not found:
+            return None
+        steps, ranks, values = self._split(found)
+        times_s = _times_s(found)
+        if None in steps or len(set(ranks)) != 1 or times_s is None:
+            return None
+        if any(0 < column.count(None) < len(column) for column in values):
+            return None
+        own = [None if column[0] is None else column for column in values]
+        return Columns(steps, _rank_text(ranks[0]), own, times_s)
+
     def runs(self, lines: Sequence[bytes], least: int) -> list[Run] | None:
         """Divide lines into those that can be read as columns and those in between.
 
@@ -111,6 +127,24 @@ class Decoder:
         Returns:
             The runs, which have all lines in their order; None if ``decode`` must read every line.
         """
+        found = self._together(lines)
+        if found is None:
+            return None
+        steps, ranks, values = self._split(found)
+        runs: list[Run] = []
+        for begin, end in _alike(ranks, [steps, *values]):
+            rank = ranks[begin]
+            if end - begin >= least and steps[begin] is not None:
+                own = [None if one[begin] is None else one[begin:end] for one in values]
+                runs.append(Run(end, Columns(steps[begin:end], _rank_text(rank), own, [])))
+            elif runs and runs[-1].columns is None:
+                runs[-1] = Run(end, None)
+            else:
+                runs.append(Run(end, None))
+        return runs
+
+    def _together(self, lines: Sequence[bytes]) -> list[Any] | None:
+        """Decode lines with plain values; None if some are not."""
         if self._lines is None:
             return None
         try:
@@ -120,24 +154,17 @@ class Decoder:
         # Two objects on a line, and none on another, would shift those in between. Where each line
         # begins and ends as an object does, none goes on in the next line.
         is_each_one = {line[:1] + line[-1:] for line in map(bytes.strip, lines)} == {b"{}"}
-        if not is_each_one or len(found) != len(lines):
-            return None
-        steps, ranks = [one.f0 for one in found], [one.f6 for one in found]
+        return found if is_each_one and len(found) == len(lines) else None
+
+    def _split(
+        self, found: Sequence[Any]
+    ) -> tuple[list[Any], list[int | str | None], list[list[Any]]]:
+        """Return the steps, ranks and values of decoded lines."""
         values = [
             list(map(attrgetter(f"f{_RESERVED_COUNT + number}"), found))
             for number in range(len(self._fields))
         ]
-        runs: list[Run] = []
-        for begin, end in _alike(ranks, [steps, *values]):
-            rank = ranks[begin]
-            if end - begin >= least and steps[begin] is not None:
-                own = [None if one[begin] is None else one[begin:end] for one in values]
-                runs.append(Run(end, Columns(steps[begin:end], _rank_text(rank), own)))
-            elif runs and runs[-1].columns is None:
-                runs[-1] = Run(end, None)
-            else:
-                runs.append(Run(end, None))
-        return runs
+        return [one.f0 for one in found], [one.f6 for one in found], values
 
     def _slow(self, line: bytes) -> Record | None:
         try:
@@ -230,6 +257,17 @@ def _fast_decoder(made: Any, count: int) -> Callable[[bytes], Record | None]:
         )
 
     return fast
+
+
+def _times_s(found: Sequence[Any]) -> list[float] | None:
+    """Return the times of lines, empty if none has one; None if some lack one, or it is text."""
+    if any(one.f4 is not None or one.f5 is not None for one in found):
+        return None
+    times = [one.f3 for one in found]
+    kinds = set(map(type, times))
+    if kinds == {type(None)}:
+        return []
+    return times if kinds == {float} and all(map(math.isfinite, times)) else None
 
 
 def _step(value: object) -> int | None:

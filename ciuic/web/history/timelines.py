@@ -1,15 +1,17 @@
 """Timelines and comparisons for the API and the page."""
 
+import contextlib
 import math
 import os
 import threading
 from collections.abc import Sequence
 from typing import Final
 
-from ciuic.errors import UsageError
+from ciuic.errors import CiuicError, UsageError
 from ciuic.guard.logs.paths import log_files
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import SnapshotSummary
+from ciuic.store.place.keys import is_url
 from ciuic.timeline.compare import Compared, compare
 from ciuic.timeline.curve import Point
 from ciuic.timeline.logs import fields_of
@@ -50,6 +52,17 @@ class Timelines:
         self._lock = threading.Lock()
         self._listed: Listed | None = None
         self._kept: dict[_Key, TimelineAnswer] = {}
+
+    def prepare(self) -> None:
+        """Begin to read the logs, so that the first request need not wait for all of it."""
+        # In a bucket, this would send requests that may be needless.
+        if self._logs and not is_url(self._reading.store_path):
+            # A daemon: it must not keep the server from ending.
+            threading.Thread(target=self._prepare, daemon=True, name="timeline").start()
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(CiuicError, OSError):  # a request gets the error
+            self.timeline()
 
     def timeline(self, field: str = "") -> TimelineAnswer:
         """Return the curve of a field with all snapshots; empty: the loss, or the first metric.
