@@ -17,7 +17,6 @@ from ciuic.mount.nodes import Node, Owned
 from ciuic.mount.snapshots import MountedSnapshot, added_entry
 from ciuic.mount.trees import Trees
 from ciuic.store.store import Store
-from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
 
 __all__ = ["MountRequest", "check_point", "mount_snapshots", "require_fuse"]
@@ -137,7 +136,6 @@ def mount_snapshots(
     """
     from ciuic.mount.fuse import serve
 
-    prepare_for_bulk()
     once = _Once(told)
     trees = Trees(store.reader)
     if request.snapshot is None:

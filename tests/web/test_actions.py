@@ -185,16 +185,24 @@ def test_buttons_tag_pin_forget_and_show_the_heat(
     page.click("text=By kind of file")
     ended()
     assert page.locator("meter").count() == 1
+    files = [box.source / name for name in ("a.npz", "b.npz")]
+    for file in files:
+        np.savez(file, layer=np.ones(5000, np.float32))
     page.goto(server.base)
     page.click("text=Take a snapshot now")
     ended()
     ids = [one.id for one in box.snapshots()]
-    np.save(box.source / "weights.npy", np.full(5000, 2, np.float32))
+    for file in files:
+        np.savez(file, layer=np.full(5000, 2, np.float32))
     ids.insert(0, box.take().id)
-    page.goto(f"{server.base}/compare?id={ids[-1]}&id={ids[0]}")
+    page.goto(f"{server.base}/compare?id={ids[1]}&id={ids[0]}")
     page.click("text=Compare the tensors")
     page.wait_for_selector("td.heat-5")
+    rows = page.locator("table.heat tbody tr").all_inner_texts()
     page.context.close()
+
+    assert all("layer" in row for row in rows)
+    assert [str(file) in row for file, row in zip(files, sorted(rows), strict=True)] == [True] * 2
 
     assert len(ids) == 3
     assert os.fsdecode(old) not in ids
