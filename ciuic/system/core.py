@@ -13,7 +13,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from mmap import mmap
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 __all__ = ["VARIABLE", "Core", "FileRead", "Functions", "State", "buffer", "core", "load", "state"]
 
@@ -173,7 +173,7 @@ class Functions(Protocol):
         self,
         fill: int,
         buffer: int,
-        entries: list[Any],
+        entries: Sequence[object],
         inodes: Buffer,
         begin: int,
         offset: int,

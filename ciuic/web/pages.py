@@ -19,11 +19,10 @@ from ciuic.units import counted, format_bytes, format_duration
 from ciuic.web.answers import SKIP_MAX, Query, as_json, error_answer, from_system, status_of
 from ciuic.web.history.runs import RUNS_MIN, Runs
 from ciuic.web.history.timelines import Timelines
-from ciuic.web.jobs.commands import arguments
 from ciuic.web.jobs.jobs import Jobs
 from ciuic.web.models import Job, TreePage
 from ciuic.web.reading import Reading
-from ciuic.web.shown import address, by_day, command_line, farthest, heat, ladder, local_time, shown
+from ciuic.web.shown import address, by_day, farthest, heat, ladder, local_time, shown
 from ciuic.web.works import (
     PATHS_MAX,
     CompareRunsWork,
@@ -71,7 +70,7 @@ class Pages:
             "heat": heat,
             "name": os.path.basename,
             "job": lambda work: as_json(work.model_dump()),
-            "line": lambda work: command_line([b"ciuic", *arguments(work)]),
+            "line": jobs.command,
             "shown": shown,
             "side": lambda line: {b"+": "added", b"-": "removed"}.get(line[:1], ""),
             "time": local_time,
@@ -173,7 +172,8 @@ class Pages:
         found = self._reading.changes(
             query.needed("before"), query.needed("after"), skip=skip, count=_ROWS
         )
-        return self._page("diff.html", here="snapshots", page=found, rows=_ROWS)
+        line = self._jobs.reading(b"diff", found.before.encode(), found.after.encode())
+        return self._page("diff.html", here="snapshots", page=found, rows=_ROWS, line=line)
 
     def _store(self, _request: Request) -> str:
         kept = [job for job in self._jobs.all() if job.work.do in {"stats", "forget"}]

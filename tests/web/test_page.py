@@ -153,7 +153,7 @@ def test_a_file_is_downloaded_by_a_click_under_its_name(browser: Browser, box: B
         follow(page.locator("table a:has-text('source')"))
         follow(page.locator("table a:has-text('model')"))
         with page.expect_download() as download:
-            page.click("a:has-text('Download')")
+            page.click("a[download]")
         found = download.value.path().read_bytes()
         assert download.value.suggested_filename == "model \u00e9.pt"
         assert watched.wrong == []

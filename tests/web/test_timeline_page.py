@@ -1,7 +1,10 @@
 """Timelines and comparisons: through the API, and in a real browser."""
 
+import html
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,21 @@ def test_a_comparison_is_that_of_the_command(trained: tuple[Box, Path, list[str]
         assert one["step"] == other["step"]
     assert [one.status for one in refused] == [400, 400]
     assert unknown.status == 404
+
+
+@pytest.mark.parametrize("page", ["/compare?id={}&id={}", "/diff?before={}&after={}"])
+def test_the_command_line_on_a_page_does_the_same_in_any_shell(
+    trained: tuple[Box, Path, list[str]], page: str
+) -> None:
+    box, _, ids = trained
+    with served(box) as site:
+        shown = html.unescape(site.ask(page.format(*ids)).body.decode())
+    (line,) = re.findall(r'data-copy="(ciuic .*?)">', shown)
+    outcome = box.ciuic(*shlex.split(line)[1:])
+
+    assert shlex.split(line)[1:3] == ["--store", str(box.store)]
+    assert outcome.code == 0
+    assert "config.yaml" in outcome.out
 
 
 def test_a_log_that_is_gone_is_an_answer_and_not_the_end(box: Box) -> None:

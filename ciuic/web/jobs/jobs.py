@@ -155,11 +155,19 @@ class Jobs:
         """Return the command line that does the same as a job."""
         return command_line([b"ciuic", *self._words(work), *arguments(work)])
 
+    def reading(self, *arguments: bytes) -> str:
+        """Return the command line of a command that reads nothing but the store."""
+        return command_line([b"ciuic", *self._store_words(), *arguments])
+
     def _words(self, work: Work) -> list[bytes]:
         """Return the options before the command."""
+        if isinstance(work, CommandWork):
+            return self._store_words(is_configured=needs_configuration(work))
+        return [b"--store", os.fsencode(self._store_path)]
+
+    def _store_words(self, *, is_configured: bool = False) -> list[bytes]:
         # A bucket may be reached as the configuration says.
-        is_configured = needs_configuration(work) or is_url(self._store_path)
-        if is_configured and isinstance(work, CommandWork) and (before := self._before()):
+        if (is_configured or is_url(self._store_path)) and (before := self._before()):
             return list(before)
         return [b"--store", os.fsencode(self._store_path)]
 
