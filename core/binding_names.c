@@ -1,6 +1,6 @@
-/* The function of ciuic._core that lists a mounted directory: see binding.c and ciuic/mount/fuse.py.
+/* The function of ciuic._core that lists a mounted directory: see binding.c, ciuic/mount/fuse.py.
  *
- * Called from Python for each name, libfuse takes longer to reach than to do its work.
+ * From Python, each call of libfuse takes longer than what libfuse does in it.
  */
 #include "binding.h"
 
@@ -95,7 +95,7 @@ static int give(fill_directory *fill, void *buffer, PyObject *entry, PyObject *c
 /* names_fill(fill, buffer, entries, inodes, begin, offset, plus) -> how many libfuse has taken.
  *
  * fill: the address of libfuse's function. buffer: its first argument. entries: a list of
- * ciuic.model.Entry, of which those from begin on are given. inodes: eight bytes for each entry;
+ * ciuic.model.Entry; those from begin on are given. inodes: eight bytes for each entry;
  * 0: unknown, and without attributes. offset: that of the first entry. plus: give attributes.
  */
 PyObject *core_names_fill(PyObject *self, PyObject *arguments)
