@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,15 +14,13 @@ from ciuic.cli.read_copies import sources_of
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.config.load import read_store_path
+from ciuic.copy.read_through import CopySource
 from ciuic.errors import CiuicError, ConfigError, UsageError
 from ciuic.guard.logs.paths import log_files
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted
-
-if TYPE_CHECKING:
-    from ciuic.copy.read_through import CopySource
 
 __all__ = ["command"]
 
@@ -104,7 +101,7 @@ def command(
         with context.scope(cleanup=False):
             return subject_of(session)
 
-    def copies() -> "Sequence[CopySource]":
+    def copies() -> Sequence[CopySource]:
         with context.scope(cleanup=False):
             return sources_of(session)
 

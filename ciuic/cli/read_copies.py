@@ -2,29 +2,23 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from ciuic.cli.opening import opened
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
+from ciuic.copy.read_through import CopySource, Taken, reading_through
 from ciuic.store.store import Store
 from ciuic.units import counted
-
-if TYPE_CHECKING:
-    from ciuic.copy.read_through import CopySource, Taken
 
 __all__ = ["opened_with_copies", "reading_copies", "sources_of"]
 
 
-def sources_of(session: Session) -> "tuple[CopySource, ...]":
+def sources_of(session: Session) -> tuple[CopySource, ...]:
     """Return the configured copies; none with ``--store``."""
     if not session.copies():
         return ()
-    # Most configurations name none.
-    from ciuic.copy.read_through import CopySource
-
     return tuple(
         CopySource(one.name, one.address, one.settings.place_options)
         for one in session.store_settings().copies
@@ -51,7 +45,7 @@ def reading_copies(
     is_on: bool,
     is_told: bool = True,
     on_first: Callable[[str], None] = lambda _address: None,
-) -> "Iterator[Callable[[], Sequence[Taken]]]":
+) -> Iterator[Callable[[], Sequence[Taken]]]:
     """Have the store's reader take what it can't read from the copies; at the end, say so.
 
     Yields a function that returns what was taken from each copy so far.
@@ -67,8 +61,6 @@ def reading_copies(
     if not sources:
         yield tuple
         return
-    from ciuic.copy.read_through import reading_through
-
     with reading_through(store, lambda: sources, on_first) as through:
         try:
             yield through.taken
@@ -77,7 +69,7 @@ def reading_copies(
                 _print_taken(one)
 
 
-def _print_taken(one: "Taken") -> None:
+def _print_taken(one: Taken) -> None:
     where = printable(one.address)
     if one.chunks:
         more = "more than " if one.has_more else ""

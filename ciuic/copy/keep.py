@@ -42,7 +42,8 @@ class Keeping:
     ) -> None:
         self._source = source
         self._is_configured = is_configured
-        self._writes = is_configured or not is_foreign(source.path)
+        is_own = is_configured or not is_foreign(source.path)
+        self._writes = is_own and not source.header.problem_for_writers
         self._clock = clock
         self._marks = {snapshot.id: snapshot.mark for snapshot in list_snapshots(source)}
         now_ns = clock.now_ns()

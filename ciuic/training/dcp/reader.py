@@ -24,7 +24,7 @@ from ciuic.training.dcp.shards import check_bytes
 from ciuic.training.dcp.writer import tag_of
 from ciuic.training.finding import DCP, dcp_snapshots
 from ciuic.training.loading.files import StateFiles
-from ciuic.training.reading import opened_with_copies
+from ciuic.training.loading.opening import opened_with_copies
 from ciuic.training.values.arrays import rebuild
 
 __all__ = ["CiuicReader"]

@@ -14,11 +14,11 @@ from ciuic.training.loading.latest import (
     newest_state,
     read_listed,
 )
+from ciuic.training.loading.opening import opened_with_copies
 from ciuic.training.loading.places import place_finder
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.ranks.agreement import Agreement
 from ciuic.training.ranks.job import Job
-from ciuic.training.reading import opened_with_copies
 from ciuic.training.saves import Saves
 
 __all__ = ["Loads"]
