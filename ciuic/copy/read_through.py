@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ciuic.documents import Document
 from ciuic.errors import (
@@ -19,7 +19,6 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.ids import ChunkId
-from ciuic.store.place.location import PlaceOptions
 from ciuic.store.store import Store
 
 __all__ = ["CopySource", "ReadThrough", "Taken", "reading_through"]
@@ -34,12 +33,13 @@ class CopySource(NamedTuple):
     Attributes:
         name: Its name in the configuration, or its address.
         address: Its directory or URL.
-        options: How to reach it; None: as the environment says.
+        options: ``PlaceOptions``: how to reach it; None: as the environment says.
     """
 
     name: str
     address: str
-    options: PlaceOptions | None = None
+    # Any: every restore imports this module, and only copies in buckets need that class.
+    options: Any = None
 
 
 class Taken(NamedTuple):
