@@ -143,14 +143,23 @@ def print_table(
         column if isinstance(column, Column) else Column(column, number in right)
         for number, column in enumerate(header)
     ]
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [
+        row if "".join(row).isprintable() else [printable(cell) for cell in row] for row in rows
+    ]
     available = terminal_columns()
     shown = _fitted(columns, cells, available)
-    printed = []
-    for number, row in enumerate([[column.name for column in columns], *cells]):
-        for line in _lines(columns, row, shown):
-            text = line if available is None else cut_end(line, available)
-            printed.append(click.style(text, bold=True) if number == 0 and has_style() else text)
+    all_rows = [[column.name for column in columns], *cells]
+    printed = (
+        _plain_lines(columns, all_rows, shown)
+        if available is None and all("".join(row).isascii() for row in cells)
+        else [
+            line if available is None else cut_end(line, available)
+            for row in all_rows
+            for line in _lines(columns, row, shown)
+        ]
+    )
+    if has_style():
+        printed[0] = click.style(printed[0], bold=True)
     # At once: click empties the stream's buffer each time.
     click.echo("\n".join(printed))
     left_out = _left_out(columns, cells, shown)
@@ -170,6 +179,17 @@ def _left_out(
     ]
 
 
+def _plain_lines(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[tuple[int, int]]
+) -> list[str]:
+    """Return a line for each row of a table that is printed in full, and in ASCII: most are.
+
+    It takes a quarter of the time that ``_lines`` takes.
+    """
+    form = "  ".join([f"{{:{'>' if columns[at].right else '<'}{width}}}" for at, width in shown])
+    return [form.format(*row).rstrip() for row in rows]
+
+
 def _lines(
     columns: Sequence[Column], row: Sequence[str], shown: Sequence[tuple[int, int]]
 ) -> Iterator[str]:
@@ -185,6 +205,8 @@ def _lines(
 
 
 def _cell(column: Column, text: str, width: int) -> str:
+    if text.isascii() and len(text) <= width:  # most cells
+        return text.rjust(width) if column.right else text.ljust(width)
     size = display_width(text)
     if size > width and column.cut is not None:
         text = column.cut(text, width)
@@ -198,8 +220,8 @@ def _fitted(
 ) -> list[tuple[int, int]]:
     """Return the number and the width of each column that is shown."""
     widths = {
-        at: max([display_width(column.name), *[display_width(row[at]) for row in cells]])
-        for at, column in enumerate(columns)
+        at: max(map(_width_of(texts), texts))
+        for at, texts in enumerate(zip([column.name for column in columns], *cells, strict=True))
     }
     if available is None or _total(widths) <= available:
         return list(widths.items())
@@ -219,6 +241,11 @@ def _fitted(
             break
         widths[at] -= 1
     return list(widths.items())
+
+
+def _width_of(texts: Sequence[str]) -> Callable[[str], int]:
+    """Return the function that measures these texts: ``display_width``, or one that is faster."""
+    return len if "".join(texts).isascii() else display_width
 
 
 def _least(columns: Sequence[Column], widths: dict[int, int]) -> dict[int, int]:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from ciuic.errors import CiuicError, CorruptionError
 from ciuic.progress import Progress
-from ciuic.restore.older_snapshots import Fallback
 from ciuic.restore.passes import Run, open_directory, target_errors
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.selection import Selection
@@ -32,7 +31,7 @@ from ciuic.store.packs.failures import RememberFailures
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.restored import note_restored
 from ciuic.store.store import Store
-from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.buffers import collect_rarely
 from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
 
@@ -62,7 +61,7 @@ def restore(
         StoreError: The store can't be used; what was restored by then stays.
         CancelledError: ``cancelled`` turned true; each file is old or new, none is torn.
     """
-    prepare_for_bulk()
+    collect_rarely()
     began_s = clock.monotonic_s()
     selection = Selection(request.include, request.exclude)
     targets = resolve(store, manifest, request)
@@ -76,6 +75,9 @@ def restore(
     try:
         being_written = _place_all(run, targets)
         if request.fallback:
+            # Imported here: few restores need an older snapshot.
+            from ciuic.restore.older_snapshots import Fallback
+
             Fallback(run, targets).restore(being_written)
     except CiuicError as error:
         report.repaired_frames = store.reader.repaired_frames

@@ -35,7 +35,7 @@ from ciuic.store.adding import new_writer
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.restored import Restored
 from ciuic.store.store import Store
-from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.buffers import collect_rarely
 from ciuic.system.clock import Clock
 from ciuic.system.limits import raise_open_files_limit
 
@@ -63,7 +63,7 @@ def take_snapshot(
         StoreError: The store failed.
         CancelledError: ``cancelled`` returned true.
     """
-    prepare_for_bulk()
+    collect_rarely()
     run = _Run(store, request, clock, pacer)
     try:
         try:

@@ -4,13 +4,18 @@ The first access to a page costs a page fault, and on a virtual machine a second
 fresh memory was filled at 200 to 550 MB/s while the disk took 1.7 GB/s (decision 0004).
 """
 
-import ctypes
 import gc
 import mmap
 import threading
 from typing import Final
 
-__all__ = ["BufferPool", "give_back_holes", "give_back_unused", "prepare_for_bulk"]
+__all__ = [
+    "BufferPool",
+    "collect_rarely",
+    "give_back_holes",
+    "give_back_unused",
+    "prepare_for_bulk",
+]
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -20,14 +25,25 @@ _ARENAS: Final = 4
 _OBJECTS_PER_COLLECTION: Final = 100_000
 
 
+def collect_rarely() -> None:
+    """Make the garbage collector run rarely.
+
+    A hundred thousand entries have no reference cycles, and searching them took a tenth of the
+    time.
+    """
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+
+
 def prepare_for_bulk() -> None:
     """Make malloc reuse freed blocks of some MiB instead of unmapping them: mallopt(3).
 
     Freed memory is never more than was in use at once, which the callers bound. Without mallopt in
-    the C library, nothing changes. The garbage collector runs rarely: a hundred thousand entries
-    have no reference cycles, and searching them took a tenth of the time.
+    the C library, nothing changes. The garbage collector runs rarely.
     """
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    # Imported here and below: loading it takes as long as a small restore.
+    import ctypes
+
+    collect_rarely()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
@@ -41,6 +57,8 @@ def give_back_holes() -> None:
     Blocks of many lengths leave holes that no later block fits: a snapshot of 2 GiB took 190 MB of
     memory, one of 8 GiB took 240 MB. One call every few hundred MiB has no measurable cost.
     """
+    import ctypes
+
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

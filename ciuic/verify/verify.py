@@ -8,13 +8,13 @@ The report names each damaged path of a snapshot once.
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ciuic.catalog import damaged_manifests, list_snapshots
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import PathWarning, SnapshotSummary
 from ciuic.store.store import Store
-from ciuic.system.buffers import prepare_for_bulk
+from ciuic.system.buffers import collect_rarely, prepare_for_bulk
 from ciuic.system.clock import Clock
 from ciuic.verify.by_footers import Listed
 from ciuic.verify.report import VerifyReport, VerifySnapshot
@@ -22,6 +22,9 @@ from ciuic.verify.survey import SnapshotSurvey
 from ciuic.verify.tasks import OnProgress, Task, in_order
 
 __all__ = ["verify_all", "verify_snapshots"]
+
+_BULK_BYTES: Final = 16 * 1024 * 1024
+"""A smaller store is verified before more memory is of use."""
 
 
 def verify_all(
@@ -109,7 +112,7 @@ def _verify(
     progress: OnProgress | None,
     every: bool,
 ) -> VerifyReport:
-    prepare_for_bulk()
+    collect_rarely()
     began_s = clock.monotonic_s()
     chosen = list(snapshots)
     if checksum:
@@ -151,7 +154,10 @@ def _read_chunks(
     from ciuic.verify.frame_checks import Checker
 
     packs = store.pack_files()
-    with Checker(store, sum(packs.values()), progress) as checker:
+    packs_bytes = sum(packs.values())
+    if packs_bytes >= _BULK_BYTES:
+        prepare_for_bulk()
+    with Checker(store, packs_bytes, progress) as checker:
         # For a part of the snapshots, the chunk index reads less than the footers of all packs.
         listed = Listed(store, packs if every else ())
         checker.expect(numbers=listed.has_numbers or not every)

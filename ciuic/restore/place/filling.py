@@ -15,6 +15,7 @@ from ciuic.restore.place.present_files import PresentFiles
 from ciuic.restore.place.small_files import SmallFiles
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
+from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.workers import Workers
 
 __all__ = ["Filler"]
@@ -23,6 +24,8 @@ _WORKERS_MAX: Final = 8
 _GATHERED_FILES: Final = 2048
 _GATHERED_BYTES: Final = 64 * 1024 * 1024
 _COMPARED_TOGETHER: Final = 64
+_FEW: Final = 100
+"""Fewer small files are placed before more memory is of use."""
 _CLONED_TOGETHER: Final = 4
 
 
@@ -62,6 +65,8 @@ class Filler:
     def flush(self) -> None:
         """Place the files that were gathered."""
         jobs, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if len(jobs) > _FEW:
+            prepare_for_bulk()
         unsettled = self._unsettled(jobs)
         self._small.place([job for job in unsettled if not job.entry.level])
         for job in unsettled:
@@ -74,6 +79,7 @@ class Filler:
             # Imported here because a restore of small files is short.
             from ciuic.restore.place.large_files import LargeFiles
 
+            prepare_for_bulk()
             large = LargeFiles(self._run, self.files, self.present, self._workers)
             self._place_large = large.place
         return self._place_large

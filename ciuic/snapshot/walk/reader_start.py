@@ -9,6 +9,7 @@ from typing import Final, Protocol, TypeVar
 from ciuic.model import Entry
 from ciuic.snapshot.read.reader_context import ReaderContext
 from ciuic.snapshot.read.source_file import SourceFile
+from ciuic.system.buffers import prepare_for_bulk
 
 __all__ = ["LateReaders", "Readers", "Reading"]
 
@@ -88,6 +89,7 @@ class LateReaders:
             # Imported here: see the docstring of the module.
             from ciuic.snapshot.read.content_reader import ContentReader
 
+            prepare_for_bulk()
             self._readers = ContentReader(
                 self._context, workers=self._workers, memory_bytes=self._memory_bytes
             )

@@ -1,6 +1,5 @@
 """Names of files in a store, built and parsed only here. docs/format.md, "Layout"."""
 
-import os
 import re
 from typing import Final
 
@@ -81,6 +80,7 @@ TEMPORARY: Final = "tmp"
 VERDICTS: Final = "verdicts"
 
 _PREFIX: Final = "cs-"
+_JSON: Final = ".json"
 _DIGITS: Final = "0123456789abcdef"
 _HASH_DIGITS: Final = 64
 _RETIRED: Final = r"[0-9a-f]{16}-[1-9][0-9]{0,17}\.json"
@@ -107,8 +107,8 @@ def manifest_name(snapshot_id: SnapshotId) -> str:
 
 def parse_manifest_name(name: str) -> SnapshotId | None:
     """Return the snapshot of a file in ``snapshots/``; None if it is not a manifest's name."""
-    stem, extension = os.path.splitext(name)
-    return SnapshotId(stem) if extension == ".json" and is_snapshot_id(stem) else None
+    stem = name.removesuffix(_JSON)
+    return SnapshotId(stem) if stem != name and is_snapshot_id(stem) else None
 
 
 def mark_name(snapshot_id: SnapshotId, number: int) -> str:
