@@ -6,18 +6,16 @@ A completion has no place to print an error: if the store can't be read, it offe
 import contextlib
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from ciuic.cli.opening import opened
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError
 from ciuic.ids import SnapshotId, matching_ids
 from ciuic.store.store import Store
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 __all__ = ["SNAPSHOT", "known_tags", "stored_path", "trashed_id"]
 
@@ -36,16 +34,9 @@ def _session_of(context: click.Context) -> Session:
     )
 
 
-def _item(value: str, kind: str = "plain") -> "CompletionItem[str]":
-    # Imported here: every command has options that complete, and few processes do.
-    from click.shell_completion import CompletionItem
-
-    return CompletionItem(value, kind)
-
-
 def stored_path(
     context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> "list[CompletionItem[str]]":
+) -> list[CompletionItem[str]]:
     """Offer paths in the snapshot that the line names, or in the newest snapshot."""
     from ciuic.catalog import find_snapshot, latest_snapshot
     from ciuic.report.completing import continuations
@@ -55,26 +46,26 @@ def stored_path(
         found = latest_snapshot(store) if named is None else find_snapshot(store, named)
         if found is not None:
             paths = continuations(store, store.manifest(found.id), os.fsencode(incomplete))
-            return [_item(os.fsdecode(path), _PATH) for path in paths]
+            return [CompletionItem(os.fsdecode(path), _PATH) for path in paths]
     return []
 
 
 def known_tags(
     context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> "list[CompletionItem[str]]":
+) -> list[CompletionItem[str]]:
     """Offer the tags that snapshots have."""
     from ciuic.catalog import list_snapshots
 
     with contextlib.suppress(CiuicError, OSError), opened(_session_of(context)) as store:
         tags = sorted({tag for snapshot in list_snapshots(store) for tag in snapshot.tags})
         # As a path, because bash then quotes what needs quotes.
-        return [_item(tag, _PATH) for tag in tags if tag.startswith(incomplete)]
+        return [CompletionItem(tag, _PATH) for tag in tags if tag.startswith(incomplete)]
     return []
 
 
 def trashed_id(
     context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> "list[CompletionItem[str]]":
+) -> list[CompletionItem[str]]:
     """Offer the forgotten snapshots that can be brought back."""
     with contextlib.suppress(CiuicError, OSError), opened(_session_of(context)) as store:
         return _offered(store.trash.ids(), store, incomplete)
@@ -83,7 +74,7 @@ def trashed_id(
 
 def _offered(
     snapshot_ids: Iterable[SnapshotId], store: Store, incomplete: str
-) -> "list[CompletionItem[str]]":
+) -> list[CompletionItem[str]]:
     """Offer the short form of each ID that may be meant; the whole ID if that much is typed.
 
     The answer to digits without ``cs-`` is without it too: a shell keeps what is typed.
@@ -95,7 +86,7 @@ def _offered(
     for snapshot_id in matching_ids(typed, snapshot_ids):
         shown = short.get(snapshot_id, snapshot_id)
         is_enough = len(shown) - dropped >= len(typed)
-        found.append(_item((shown if is_enough else snapshot_id)[dropped:]))
+        found.append(CompletionItem[str]((shown if is_enough else snapshot_id)[dropped:]))
     return found
 
 
@@ -109,11 +100,11 @@ class _SnapshotType(click.ParamType[str]):
         ctx: click.Context,
         param: click.Parameter,  # noqa: ARG002 - the signature is click's
         incomplete: str,
-    ) -> "list[CompletionItem[str]]":
+    ) -> list[CompletionItem[str]]:
         with contextlib.suppress(CiuicError, OSError):
             with opened(_session_of(ctx)) as store:
                 ids = _offered(store.listed_ids(), store, incomplete)
-            words = [_item(word) for word in _WORDS if word.startswith(incomplete)]
+            words = [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
             return [*ids, *words]
         return []
 

@@ -6,16 +6,14 @@ the imports of ``ciuic repair``.
 
 import importlib
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 import ciuic
 from ciuic.cli.options import given, late_options, local_directory, local_file
 from ciuic.system.lean_imports import load_msgspec
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 __all__ = ["COMMANDS", "cli"]
 
@@ -102,9 +100,7 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
-        from click.shell_completion import CompletionItem
-
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         found = [
             CompletionItem(name, help=line)
             for name, line in COMMANDS.items()

@@ -15,6 +15,7 @@ from ciuic.cli.table import terminal_columns
 from ciuic.errors import UnreachableError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
+from ciuic.store.directory.leftovers import IS_DIRECTORY
 from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
 
@@ -73,18 +74,11 @@ def opened(
     with open_store(
         path, write=write, only_adds=only_adds, wait_s=wait_s, cancelled=cancelled, owner=owner
     ) as store:
-        if store.stuck:
-            _name_stuck(store)
+        for what in store.stuck.values():
+            click.echo(f"ciuic: {printable(what)}; it stays", err=True)
+        if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
+            click.echo(f"       {UnreachableError.default_hint}", err=True)
         yield store
-
-
-def _name_stuck(store: Store) -> None:
-    from ciuic.store.directory.leftovers import IS_DIRECTORY
-
-    for what in store.stuck.values():
-        click.echo(f"ciuic: {printable(what)}; it stays", err=True)
-    if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
-        click.echo(f"       {UnreachableError.default_hint}", err=True)
 
 
 @contextlib.contextmanager

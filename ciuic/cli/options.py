@@ -5,17 +5,15 @@ Nothing here imports the store: help must be instant.
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import click
+import click.parser
 from click.decorators import FC
+from click.shell_completion import CompletionItem
 
 from ciuic.errors import UsageError
 from ciuic.units import parse_duration_s, parse_size_bytes
-
-if TYPE_CHECKING:
-    from click.parser import _OptionParser
-    from click.shell_completion import CompletionItem
 
 __all__ = [
     "ShortOptionsCommand",
@@ -44,7 +42,7 @@ class ShortOptionsCommand(click.Command):
     it searches for similar names and loads ``difflib``, which takes 1 to 4 ms of every restore.
     """
 
-    def make_parser(self, ctx: click.Context) -> "_OptionParser":
+    def make_parser(self, ctx: click.Context) -> "click.parser._OptionParser":
         """Return a parser that knows short options as long ones, too."""
         parser = super().make_parser(ctx)
         # The names are click's own: without them, click is as quick as it is.
@@ -163,19 +161,15 @@ def absolute(path: str) -> bytes:
 
 def local_directory(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> "list[CompletionItem[str]]":
+) -> list[CompletionItem[str]]:
     """Let the shell complete a directory of this machine."""
-    from click.shell_completion import CompletionItem
-
     return [CompletionItem(incomplete, "dir")]
 
 
 def local_file(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> "list[CompletionItem[str]]":
+) -> list[CompletionItem[str]]:
     """Let the shell complete a file of this machine."""
-    from click.shell_completion import CompletionItem
-
     return [CompletionItem(incomplete, "file")]
 
 

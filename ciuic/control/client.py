@@ -21,7 +21,7 @@ from ciuic.store.directory.files import read_regular
 from ciuic.store.records.layout import DAEMON_LOCK
 from ciuic.system import nofollow
 from ciuic.system.clock import SystemClock
-from ciuic.system.processes import is_stopped
+from ciuic.system.workers.processes import is_stopped
 
 __all__ = ["request_done", "request_snapshot", "request_status"]
 

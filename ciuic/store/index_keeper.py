@@ -9,7 +9,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ciuic.errors import (
     ChunkMissingError,
@@ -24,14 +24,12 @@ from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.directory.ownership import has_safe_catalog, is_foreign
 from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.chunk_index import ChunkIndex, index_in_memory
 from ciuic.store.index.database import IN_MEMORY, ON_SCRATCH, IndexDamagedError
+from ciuic.store.place.packs import Packs, footer_of, walked_frames
 from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
-
-if TYPE_CHECKING:
-    from ciuic.store.format.pack import PackedFrame
-    from ciuic.store.place.packs import Packs
 
 __all__ = ["IndexKeeper"]
 
@@ -59,7 +57,7 @@ class IndexKeeper:
     def __init__(
         self,
         store_path: str,
-        packs: "Packs",
+        packs: Packs,
         write_locks: WriteLocks,
         store_id: str,
         *,
@@ -171,7 +169,7 @@ class IndexKeeper:
         except StoreFullError:
             return self._filled(IN_MEMORY, packs)
 
-    def list_pack(self, pack_id: PackId) -> "list[PackedFrame]":
+    def list_pack(self, pack_id: PackId) -> list[PackedFrame]:
         """Return the frames that a pack lists; salvage them if its footer is damaged.
 
         Raises:
@@ -323,10 +321,7 @@ class IndexKeeper:
                 index.add_pack(pack_id, size, self._frames_of(pack_id, repair=repair))
         index.settle(lambda pack_id: self._frames_of(pack_id, repair=repair))
 
-    def _frames_of(self, pack_id: PackId, *, repair: bool) -> "list[PackedFrame]":
-        # Imported here: most processes find every pack in the index.
-        from ciuic.store.place.packs import footer_of, walked_frames
-
+    def _frames_of(self, pack_id: PackId, *, repair: bool) -> list[PackedFrame]:
         try:
             pack = self._packs.open(pack_id)
         except ChunkMissingError as error:

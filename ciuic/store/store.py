@@ -7,8 +7,7 @@ Other modules have the parts of a store: ``snapshots`` (manifests, copies, trash
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +28,7 @@ from ciuic.ids import (
 from ciuic.store.directory.faults import store_faults, uncertain_commit
 from ciuic.store.directory.find import read_header, refuse_other_store, refuse_read_only
 from ciuic.store.directory.folder import Folder
+from ciuic.store.directory.leftovers import remove_leftovers
 from ciuic.store.directory.listing import pack_statuses
 from ciuic.store.directory.locks import Lock, WriteLocks
 from ciuic.store.directory.ownership import refuse_foreign
@@ -38,17 +38,15 @@ from ciuic.store.directory.reserve import renew_reserve, with_reserve
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index_keeper import IndexKeeper
+from ciuic.store.packs.reader import StoreReader
 from ciuic.store.place.keys import is_url
+from ciuic.store.place.packs import Bucket, Packs
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import Manifest, encode_manifest
 from ciuic.store.snapshots.manifests import Manifests
 from ciuic.store.snapshots.marks import Marks, recorded_marks
 from ciuic.store.snapshots.trash import Trash
 from ciuic.system import nofollow
-
-if TYPE_CHECKING:
-    from ciuic.store.packs.reader import StoreReader
-    from ciuic.store.place.packs import Bucket, Packs
 
 __all__ = ["Store", "open_in_bucket", "open_store"]
 
@@ -90,7 +88,7 @@ def open_store(
 
 @contextlib.contextmanager
 def open_in_bucket(
-    bucket: "Bucket",
+    bucket: Bucket,
     *,
     write: bool = False,
     removes: bool = False,
@@ -150,13 +148,14 @@ class Store:
         trash: Its forgotten snapshots, and the IDs of those that are gone for good.
         index_keeper: Its chunk index: rebuilding and dropping it.
         prune_mark: The mark of a prune that has not ended.
+        reader: Reads its chunks.
         writable: It is open for writing.
         session_id: Random, drawn when the store is opened; new packs have it in their names.
         stuck: Files that a killed writer left in ``tmp/`` and that cannot be removed, by their
             path in the store, with the reason. Set only for a writer.
     """
 
-    def __init__(self, path: str, bucket: "Bucket | None" = None) -> None:
+    def __init__(self, path: str, bucket: Bucket | None = None) -> None:
         with store_faults("find", path):
             # From here on, no symlink is followed.
             self.path = path = nofollow.resolved(path)
@@ -190,6 +189,7 @@ class Store:
             session_id=self.session_id,
             bucket=bucket,
         )
+        self.reader = self.new_reader(passing=False)
 
     def lock(self, access: _Access) -> None:
         """Take the locks; a writer also brings the chunk index up to date with the packs."""
@@ -210,9 +210,6 @@ class Store:
             self.manifests.files()
             with_reserve(self.path, self._make_directories)
             if is_alone:
-                # Imported here, like the code that reads chunks: a list needs neither.
-                from ciuic.store.directory.leftovers import remove_leftovers
-
                 self.stuck = remove_leftovers(self.path)
             self.index_keeper.open_for_writer(is_alone=is_alone, shut_packs=shut_packs)
             if access.only_adds:
@@ -221,8 +218,7 @@ class Store:
 
     def close(self) -> None:
         """Close everything and release the locks; harmless twice."""
-        if "reader" in vars(self):
-            self.reader.close()
+        self.reader.close()
         self.packs.close()
         self.index_keeper.close()
         if self.bucket is not None:
@@ -233,11 +229,6 @@ class Store:
                 renew_reserve(self.path)
         self._write_locks.release()
         self._read_lock.release()
-
-    @cached_property
-    def reader(self) -> "StoreReader":
-        """Reads its chunks."""
-        return self.new_reader(passing=False)
 
     @property
     def index(self) -> ChunkIndex:
@@ -409,14 +400,12 @@ class Store:
                 raise uncertain_commit(snapshot_id, "it was interrupted") from error
             raise
 
-    def new_reader(self, *, passing: bool) -> "StoreReader":
+    def new_reader(self, *, passing: bool) -> StoreReader:
         """Return another reader of this store.
 
         Args:
             passing: See ``StoreReader``.
         """
-        from ciuic.store.packs.reader import StoreReader
-
         keeper = self.index_keeper
         return StoreReader(
             self.path,
@@ -427,7 +416,7 @@ class Store:
             passing=passing,
         )
 
-    def _begin_in_bucket(self, bucket: "Bucket", *, removes: bool) -> frozenset[PackId]:
+    def _begin_in_bucket(self, bucket: Bucket, *, removes: bool) -> frozenset[PackId]:
         """Take the lease, and then look at what other machines have committed and condemned.
 
         Returns:

@@ -1,10 +1,12 @@
 """Loads a package without a module that it prefers and that costs more than it gives here."""
 
+import importlib
 import sys
 from typing import Final
 
 __all__ = ["load_msgspec"]
 
+_PACKAGE: Final = "msgspec"
 _SPARED: Final = "typing_extensions"
 
 
@@ -20,6 +22,6 @@ def load_msgspec() -> None:
     # An import of a name with this value fails: Python's reference, "The module cache".
     sys.modules[_SPARED] = None  # type: ignore[assignment]
     try:
-        import msgspec  # noqa: F401 - imported for its effect
+        importlib.import_module(_PACKAGE)
     finally:
         del sys.modules[_SPARED]

@@ -6,24 +6,20 @@ second read. It also checks frames for which a process gave no answer. ``frame_w
 of a process.
 """
 
-import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import Store
+from ciuic.system.workers.threads import Pool, Running, start_pool
 from ciuic.verify import frame_worker
 from ciuic.verify.frame_worker import HAS_NUMBERS, decode_answer, encode_batch, read_sound
 from ciuic.verify.tasks import Needed, OnProgress, Task
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    from ciuic.system.processes import Processes
 
 __all__ = ["Checker"]
 
@@ -34,6 +30,16 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 """A request to a process takes a tenth of a millisecond, as long as checking a tenth of a MiB."""
 _WORTH_BYTES: Final = 64 * 1024 * 1024
 """Smaller stores are read before a process is ready."""
+
+
+class _Processes(Protocol):
+    """The part of ``Processes`` that is used. Its module is loaded for large stores only."""
+
+    def begin(self, last: bytes) -> None: ...
+
+    def ask(self, request: bytes) -> bytes | None: ...
+
+    def close(self) -> None: ...
 
 
 class _Failures(NamedTuple):
@@ -69,10 +75,10 @@ class Checker:
         self._total_bytes = 0
         self._waiting: list[Task] = []
         self._waiting_bytes = 0
-        self._under_way: deque[Future[_Failures]] = deque()
+        self._under_way: deque[Running[_Failures]] = deque()
         self._workers = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
         self._window = _WINDOW * self._workers
-        self._started: ThreadPoolExecutor | None = None
+        self._started: Pool | None = None
         is_worth_it = packs_bytes >= _WORTH_BYTES and store.bucket is None
         self._processes = _start_processes(store) if is_worth_it else None
 
@@ -132,7 +138,7 @@ class Checker:
         needed = [Needed(chunk_id, DATA, 0, 0) for chunk_id in chunk_ids]
         if not needed:
             return
-        results = self._pool().map(_is_readable, itertools.repeat(self._store), needed)
+        results = self._pool().map(partial(_is_readable, self._store), needed)
         pairs = zip(needed, results, strict=True)
         self.bad.update([chunk.chunk_id for chunk, is_readable in pairs if not is_readable])
 
@@ -146,8 +152,8 @@ class Checker:
 
     def _submit(self) -> None:
         batch = self._next_batch()
-        task = self._pool().submit(_check_batch, self._store, self._processes, batch)
-        self._under_way.append(task)
+        check = partial(_check_batch, self._store, self._processes, batch)
+        self._under_way.append(self._pool().submit(check))
         if len(self._under_way) >= self._window:
             self._settle()
 
@@ -159,11 +165,9 @@ class Checker:
             self._progress(self.read_bytes, self._total_bytes)
         return batch
 
-    def _pool(self) -> "ThreadPoolExecutor":
+    def _pool(self) -> Pool:
         if self._started is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._started = ThreadPoolExecutor(self._workers, "verify")
+            self._started = start_pool(self._workers, "verify")
         return self._started
 
     def _settle(self) -> None:
@@ -175,14 +179,14 @@ class Checker:
         self.doubtful.update([task.number for task in failures.unsound if task.header_id])
 
 
-def _start_processes(store: Store) -> "Processes":
+def _start_processes(store: Store) -> _Processes:
     # Imported here: most stores are smaller.
-    from ciuic.system.processes import Processes
+    from ciuic.system.workers.processes import Processes
 
     return Processes(frame_worker.__name__, [store.path])
 
 
-def _check_batch(store: Store, processes: "Processes | None", batch: Sequence[Task]) -> _Failures:
+def _check_batch(store: Store, processes: _Processes | None, batch: Sequence[Task]) -> _Failures:
     """Check frames in a process, and check again here what it did not find sound."""
     answer = processes.ask(encode_batch(batch)) if processes is not None else None
     if answer is not None:

@@ -12,7 +12,7 @@ from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
 from ciuic.source.freeze.trust import FrozenRoot, open_frozen
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
-from ciuic.system.workers import Workers
+from ciuic.system.workers.threads import Workers
 from ciuic.units import counted
 from ciuic.view.chunk_plan import matching_parts, windows
 from ciuic.view.listing import walk

@@ -16,7 +16,7 @@ from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records.kinds import DATA
 from ciuic.store.records.recipe_nodes import Piece, cut, iter_pieces
 from ciuic.system.hashing import data_id
-from ciuic.system.workers import Workers
+from ciuic.system.workers.threads import Workers
 
 __all__ = ["Part", "group_by_frame", "matching_parts", "read_parts", "windows"]
 

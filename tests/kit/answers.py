@@ -1,4 +1,4 @@
-"""Functions that worker processes run in tests of ``ciuic.system.processes``."""
+"""Functions that worker processes run in tests of ``ciuic.system.workers.processes``."""
 
 import os
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.system.processes import Processes
+from ciuic.system.workers.processes import Processes
 
 ANSWERS = "tests.kit.answers"
 LAST = bytes(range(256))
@@ -135,7 +135,7 @@ def test_no_zombie_process_is_left(processes: Processes) -> None:
 def test_no_caller_waits_for_a_worker_that_hangs(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciuic.system.processes._PATIENCE_S", 0.01)
+    monkeypatch.setattr("ciuic.system.workers.processes._PATIENCE_S", 0.01)
     found = pids(processes)
     for pid in found:
         os.kill(pid, signal.SIGSTOP)
@@ -178,7 +178,7 @@ def test_workers_end_if_their_parent_is_killed() -> None:
     program = (
         "import os, sys, time\n"
         "os.sched_getaffinity = lambda _: {0, 1}\n"
-        "from ciuic.system.processes import Processes\n"
+        "from ciuic.system.workers.processes import Processes\n"
         f"processes = Processes({ANSWERS!r}, ['first', 'second'])\n"
         "processes.begin(b'')\n"
         "found = set()\n"

@@ -19,7 +19,7 @@ from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA, RECIPE, TREE
 from ciuic.store.store import open_store
 from ciuic.system.hashing import data_id
-from ciuic.system.processes import Processes
+from ciuic.system.workers.processes import Processes
 from ciuic.verify import by_footers, chunk_lookup, frame_checks, survey
 from ciuic.verify.report import VerifyReport
 from ciuic.verify.verify import verify_snapshots

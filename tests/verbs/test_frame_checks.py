@@ -15,7 +15,7 @@ from ciuic.catalog import list_snapshots
 from ciuic.errors import StoreError
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import open_store
-from ciuic.system.processes import Processes
+from ciuic.system.workers.processes import Processes
 from ciuic.verify import chunk_lookup, frame_checks
 from ciuic.verify.frame_checks import Checker
 from ciuic.verify.report import VerifyReport

@@ -16,7 +16,7 @@ from ciuic.restore.place.small_files import SmallFiles
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.freeze.interface import REFLINK_BYTES_MIN
 from ciuic.system.buffers import prepare_for_bulk
-from ciuic.system.workers import Workers
+from ciuic.system.workers.threads import Workers
 
 __all__ = ["Filler"]
 

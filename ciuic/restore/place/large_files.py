@@ -18,7 +18,7 @@ from ciuic.restore.place.target import target_faults
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.stability import same_content
 from ciuic.store.records.kinds import ALONE_BYTES
-from ciuic.system.workers import Workers
+from ciuic.system.workers.threads import Workers
 from ciuic.view.chunk_plan import Part, group_by_frame, matching_parts, read_parts, windows
 
 __all__ = ["LargeFiles"]

@@ -11,7 +11,7 @@ from ciuic.restore.place.job import Job, Pass
 from ciuic.restore.place.temporary_files import TOGETHER, TemporaryFiles
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.records.kinds import DATA, check_chunk
-from ciuic.system.workers import Workers
+from ciuic.system.workers.threads import Workers
 
 __all__ = ["SmallFiles"]
 

@@ -231,7 +231,7 @@ def _wait_for(
 
 def _busy(path: str, holder: int) -> BusyError:
     # Imported here: few commands find the store in use.
-    from ciuic.system.processes import is_stopped
+    from ciuic.system.workers.processes import is_stopped
 
     by = f" by process {holder}" if holder else ""
     message = f"the store {os.path.dirname(path)} is in use{by}"

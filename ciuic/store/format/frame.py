@@ -147,7 +147,7 @@ def encode_frame(
 
 def encode_delta_frame(
     chunk: tuple[ChunkId, bytes | memoryview],
-    bases: "Sequence[tuple[ChunkId, codec.DeltaBase]]",
+    bases: Sequence[tuple[ChunkId, codec.DeltaBase]],
     chain_cost: float,
     width: int = 0,
 ) -> tuple[Frame, bytes | memoryview] | None:

@@ -8,19 +8,17 @@ storage, and the rows of a removed pack are dropped before a writer looks up any
 import contextlib
 import struct
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.format.delta_graph import count_deltas
+from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.database import IN_MEMORY, IndexDamagedError
 from ciuic.store.index.places import ChunkPlace, Emptied, Row, rows_of
 from ciuic.store.index.records import Records
 from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.system.hashing import ID_BYTES
-
-if TYPE_CHECKING:
-    from ciuic.store.format.pack import PackedFrame
 
 __all__ = ["ChunkIndex", "index_in_memory"]
 
@@ -51,7 +49,7 @@ class ChunkIndex(Records):
 
     shut_packs: frozenset[PackId] = frozenset()
 
-    def add_pack(self, pack_id: PackId, size_bytes: int, frames: "Sequence[PackedFrame]") -> None:
+    def add_pack(self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame]) -> None:
         """Record a pack and its chunks. The pack must be durable before ``commit``.
 
         If the pack was recorded before, the new file replaces a damaged one, so its last check is
@@ -78,7 +76,7 @@ class ChunkIndex(Records):
             self._leave_shut_packs(pack_id, frames)
 
     def add_checked_pack(
-        self, pack_id: PackId, size_bytes: int, frames: "Sequence[PackedFrame]", checked_ns: int
+        self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame], checked_ns: int
     ) -> None:
         """Record a durable pack that was read and found sound at this time, and commit."""
         self.add_pack(pack_id, size_bytes, frames)
@@ -114,7 +112,7 @@ class ChunkIndex(Records):
             self._db.execute("DROP TABLE gone")
 
     def replace_places(
-        self, pack_id: PackId, frames: "Iterable[PackedFrame]", chunk_ids: Container[ChunkId]
+        self, pack_id: PackId, frames: Iterable[PackedFrame], chunk_ids: Container[ChunkId]
     ) -> None:
         """Record chunks at their places in this pack, in place of any other.
 
@@ -134,7 +132,7 @@ class ChunkIndex(Records):
         self,
         pack_id: PackId,
         size_bytes: int,
-        frames: "Iterable[PackedFrame]",
+        frames: Iterable[PackedFrame],
         emptied: Iterable[Emptied],
     ) -> None:
         """Record a pack that holds copies of the needed chunks of other packs; forget those packs.
@@ -180,7 +178,7 @@ class ChunkIndex(Records):
             for table in (*_TABLES, "again", "pack"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
 
-    def settle(self, frames_of: "Callable[[PackId], Sequence[PackedFrame]]") -> None:
+    def settle(self, frames_of: Callable[[PackId], Sequence[PackedFrame]]) -> None:
         """Choose the places of deltas again, after packs were added in any order: see ``chains``.
 
         This looks at all deltas with several copies, and not only at those of the added packs: a
@@ -211,7 +209,7 @@ class ChunkIndex(Records):
         with self._lock, self._faults():
             return dict(self._db.execute("SELECT name, size_bytes FROM pack"))
 
-    def _leave_shut_packs(self, pack_id: PackId, frames: "Sequence[PackedFrame]") -> None:
+    def _leave_shut_packs(self, pack_id: PackId, frames: Sequence[PackedFrame]) -> None:
         """Record chunks at their places in this pack if their recorded places are in shut packs.
 
         A delta with another base stays where it is: its chain could lead back to itself.

@@ -1,12 +1,10 @@
 """Places of chunks, and the rows of the chunk index that record them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ciuic.ids import ChunkId, PackId
-
-if TYPE_CHECKING:
-    from ciuic.store.format.pack import PackedFrame
+from ciuic.store.format.pack import PackedFrame
 
 __all__ = ["CheckRecord", "ChunkPlace", "DrillRecord", "Emptied", "Row", "rows_of"]
 
@@ -80,7 +78,7 @@ Row = tuple[ChunkId, int, int, int, int, int, int]
 
 
 def rows_of(
-    number: int, frames: "Iterable[PackedFrame]"
+    number: int, frames: Iterable[PackedFrame]
 ) -> tuple[list[Row], dict[Row, tuple[ChunkId, ...]]]:
     """Return the rows of a pack's chunks without base; and of its deltas, with their bases.
 
@@ -100,7 +98,7 @@ def rows_of(
     return alone, dict(deltas.values())
 
 
-def _rows(number: int, frames: "Iterable[PackedFrame]") -> Iterator[Row]:
+def _rows(number: int, frames: Iterable[PackedFrame]) -> Iterator[Row]:
     for packed in frames:
         frame, offset = packed.frame, packed.offset_bytes
         total, kind = frame.total_bytes, frame.kind

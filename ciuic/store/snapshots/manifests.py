@@ -8,7 +8,6 @@ snapshot say whether it is listed or forgotten: ``trash``.
 import contextlib
 import os
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from ciuic.errors import (
     CorruptionError,
@@ -20,6 +19,7 @@ from ciuic.errors import (
 from ciuic.ids import SnapshotId
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.listing import pack_sizes
+from ciuic.store.place.packs import Bucket
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import (
     MANIFEST_BYTES_MAX,
@@ -27,9 +27,6 @@ from ciuic.store.records.manifest import (
     decode_manifest,
 )
 from ciuic.store.snapshots.copies import ManifestCopies
-
-if TYPE_CHECKING:
-    from ciuic.store.place.packs import Bucket
 
 __all__ = ["Manifests"]
 
@@ -46,7 +43,7 @@ class Manifests:
         copies: Their copies, which are read if a manifest is damaged.
     """
 
-    def __init__(self, store_path: str, bucket: "Bucket | None" = None) -> None:
+    def __init__(self, store_path: str, bucket: Bucket | None = None) -> None:
         self.copies = ManifestCopies(store_path)
         self._bucket = bucket
         self._store_path = store_path
@@ -187,7 +184,7 @@ class Manifests:
                 return folder.mtime_ns(name)
         return 0
 
-    def _fetched(self, bucket: "Bucket", snapshot_id: SnapshotId) -> tuple[Manifest, bytes]:
+    def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId) -> tuple[Manifest, bytes]:
         """Read a manifest from the bucket, and replace this machine's copy if it differs."""
         name = layout.manifest_name(snapshot_id)
         try:

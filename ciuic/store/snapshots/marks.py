@@ -10,7 +10,7 @@ a pin, so its snapshot counts as listed and pinned until there is a newer mark.
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,11 +28,9 @@ from ciuic.model import SnapshotSummary
 from ciuic.store.directory.faults import uncertain_change
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.place.packs import Bucket
 from ciuic.store.records import layout
 from ciuic.store.records.mark import MARK_BYTES_MAX, Mark, decode_mark, encode_mark
-
-if TYPE_CHECKING:
-    from ciuic.store.place.packs import Bucket
 
 __all__ = ["Marks", "NewMark", "recorded_marks", "with_mark"]
 
@@ -72,7 +70,7 @@ class Marks:
             all.
     """
 
-    def __init__(self, store_path: str, bucket: "Bucket | None" = None) -> None:
+    def __init__(self, store_path: str, bucket: Bucket | None = None) -> None:
         self._bucket = bucket
         self._store_path = store_path
         self._folder = Folder(store_path, layout.MARKS)
@@ -261,7 +259,7 @@ class Marks:
         self._folder.make()
         return self._folder.create(name, data)
 
-    def _fetched(self, bucket: "Bucket", snapshot_id: SnapshotId, number: int) -> Mark:
+    def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId, number: int) -> Mark:
         """Read a mark from the bucket, and replace this machine's damaged copy of it."""
         name = layout.mark_name(snapshot_id, number)
         message = f"mark {number} of {snapshot_id}"

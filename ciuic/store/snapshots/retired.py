@@ -10,17 +10,15 @@ no ID is missing in between.
 import contextlib
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UnreachableError
 from ciuic.ids import SessionId, SnapshotId
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.reserve import with_reserve
+from ciuic.store.place.packs import Bucket, RecordFolder
 from ciuic.store.records import layout
 from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired, encode_retired
-
-if TYPE_CHECKING:
-    from ciuic.store.place.packs import Bucket, RecordFolder
 
 __all__ = ["Retired"]
 
@@ -39,7 +37,7 @@ class Retired:
     """
 
     def __init__(
-        self, store_path: str, session_id: SessionId, bucket: "Bucket | None" = None
+        self, store_path: str, session_id: SessionId, bucket: Bucket | None = None
     ) -> None:
         self._store_path = store_path
         self._session_id = session_id

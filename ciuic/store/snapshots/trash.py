@@ -13,7 +13,7 @@ next (docs/format.md, "Trash"):
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ciuic.errors import (
     BusyError,
@@ -27,14 +27,12 @@ from ciuic.errors import (
 from ciuic.ids import SessionId, SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.directory.faults import uncertain_commit, uncertain_forget
+from ciuic.store.place.packs import Bucket
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.records.mark import Mark
 from ciuic.store.snapshots.manifests import Manifests
 from ciuic.store.snapshots.marks import Marks, NewMark, with_mark
 from ciuic.store.snapshots.retired import Retired
-
-if TYPE_CHECKING:
-    from ciuic.store.place.packs import Bucket
 
 __all__ = ["Forgotten", "Trash"]
 
@@ -80,7 +78,7 @@ class Trash:
         *,
         known_marks: Callable[[], Mapping[SnapshotId, int]],
         session_id: SessionId,
-        bucket: "Bucket | None" = None,
+        bucket: Bucket | None = None,
     ) -> None:
         self._manifests = manifests
         self._marks = marks

@@ -30,7 +30,7 @@ _LENGTH: Final = struct.Struct("<I")
 _PROGRAM: Final = """\
 import os, sys
 sys.path[:] = {path!a}
-from ciuic.system.processes import serve
+from ciuic.system.workers.processes import serve
 serve({module!a}, {arguments!a}, {pipes!a})
 os._exit(0)
 """
@@ -165,7 +165,7 @@ def _start(
     if not os.path.basename(sys.executable or "").startswith("python"):
         return None, []
     # Last: ciuic's directory is usually on the path, and must not precede the standard library.
-    home = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
+    home = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
     children: list[_Child] = []
     pipes: list[tuple[int, int]] = []
     with contextlib.ExitStack() as theirs:

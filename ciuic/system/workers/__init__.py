@@ -1,0 +1,1 @@
+"""Other threads and processes that do parts of some work."""
