@@ -89,14 +89,14 @@ class Trees:
         else:
             found = iter_tree(self._get, node_id, directory.level)
         while entries := list(itertools.islice(found, _LISTED_MAX)):
-            self._expect_directories(entries)
+            self._look_up_directories(entries)
             yield entries
 
-    def _expect_directories(self, entries: list[Entry]) -> None:
+    def _look_up_directories(self, entries: list[Entry]) -> None:
         """Look up the trees of directories together: ``find`` reads them next."""
         below = [ChunkId(entry.content) for entry in entries if entry.is_directory]
         if len(below) > 1:
-            self._reader.expect(self._reader.places([one for one in below if one]))
+            self._reader.prepare_reads(self._reader.places([one for one in below if one]))
 
     def _leaf(self, node_id: ChunkId) -> dict[bytes, Entry]:
         found = self._leaves.get(node_id)

@@ -132,9 +132,6 @@ def test_a_thinned_curve_keeps_its_extremes_its_order_and_its_bound(count, peak,
         assert steps == sorted(steps)
 
 
-<<<<<<< HEAD
-def test_fields_in_nested_objects_are_found_and_the_loss_is_drawn_first(tmp_path):
-=======
 @settings(max_examples=30, deadline=None)
 @given(parts=st.lists(st.integers(1, 3000), min_size=1, max_size=6), back=st.booleans())
 def test_values_that_are_added_together_make_the_same_curve(parts, back):
@@ -179,8 +176,7 @@ def test_lines_that_are_decoded_together_say_what_each_says(tmp_path):
     assert (plain.first_step, plain.last_step, plain.has_times) == (0, 999, True)
 
 
-def test_fields_are_found_also_in_objects_and_the_loss_is_drawn_first(tmp_path):
->>>>>>> c87af19 (timeline, web: decode lines of a log in groups, read logs when the server starts, load no numpy there)
+def test_fields_in_nested_objects_are_found_and_the_loss_is_drawn_first(tmp_path):
     path = tmp_path / "log.jsonl"
     write(
         path, [b'{"step": 1, "lr": 1, "time": 3}', b'{"step": 2, "val": {"loss": 1}, "ok": true}']
